@@ -1,0 +1,23 @@
+"""The multi-GPU tutorial's network and training on CIFAR-10.
+
+python run_train.py --config=cifar10_cnn --data_dir=DATA --num_towers=2
+"""
+
+from towers.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        dataset="cifar10",
+        model="cnn",
+        augment="tutorial",
+        optimizer="sgd",
+        learning_rate=0.1,
+        weight_decay=0.004,
+        schedule="exponential",
+        decay_factor=0.1,
+        epochs_per_decay=350.0,
+        ema_decay=0.9999,
+        batch_size=128,
+        num_epochs=20.0,
+    )

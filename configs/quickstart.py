@@ -1,0 +1,25 @@
+"""Ten drawn shapes in a minute: a small network on the embedded data set, no download.
+
+python run_train.py --config=quickstart
+"""
+
+from towers.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        dataset="embedded",
+        model="cnn",
+        width=0.25,
+        augment="tutorial",
+        optimizer="nesterov",
+        learning_rate=0.05,
+        momentum=0.9,
+        weight_decay=0.0005,
+        schedule="cosine",
+        warmup_epochs=0.5,
+        ema_decay=0.99,
+        num_epochs=8.0,
+        log_every_steps=50,
+        summary_every_steps=300,
+    )

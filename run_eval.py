@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Evaluates the last checkpoint of a run on all test images.
+
+python run_eval.py --workdir=runs/quickstart
+"""
+
+from absl import flags
+
+from towers import config_flags, quiet_imports, watchdog
+from towers.config import check_environment, replace
+from towers.run_folder import RunFolder
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
+USE_EMA = flags.DEFINE_bool(
+    "use_ema", None, "Moving averages; by default where the run keeps them."
+)
+EVAL_INTERVAL_SECS = flags.DEFINE_float(
+    "eval_interval_secs", 0.0, "Look for new checkpoints this often; 0 for once.", 0.0
+)
+# Where an evaluation runs is its own affair, not the training's.
+config_flags.define_config_flags(
+    ["data_dir", "device", "num_towers", "strategy", "batch_size"], batch_size=500
+)
+flags.adopt_module_key_flags(config_flags)
+
+
+def main(_):
+    watchdog.exit_on_signals()
+    check_environment()
+    folder = RunFolder(WORKDIR.value)
+    own = {"device": flags.FLAGS.device, "num_towers": flags.FLAGS.num_towers}
+    own |= {"batch_size": flags.FLAGS.batch_size, "parameter_device": "cpu"}
+    config = replace(folder.stored_config(), own | config_flags.given_flags())
+    with quiet_imports():
+        from towers import evaluate
+    evaluate.evaluate(
+        config,
+        folder.path,
+        step=STEP.value,
+        use_ema=USE_EMA.value,
+        eval_interval_secs=EVAL_INTERVAL_SECS.value,
+    )
+
+
+if __name__ == "__main__":
+    config_flags.run(main)

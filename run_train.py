@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Trains an image classifier on every GPU of the machine.
+
+    python run_train.py --config=quickstart
+    python run_train.py --config=cifar10_cnn --data_dir=data --num_towers=4
+
+The same command continues a run that was stopped. See the README.
+"""
+
+import pathlib
+
+from absl import flags
+
+from towers import config_flags, quiet_imports, watchdog
+from towers.config import check_environment
+
+RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
+
+CONFIG = flags.DEFINE_string(
+    "config", None, "Recipe: a name in configs/ or the path of a Python file."
+)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder of the run; runs/<recipe> by default."
+)
+OVERWRITE = flags.DEFINE_bool(
+    "overwrite", False, "Remove what an earlier run left in the folder; start anew."
+)
+ALLOW_CHANGE = flags.DEFINE_list(
+    "allow_change", [], "Options that may differ from those the run began with."
+)
+config_flags.define_config_flags()
+flags.adopt_module_key_flags(config_flags)
+
+
+def main(_):
+    watchdog.exit_on_signals()
+    check_environment()
+    config, name, remark = config_flags.config_of_flags(
+        CONFIG.value, RECIPES, config_flags.given_flags()
+    )
+    if remark:
+        print(remark)
+    with quiet_imports():
+        from towers import train
+    train.train(
+        config,
+        WORKDIR.value or pathlib.Path("runs") / name,
+        overwrite=OVERWRITE.value,
+        allow_change=tuple(ALLOW_CHANGE.value),
+    )
+
+
+if __name__ == "__main__":
+    config_flags.run(main)

@@ -1,0 +1,486 @@
+"""The oracle: training of a small network as ONE device does it on the whole batch.
+
+NumPy in float64, written independently of the trainer: it imports nothing of it and no
+TensorFlow. The tests of every parallel strategy compare parameters, slots, moving
+averages and model state with it. One step is, in this order:
+
+ 1. forward and backward, giving the gradient of the mean cross-entropy of the batch
+    (with batch normalisation on N towers: the image-weighted mean over the towers);
+ 2. the gradient of the weight decay is added, once;
+ 3. clipping by the global norm of all that;
+ 4. the optimizer's update at the rate of the images seen before the step;
+ 5. the moving averages of the parameters.
+
+    network = [
+        layer("conv", "conv1", stride=2),
+        layer("batch_norm", "norm1"),
+        layer("relu", "relu1"),
+        layer("global_average_pool", "pool"),
+        layer("dense", "logits"),
+    ]
+    result = train(network, params, state, [(images, labels)], optimizer="momentum",
+                   learning_rate=0.1, momentum=0.9, num_towers=3)
+
+Parameters and state are ordered dicts 'layer/variable' -> array; the names of variables
+and options are the keyword arguments of the functions in `oracle_layers.LAYERS`. A bias
+is there when `params` holds one.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from oracle_layers import LAYERS, Pullback
+
+INPUT = "images"  # what the network's first layer reads, for use in `inputs`
+
+Arrays = Mapping[str, np.ndarray]
+Network = Sequence["Layer"]
+
+
+class Layer(NamedTuple):
+    """One node of the network; `inputs` names the layers it reads."""
+
+    kind: str
+    name: str
+    inputs: tuple[str, ...]
+    options: Mapping[str, Any]
+
+
+class Forward(NamedTuple):
+    """A pass through the network: the last layer's output, and how to go back."""
+
+    logits: np.ndarray
+    state: dict[str, np.ndarray]
+    tape: list[tuple[str, tuple[str, ...], Pullback | None]]
+
+
+class Batch(NamedTuple):
+    """Images [G, H, W, C], labels [G], noise {dropout layer: [G, ...]} or None."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    noise: Arrays | None = None
+
+
+class Gradients(NamedTuple):
+    """What a tower, or all of them, make of their images."""
+
+    loss: float  # mean cross-entropy, without weight decay
+    accuracy: float
+    image_losses: np.ndarray  # [images]
+    gradients: dict[str, np.ndarray]  # of `loss`, in the order of the parameters
+    state: dict[str, np.ndarray]
+
+
+class StepReport(NamedTuple):
+    """The numbers of one step; losses are those before the update."""
+
+    step: int  # the global step before the increment: 0 for the first update
+    loss: float
+    total_loss: float  # with weight decay
+    accuracy: float
+    tower_losses: list[float]  # mean cross-entropy of every tower's own images
+    tower_images: list[int]
+    learning_rate: float
+    gradient_norm: float  # with weight decay, before clipping
+
+
+@dataclasses.dataclass(frozen=True)
+class OracleResult:
+    """The canonical state after the last step, and a report of every step."""
+
+    params: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]
+    slots: dict[str, dict[str, np.ndarray]]  # slot name -> parameter name -> array
+    averages: dict[str, np.ndarray]  # empty without ema_decay
+    reports: list[StepReport]
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+    @property
+    def total_losses(self) -> list[float]:
+        return [report.total_loss for report in self.reports]
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [report.accuracy for report in self.reports]
+
+
+# The network.
+
+
+def layer(kind: str, name: str, inputs: Sequence[str] = (), **options) -> Layer:
+    """Declares a layer; without `inputs` it reads the layer declared before it."""
+    if kind not in LAYERS:
+        raise ValueError(f"no layer {kind!r}; there are {', '.join(LAYERS)}")
+    return Layer(kind, name, tuple(inputs), options)
+
+
+def check_names(network: Network, params: Arrays, state: Arrays) -> None:
+    """Refuses a name given twice, and a variable that belongs to no layer."""
+    names = [node.name for node in network]
+    if len(set(names)) != len(names) or INPUT in names:
+        raise ValueError(f"layer names are not unique: {names}")
+    for variable in (*params, *state):
+        if variable.rpartition("/")[0] not in names:
+            raise ValueError(f"{variable!r} belongs to no layer of {names}")
+
+
+def forward(
+    network: Network,
+    params: Arrays,
+    state: Arrays,
+    images: np.ndarray,
+    noise: Arrays | None = None,
+    training: bool = True,
+) -> Forward:
+    """Runs the network over images [n, H, W, C] as one device does.
+
+    `state` of the result is the new model state (the old one out of training).
+    """
+    variables: dict[str, dict[str, np.ndarray]] = {node.name: {} for node in network}
+    for full_name, array in (*params.items(), *state.items()):
+        owner, _, name = full_name.rpartition("/")
+        variables[owner][name] = array
+    values, new_state, tape = {INPUT: _float64(images)}, dict(state), []
+    previous = INPUT
+    for node in network:
+        arguments = {**node.options, **variables[node.name]}
+        if node.kind in ("batch_norm", "dropout"):
+            arguments["training"] = training
+        if node.kind == "dropout":
+            arguments["noise"] = (noise or {}).get(node.name)
+        inputs = node.inputs or (previous,)
+        done = LAYERS[node.kind](*(values[name] for name in inputs), **arguments)
+        values[node.name] = done.output
+        new_state.update({f"{node.name}/{k}": v for k, v in done.state.items()})
+        tape.append((node.name, inputs, done.pullback))
+        previous = node.name
+    return Forward(values[previous], new_state, tape)
+
+
+def backward(passed: Forward, of_logits: np.ndarray) -> dict[str, np.ndarray]:
+    """Takes the gradient of the logits back to every parameter."""
+    of_values = {passed.tape[-1][0]: of_logits}
+    gradients = {}
+    for name, inputs, pullback in reversed(passed.tape):
+        of_inputs, of_variables = pullback(of_values.pop(name))
+        gradients.update({f"{name}/{k}": v for k, v in of_variables.items()})
+        for source, gradient in zip(inputs, of_inputs, strict=True):
+            of_values[source] = of_values.get(source, 0.0) + gradient
+    return gradients
+
+
+# Loss and gradient.
+
+
+def cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, label_smoothing: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax cross-entropy of every image [n], and its gradient by logits [n, K].
+
+    The target is (1 - label_smoothing) * one-hot + label_smoothing / K.
+    """
+    num_classes = logits.shape[1]
+    target = np.full(logits.shape, label_smoothing / num_classes)
+    target[np.arange(len(labels)), labels] += 1.0 - label_smoothing
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_softmax = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return -(target * log_softmax).sum(axis=1), np.exp(log_softmax) - target
+
+
+def loss_and_gradients(
+    network: Network,
+    params: Arrays,
+    state: Arrays,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    noise: Arrays | None = None,
+    label_smoothing: float = 0.0,
+) -> Gradients:
+    """What one device computes from these images: the gradient of their mean loss."""
+    passed = forward(network, params, state, images, noise)
+    losses, of_logits = cross_entropy(passed.logits, labels, label_smoothing)
+    found = backward(passed, of_logits / len(labels))
+    return Gradients(
+        loss=float(losses.mean()),
+        accuracy=float(np.mean(passed.logits.argmax(axis=1) == labels)),
+        image_losses=losses,
+        gradients={name: found[name] for name in params},
+        state=passed.state,
+    )
+
+
+def shares(num_images: int, num_towers: int) -> list[slice]:
+    """Cuts the batch in contiguous shares; the first ones get one image more."""
+    if not 1 <= num_towers <= num_images:
+        raise ValueError(f"{num_images} images cannot be shared by {num_towers} towers")
+    size, rest = divmod(num_images, num_towers)
+    starts = [tower * size + min(tower, rest) for tower in range(num_towers + 1)]
+    return [slice(starts[tower], starts[tower + 1]) for tower in range(num_towers)]
+
+
+def tower_gradients(
+    network: Network,
+    params: Arrays,
+    state: Arrays,
+    batch: Batch,
+    num_towers: int,
+    label_smoothing: float = 0.0,
+) -> list[Gradients]:
+    """What every tower computes from its own share, all from the same old state."""
+    noise = batch.noise or {}
+    return [
+        loss_and_gradients(
+            network,
+            params,
+            state,
+            batch.images[share],
+            batch.labels[share],
+            noise={name: array[share] for name, array in noise.items()},
+            label_smoothing=label_smoothing,
+        )
+        for share in shares(len(batch.labels), num_towers)
+    ]
+
+
+def average_towers(towers: Sequence[Gradients]) -> Gradients:
+    """The mean of the towers, each weighted by its number of images."""
+    sizes = np.array([len(tower.image_losses) for tower in towers], np.float64)
+    weights = sizes / sizes.sum()
+
+    def mean(values):
+        return sum(w * value for w, value in zip(weights, values, strict=True))
+
+    def mean_of_each(maps):
+        return {name: mean([each[name] for each in maps]) for name in maps[0]}
+
+    return Gradients(
+        loss=float(mean([tower.loss for tower in towers])),
+        accuracy=float(mean([tower.accuracy for tower in towers])),
+        image_losses=np.concatenate([tower.image_losses for tower in towers]),
+        gradients=mean_of_each([tower.gradients for tower in towers]),
+        state=mean_of_each([tower.state for tower in towers]),
+    )
+
+
+def batch_gradients(
+    network: Network,
+    params: Arrays,
+    state: Arrays,
+    batch: Batch,
+    num_towers: int = 1,
+    label_smoothing: float = 0.0,
+) -> Gradients:
+    """The gradient of the whole batch that N towers should agree on.
+
+    Only batch normalisation sees the other images of its tower, so only a network with
+    it is really cut in shares; any other one is computed whole, whatever `num_towers`.
+    """
+    if not any(node.kind == "batch_norm" for node in network):
+        num_towers = 1
+    return average_towers(
+        tower_gradients(network, params, state, batch, num_towers, label_smoothing)
+    )
+
+
+def weight_decay_loss(params: Arrays, weight_decay: Mapping[str, float]) -> float:
+    """Sum over the decayed parameters of coefficient * half the sum of squares."""
+    return sum(
+        0.5 * coefficient * float(np.square(params[name]).sum())
+        for name, coefficient in weight_decay.items()
+    )
+
+
+def add_weight_decay(
+    gradients: Arrays, params: Arrays, weight_decay: Mapping[str, float]
+) -> dict[str, np.ndarray]:
+    """Adds the gradient of `weight_decay_loss`."""
+    return {
+        name: gradient + weight_decay.get(name, 0.0) * params[name]
+        for name, gradient in gradients.items()
+    }
+
+
+def global_norm(gradients: Arrays) -> float:
+    """The Euclidean norm over all entries of all arrays together."""
+    return math.sqrt(sum(float(np.square(g).sum()) for g in gradients.values()))
+
+
+def clip_by_global_norm(gradients: Arrays, clip_norm: float | None) -> dict:
+    """Scales by clip_norm / max(norm, clip_norm); None or 0 leaves all as it is."""
+    if not clip_norm:
+        return dict(gradients)
+    scale = clip_norm / max(global_norm(gradients), clip_norm)
+    return {name: gradient * scale for name, gradient in gradients.items()}
+
+
+# The update. An optimizer is update(params, gradients, slots, rate, **hyperparameters)
+# -> (params, slots); its slots start as zeros of the parameters' shapes. The rate is
+# outside the velocity: changing it does not rescale what is remembered.
+
+
+def sgd(params, gradients, slots, rate):
+    """params - rate * gradient."""
+    return {name: params[name] - rate * gradients[name] for name in params}, {}
+
+
+def momentum_sgd(params, gradients, slots, rate, *, momentum=0.9):
+    """v = momentum * v + gradient; params - rate * v."""
+    velocity = _velocity(gradients, slots, momentum)
+    moved = {name: params[name] - rate * velocity[name] for name in params}
+    return moved, {"velocity": velocity}
+
+
+def nesterov(params, gradients, slots, rate, *, momentum=0.9):
+    """v = momentum * v + gradient; params - rate * (gradient + momentum * v)."""
+    velocity = _velocity(gradients, slots, momentum)
+    moved = {
+        name: params[name] - rate * (gradients[name] + momentum * velocity[name])
+        for name in params
+    }
+    return moved, {"velocity": velocity}
+
+
+def _velocity(gradients, slots, momentum):
+    old = slots["velocity"]
+    return {name: momentum * old[name] + gradients[name] for name in gradients}
+
+
+class Optimizer(NamedTuple):
+    """An update rule and the names of the slots it keeps for every parameter."""
+
+    update: Callable
+    slot_names: tuple[str, ...]
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(sgd, ()),
+    "momentum": Optimizer(momentum_sgd, ("velocity",)),
+    "nesterov": Optimizer(nesterov, ("velocity",)),
+}
+
+
+def staircase(
+    learning_rate: float,
+    decay_factor: float,
+    num_examples: int,
+    epochs_per_decay: float,
+) -> Callable[[int], float]:
+    """The rate, as a function of the images seen, times decay_factor every period."""
+    period = num_examples * epochs_per_decay
+    return lambda images: learning_rate * decay_factor ** math.floor(images / period)
+
+
+def move_averages(
+    averages: Arrays, params: Arrays, ema_decay: float, step: int
+) -> dict[str, np.ndarray]:
+    """decay * average + (1 - decay) * parameter, the parameters being the new ones.
+
+    The decay is the tutorial's ramp min(ema_decay, (1 + step) / (10 + step)), where
+    `step` is 0 for the first update.
+    """
+    decay = min(ema_decay, (1.0 + step) / (10.0 + step))
+    return {
+        name: decay * averages[name] + (1.0 - decay) * params[name] for name in params
+    }
+
+
+# Training.
+
+
+def train(
+    network: Network,
+    params: Arrays,
+    state: Arrays,
+    batches: Iterable[Batch | tuple],
+    *,
+    optimizer: str = "sgd",
+    learning_rate: float | Callable[[int], float] = 0.1,
+    weight_decay: Mapping[str, float] | None = None,
+    label_smoothing: float = 0.0,
+    clip_norm: float | None = None,
+    ema_decay: float | None = None,
+    num_towers: int = 1,
+    first_step: int = 0,
+    slots: Mapping[str, Arrays] | None = None,
+    averages: Arrays | None = None,
+    **hyperparameters: float,
+) -> OracleResult:
+    """Takes one step per batch; what is handed in is left as it was.
+
+    Args:
+      network: layers in an order in which each reads only earlier ones; the last one
+        gives the logits.
+      params: 'layer/variable' -> array; every one of them is trained.
+      state: 'layer/moving_mean' and 'layer/moving_variance' of batch normalisation.
+      batches: (images, labels) or (images, labels, noise), all of one size G.
+      optimizer: a name of `OPTIMIZERS`; `hyperparameters` go to its update.
+      learning_rate: a number, or a function of the images seen before the update
+        (step * G), as `staircase` gives it.
+      weight_decay: parameter name -> coefficient of half its sum of squares.
+      clip_norm: bound on the global norm of the mean gradient; None or 0 for none.
+      ema_decay: keeps moving averages of the parameters; None or 0 for none.
+      num_towers: on how many towers batch normalisation is local. Give 1 for
+        synchronised batch normalisation.
+      first_step, slots, averages: where a run begins that goes on from an earlier one.
+    """
+    rule = OPTIMIZERS[optimizer]
+    weight_decay = weight_decay or {}
+    params = {name: _float64(array) for name, array in params.items()}
+    state = {name: _float64(array) for name, array in state.items()}
+    check_names(network, params, state)
+    if unknown := set(weight_decay) - set(params):
+        raise ValueError(f"weight decay on what is no parameter: {sorted(unknown)}")
+    slots = {
+        slot: {
+            name: _float64(slots[slot][name]) if slots else np.zeros_like(array)
+            for name, array in params.items()
+        }
+        for slot in rule.slot_names
+    }
+    averages = averages or params
+    averages = {name: _float64(averages[name]) for name in params if ema_decay}
+    reports: list[StepReport] = []
+    batch_size = None
+    for step, batch in enumerate(batches, start=first_step):
+        batch = Batch(*batch)
+        batch_size = batch_size or len(batch.labels)
+        if len(batch.labels) != batch_size:
+            raise ValueError(f"{len(batch.labels)} images after {batch_size}")
+        found = batch_gradients(
+            network, params, state, batch, num_towers, label_smoothing
+        )
+        gradients = add_weight_decay(found.gradients, params, weight_decay)
+        rate = learning_rate
+        if callable(learning_rate):
+            rate = float(learning_rate(step * batch_size))
+        towers = shares(batch_size, num_towers)
+        reports.append(
+            StepReport(
+                step=step,
+                loss=found.loss,
+                total_loss=found.loss + weight_decay_loss(params, weight_decay),
+                accuracy=found.accuracy,
+                tower_losses=[float(found.image_losses[t].mean()) for t in towers],
+                tower_images=[t.stop - t.start for t in towers],
+                learning_rate=rate,
+                gradient_norm=global_norm(gradients),
+            )
+        )
+        gradients = clip_by_global_norm(gradients, clip_norm)
+        params, slots = rule.update(params, gradients, slots, rate, **hyperparameters)
+        state = found.state
+        if ema_decay:
+            averages = move_averages(averages, params, ema_decay, step)
+    return OracleResult(params, state, slots, averages, reports)
+
+
+def _float64(array: np.ndarray) -> np.ndarray:
+    return np.array(array, dtype=np.float64)

@@ -1,0 +1,256 @@
+"""The layers of the oracle: NumPy, float64, forward and backward written by hand.
+
+Nothing here comes from the trainer, from TensorFlow or from automatic differentiation,
+so that an agreement with the trainer means something. Every layer is a function
+
+    layer(*inputs, **variables, **options) -> Applied(output, pullback, state)
+
+where `pullback(gradient)` takes the gradient with respect to the output and gives
+(one gradient per input, {variable: gradient}). Images are [N, H, W, C], kernels
+[height, width, C / groups, filters], padding follows TensorFlow's rule.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+Pullback = Callable[[np.ndarray], tuple[tuple[np.ndarray, ...], dict[str, np.ndarray]]]
+
+
+class Applied(NamedTuple):
+    """What a layer gives: its output, its pullback and what its state becomes."""
+
+    output: np.ndarray
+    pullback: Pullback | None
+    state: Mapping[str, np.ndarray] = {}
+
+
+def same_padding(size: int, window: int, stride: int) -> tuple[int, int]:
+    """TensorFlow's 'SAME': ceil(size / stride) outputs, an odd cell goes at the end."""
+    total = max((math.ceil(size / stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2
+
+
+def _unfold(x, window, stride, padding, fill=0.0):
+    """Gives a view [N, H', W', C, height, width] of all windows, and the padding."""
+    if padding == "same":
+        rows, columns = (
+            same_padding(size, extent, stride)
+            for size, extent in zip(x.shape[1:3], window, strict=True)
+        )
+    elif padding == "valid":
+        rows = columns = (0, 0)
+    else:
+        raise ValueError(f"padding is 'same' or 'valid', not {padding!r}")
+    x = np.pad(x, ((0, 0), rows, columns, (0, 0)), constant_values=fill)
+    windows = sliding_window_view(x, window, axis=(1, 2))[:, ::stride, ::stride]
+    return windows, (rows, columns)
+
+
+def _fold(tap_fn, shape, window, stride, pads):
+    """Adds up what the windows say of each cell: the transpose of `_unfold`.
+
+    `tap_fn(i, j)` is the gradient [N, H', W', C] of cell (i, j) of every window.
+    """
+    (top, bottom), (left, right) = pads
+    n, height, width, channels = shape
+    padded = np.zeros((n, top + height + bottom, left + width + right, channels))
+    for i in range(window[0]):
+        for j in range(window[1]):
+            tap = tap_fn(i, j)
+            rows = slice(i, i + stride * tap.shape[1], stride)
+            columns = slice(j, j + stride * tap.shape[2], stride)
+            padded[:, rows, columns] += tap
+    return padded[:, top : top + height, left : left + width]
+
+
+def conv(x, kernel, bias=None, *, stride=1, padding="same", groups=1) -> Applied:
+    """Convolution; with groups, block g of the filters sees block g of the channels."""
+    *window, depth, filters = kernel.shape
+    if depth * groups != x.shape[3] or filters % groups:
+        raise ValueError(
+            f"kernel {kernel.shape}, {groups} groups: does not fit input {x.shape}"
+        )
+    windows, pads = _unfold(x, window, stride, padding)
+    n, height, width = windows.shape[:3]
+    # One matrix per group and image, [groups, N, H' * W', taps * depth]: small products
+    # stay in one thread of BLAS, whose threads wait for each other on a busy machine.
+    matrix = windows.reshape(n, height, width, groups, depth, *window)
+    matrix = matrix.transpose(3, 0, 1, 2, 5, 6, 4)
+    matrix = matrix.reshape(groups, n, height * width, -1)
+    weights = kernel.reshape(-1, groups, filters // groups).transpose(1, 0, 2)
+    output = (matrix @ weights[:, None]).transpose(1, 2, 0, 3)
+    output = output.reshape(n, height, width, filters)
+
+    def pullback(gradient):
+        by_group = gradient.reshape(n, height * width, groups, -1)
+        by_group = by_group.transpose(2, 0, 1, 3)
+        of_kernel = (matrix.swapaxes(2, 3) @ by_group).sum(axis=1)
+        of_taps = by_group @ weights[:, None].swapaxes(2, 3)
+        of_taps = of_taps.reshape(groups, n, height, width, *window, depth)
+        of_taps = of_taps.transpose(4, 5, 1, 2, 3, 0, 6)
+        of_taps = of_taps.reshape(*window, n, height, width, groups * depth)
+        of_x = _fold(lambda i, j: of_taps[i, j], x.shape, window, stride, pads)
+        variables = {"kernel": of_kernel.transpose(1, 0, 2).reshape(kernel.shape)}
+        if bias is not None:
+            variables["bias"] = gradient.sum(axis=(0, 1, 2))
+        return (of_x,), variables
+
+    return Applied(output if bias is None else output + bias, pullback)
+
+
+def dense(x, kernel, bias=None) -> Applied:
+    """Matrix product over the last axis of [N, in]; kernel [in, out]."""
+    output = x @ kernel
+
+    def pullback(gradient):
+        variables = {"kernel": x.T @ gradient}
+        if bias is not None:
+            variables["bias"] = gradient.sum(axis=0)
+        return (gradient @ kernel.T,), variables
+
+    return Applied(output if bias is None else output + bias, pullback)
+
+
+def relu(x) -> Applied:
+    """max(x, 0), with gradient 0 at 0."""
+    return Applied(np.maximum(x, 0.0), lambda gradient: ((gradient * (x > 0.0),), {}))
+
+
+def max_pool(x, *, size, stride, padding="same") -> Applied:
+    """The first maximum of a window, in row-major order, takes the whole gradient."""
+    window = (size, size)
+    windows, pads = _unfold(x, window, stride, padding, fill=-np.inf)
+    cells = windows.reshape(*windows.shape[:4], size * size)
+    winner = cells.argmax(axis=-1)
+    output = np.take_along_axis(cells, winner[..., None], axis=-1)[..., 0]
+
+    def pullback(gradient):
+        def tap(i, j):
+            return gradient * (winner == i * size + j)
+
+        return (_fold(tap, x.shape, window, stride, pads),), {}
+
+    return Applied(output, pullback)
+
+
+def average_pool(x, *, size, stride, padding="same") -> Applied:
+    """Mean of the cells of a window; padding is not counted, as in TensorFlow."""
+    window = (size, size)
+    windows, pads = _unfold(x, window, stride, padding)
+    ones, _ = _unfold(np.ones((1, *x.shape[1:3], 1)), window, stride, padding)
+    counts = ones.sum(axis=(-2, -1))
+
+    def pullback(gradient):
+        share = gradient / counts
+        return (_fold(lambda i, j: share, x.shape, window, stride, pads),), {}
+
+    return Applied(windows.sum(axis=(-2, -1)) / counts, pullback)
+
+
+def global_average_pool(x) -> Applied:
+    """Mean over height and width: [N, H, W, C] to [N, C]."""
+    area = x.shape[1] * x.shape[2]
+
+    def pullback(gradient):
+        return (np.broadcast_to(gradient[:, None, None] / area, x.shape),), {}
+
+    return Applied(x.mean(axis=(1, 2)), pullback)
+
+
+def flatten(x) -> Applied:
+    """[N, H, W, C] to [N, H * W * C]."""
+    return Applied(
+        x.reshape(len(x), -1), lambda gradient: ((gradient.reshape(x.shape),), {})
+    )
+
+
+def add(*inputs) -> Applied:
+    """The sum of inputs of one shape, as where a residual branch ends."""
+    return Applied(sum(inputs), lambda gradient: ((gradient,) * len(inputs), {}))
+
+
+def local_response_norm(x, *, depth_radius, bias, alpha, beta) -> Applied:
+    """x / (bias + alpha * sum of x^2 over the channels within the radius)^beta.
+
+    Krizhevsky et al., 2012, in the form of `tf.nn.local_response_normalization`.
+    """
+    channel = np.arange(x.shape[-1])
+    band = (np.abs(channel[:, None] - channel) <= depth_radius).astype(np.float64)
+    scale = bias + alpha * (np.square(x) @ band)
+    power = scale**-beta
+
+    def pullback(gradient):
+        of_scale = -beta * gradient * x * power / scale
+        return (gradient * power + 2.0 * alpha * x * (of_scale @ band),), {}
+
+    return Applied(x * power, pullback)
+
+
+def batch_norm(
+    x,
+    gamma,
+    beta,
+    moving_mean,
+    moving_variance,
+    *,
+    training,
+    momentum=0.99,
+    epsilon=1e-3,
+) -> Applied:
+    """Normalises every channel by the moments of the batch it is given.
+
+    Ioffe and Szegedy, 2015; the variance is the biased one, also in the moving
+    statistics (as in Keras). Out of training it uses the moving statistics and has no
+    pullback.
+    """
+    if not training:
+        centred = (x - moving_mean) / np.sqrt(moving_variance + epsilon)
+        return Applied(gamma * centred + beta, None)
+    axes = tuple(range(x.ndim - 1))
+    mean, variance = x.mean(axis=axes), x.var(axis=axes)
+    deviation = np.sqrt(variance + epsilon)
+    normalised = (x - mean) / deviation
+
+    def pullback(gradient):
+        of_beta = gradient.sum(axis=axes)
+        of_gamma = (gradient * normalised).sum(axis=axes)
+        count = x.size // x.shape[-1]
+        through_moments = (of_beta + normalised * of_gamma) / count
+        of_x = gamma / deviation * (gradient - through_moments)
+        return (of_x,), {"gamma": of_gamma, "beta": of_beta}
+
+    state = {
+        "moving_mean": momentum * moving_mean + (1.0 - momentum) * mean,
+        "moving_variance": momentum * moving_variance + (1.0 - momentum) * variance,
+    }
+    return Applied(gamma * normalised + beta, pullback, state)
+
+
+def dropout(x, *, noise, training, rate) -> Applied:
+    """Keeps x / (1 - rate) where the given noise, uniform in [0, 1), is >= rate."""
+    if not training:
+        return Applied(x, None)
+    if noise is None or noise.shape != x.shape:
+        found = None if noise is None else noise.shape
+        raise ValueError(f"dropout needs noise of shape {x.shape}, not {found}")
+    mask = (noise >= rate) / (1.0 - rate)
+    return Applied(x * mask, lambda gradient: ((gradient * mask,), {}))
+
+
+LAYERS = {
+    "conv": conv,
+    "dense": dense,
+    "relu": relu,
+    "max_pool": max_pool,
+    "average_pool": average_pool,
+    "global_average_pool": global_average_pool,
+    "flatten": flatten,
+    "add": add,
+    "local_response_norm": local_response_norm,
+    "batch_norm": batch_norm,
+    "dropout": dropout,
+}

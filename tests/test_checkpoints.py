@@ -1,0 +1,709 @@
+"""Rows 1-4 and 6-8 of the table of faults, and what a checkpoint must hold.
+
+What is restored is compared with the arrays that were handed in, byte by byte, and the
+files with what `hashlib` and TensorFlow's own reader say about them.
+"""
+
+import builtins
+import errno
+import hashlib
+import io
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers import checkpoints
+from towers.errors import CheckpointError
+
+FILES = ["tensors.data-00000-of-00001", "tensors.index", "trainer_state.json"]
+FILES += ["MANIFEST.json"]
+DATA, INDEX, STATE, MANIFEST = FILES
+
+real_fsync = os.fsync
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch):
+    """It takes most of the time on a busy disk, and only a power cut would tell."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def example_tensors(step):
+    """Another set of values for every step; all kinds of shapes and dtypes."""
+    rng = np.random.default_rng(step)
+    return {
+        "params/conv1/kernel": rng.normal(size=(3, 3, 2, 4)).astype(np.float32),
+        "params/conv1/bias": np.array([np.nan, -0.0, np.inf, step], np.float32),
+        "slots/momentum/conv1/kernel": rng.normal(size=(3, 3, 2, 4)),
+        "state/norm.1/count of all": np.asfortranarray(rng.integers(0, 9, (2, 3))),
+        "averages/conv1/bias": rng.normal(size=4).astype(ml_dtypes.bfloat16),
+        "averages/none": np.zeros((0, 3), np.float32),
+        "state/flags": np.array([True, False, True]),
+        "step": np.array(step, np.int64),
+    }
+
+
+def assert_same(found, expected):
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert found[name].shape == tensor.shape, name
+        assert found[name].tobytes() == tensor.tobytes(), name
+
+
+def assert_restores(folder, *steps):
+    """The newest valid checkpoint is of one of these steps and holds its values."""
+    checkpoint = checkpoints.restore_latest(folder, log=lambda line: None)
+    assert checkpoint.step in steps
+    assert_same(checkpoint.tensors, example_tensors(checkpoint.step))
+    return checkpoint
+
+
+def save(folder, step):
+    return checkpoints.save(folder, step, example_tensors(step), {"images": 64 * step})
+
+
+def folder_with(folder, *steps):
+    for step in steps:
+        save(folder, step)
+    return folder
+
+
+def snapshot(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def rewrite_manifest(path):
+    """Makes the manifest fit the files, whatever they are."""
+    manifest = json.loads((path / MANIFEST).read_text())
+    for entry in manifest["files"]:
+        content = (path / entry["name"]).read_bytes()
+        entry["size"] = len(content)
+        entry["sha256"] = hashlib.sha256(content).hexdigest()
+    (path / MANIFEST).write_text(json.dumps(manifest))
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip_bit(path, place=None):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
+# ------------------------------------------------------------------ what is written
+
+
+def test_what_was_saved_is_restored_bit_for_bit_and_in_order(tmp_path):
+    path = save(tmp_path, 1200)
+    assert path == tmp_path / "step-00001200"
+    checkpoint = checkpoints.restore_latest(tmp_path, log=pytest.fail)
+    assert checkpoint.path == path and checkpoint.step == 1200
+    assert_same(checkpoint.tensors, example_tensors(1200))
+    assert checkpoint.trainer_state.pop("versions")["tensorflow"] == tf.__version__
+    assert checkpoint.trainer_state == {"images": 64 * 1200, "step": 1200}
+    assert os.listdir(tmp_path) == ["step-00001200"]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64, np.bool_]
+    + [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32],
+)
+def test_every_dtype_survives(tmp_path, dtype):
+    tensors = {"scalar": np.ones((), dtype), "vector": np.arange(2).astype(dtype)}
+    checkpoints.save(tmp_path, 0, tensors, {})
+    assert_same(checkpoints.restore_step(tmp_path, 0).tensors, tensors)
+
+
+def test_tensorflow_and_hashlib_read_the_same_files(tmp_path):
+    path = save(tmp_path, 7)
+    expected = example_tensors(7)
+    listed = dict(tf.train.list_variables(str(path / "tensors")))
+    assert listed["params/conv1/kernel/.ATTRIBUTES/VARIABLE_VALUE"] == [3, 3, 2, 4]
+    assert len(listed) == len(expected) + 1  # and TensorFlow's graph of the objects
+    key = "params/conv1/kernel/.ATTRIBUTES/VARIABLE_VALUE"
+    kernel = tf.train.load_variable(str(path / "tensors"), key)
+    assert kernel.tobytes() == expected["params/conv1/kernel"].tobytes()
+    manifest = json.loads((path / MANIFEST).read_text())
+    assert {entry["name"] for entry in manifest["files"]} == {DATA, INDEX, STATE}
+    for entry in manifest["files"]:
+        content = (path / entry["name"]).read_bytes()
+        assert entry["size"] == len(content)
+        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
+    state = json.loads((path / STATE).read_text())
+    assert state["architecture"][0] == ["params/conv1/kernel", [3, 3, 2, 4], "float32"]
+    assert [name for name, _, _ in state["architecture"]] == list(expected)
+
+
+def test_the_same_step_is_not_written_twice(tmp_path):
+    path = save(tmp_path, 3)
+    before = path.stat().st_ino, snapshot(tmp_path)
+    assert save(tmp_path, 3) == path
+    assert (path.stat().st_ino, snapshot(tmp_path)) == before
+
+
+def test_other_values_of_a_saved_step_are_refused(tmp_path):
+    save(tmp_path, 3)
+    with pytest.raises(CheckpointError, match="another tensor params/conv1/kernel"):
+        checkpoints.save(tmp_path, 3, example_tensors(4) | {"step": np.int64(3)}, {})
+    assert_restores(tmp_path, 3)
+
+
+def test_an_invalid_checkpoint_of_the_same_step_is_replaced(tmp_path):
+    folder_with(tmp_path, 2, 3)
+    flip_bit(tmp_path / "step-00000003" / DATA)
+    save(tmp_path, 3)
+    assert_restores(tmp_path, 3)
+    assert sorted(os.listdir(tmp_path)) == ["step-00000002", "step-00000003"]
+
+
+def test_everything_is_fsynced_before_the_rename_and_the_parent_after(
+    tmp_path, monkeypatch
+):
+    real_rename = os.rename
+    synced, synced_before_rename = [], []
+
+    def fsync(descriptor):
+        synced.append(os.fstat(descriptor).st_ino)
+        real_fsync(descriptor)
+
+    def rename(source, target):
+        synced_before_rename.extend(synced)
+        synced.clear()
+        real_rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    path = save(tmp_path / "checkpoints", 1)
+    written = [path, *path.iterdir()]
+    assert len(written) == 5
+    assert {p.stat().st_ino for p in written} <= set(synced_before_rename)
+    assert tmp_path.stat().st_ino in synced_before_rename  # the folder is new
+    assert path.parent.stat().st_ino in synced
+
+
+def test_what_is_read_back_wrong_is_not_committed(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    real_write = tf.train.Checkpoint.write
+
+    def write(self, prefix, options=None):
+        self.params["conv1"]["bias"].assign_add([0, 0, 0, 1])
+        return real_write(self, prefix, options)
+
+    monkeypatch.setattr(tf.train.Checkpoint, "write", write)
+    with pytest.raises(CheckpointError, match="params/conv1/bias read back differs"):
+        save(tmp_path, 2)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
+# ------------------------------------------ killed, or no room, at every operation
+
+OPERATIONS = [(os, name) for name in ("mkdir", "rename", "fsync", "open", "unlink")]
+OPERATIONS += [(os, "rmdir"), (os, "listdir"), (io, "open"), (builtins, "open")]
+OPERATIONS += [(tf.train.Checkpoint, "write")]
+
+
+class Killed(BaseException):
+    """Like a kill, it passes every `except Exception`."""
+
+
+def failing_at(monkeypatch, place, error):
+    """Raises `error` before the place-th file operation, once."""
+    count = itertools.count(1)
+
+    def wrap(operation):
+        def wrapped(*args, **kwargs):
+            if next(count) == place:
+                raise error
+            return operation(*args, **kwargs)
+
+        return wrapped
+
+    for owner, name in OPERATIONS:
+        monkeypatch.setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def start_save_and_keep(folder):
+    """What a trainer does: start, save step 3, delete the old ones."""
+    checkpoints.remove_leftovers(folder, log=lambda line: None)
+    save(folder, 3)
+    checkpoints.keep(folder, 1, log=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def busy_folder(tmp_path_factory):
+    """Steps 1 and 2, a damaged step 3 that is to be replaced, and a left-over."""
+    folder = folder_with(tmp_path_factory.mktemp("busy"), 1, 2, 3)
+    empty(folder / "step-00000003" / DATA)
+    shutil.copytree(folder / "step-00000002", folder / ".tmp-step-00000002-1")
+    return folder
+
+
+def test_killed_at_each_file_operation(tmp_path, busy_folder):  # row 2
+    for place in itertools.count(1):
+        folder = shutil.copytree(busy_folder, tmp_path / str(place))
+        with pytest.MonkeyPatch.context() as patch:
+            failing_at(patch, place, Killed())
+            try:
+                start_save_and_keep(folder)
+                break
+            except Killed:
+                pass
+        assert_restores(folder, 2, 3)
+        start_save_and_keep(folder)
+        assert_restores(folder, 3)
+        assert os.listdir(folder) == ["step-00000003"]
+    assert place > 30  # so many operations there are, or the patches do not reach them
+
+
+def test_no_room_at_each_file_operation(tmp_path, busy_folder):  # row 4
+    num_refused = 0
+    for place in itertools.count(1):
+        folder = shutil.copytree(busy_folder, tmp_path / str(place))
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with pytest.MonkeyPatch.context() as patch:
+            failing_at(patch, place, error)
+            try:
+                save(folder, 3)
+                reached = error.__traceback__ is not None
+            except CheckpointError as refused:
+                reached = True
+                num_refused += 1
+                assert "No space left" in str(refused) and str(folder) in str(refused)
+        assert_restores(folder, 2, 3)
+        left = [n for n in os.listdir(folder) if n.startswith(".tmp-step-00000003")]
+        assert not left
+        if not reached:
+            break
+    assert num_refused > 15
+
+
+# ------------------------------------------------------------------------- disk full
+
+
+def check_refusal(refused, folder, step):
+    """Row 4: the folder, the bytes needed and free, in one line."""
+    needed = sum(tensor.nbytes for tensor in example_tensors(step).values())
+    assert refused.exit_code == 4
+    assert f"cannot save step {step} in {folder}" in str(refused)
+    assert f"{needed:,} bytes" in str(refused) and "are free there" in str(refused)
+    assert "\n" not in str(refused) and "{{" not in str(refused)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small disk can be mounted only by root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  # row 4
+    """A real small disk, full at another place each time."""
+    folder = folder_with(small_disk / "checkpoints", 1)
+    num_refused = num_saved = 0
+    for num_free in range(0, 64 * 1024, 4096):
+        num_fill = shutil.disk_usage(small_disk).free - num_free
+        (small_disk / "fill").write_bytes(bytes(num_fill))
+        try:
+            save(folder, 2)
+            shutil.rmtree(folder / "step-00000002")
+            num_saved += 1
+        except CheckpointError as refused:
+            num_refused += 1
+            check_refusal(refused, folder, 2)
+            assert "No space left on device" in str(refused)
+            assert f"{num_free:,} are free there" in str(refused)
+            assert os.listdir(folder) == ["step-00000001"]
+        assert_restores(folder, 1)
+        (small_disk / "fill").unlink()
+    assert num_refused >= 4 and num_saved >= 4
+    save(folder, 2)
+    assert_restores(folder, 2)
+
+
+@pytest.mark.parametrize("max_bytes", [100, 900, 1500])
+def test_a_file_that_grows_too_large_is_refused(tmp_path, max_bytes):  # row 4
+    save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
+    try:
+        with pytest.raises(CheckpointError) as refused:
+            save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    check_refusal(refused.value, tmp_path, 2)
+    assert "File too large" in str(refused.value)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert_restores(tmp_path, 1)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(CheckpointError, match="file"):
+        save(tmp_path / "file" / "checkpoints", 2)
+
+
+# ----------------------------------------------------------------------- left-overs
+
+
+def test_leftovers_are_removed_and_their_size_logged(tmp_path):  # row 3
+    folder_with(tmp_path, 1)
+    leftover = tmp_path / ".tmp-step-00000002-4711"
+    (leftover / "tensors_temp").mkdir(parents=True)
+    (leftover / "tensors_temp" / "part").write_bytes(bytes(1000))
+    (leftover / "trainer_state.json").write_bytes(bytes(234))
+    (tmp_path / ".tmp-file").write_bytes(b"")
+    lines = []
+    checkpoints.remove_leftovers(tmp_path, log=lines.append)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+    assert len(lines) == 2
+    assert str(leftover) in lines[1] and "1,234 bytes" in lines[1]
+    checkpoints.remove_leftovers(tmp_path / "absent", log=pytest.fail)
+
+
+def test_a_leftover_of_the_same_process_id_is_no_hindrance(tmp_path):
+    leftover = tmp_path / f".tmp-step-00000002-{os.getpid()}"
+    leftover.mkdir()
+    (leftover / "stray").write_text("from a container in which every process is 1")
+    path = save(tmp_path, 2)
+    assert sorted(os.listdir(path)) == sorted(FILES)
+
+
+# --------------------------------------------------------------------------- damage
+
+
+def damage_cases():
+    sizes = r"{}: size is \d+, should be \d+"
+    for name in FILES:
+        is_manifest = name == MANIFEST
+        changed = sizes.format(name) if not is_manifest else f"{name} is not JSON"
+        yield pytest.param(name, truncate, changed, id=f"{name} truncated")
+        yield pytest.param(name, empty, changed, id=f"{name} of zero bytes")
+        missing = rf"No such file or directory: '.*/{name}'"
+        yield pytest.param(name, Path.unlink, missing, id=f"{name} missing")
+        flipped = f"{name}: sha256 is" if not is_manifest else "step-00000002: "
+        yield pytest.param(name, flip_bit, flipped, id=f"{name}, one bit flipped")
+
+
+@pytest.mark.parametrize("name, damage, reason", list(damage_cases()))
+def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
+    tmp_path, name, damage, reason
+):  # row 6
+    folder_with(tmp_path, 1, 2)
+    damage(tmp_path / "step-00000002" / name)
+    before = snapshot(tmp_path)
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoints.verify(tmp_path / "step-00000002")
+    lines = []
+    checkpoint = checkpoints.restore_latest(tmp_path, log=lines.append)
+    assert checkpoint.step == 1
+    assert_same(checkpoint.tensors, example_tensors(1))
+    assert len(lines) == 1 and "rejected" in lines[0] and "step-00000002" in lines[0]
+    assert snapshot(tmp_path) == before
+
+
+def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):  # row 6
+    path = save(tmp_path, 1)
+    original = (path / MANIFEST).read_bytes()
+    for place in range(0, len(original), 7):
+        content = bytearray(original)
+        content[place] ^= 1 << place % 8
+        (path / MANIFEST).write_bytes(content)
+        with pytest.raises(CheckpointError):
+            checkpoints.verify(path)
+    (path / MANIFEST).write_bytes(original)
+    checkpoints.verify(path)
+
+
+@pytest.mark.parametrize(
+    "name, damage",
+    [(DATA, truncate), (DATA, empty), (DATA, flip_bit), (INDEX, truncate)]
+    + [(INDEX, empty), (INDEX, flip_bit), (STATE, truncate)],
+)
+def test_what_the_manifest_cannot_tell_the_reader_does(tmp_path, name, damage):
+    folder_with(tmp_path, 1, 2)
+    damage(tmp_path / "step-00000002" / name)
+    rewrite_manifest(tmp_path / "step-00000002")
+    lines = []
+    assert checkpoints.restore_latest(tmp_path, log=lines.append).step == 1
+    assert len(lines) == 1 and "\n" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (lambda m: m["files"][0].update(name="../x"), "are not listed"),
+        (
+            lambda m: m["files"].append(dict(m["files"][0], name=f"../other/{DATA}")),
+            "outside of the folder",
+        ),
+        (
+            lambda m: m["files"].append(dict(m["files"][0], name="/etc/passwd")),
+            "outside of the folder",
+        ),
+        (lambda m: m["files"].pop(), "not listed"),
+        (lambda m: m["files"].clear(), "not listed"),
+        (lambda m: m.pop("files"), "KeyError"),
+        (lambda m: m.update(files=None), "TypeError"),
+        (lambda m: m.update(files=[["name"]]), "TypeError"),
+        (lambda m: m["files"][0].pop("sha256"), "sha256"),
+        (lambda m: m.update(format=2), "another format"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_rejected(tmp_path, change, reason):
+    path = save(tmp_path / "checkpoints", 2)
+    shutil.copytree(path, path.parent / "other")
+    manifest = json.loads((path / MANIFEST).read_text())
+    change(manifest)
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=reason):
+        checkpoints.verify(path)
+
+
+def test_a_copy_under_the_name_of_another_step_is_rejected(tmp_path):
+    save(tmp_path, 1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000005")
+    lines = []
+    assert checkpoints.restore_latest(tmp_path, log=lines.append).step == 1
+    assert "it holds step 1" in lines[0]
+
+
+@pytest.mark.parametrize("name", ["step-00000009", "step-9", "step-00000002-copy"])
+def test_empty_folders_files_and_other_names_are_rejected_not_passed_over(
+    tmp_path, name
+):
+    (tmp_path / "folder" / name).mkdir(parents=True)
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / name).write_text("")
+    for folder in (tmp_path / "folder", tmp_path / "file"):
+        with pytest.raises(CheckpointError, match=name):
+            checkpoints.restore_latest(folder, log=lambda line: None)
+        save(folder, 1)
+        assert_restores(folder, 1)
+
+
+def test_all_bad_is_an_error_with_every_reason_and_nothing_is_deleted(tmp_path):
+    """Row 7."""
+    folder_with(tmp_path, 1, 2, 3)
+    empty(tmp_path / "step-00000001" / DATA)
+    truncate(tmp_path / "step-00000002" / MANIFEST)
+    (tmp_path / "step-00000003" / INDEX).unlink()
+    before = snapshot(tmp_path)
+    lines = []
+    with pytest.raises(CheckpointError) as refused:
+        checkpoints.restore_latest(tmp_path, log=lines.append)
+    assert refused.value.exit_code == 4 and "\n" not in str(refused.value)
+    for reason in (f"{DATA}: size is 0", f"{MANIFEST} is not JSON", f"/{INDEX}'"):
+        assert reason in str(refused.value)
+    assert len(lines) == 3
+    assert snapshot(tmp_path) == before
+
+
+def test_none_only_where_there_is_no_checkpoint(tmp_path):
+    assert checkpoints.restore_latest(tmp_path / "absent") is None
+    (tmp_path / ".tmp-step-00000001-1").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    assert checkpoints.restore_latest(tmp_path) is None
+    assert checkpoints.list_steps(tmp_path / "absent") == []
+
+
+def test_one_committed_while_another_is_rejected_is_found(tmp_path):
+    """So it is for an evaluation beside a run that keeps one checkpoint."""
+    save(tmp_path, 1)
+    empty(tmp_path / "step-00000001" / DATA)
+    found = checkpoints.restore_latest(tmp_path, log=lambda line: save(tmp_path, 2))
+    assert found.step == 2
+
+
+def test_one_step_can_be_asked_for(tmp_path):
+    folder_with(tmp_path, 1, 2, 123456789)
+    assert checkpoints.list_steps(tmp_path) == [1, 2, 123456789]
+    assert_same(checkpoints.restore_step(tmp_path, 2).tensors, example_tensors(2))
+    assert_restores(tmp_path, 123456789)
+    with pytest.raises(CheckpointError, match="of step 3 .* has: 1, 2, 1234"):
+        checkpoints.restore_step(tmp_path, 3)
+
+
+# --------------------------------------------------------------------- other models
+
+MODEL = [
+    ("params/conv1/kernel", (5, 5, 3, 8), "float32"),
+    ("params/conv2/kernel", (5, 5, 8, 8), "float32"),
+    ("params/conv3/kernel", (5, 5, 8, 8), "float32"),
+    ("params/dense/kernel", (8, 10), "float32"),
+    ("step", (), "int64"),
+]
+
+
+def changed(place, *entries, drop=1):
+    return MODEL[:place] + list(entries) + MODEL[place + drop :]
+
+
+@pytest.mark.parametrize(
+    "found, reason",
+    [
+        (changed(2), "params/conv3/kernel is in the model but not"),
+        (changed(4), "step is in the model but not"),
+        (
+            changed(2, ("params/extra/kernel", (2,), "float32"), drop=0),
+            "params/extra/kernel is in the checkpoint but not",
+        ),
+        (
+            changed(5, ("params/extra/kernel", (2,), "float32")),
+            "params/extra/kernel is in the checkpoint but not",
+        ),
+        (
+            changed(1, ("params/renamed/kernel", (5, 5, 8, 8), "float32")),
+            "params/conv2/kernel is in the model but not",
+        ),
+        (
+            changed(1, ("params/conv2/kernel", (5, 5, 8, 16), "float32")),
+            r"params/conv2/kernel is float32 \[5, 5, 8, 8\] here, "
+            r"float32 \[5, 5, 8, 16\] in the checkpoint",
+        ),
+        (
+            changed(3, ("params/dense/kernel", (8, 10), "bfloat16")),
+            r"params/dense/kernel is float32 \[8, 10\] here, bfloat16 \[8, 10\]",
+        ),
+        (
+            changed(1, MODEL[2], MODEL[1], drop=2),
+            "params/conv2/kernel of the model stands where .* has params/conv3/kernel",
+        ),
+        ([], "params/conv1/kernel is in the model but not"),
+    ],
+    ids=["added", "added last", "removed", "removed last", "renamed", "widened"]
+    + ["dtype", "swapped", "empty"],
+)
+def test_a_changed_model_is_refused_by_its_first_difference(found, reason):  # row 8
+    with pytest.raises(CheckpointError, match=reason) as refused:
+        checkpoints.check_architecture(MODEL, found)
+    assert refused.value.exit_code == 4
+
+
+def test_the_same_model_passes(tmp_path):
+    save(tmp_path, 1)
+    expected = checkpoints.architecture(example_tensors(2))
+    found = checkpoints.architecture(checkpoints.restore_step(tmp_path, 1).tensors)
+    checkpoints.check_architecture(expected, found)
+    as_json = json.loads((tmp_path / "step-00000001" / STATE).read_text())
+    checkpoints.check_architecture(expected, as_json["architecture"])
+
+
+# -------------------------------------------------------------------------- keeping
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    folder_with(tmp_path, 1, 2, 3, 4, 5)
+    checkpoints.keep(tmp_path, 2, best_step=2, log=pytest.fail)
+    assert sorted(os.listdir(tmp_path)) == [f"step-0000000{i}" for i in (2, 4, 5)]
+    checkpoints.keep(tmp_path, 1, log=pytest.fail)
+    assert checkpoints.list_steps(tmp_path) == [5]
+    with pytest.raises(ValueError, match="keep_checkpoints must be 1 or more, got 0"):
+        checkpoints.keep(tmp_path, 0)
+
+
+def test_a_damaged_checkpoint_never_displaces_a_good_one(tmp_path):
+    folder_with(tmp_path, 1, 2, 3, 4)
+    empty(tmp_path / "step-00000003" / DATA)
+    empty(tmp_path / "step-00000004" / DATA)
+    lines = []
+    checkpoints.keep(tmp_path, 1, log=lines.append)
+    assert checkpoints.list_steps(tmp_path) == [2, 3, 4]
+    assert len(lines) == 2
+    assert_restores(tmp_path, 2)
+
+
+# -------------------------------------------------------------------------- kill -9
+
+# The parent imports TensorFlow and never uses it, so that it can fork children that
+# start at once; each goes on from the newest checkpoint until it is killed.
+TRAINER = """
+import os, random, signal, sys, time, traceback
+import numpy as np
+import tensorflow
+from towers import checkpoints
+
+folder, log, num_kills = sys.argv[1], sys.argv[2], 40
+
+def train(last_step):
+    checkpoints.remove_leftovers(folder, log=lambda line: None)
+    found = checkpoints.restore_latest(folder, log=sys.exit)
+    step = found.step if found else 0
+    x = found.tensors["x"] if found else np.ones(5000, np.uint32)
+    committed = open(log).read().split()
+    assert not committed or step >= int(committed[-1])
+    while step < last_step:
+        step += 1
+        x = x * 1664525 + step
+        checkpoints.save(folder, step, {"x": x}, {})
+        with open(log, "a") as f:
+            f.write(f"{step}\\n")
+        checkpoints.keep(folder, 2)
+
+def fork(last_step):
+    pid = os.fork()
+    if not pid:
+        try:
+            train(last_step)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return pid
+
+os.mkdir(folder)
+open(log, "w").close()
+random.seed(0)
+num_leftovers = 0
+for _ in range(num_kills):
+    child = fork(10**6)
+    time.sleep(random.uniform(0.1, 0.5))
+    os.kill(child, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    num_leftovers += any(n.startswith(".tmp-step") for n in os.listdir(folder))
+reached = int(open(log).read().split()[-1])
+assert os.waitpid(fork(reached + 2), 0)[1] == 0
+print(reached + 2, num_leftovers)
+"""
+
+
+@pytest.mark.slow
+def test_killed_many_times_the_values_are_those_of_an_uninterrupted_run(tmp_path):
+    """Row 1."""
+    folder = tmp_path / "checkpoints"
+    command = [sys.executable, "-c", TRAINER, str(folder), str(tmp_path / "log")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    last_step, num_leftovers = map(int, done.stdout.split())
+    assert last_step > 20 and num_leftovers > 5  # killed in saves, too
+    x = np.ones(5000, np.uint32)
+    for step in range(1, last_step + 1):
+        x = x * 1664525 + step
+    found = checkpoints.restore_latest(folder, log=pytest.fail)
+    assert found.step == last_step
+    assert found.tensors["x"].tobytes() == x.tobytes()
+    assert checkpoints.list_steps(folder) == [last_step - 1, last_step]

@@ -1,0 +1,147 @@
+"""From a Config to its parts. Lower floors take plain arguments and know no Config."""
+
+import dataclasses
+import functools
+
+import keras
+import tensorflow as tf
+
+from towers import data, losses, models, optimizers, schedules
+from towers.config import Config
+from towers.data.augment import AUGMENTS, Augment
+from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.sources import DataSet, Source
+from towers.errors import ConfigError
+from towers.parallel import STRATEGIES
+from towers.parallel.devices import Devices
+from towers.parallel.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a run is made of, beside its devices.
+
+    Attributes:
+        data: the data set as it was found.
+        train_batches: step -> batch.
+        augment: what the images go through.
+        validation: what the evaluations during training use: "validation" where a part
+            of the training set is held out, else "test"; with its source.
+        model: the network, with its initial parameters.
+        update: from the mean gradient to the next parameters.
+        num_examples: training images of an epoch.
+        total_steps: steps until `num_epochs` is reached.
+    """
+
+    data: DataSet
+    train_batches: TrainBatches
+    augment: Augment
+    validation: tuple[str, Source]
+    model: keras.Model
+    update: optimizers.Update
+    num_examples: int
+    total_steps: int
+
+    def evaluation_stream(self, source: Source, batch_size: int) -> tf.data.Dataset:
+        """Every example of a source once, as the network sees it in an evaluation."""
+        return evaluation_stream(source, self.augment, batch_size)
+
+
+def build(config: Config) -> Parts:
+    """Loads the data and builds the network and its update.
+
+    Raises:
+        DataError: the data set is not there or not what it should be.
+        ConfigError: the options do not fit the data set.
+    """
+    found = data.load(config.dataset, config.data_dir)
+    train_source, validation = found.train, ("test", found.test)
+    try:
+        augment = AUGMENTS[config.augment](
+            found.train.image_shape, found.mean, found.deviation
+        )
+        if config.validation_fraction:
+            train_source, held_out = hold_out(
+                found.train, config.validation_fraction, config.seed
+            )
+            validation = ("validation", held_out)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    model = models.create_model(
+        config.model,
+        image_shape=augment.image_shape,
+        num_classes=len(found.class_names),
+        width=config.width,
+        weight_decay=config.weight_decay,
+        precision=config.precision,
+        seed=config.seed,
+    )
+    num_examples = train_source.num_examples
+    images = config.num_epochs * num_examples
+    return Parts(
+        data=found,
+        train_batches=TrainBatches(
+            train_source,
+            augment,
+            config.seed,
+            config.batch_size,
+            models.noise_shapes(model),
+        ),
+        augment=augment,
+        validation=validation,
+        model=model,
+        update=_update(config, num_examples),
+        num_examples=num_examples,
+        total_steps=max(1, int(-(-images // config.batch_size))),
+    )
+
+
+def _update(config: Config, num_examples: int) -> optimizers.Update:
+    schedule = schedules.create_schedule(
+        config.schedule,
+        config.learning_rate,
+        num_examples=num_examples,
+        num_epochs=config.num_epochs,
+        warmup_epochs=config.warmup_epochs,
+        decay_factor=config.decay_factor,
+        epochs_per_decay=config.epochs_per_decay,
+    )
+    return optimizers.Update(
+        optimizer=optimizers.create_optimizer(
+            config.optimizer, momentum=config.momentum
+        ),
+        learning_rate_fn=lambda step: schedule(step * config.batch_size),
+        clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
+    )
+
+
+def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
+    """The strategy of the config on the chosen devices.
+
+    Raises:
+        ConfigError: there are more towers than images in a batch.
+    """
+    num_towers = len(devices.towers)
+    if num_towers > config.batch_size:
+        raise ConfigError(
+            f"batch_size={config.batch_size} with {num_towers} towers: every tower "
+            "needs an image; raise --batch_size or lower --num_towers"
+        )
+    if config.parameter_device == "gpu" and devices.kind != "GPU":
+        raise ConfigError(
+            "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
+        )
+    return STRATEGIES[config.strategy](
+        parts.model,
+        loss_fn=functools.partial(
+            losses.cross_entropy, label_smoothing=config.label_smoothing
+        ),
+        update=parts.update,
+        stream=parts.train_batches.stream,
+        batch_size=config.batch_size,
+        devices=devices.towers,
+        parameter_device=(
+            devices.towers[0] if config.parameter_device == "gpu" else "/CPU:0"
+        ),
+    )

@@ -1,0 +1,162 @@
+"""The command line: one absl flag per field of Config, and the layers of a run.
+
+A field's default is overridden by the recipe (`--config`), and that by the flags given
+on the command line. Importing this module defines the flags; it imports no TensorFlow,
+so that a wrong flag is refused at once.
+"""
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+
+from towers import config as configuration
+from towers.config import FIELDS, Config
+from towers.errors import ConfigError, TowersError
+
+# The recipe of a command without --config and without any flag.
+DEFAULT_RECIPE = "quickstart"
+
+
+_DEFINE = {
+    bool: flags.DEFINE_bool,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
+
+
+def define_config_flags(names: Iterable[str] = FIELDS, **defaults: Any) -> None:
+    """Defines one flag per field of Config, with its help, choices and default.
+
+    Args:
+        names: of the fields; all by default.
+        **defaults: where the program's default is not the field's.
+    """
+    for name in names:
+        field = FIELDS[name]
+        default = defaults.get(name, field.default)
+        help_text, choices = field.metadata["help"], field.metadata["choices"]
+        if choices:
+            flags.DEFINE_enum(name, default, choices, help_text)
+        else:
+            _DEFINE[field.type](name, default, help_text)
+
+
+def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """The fields of Config whose flags stand on the command line."""
+    return {
+        name: values[name].value
+        for name in FIELDS
+        if name in values and not values[name].using_default_value
+    }
+
+
+def load_recipe(name: str, folder: pathlib.Path) -> Config:
+    """The Config of a recipe: a name in `folder`, or the path of a Python file.
+
+    Raises:
+        ConfigError: there is no such recipe, or it gives no Config.
+    """
+    path = pathlib.Path(name) if name.endswith(".py") else folder / f"{name}.py"
+    if not path.is_file():
+        recipes = recipe_names(folder)
+        raise ConfigError(
+            f"--config={name}: there is no {path}; "
+            f"{configuration.nearest(name, recipes)}recipes: {', '.join(recipes)}"
+        )
+    # A recipe calls another by importing it from its own folder.
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (AttributeError, ImportError, NameError, SyntaxError, TypeError) as error:
+        raise ConfigError(f"{path}: {_with_nearest_option(error)}") from None
+    finally:
+        sys.path.pop(0)
+    if not isinstance(config, Config):
+        raise ConfigError(f"{path}: get_config() gave {config!r}, not a Config")
+    return config
+
+
+def recipe_names(folder: pathlib.Path) -> list[str]:
+    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def _with_nearest_option(error):
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if not unknown:
+        return error
+    near = configuration.nearest(unknown[1], list(FIELDS))
+    return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")
+
+
+def config_of_flags(
+    recipe: str | None, folder: pathlib.Path, given: dict[str, Any]
+) -> tuple[Config, str, str]:
+    """The Config of a command line.
+
+    Args:
+        recipe: the value of --config, or None.
+        folder: where recipes lie.
+        given: `given_flags`.
+
+    Returns:
+        The Config, the name of the run's default folder, and a line that says what was
+        chosen where the command did not.
+    """
+    remark = ""
+    if recipe is None and not given:
+        recipe = DEFAULT_RECIPE
+        remark = (
+            f"no --config and no flags: training the recipe {recipe}; others are "
+            f"{', '.join(name for name in recipe_names(folder) if name != recipe)}, "
+            "and --help lists the flags"
+        )
+    base = load_recipe(recipe, folder) if recipe else Config()
+    name = pathlib.Path(recipe).stem if recipe else "default"
+    return dataclasses.replace(base, **given), name, remark
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake."""
+    program = pathlib.Path(sys.argv[0]).name
+
+    def parse(argv):
+        try:
+            rest = flags.FLAGS(argv)
+            if len(rest) > 1:
+                raise flags.Error(f"{rest[1]!r} is no flag; flags begin with --")
+            return rest
+        except flags.Error as error:
+            fail(program, ConfigError(str(error).strip()))
+
+    def main_or_fail(argv):
+        try:
+            main(argv)
+        except TowersError as error:
+            fail(program, error)
+
+    logging.set_verbosity(logging.WARNING)
+    app.run(main_or_fail, flags_parser=parse)
+
+
+def fail(program: str, error: TowersError) -> None:
+    """One line on stderr, and the exit code of the error, at once.
+
+    A thread may still be inside a step that will never end, so the interpreter's own
+    orderly end is not waited for.
+    """
+    sys.stdout.flush()
+    print(f"{program}: {error}", file=sys.stderr, flush=True)
+    os._exit(error.exit_code)

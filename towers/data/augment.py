@@ -1,0 +1,134 @@
+"""From stored pixels to what the network sees, a whole batch at a time.
+
+All functions take uint8 [n, height, width, channels] and give float32. Those for
+training also take `draw(purpose, shape)`, which gives the step's random numbers,
+uniform in [0, 1); they hold no state of their own.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+Draw = Callable[[str, Sequence[int]], tf.Tensor]
+
+TUTORIAL_SIZE = 24
+PADDING = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """What a data set's images go through.
+
+    Attributes:
+        train: (images, draw) -> images, random.
+        evaluate: images -> images, the same every time.
+        image_shape: height, width, channels of what comes out.
+    """
+
+    train: Callable[[tf.Tensor, Draw], tf.Tensor]
+    evaluate: Callable[[tf.Tensor], tf.Tensor]
+    image_shape: tuple[int, int, int]
+
+
+def none(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """Mean and deviation of the training set only."""
+
+    def evaluate(images):
+        return standardize(images, mean, deviation)
+
+    return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
+
+
+def tutorial(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
+    standardised by itself; evaluation takes the centre crop."""
+    height, width, channels = image_shape
+    size = TUTORIAL_SIZE
+    if min(height, width) < size:
+        raise ValueError(
+            f"augment=tutorial crops {size}x{size} images, but the data set's are "
+            f"{height}x{width}; choose --augment=none or pad_crop_flip"
+        )
+
+    def train(images, draw):
+        n = images.shape[0]
+        images = tf.cast(crop_and_flip(images, draw, size, size), tf.float32)
+        images += 63 * (2 * draw("brightness", [n, 1, 1, 1]) - 1)
+        contrast = 0.2 + 1.6 * draw("contrast", [n, 1, 1, 1])
+        means = tf.reduce_mean(images, [1, 2], keepdims=True)
+        return tf.image.per_image_standardization((images - means) * contrast + means)
+
+    def evaluate(images):
+        top, left = (height - size) // 2, (width - size) // 2
+        images = images[:, top : top + size, left : left + size]
+        return tf.image.per_image_standardization(tf.cast(images, tf.float32))
+
+    return Augment(train, evaluate, (size, size, channels))
+
+
+def pad_crop_flip(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
+    (He et al. 2015, section 4.2)."""
+    height, width, _ = image_shape
+
+    def train(images, draw):
+        images = standardize(images, mean, deviation)
+        edges = [PADDING, PADDING]
+        images = tf.pad(images, [[0, 0], edges, edges, [0, 0]])
+        return crop_and_flip(images, draw, height, width)
+
+    def evaluate(images):
+        return standardize(images, mean, deviation)
+
+    return Augment(train, evaluate, image_shape)
+
+
+AUGMENTS = {"none": none, "tutorial": tutorial, "pad_crop_flip": pad_crop_flip}
+
+
+def standardize(
+    images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
+) -> tf.Tensor:
+    """(pixel - mean) / deviation per channel, all in units of 0..255."""
+    images = tf.cast(images, tf.float32)
+    return (images - tf.constant(mean, tf.float32)) / tf.constant(deviation, tf.float32)
+
+
+def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
+    """A window at a random place of each image, every other one mirrored.
+
+    Args:
+        images: [n, at least height, at least width, channels], any dtype.
+        draw: gives "crop" [n, 2] and "flip" [n, 1].
+        height, width: of the window.
+
+    Returns:
+        [n, height, width, channels], same dtype.
+    """
+    n, full_height, full_width, channels = images.shape
+    places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
+    # Rounding may take a product up to the count itself; the last place is then meant.
+    corners = tf.minimum(tf.floor(draw("crop", [n, 2]) * places), places - 1)
+    corners = tf.cast(corners, tf.int32)
+    rows = corners[:, :1] + tf.range(height)
+    columns = tf.where(
+        draw("flip", [n, 1]) < 0.5, tf.range(width), width - 1 - tf.range(width)
+    )
+    columns += corners[:, 1:]
+    # One gather of whole pixels costs half of a gather of rows and one of columns.
+    firsts = tf.range(n)[:, None, None] * (full_height * full_width)
+    pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
+    return tf.gather(tf.reshape(images, [-1, channels]), pixels)

@@ -1,0 +1,152 @@
+"""A batch is a pure function of (seed, step).
+
+The stream of examples is endless: position p is place p mod N of epoch p div N, and the
+order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G). So
+there is no iterator whose state would have to be saved, and nothing here knows how many
+towers there are.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data import randomness
+from towers.data.augment import Augment
+from towers.data.sources import Source, Subset
+
+Batch = dict[str, tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainBatches:
+    """The batches of a training run.
+
+    Attributes:
+        source: the training examples.
+        augment: what their images go through.
+        seed: of the order and of all random numbers.
+        batch_size: images of one step over all towers, G.
+        noise_shapes: per dropout layer, the name of its noise and the shape of one
+            image's.
+    """
+
+    source: Source
+    augment: Augment
+    seed: int
+    batch_size: int
+    noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def __call__(self, step: tf.Tensor) -> Batch:
+        """The batch of a step.
+
+        Args:
+            step: int64 scalar, 0 for the first.
+
+        Returns:
+            "images" float32 [G, height, width, channels], "labels" int32 [G], and the
+            noise of each dropout layer, float32 [G, ...].
+        """
+        return self._process(step, *self.source.read(self.indices(step)))
+
+    def indices(self, step: tf.Tensor) -> tf.Tensor:
+        """int64 [G]: which examples step number `step` takes."""
+        length, size = self.source.num_examples, self.batch_size
+        positions = step * size + tf.range(size, dtype=tf.int64)
+        first_epoch = positions[0] // length
+        most_epochs = (size - 2) // length + 2
+        orders = tf.stack([self._order(first_epoch + k) for k in range(most_epochs)])
+        places = tf.stack([positions // length - first_epoch, positions % length], 1)
+        return tf.gather_nd(orders, places)
+
+    def stream(self, first_step: int) -> tf.data.Dataset:
+        """The batches of all steps from `first_step` on, read ahead by `tf.data`.
+
+        Reading, processing and whatever consumes the stream overlap.
+        """
+        steps = tf.data.Dataset.counter(first_step)
+        batches = tf.data.Dataset.zip(steps, self._index_stream(first_step))
+        batches = batches.map(
+            lambda step, indices: (step, *self.source.read(indices)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        batches = batches.map(self._process, num_parallel_calls=tf.data.AUTOTUNE)
+        return batches.prefetch(2)
+
+    def _index_stream(self, first_step):
+        """`indices` for every step, at the cost of one shuffle an epoch."""
+        length = self.source.num_examples
+        first_epoch, done = divmod(first_step * self.batch_size, length)
+
+        def rest_of_epoch(epoch):
+            return self._order(epoch)[tf.where(epoch == first_epoch, done, 0) :]
+
+        epochs = tf.data.Dataset.counter(first_epoch).map(rest_of_epoch)
+        return epochs.rebatch(self.batch_size, drop_remainder=True)
+
+    def _order(self, epoch):
+        return randomness.permutation(
+            self.seed, "order", epoch, self.source.num_examples
+        )
+
+    def _process(self, step, images, labels):
+        def draw(purpose, shape):
+            return randomness.uniform(self.seed, purpose, step, shape)
+
+        size = self.batch_size
+        images = tf.ensure_shape(images, [size, *self.source.image_shape])
+        batch = {
+            "images": self.augment.train(images, draw),
+            "labels": tf.ensure_shape(labels, [size]),
+        }
+        for name, shape in self.noise_shapes.items():
+            batch[name] = draw(name, [size, *shape])
+        return batch
+
+
+def evaluation_stream(
+    source: Source, augment: Augment, batch_size: int
+) -> tf.data.Dataset:
+    """Every example exactly once, in order, in batches of one shape.
+
+    The last batch is filled up with example 0; "weights", float32 [batch_size], is 1
+    for an example that counts and 0 for one that fills.
+    """
+    length = source.num_examples
+
+    def read(first):
+        positions = first + tf.range(batch_size, dtype=tf.int64)
+        counts = positions < length
+        images, labels = source.read(tf.where(counts, positions, 0))
+        return images, labels, counts
+
+    def process(images, labels, counts):
+        images = tf.ensure_shape(images, [batch_size, *source.image_shape])
+        return {
+            "images": augment.evaluate(images),
+            "labels": tf.ensure_shape(labels, [batch_size]),
+            "weights": tf.cast(counts, tf.float32),
+        }
+
+    batches = tf.data.Dataset.range(0, length, batch_size)
+    batches = batches.map(read, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = batches.map(process, num_parallel_calls=tf.data.AUTOTUNE)
+    return batches.prefetch(2)
+
+
+def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
+    """Splits a source by chance into the rest and a fraction that is held out."""
+    order = randomness.permutation(
+        seed, "hold_out", tf.constant(0), source.num_examples
+    ).numpy()
+    count = round(fraction * source.num_examples)
+    if not 0 < count < source.num_examples:
+        raise ValueError(
+            f"validation_fraction={fraction} of {source.num_examples} images leaves "
+            "nothing on one side"
+        )
+    held_out, rest = np.sort(order[:count]), np.sort(order[count:])
+    return Subset(source, rest), Subset(source, held_out)

@@ -1,0 +1,137 @@
+"""Evaluation of a run's checkpoints: every test image exactly once."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from towers import build, checkpoints
+from towers import config as configuration
+from towers.config import Config
+from towers.errors import CheckpointError, ConfigError
+from towers.parallel import devices as parallel_devices
+from towers.parallel.strategy import Strategy
+from towers.run_folder import RunFolder
+from towers.summaries import Board, say
+
+
+def accuracy(
+    strategy: Strategy, batches: Iterable, use_averages: bool
+) -> dict[str, float]:
+    """Counts of the strategy's `evaluate`, with "accuracy" and the mean "loss"."""
+    counts = strategy.evaluate(batches, use_averages)
+    return {
+        "accuracy": counts["correct"] / counts["images"],
+        "loss": counts["loss"] / counts["images"],
+        "correct": int(counts["correct"]),
+        "images": int(counts["images"]),
+    }
+
+
+def evaluate(
+    config: Config,
+    workdir: str | os.PathLike,
+    *,
+    step: int = 0,
+    use_ema: bool | None = None,
+    eval_interval_secs: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict:
+    """Evaluates the last checkpoint of a run on all test images and reports it.
+
+    Args:
+        config: the run's, with the device, towers, strategy and batch size of the
+            evaluation.
+        workdir: the run's folder.
+        step: evaluate this checkpoint instead of the last.
+        use_ema: moving averages (True) or raw parameters (False); by default averages
+            where the run keeps them.
+        eval_interval_secs: look for a new checkpoint this often until the run's last
+            step is evaluated; 0 evaluates once.
+        sleep: waits for some seconds.
+
+    Returns:
+        What was written to `result.json` last.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or none that is valid and fits.
+    """
+    configuration.check_environment()
+    folder = RunFolder(workdir)
+    if use_ema is None:
+        use_ema = config.ema_decay > 0
+    if use_ema and config.ema_decay == 0:
+        raise ConfigError("use_ema, but this run keeps no averages: its ema_decay is 0")
+    devices = parallel_devices.configure(
+        _free_device(config.device, folder), config.num_towers
+    )
+    for remark in devices.remarks:
+        say(remark)
+    parts = build.build(config)
+    strategy = build.create_strategy(config, parts, devices)
+    stream = parts.evaluation_stream(parts.data.test, config.batch_size)
+    board = Board(folder.tensorboard, "eval")
+    expected = checkpoints.architecture(strategy.state())
+    result = {}
+    while True:
+        checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
+        if checkpoint and checkpoint.step != result.get("step"):
+            checkpoints.check_architecture(
+                expected, checkpoints.architecture(checkpoint.tensors)
+            )
+            strategy.load(checkpoint.tensors)
+            counts = accuracy(strategy, stream, use_ema)
+            result = _result(checkpoint, counts)
+            kind = "accuracy_averaged" if use_ema else "accuracy"
+            board.scalars(checkpoint.step, {kind: counts["accuracy"]})
+            folder.write(folder.result, json.dumps(result, indent=2) + "\n")
+            say(
+                f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
+                f"({counts['correct']} of {counts['images']})"
+            )
+        if eval_interval_secs == 0 or result.get("step", 0) >= parts.total_steps:
+            return result
+        sleep(eval_interval_secs)
+
+
+def _checkpoint(folder, step, wait):
+    """The checkpoint to evaluate; None where there is none yet and we may wait."""
+    if step:
+        return checkpoints.restore_step(folder.checkpoints, step)
+    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+    if checkpoint is None and not wait:
+        raise CheckpointError(
+            f"{folder.checkpoints} holds no checkpoint yet; train first, or wait with "
+            "--eval_interval_secs"
+        )
+    return checkpoint
+
+
+def _free_device(device, folder):
+    """The device, or the CPU where a training run holds the GPUs."""
+    holder = folder.holder()
+    if device == "auto" and holder and holder.get("device") == "GPU":
+        say(
+            f"process {holder.get('pid', '?')} trains this run on the GPUs, so the "
+            "evaluation runs on the CPU"
+        )
+        return "cpu"
+    return device
+
+
+def _result(checkpoint, counts):
+    trainer_state = checkpoint.trainer_state
+    timed_secs = trainer_state["timed_secs"]
+    images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
+    return {
+        "step": checkpoint.step,
+        "images": trainer_state["images_seen"],
+        "test_accuracy": counts["accuracy"],
+        "test_correct": counts["correct"],
+        "test_images": counts["images"],
+        "test_loss": counts["loss"],
+        "train_secs": trainer_state["train_secs"],
+        "images_per_sec": trainer_state["timed_steps"] * images_per_step / timed_secs
+        if timed_secs
+        else None,
+    }

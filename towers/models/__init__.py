@@ -1,0 +1,104 @@
+"""The networks: single-device Keras Functional models of elementary, named layers.
+
+A network knows no device, no seed and no precision: `create_model` settles these for
+every network in the same way. Weight decay is the `kernel_regularizer` of the layers
+that a network marks.
+"""
+
+import contextlib
+import zlib
+
+import keras
+import tensorflow as tf
+
+from towers.models import cnn
+
+MODELS = {"cnn": cnn.create_model}
+
+IMAGES = "images"
+
+_POLICIES = {
+    "float32": "float32",
+    "float64": "float64",
+    "bfloat16": "mixed_bfloat16",
+}
+
+
+def create_model(
+    name: str,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float = 1.0,
+    weight_decay: float = 0.0,
+    precision: str = "float32",
+    seed: int = 0,
+) -> keras.Model:
+    """Builds a network on the CPU with parameters that depend on the seed alone.
+
+    Args:
+        name: a key of MODELS.
+        image_shape: height, width, channels.
+        num_classes: number of logits.
+        width: factor on the channels of every layer.
+        weight_decay: coefficient of half the sum of squares of the marked kernels.
+        precision: float32, bfloat16 (compute only; parameters are float32) or float64.
+        seed: of the initial parameters.
+
+    Returns:
+        A Functional model from images [n, *image_shape] (and one noise tensor per
+        dropout layer) to logits [n, num_classes].
+    """
+    with keras_settings(_POLICIES[precision]), tf.device("CPU:0"):
+        model = MODELS[name](
+            image_shape=image_shape,
+            num_classes=num_classes,
+            width=width,
+            regularizer=keras.regularizers.L2(0.5 * weight_decay)
+            if weight_decay
+            else None,
+        )
+        initialize(model, seed)
+    return model
+
+
+@contextlib.contextmanager
+def keras_settings(policy: str = "float32"):
+    """Keras' global settings fixed while a model is built, whatever keras.json says."""
+    before = (
+        keras.config.dtype_policy(),
+        keras.config.floatx(),
+        keras.config.image_data_format(),
+    )
+    keras.config.set_floatx("float32")
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[1])
+        keras.config.set_image_data_format(before[2])
+        keras.config.set_dtype_policy(before[0])
+
+
+def initialize(model: keras.Model, seed: int) -> None:
+    """Draws every kernel anew from its layer's own initialiser and (seed, layer name).
+
+    Keras draws initial values from a global generator; two networks built in one
+    process would otherwise differ.
+    """
+    for layer in model.layers:
+        initializer = getattr(layer, "kernel_initializer", None)
+        if initializer is None or "seed" not in initializer.get_config():
+            continue
+        layer_seed = zlib.crc32(f"{seed}/{layer.name}".encode()) & 0x7FFFFFFF
+        settings = initializer.get_config() | {"seed": layer_seed}
+        drawn = type(initializer).from_config(settings)(
+            layer.kernel.shape, layer.kernel.dtype
+        )
+        layer.kernel.assign(drawn)
+
+
+def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
+    """The inputs beside the images: per dropout layer, name -> shape of one image's."""
+    return {x.name: tuple(x.shape[1:]) for x in model.inputs if x.name != IMAGES}

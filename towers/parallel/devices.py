@@ -1,0 +1,118 @@
+"""Which devices the towers run on."""
+
+import dataclasses
+import importlib.metadata
+import pathlib
+import re
+import warnings
+
+import tensorflow as tf
+
+from towers.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """What was found and chosen.
+
+    Attributes:
+        kind: "CPU" or "GPU".
+        towers: one device name per tower, such as "/GPU:1".
+        remarks: lines for the start banner.
+    """
+
+    kind: str
+    towers: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+
+def configure(device: str, num_towers: int) -> Devices:
+    """Chooses the towers' devices and sets TensorFlow up for them.
+
+    Call it once, before TensorFlow first computes: CPU towers are logical devices,
+        which
+    TensorFlow cannot make later.
+
+    Args:
+        device: auto (GPUs where there are any), cpu or gpu.
+        num_towers: 0 for one tower per GPU, or one CPU tower.
+
+    Raises:
+        ConfigError: there are fewer devices than were asked for.
+    """
+    gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
+    unused = "" if gpus else unused_gpu()
+    if device == "gpu" and not gpus:
+        raise ConfigError(
+            "device=gpu: TensorFlow sees no GPU"
+            + (f"; {unused}" if unused else "; use --device=cpu or --device=auto")
+        )
+    if not gpus:
+        remarks = []
+        if device == "auto":
+            remarks.append("TensorFlow sees no GPU, so the towers run on the CPU")
+        if device == "auto" and unused:
+            remarks.append(unused)
+        names = _logical_cpus(num_towers or 1)
+        return Devices("CPU", names, tuple(remarks))
+    if num_towers > len(gpus):
+        raise ConfigError(
+            f"num_towers={num_towers} with {len(gpus)} GPU(s): one tower runs on one "
+            "GPU; lower --num_towers or use --device=cpu"
+        )
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    return Devices("GPU", tuple(f"/GPU:{i}" for i in range(num_towers or len(gpus))))
+
+
+def _logical_cpus(count):
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu)
+    if not configured or len(configured) < count:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+            )
+        except RuntimeError:
+            raise ConfigError(
+                f"num_towers={count} with {len(configured or [0])} logical CPU "
+                "device(s): TensorFlow has made its devices already and cannot make "
+                "more in this process"
+            ) from None
+    return tuple(f"/CPU:{i}" for i in range(count))
+
+
+def unused_gpu() -> str:
+    """Says what is missing where the driver sees a GPU but TensorFlow does not."""
+    gpus = pathlib.Path("/proc/driver/nvidia/gpus")
+    count = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    if not count:
+        return ""
+    missing = missing_cuda_packages()
+    if missing:
+        way_out = f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
+    else:
+        way_out = "its CUDA packages are installed, so look at the driver's version"
+    return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {way_out}"
+
+
+def missing_cuda_packages() -> list[str]:
+    """Packages of tensorflow[and-cuda] that are not installed."""
+    missing = []
+    for requirement in importlib.metadata.requires("tensorflow") or []:
+        if "and-cuda" not in requirement:
+            continue
+        name = re.match(r"[\w.-]+", requirement)[0]
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return missing
+
+
+def enable_determinism() -> None:
+    """Kernels that repeat bit for bit, and no TF32 rounding, on GPUs as well."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tf.config.experimental.enable_op_determinism()
+        tf.config.experimental.enable_tensor_float_32_execution(False)

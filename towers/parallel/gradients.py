@@ -1,0 +1,94 @@
+"""Cutting a batch into the towers' shares, and putting their gradients together."""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+# A tower's gradients: (gradient, name of its parameter) in the order of the parameters.
+TowerGradients = Sequence[tuple[tf.Tensor | None, str]]
+
+
+def shares(batch_size: int, num_towers: int) -> list[int]:
+    """Images per tower; where the batch does not divide, the first take one more."""
+    least, more = divmod(batch_size, num_towers)
+    return [least + (tower < more) for tower in range(num_towers)]
+
+
+def split_batch(
+    batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
+) -> list[dict[str, tf.Tensor]]:
+    """Cuts every tensor of a batch along its first axis into pieces of `sizes`."""
+    pieces = {name: tf.split(value, list(sizes)) for name, value in batch.items()}
+    return [
+        {name: piece[tower] for name, piece in pieces.items()}
+        for tower in range(len(sizes))
+    ]
+
+
+def average_gradients(
+    tower_grads: Sequence[TowerGradients], weights: Sequence[float] | None = None
+) -> list[tuple[tf.Tensor, str]]:
+    """The gradient of the mean loss over the whole batch.
+
+    Args:
+        tower_grads: per tower, the gradients of its own mean loss, with the names of
+            their parameters. Every tower lists the same parameters.
+        weights: per tower, its share of the images, adding up to 1; equal by default.
+
+    Returns:
+        (mean gradient, name), in the order of the first tower.
+
+    Raises:
+        ValueError: a gradient is missing, or the towers' lists differ.
+    """
+    if weights is None:
+        weights = [1 / len(tower_grads)] * len(tower_grads)
+    if len(weights) != len(tower_grads):
+        raise ValueError(f"{len(tower_grads)} towers but {len(weights)} weights")
+    averages = []
+    for of_one_parameter in zip(*tower_grads, strict=True):
+        gradients, names = zip(*of_one_parameter, strict=True)
+        if len(set(names)) != 1:
+            raise ValueError(
+                f"the towers list different parameters: {sorted(set(names))}"
+            )
+        for tower, gradient in enumerate(gradients):
+            if gradient is None:
+                raise ValueError(
+                    f"tower {tower} has no gradient for {names[0]}: the loss does not "
+                    "depend on it"
+                )
+        averages.append((weighted_mean(gradients, weights), names[0]))
+    return averages
+
+
+def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
+    """The sum of weight * tensor, the weights adding up to 1; one comes back as is."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return tf.add_n(
+        [
+            tensor * tf.constant(weight, tensor.dtype)
+            for tensor, weight in zip(tensors, weights, strict=True)
+        ]
+    )
+
+
+def average_states(
+    tower_states: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
+) -> list[tf.Tensor]:
+    """The towers' new model states, averaged; entries that are not floats must agree
+    and are taken from the first tower."""
+    return [
+        weighted_mean(states, weights) if states[0].dtype.is_floating else states[0]
+        for states in zip(*tower_states, strict=True)
+    ]
+
+
+def squared_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of squares of all elements of all gradients, a scalar.
+
+    It is finite where every element is (and smaller than 1e19 in float32), so one
+    number says whether a tower's gradients can be used.
+    """
+    return 2 * tf.add_n([tf.nn.l2_loss(gradient) for gradient in gradients])

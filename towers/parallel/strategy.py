@@ -1,0 +1,117 @@
+"""The contract that every strategy meets, and the canonical names of a training state.
+
+A strategy decides where variables live and when towers meet, and nothing else.
+"""
+
+import abc
+from collections.abc import Iterable, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import NumericError
+
+# What a strategy is busy with, as its phase variable holds it and `progress` says it.
+IDLE, TRACING, WAITING, COMPUTING = range(4)
+PHASES = ("idle", "tracing the step", "waiting for data", "computing")
+
+# In these phases no update is under way, so `Strategy.state` is consistent.
+CONSISTENT_PHASES = (PHASES[TRACING], PHASES[WAITING])
+
+
+class Strategy(abc.ABC):
+    """One way of training a model on several devices."""
+
+    @abc.abstractmethod
+    def train(self, num_steps: int) -> dict:
+        """Takes up to `num_steps` steps; fewer where `request_stop` was called.
+
+        A step is one update with the gradient of the mean loss over the whole batch.
+
+        Returns:
+            The metrics of the last step taken; empty if none was. "step" is the number
+            of steps taken since the run began; "loss" the mean cross-entropy over all
+            images of the batch and "total_loss" with weight decay; "tower_losses" the
+            loss of each tower; "accuracy" the share of the batch's images that were
+            right; "learning_rate"; "gradient_norm" of the mean gradient before
+            clipping; "gradients" name -> the mean gradient as a tensor.
+
+        Raises:
+            NumericError: a tower's loss or gradients are not finite. The parameters are
+                those before that step.
+        """
+
+    @abc.abstractmethod
+    def evaluate(
+        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
+    ) -> dict[str, float]:
+        """Counts over batches with "weights", on all devices.
+
+        Returns:
+            "correct" and "images", whole numbers, and "loss", the sum over the images.
+        """
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, np.ndarray]:
+        """The canonical state: name -> host array, in a fixed order.
+
+        `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
+        path (and the slot's name), then `step`. It does not depend on the strategy or
+        on the number of towers.
+        """
+
+    @abc.abstractmethod
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from a canonical state, whichever strategy wrote it."""
+
+    @abc.abstractmethod
+    def request_stop(self) -> None:
+        """Asks `train`, from another thread, to return after the step in hand."""
+
+    @abc.abstractmethod
+    def progress(self) -> tuple[int, str]:
+        """(steps taken, one of PHASES), readable from another thread meanwhile."""
+
+
+def variable_names(variables: list[keras.Variable]) -> list[str]:
+    """The paths of a model's variables, such as "conv1/kernel".
+
+    Raises:
+        ValueError: two are the same, or one is the state of a random generator, which
+            would make a tower depend on its history.
+    """
+    names = [variable.path for variable in variables]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"several variables of the model are called {sorted(twice)}")
+    for name in names:
+        if "seed_generator" in name:
+            raise ValueError(
+                f"the model keeps a random generator, {name}: use the layers of "
+                "towers.models.layers, which are given their noise"
+            )
+    return names
+
+
+def check_finite(step: int, finite: np.ndarray, losses: np.ndarray) -> None:
+    """Names the towers and the step where something was not finite.
+
+    Args:
+        step: the number of the step that was not taken, counted from 1.
+        finite: bool [num_towers].
+        losses: [num_towers].
+
+    Raises:
+        NumericError: not all are finite.
+    """
+    if np.all(finite):
+        return
+    bad = [
+        f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
+    ]
+    raise NumericError(
+        f"step {step}: the loss or a gradient of {', '.join(bad)} is not finite; the "
+        "parameters are those before this step. A lower --learning_rate or "
+        "--clip_norm may help"
+    )

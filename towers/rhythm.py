@@ -1,0 +1,104 @@
+"""What is due after which step: a function of the step alone, not of when a run began.
+
+So a run that was stopped and continued logs and evaluates at the same steps as one that
+was not.
+"""
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Rhythm:
+    """The periods of a run; a period of 0 is never due.
+
+    Attributes:
+        total_steps: steps of the whole run; its last step is logged and evaluated.
+        batch_size: images of a step.
+        images_per_eval: images between evaluations.
+    """
+
+    total_steps: int
+    batch_size: int
+    log_every_steps: int
+    summary_every_steps: int
+    checkpoint_every_steps: int
+    images_per_eval: float
+
+    def logs(self, step: int) -> bool:
+        every = self.log_every_steps
+        return step in (1, self.total_steps) or step == _next(step - 1, every)
+
+    def summarizes(self, step: int) -> bool:
+        return step == _next(step - 1, self.summary_every_steps)
+
+    def saves(self, step: int) -> bool:
+        return step == _next(step - 1, self.checkpoint_every_steps)
+
+    def evaluates(self, step: int) -> bool:
+        return step == self._next_evaluation(step - 1)
+
+    def next_due(self, step: int) -> int:
+        """The first step after `step` after which anything is due."""
+        return min(
+            1 if step < 1 else self.total_steps,
+            _next(step, self.log_every_steps),
+            _next(step, self.summary_every_steps),
+            _next(step, self.checkpoint_every_steps),
+            self._next_evaluation(step),
+        )
+
+    def _next_evaluation(self, step):
+        """The first step after `step` that completes a multiple of images_per_eval."""
+        if self.images_per_eval == 0:
+            return math.inf
+        done = math.floor(step * self.batch_size / self.images_per_eval)
+        due = math.ceil((done + 1) * self.images_per_eval / self.batch_size)
+        return max(step + 1, min(due, self.total_steps))
+
+
+def _next(step, every):
+    return (step // every + 1) * every if every else math.inf
+
+
+@dataclasses.dataclass
+class Stopwatch:
+    """Time spent in training steps.
+
+    Attributes:
+        train_secs: all of it, over every start of the run.
+        timed_steps, timed_secs: the steps whose speed counts, and their time. The first
+            call of each start does not: it traces and compiles the step.
+    """
+
+    train_secs: float = 0.0
+    timed_steps: int = 0
+    timed_secs: float = 0.0
+
+    def __post_init__(self):
+        self._is_warm = False
+        self._lap_steps, self._lap_secs = 0, 0.0
+        self._steps_per_sec: float | None = None
+
+    def add(self, num_steps: int, secs: float) -> None:
+        """Counts a call of `num_steps` steps that took `secs`."""
+        self.train_secs += secs
+        if self._is_warm and num_steps:
+            self.timed_steps += num_steps
+            self.timed_secs += secs
+            self._lap_steps += num_steps
+            self._lap_secs += secs
+        self._is_warm = True
+
+    def lap(self) -> float | None:
+        """Steps per second since the last lap; None while nothing was timed."""
+        if self._lap_secs:
+            self._steps_per_sec = self._lap_steps / self._lap_secs
+            self._lap_steps, self._lap_secs = 0, 0.0
+        return self._steps_per_sec
+
+    def steps_in(self, secs: float) -> int:
+        """How many steps fill so much time; at least 1, and 1 until that is known."""
+        if not self.timed_secs:
+            return 1
+        return max(1, int(secs * self.timed_steps / self.timed_secs))

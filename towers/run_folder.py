@@ -1,0 +1,117 @@
+"""The folder of a run: what lies where in it, and who holds it.
+
+config.json    what the run is
+checkpoints/   one folder per save
+metrics.jsonl  what was logged, a line per step that was
+tensorboard/   event files
+result.json    the last evaluation by run_eval.py
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import socket
+
+from towers.config import Config, from_json
+from towers.errors import ConfigError
+
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """Paths of a run, and its small JSON files."""
+
+    def __init__(self, workdir: str | os.PathLike):
+        self.path = pathlib.Path(workdir)
+        self.config = self.path / "config.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.result = self.path / "result.json"
+
+    def create(self) -> None:
+        """Makes the folder, or refuses one that cannot be written."""
+        probe = self.path / ".writable"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe.write_text("")
+            probe.unlink()
+        except OSError as error:
+            raise ConfigError(
+                f"the run folder {self.path} cannot be written: {error.strerror}; "
+                "choose another --workdir"
+            ) from None
+
+    def clear(self) -> None:
+        """Removes what earlier runs wrote, and nothing else that lies in the folder."""
+        for path in (self.checkpoints, self.tensorboard):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (self.config, self.metrics, self.result):
+            path.unlink(missing_ok=True)
+
+    def stored_config(self) -> Config:
+        """The Config of the run that lies here; ConfigError where none does."""
+        try:
+            return from_json(self.config.read_text())
+        except OSError:
+            raise ConfigError(
+                f"{self.path} holds no run: there is no {self.config.name} in it; give "
+                "the folder of a run as --workdir"
+            ) from None
+
+    def write(self, path: pathlib.Path, text: str) -> None:
+        """Writes a small file so that a reader sees the old or the new one, whole."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text)
+        os.replace(temporary, path)
+
+    @contextlib.contextmanager
+    def lock(self, **about):
+        """Holds the folder for this process; `about` tells others what it does.
+
+        The operating system lets go of the lock when its holder dies, however it dies.
+
+        Raises:
+            ConfigError: another process holds it.
+        """
+        with open(self.path / _LOCK, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = _parsed(file.read())
+                raise ConfigError(
+                    f"another process trains in {self.path}: process "
+                    f"{holder.get('pid', '?')} on {holder.get('host', '?')}; wait for "
+                    "it, stop it, or choose another --workdir"
+                ) from None
+            self._describe(file, about)
+            yield lambda **more: self._describe(file, about | more)
+
+    def _describe(self, file, about):
+        file.seek(0)
+        file.truncate()
+        json.dump({"pid": os.getpid(), "host": socket.gethostname()} | about, file)
+        file.flush()
+
+    def holder(self) -> dict | None:
+        """What the process that holds the folder says of itself; None if none does."""
+        try:
+            with open(self.path / _LOCK) as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return _parsed(file.read())
+        except OSError:
+            pass
+        return None
+
+
+def _parsed(text):
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
