@@ -267,6 +267,11 @@ def test_killed_at_each_file_operation(tmp_path, busy_folder):  # row 2
             except Killed:
                 pass
         assert_restores(folder, 2, 3)
+        for step in checkpoints.list_steps(folder):  # nothing half done looks done
+            try:
+                assert checkpoints.restore_step(folder, step)
+            except CheckpointError as error:
+                assert step == 3 and f"{DATA}: size is 0" in str(error)
         start_save_and_keep(folder)
         assert_restores(folder, 3)
         assert os.listdir(folder) == ["step-00000003"]

@@ -1,8 +1,8 @@
 """CIFAR-10 from binary files, from the archive and from tensorflow-datasets.
 
-The files are written here with NumPy alone, or by tensorflow-datasets itself. With
-TOWERS_CIFAR10_DIR naming a folder that holds `cifar-10-batches-bin`, the real pixels are
-looked at too.
+The files are written here byte by byte, or by tensorflow-datasets itself. With
+TOWERS_CIFAR10_DIR naming a folder that holds `cifar-10-batches-bin`, the real pixels
+are looked at too.
 """
 
 import hashlib

@@ -70,7 +70,7 @@ def clip_by_global_norm(
     """
     if clip_norm == 0:
         return list(gradients)
-    scale = tf.cast(clip_norm, norm.dtype) / tf.maximum(norm, clip_norm)
+    scale = tf.constant(clip_norm, norm.dtype) / tf.maximum(norm, clip_norm)
     return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
 
@@ -82,7 +82,7 @@ def moving_average(
     The decay is ramped as the tutorial's is: min(ema_decay, (1 + step) / (10 + step)).
     """
     step = tf.cast(step, tf.float64)
-    decay = tf.minimum(tf.cast(ema_decay, tf.float64), (1 + step) / (10 + step))
+    decay = tf.minimum(tf.constant(ema_decay, tf.float64), (1 + step) / (10 + step))
     return average - tf.cast(1 - decay, average.dtype) * (average - param)
 
 

@@ -31,7 +31,7 @@ def exponential(
 
     def rate(images_seen):
         stairs = tf.floor(tf.cast(images_seen, tf.float64) / images_per_decay)
-        return learning_rate * tf.cast(decay_factor, tf.float64) ** stairs
+        return learning_rate * tf.constant(decay_factor, tf.float64) ** stairs
 
     return rate
 

@@ -1,8 +1,8 @@
 """CIFAR-10 (Krizhevsky, 2009): 60,000 colour images of 32x32 pixels in ten classes.
 
 Read from the official binary layout, from the official archive of it, or through
-tensorflow-datasets; all three give the same arrays in the same order. The pickled layout
-is refused: unpickling runs whatever code the file holds.
+tensorflow-datasets; all three give the same arrays in the same order. The pickled
+layout is refused: unpickling runs whatever code the file holds.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ PICKLED_FILES = ("data_batch_1", "test_batch")
 PICKLED_ARCHIVE = "cifar-10-python.tar.gz"
 
 HOW_TO_GET_IT = (
-    f"to get it, fetch {URL} on a machine with a network and put it, packed as it is or "
+    f"to get it, fetch {URL} on a machine with a network and put it, packed or "
     f"unpacked, into a folder that --data_dir names; --dataset=embedded needs no data"
 )
 
@@ -63,8 +63,8 @@ def load(data_dir: str) -> DataSet:
     Args:
         data_dir: folder that holds `cifar-10-batches-bin/*.bin`, the `.bin` files
             themselves, `cifar-10-binary.tar.gz`, or what tensorflow-datasets prepared;
-            empty means `data`. The default folder of tensorflow-datasets comes next, and
-            a download with it last.
+            empty means `data`. The default folder of tensorflow-datasets comes next,
+            and a download with it last.
 
     Returns:
         50,000 training and 10,000 test images, uint8 [n, 32, 32, 3], in the official

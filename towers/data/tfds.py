@@ -1,7 +1,7 @@
 """Data sets of labelled images that tensorflow-datasets (TFDS) has prepared or can.
 
-TFDS is imported inside the functions, since most runs do without it. Finding and reading
-a prepared folder needs no network.
+TFDS is imported inside the functions, since most runs do without it. Finding and
+reading a prepared folder needs no network.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def read_prepared(folder: str) -> DataSet:
     """Reads the splits `train` and `test` of a prepared folder into memory.
 
     The examples come in the order of their feature `id` where they have one, which in
-    TFDS's CIFAR-10 is the order of the official files, else in the order of the folder's
+    TFDS's CIFAR-10 is the order of the official files, else in that of the folder's
     files.
 
     Args:
@@ -146,18 +146,15 @@ def _read_split(
         done = 0
         for batch in examples.batch(1000).prefetch(2).as_numpy_iterator():
             end = done + len(batch["label"])
-            if end > num_examples:
-                break
             images[done:end] = batch["image"]
             labels[done:end] = batch["label"]
             ids[done:end] = batch.get("id", 0)
             done = end
-        else:
-            end = done
-    if end != num_examples:
+    # TFDS counts too, but were it ever not to, the rest of the arrays would be noise.
+    if done != num_examples:
         raise DataError(
             f"{folder}: split '{split}' should have {num_examples} examples, "
-            f"found {'more' if end > num_examples else end}"
+            f"found {done}"
         )
     if num_examples and not 0 <= labels.min() <= labels.max() < num_classes:
         raise DataError(
@@ -268,7 +265,7 @@ def download(name: str, data_dir: str) -> str:
 
 
 def prepare(name: str, data_dir: str) -> None:
-    """What the process of `download` does: one line on stderr and exit 1 if it fails."""
+    """The process of `download`: exit 1 and one line on stderr where it fails."""
     import requests
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import downloader

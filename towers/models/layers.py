@@ -62,7 +62,7 @@ def local_response_normalization(
             # Two square roots cost a tenth of a general power.
             root = tf.math.rsqrt(denominator)
             return root * tf.sqrt(root)
-        return denominator ** tf.cast(-beta, denominator.dtype)
+        return denominator ** tf.constant(-beta, denominator.dtype)
 
     @tf.custom_gradient
     def normalize(x):
@@ -97,7 +97,7 @@ class Dropout(keras.layers.Layer):
         if not training:
             return x
         keep = tf.cast(noise >= self.rate, x.dtype)
-        return x * keep * tf.cast(1 / (1 - self.rate), x.dtype)
+        return x * keep * tf.constant(1 / (1 - self.rate), x.dtype)
 
     def compute_output_shape(self, input_shape):
         return input_shape[0]

@@ -1,0 +1,19 @@
+"""Sets the process up for all tests: eight logical CPU devices, one BLAS thread."""
+
+import os
+
+# Small products in the oracle; threads that wait for each other cost more than they do.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import towers  # noqa: F401  (settles Keras' backend before TensorFlow is imported)
+
+NUM_DEVICES = 8
+
+
+def pytest_configure(config):
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(NUM_DEVICES)]
+    )

@@ -1,0 +1,141 @@
+"""Small networks, each twice: as a Keras model, and in the oracle's own words."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+from oracle import layer
+
+from towers.models import initialize, keras_settings
+from towers.models.layers import Dropout, LocalResponseNormalization
+
+IMAGE_SHAPE = (8, 8, 3)
+NUM_CLASSES = 5
+WEIGHT_DECAY = 2.0**-7  # Keras rounds the coefficient to float32; this one is exact
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A model, its description for the oracle, and what the oracle must know more."""
+
+    model: keras.Model
+    described: list
+    decay: dict[str, float]
+
+    @property
+    def params(self) -> dict[str, np.ndarray]:
+        return {v.path: v.numpy() for v in self.model.trainable_variables}
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        return {v.path: v.numpy() for v in self.model.non_trainable_variables}
+
+
+def plain_network(dtype: str = "float32") -> Network:
+    """Convolution, pooling, local response normalisation, decayed and dropped dense."""
+    with keras_settings(dtype), tf.device("CPU:0"):
+        images = keras.Input(IMAGE_SHAPE, name="images")
+        noise = keras.Input((12,), name="dropout1_noise")
+        x = layers.Conv2D(
+            6, 3, padding="same", bias_initializer=_constant(0.1), name="conv1"
+        )(images)
+        x = layers.ReLU(name="relu1")(x)
+        x = layers.MaxPooling2D(3, strides=2, padding="same", name="pool1")(x)
+        x = LocalResponseNormalization(2, 1.0, 0.1, 0.75, name="norm1")(x)
+        x = layers.Flatten(name="flatten")(x)
+        x = layers.Dense(
+            12, kernel_regularizer=keras.regularizers.L2(WEIGHT_DECAY / 2), name="fc1"
+        )(x)
+        x = layers.ReLU(name="relu2")(x)
+        x = Dropout(0.25, name="dropout1")([x, noise])
+        logits = layers.Dense(NUM_CLASSES, name="logits")(x)
+        model = keras.Model([images, noise], logits)
+        initialize(model, seed=1)
+    described = [
+        layer("conv", "conv1"),
+        layer("relu", "relu1"),
+        layer("max_pool", "pool1", size=3, stride=2),
+        layer(
+            "local_response_norm",
+            "norm1",
+            depth_radius=2,
+            bias=1.0,
+            alpha=0.1,
+            beta=0.75,
+        ),
+        layer("flatten", "flatten"),
+        layer("dense", "fc1"),
+        layer("relu", "relu2"),
+        layer("dropout", "dropout1", rate=0.25),
+        layer("dense", "logits"),
+    ]
+    return Network(model, described, {"fc1/kernel": WEIGHT_DECAY})
+
+
+def residual_network(dtype: str = "float32") -> Network:
+    """A residual block with batch normalisation, and global average pooling."""
+    with keras_settings(dtype), tf.device("CPU:0"):
+        images = keras.Input(IMAGE_SHAPE, name="images")
+        x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="conv1")(images)
+        x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
+        shortcut = layers.ReLU(name="relu1")(x)
+        x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="conv2")(shortcut)
+        x = layers.BatchNormalization(momentum=0.9, name="norm2")(x)
+        x = layers.Add(name="add2")([shortcut, x])
+        x = layers.ReLU(name="relu2")(x)
+        x = layers.GlobalAveragePooling2D(name="pool2")(x)
+        logits = layers.Dense(NUM_CLASSES, name="logits")(x)
+        model = keras.Model(images, logits)
+        initialize(model, seed=1)
+    described = [
+        layer("conv", "conv1"),
+        layer("batch_norm", "norm1", momentum=0.9),
+        layer("relu", "relu1"),
+        layer("conv", "conv2"),
+        layer("batch_norm", "norm2", momentum=0.9),
+        layer("add", "add2", inputs=("relu1", "norm2")),
+        layer("relu", "relu2"),
+        layer("global_average_pool", "pool2"),
+        layer("dense", "logits"),
+    ]
+    return Network(model, described, {})
+
+
+NETWORKS = {"plain": plain_network, "residual": residual_network}
+
+
+def _constant(value):
+    return keras.initializers.Constant(value)
+
+
+def random_batches(num_steps: int, batch_size: int, seed: int = 0) -> list[dict]:
+    """NumPy batches for both kinds of network, as the trainer's stream gives them."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "images": rng.normal(size=(batch_size, *IMAGE_SHAPE)).astype(np.float32),
+            "labels": rng.integers(0, NUM_CLASSES, batch_size, dtype=np.int32),
+            "dropout1_noise": rng.random((batch_size, 12), dtype=np.float32),
+        }
+        for _ in range(num_steps)
+    ]
+
+
+def oracle_batches(batches: list[dict]) -> list[tuple]:
+    """The same batches as the oracle takes them."""
+    return [
+        (b["images"], b["labels"], {"dropout1": b["dropout1_noise"]}) for b in batches
+    ]
+
+
+def stream_of(batches: list[dict]):
+    """first step -> tf.data.Dataset, from a list of batches."""
+    stacked = {k: np.stack([b[k] for b in batches]) for k in batches[0]}
+
+    def stream(first_step):
+        rest = {k: v[first_step:] for k, v in stacked.items()}
+        return tf.data.Dataset.from_tensor_slices(rest)
+
+    return stream

@@ -1,0 +1,254 @@
+"""Strategy `towers` computes what one device computes on the whole batch."""
+
+import dataclasses
+
+import networks
+import numpy as np
+import oracle
+import pytest
+
+from towers import losses, optimizers, schedules
+from towers.errors import NumericError
+from towers.parallel.towers import Towers
+
+NUM_STEPS = 10
+NUM_EXAMPLES = 50  # so that a stair of the schedule falls within the steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What the trainer and the oracle are both told."""
+
+    optimizer: str = "momentum"
+    momentum: float = 0.9
+    clip_norm: float = 0.0
+    ema_decay: float = 0.999
+    label_smoothing: float = 0.1
+    learning_rate: float = 0.05
+
+    def update(self, batch_size: int) -> optimizers.Update:
+        schedule = schedules.create_schedule(
+            "exponential",
+            self.learning_rate,
+            num_examples=NUM_EXAMPLES,
+            warmup_epochs=0,
+            decay_factor=0.5,
+            epochs_per_decay=1.5,
+        )
+        name = "nesterov" if self.optimizer == "nesterov" else "sgd"
+        return optimizers.Update(
+            optimizers.create_optimizer(name, momentum=self.momentum),
+            lambda step: schedule(step * batch_size),
+            self.clip_norm,
+            self.ema_decay,
+        )
+
+    def oracle(self, network, batches, num_towers) -> oracle.OracleResult:
+        hyper = {} if self.optimizer == "sgd" else {"momentum": self.momentum}
+        return oracle.train(
+            network.described,
+            network.params,
+            network.state,
+            networks.oracle_batches(batches),
+            optimizer=self.optimizer,
+            learning_rate=oracle.staircase(
+                self.learning_rate, 0.5, num_examples=NUM_EXAMPLES, epochs_per_decay=1.5
+            ),
+            weight_decay=network.decay,
+            label_smoothing=self.label_smoothing,
+            clip_norm=self.clip_norm,
+            ema_decay=self.ema_decay,
+            num_towers=num_towers,
+            **hyper,
+        )
+
+
+def create_towers(network, recipe, batches, num_towers, cls=Towers):
+    batch_size = len(batches[0]["labels"])
+    return cls(
+        network.model,
+        loss_fn=lambda logits, labels: losses.cross_entropy(
+            logits, labels, recipe.label_smoothing
+        ),
+        update=recipe.update(batch_size),
+        stream=networks.stream_of(batches),
+        batch_size=batch_size,
+        devices=[f"/CPU:{tower}" for tower in range(num_towers)],
+    )
+
+
+def assert_equal_to_oracle(state, expected, tolerance=1e-5):
+    """Parameters, slots, averages and model state agree; none is missing or left."""
+    wanted = {f"params/{k}": v for k, v in expected.params.items()}
+    wanted |= {f"state/{k}": v for k, v in expected.state.items()}
+    wanted |= {f"averages/{k}": v for k, v in expected.averages.items()}
+    for slot, values in expected.slots.items():
+        wanted |= {f"slots/{k}/{slot}": v for k, v in values.items()}
+    assert set(state) == set(wanted) | {"step"}
+    for name, value in wanted.items():
+        np.testing.assert_allclose(
+            state[name], value, atol=tolerance, rtol=tolerance, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("batch_size", [16, 13])
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_towers_equal_the_oracle(name, num_towers, batch_size):
+    network = networks.NETWORKS[name]()
+    batches = networks.random_batches(NUM_STEPS, batch_size)
+    recipe = Recipe(clip_norm=0.5)
+    expected = recipe.oracle(network, batches, num_towers)
+    assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
+
+    towers = create_towers(network, recipe, batches, num_towers)
+    losses_seen = [towers.train(1), towers.train(4), towers.train(5)]
+
+    assert_equal_to_oracle(towers.state(), expected)
+    for metrics, report in zip(
+        losses_seen, [expected.reports[i] for i in (0, 4, 9)], strict=True
+    ):
+        for field in ("loss", "total_loss", "accuracy", "learning_rate"):
+            assert metrics[field] == pytest.approx(getattr(report, field), rel=1e-4)
+        assert metrics["gradient_norm"] == pytest.approx(report.gradient_norm, rel=1e-4)
+    assert losses_seen[-1]["tower_losses"].shape == (num_towers,)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
+def test_every_optimizer_equals_the_oracle(optimizer):
+    network = networks.plain_network()
+    batches = networks.random_batches(NUM_STEPS, 13)
+    recipe = Recipe(optimizer, momentum=0.0 if optimizer == "sgd" else 0.9)
+    towers = create_towers(network, recipe, batches, 3)
+    towers.train(NUM_STEPS)
+    assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches, 3))
+
+
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_float64_towers_equal_the_oracle_to_ten_digits(name):
+    network = networks.NETWORKS[name]("float64")
+    batches = networks.random_batches(NUM_STEPS, 13)
+    recipe = Recipe(clip_norm=0.5)
+    towers = create_towers(network, recipe, batches, 3)
+    towers.train(NUM_STEPS)
+    expected = recipe.oracle(network, batches, 3)
+    assert_equal_to_oracle(towers.state(), expected, tolerance=1e-10)
+
+
+def test_towers_without_averages_keep_none():
+    network = networks.plain_network()
+    batches = networks.random_batches(3, 8)
+    towers = create_towers(network, Recipe(ema_decay=0.0), batches, 2)
+    towers.train(3)
+    assert not [name for name in towers.state() if name.startswith("averages/")]
+    with pytest.raises(ValueError, match="ema_decay"):
+        towers.evaluate([], use_averages=True)
+
+
+def test_two_runs_are_bit_equal_and_so_are_other_cuts_into_calls():
+    network = networks.residual_network()
+    batches = networks.random_batches(6, 13)
+    states = []
+    for calls in ([6], [1, 2, 3]):
+        towers = create_towers(network, Recipe(), batches, 4)
+        for num_steps in calls:
+            towers.train(num_steps)
+        states.append(towers.state())
+    for name, value in states[0].items():
+        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+
+
+@pytest.mark.parametrize("before,after", [(2, 4), (4, 1)])
+def test_state_of_some_towers_is_continued_by_others(before, after):
+    network = networks.plain_network()
+    batches = networks.random_batches(NUM_STEPS, 13)
+    recipe = Recipe()
+    first = create_towers(network, recipe, batches, before)
+    first.train(4)
+    second = create_towers(network, recipe, batches, after)
+    second.load(first.state())
+    second.train(6)
+    assert_equal_to_oracle(second.state(), recipe.oracle(network, batches, 1))
+
+
+@pytest.mark.parametrize("bad_tower", [0, 2])
+def test_a_bad_tower_stops_before_the_update(bad_tower):
+    network = networks.plain_network()
+    batches = networks.random_batches(5, 16)
+    batches[3]["images"][4 * bad_tower + 1, 0, 0, 0] = np.nan
+    recipe = Recipe()
+    towers = create_towers(network, recipe, batches, 4)
+    with pytest.raises(NumericError, match=rf"step 4: .*tower {bad_tower} \(loss nan\)"):
+        towers.train(5)
+    assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches[:3], 1))
+
+
+def test_request_stop_ends_after_the_step_in_hand():
+    network = networks.plain_network()
+    towers = create_towers(network, Recipe(), networks.random_batches(3, 8), 2)
+    assert towers.progress() == (0, "tracing the step")
+    towers.request_stop()
+    assert towers.train(3) == {}
+    assert towers.progress() == (0, "idle")
+
+
+@pytest.mark.parametrize("num_towers", [1, 3, 8])
+def test_evaluation_counts_every_weighted_image_once(num_towers):
+    network = networks.residual_network()
+    batches = networks.random_batches(3, 13)
+    for batch in batches:
+        batch["weights"] = np.ones(13, np.float32)
+    batches[-1]["weights"][5:] = 0
+    towers = create_towers(network, Recipe(), batches, num_towers)
+
+    counts = towers.evaluate(networks.stream_of(batches)(0))
+
+    images = np.concatenate([b["images"] for b in batches])[: 13 + 13 + 5]
+    labels = np.concatenate([b["labels"] for b in batches])[: 13 + 13 + 5]
+    logits = oracle.forward(
+        network.described, network.params, network.state, images, training=False
+    ).logits
+    image_losses, _ = oracle.cross_entropy(logits, labels, 0.1)
+    assert counts["images"] == 31
+    assert counts["correct"] == np.sum(np.argmax(logits, 1) == labels)
+    assert counts["loss"] == pytest.approx(np.sum(image_losses), rel=1e-5)
+
+
+class SummedGradients(Towers):
+    """Broken on purpose: the towers' gradients are added up."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._weights = [1.0] * len(self._weights)
+
+
+class SkippedTower(Towers):
+    """Broken on purpose: the first tower's share counts twice, the last one's never."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        last = self._weights[-1]
+        self._weights = [self._weights[0] + last, *self._weights[1:-1], 0.0]
+
+
+class LateRate(Towers):
+    """Broken on purpose: the schedule counts the steps of one tower, as the tutorial
+    does."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        rate, n = self._update.learning_rate_fn, len(self._devices)
+        self._update = dataclasses.replace(
+            self._update, learning_rate_fn=lambda step: rate(step // n)
+        )
+
+
+@pytest.mark.parametrize("broken", [SummedGradients, SkippedTower, LateRate])
+def test_the_oracle_objects_to_broken_towers(broken):
+    network = networks.plain_network()
+    batches = networks.random_batches(NUM_STEPS, 16)
+    recipe = Recipe()
+    towers = create_towers(network, recipe, batches, 4, cls=broken)
+    towers.train(NUM_STEPS)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches, 4))
