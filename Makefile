@@ -47,7 +47,7 @@ test-all: setup
 # .venv/.installed is a copy of the lock that .venv was installed from: while both are
 # the same there is nothing to do. .venv/.unfinished stands while an installation runs;
 # found at the start, it tells of one that was cut short, whose leftovers pip may take
-# for whole packages.
+# for whole packages. (venv refuses a symbolic link, which .venv may well be: pwd -P.)
 setup:
 	@set -e; \
 	fail() { echo "make: $$1" >&2; exit 1; }; \
@@ -72,7 +72,8 @@ setup:
 	venv (tried: $(PYTHON)); install one, or name it: make PYTHON=/path/to/python3.12"; \
 	    mkdir -p .venv; \
 	    : >.venv/.unfinished; \
-	    $$python -m venv .venv || fail "could not make .venv with $$python"; \
+	    $$python -m venv "$$(cd .venv && pwd -P)" || \
+	        fail "could not make .venv with $$python"; \
 	fi; \
 	$(PY) -c 'pass' >/dev/null 2>&1 || fail "$(PY) no longer runs (its Python was \
 	moved or removed); make clean, then try again"; \

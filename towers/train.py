@@ -112,13 +112,13 @@ def train(
 
         # Train.
         try:
-            _loop(run)
+            train_loop(run)
         except Preempted:
             pass  # a call was left behind, the parameters being a finished step's
         except NumericError:
-            _save(run)  # the parameters are those before the bad step
+            save(run)  # the parameters are those before the bad step
             raise
-        _save(run)
+        save(run)
         if watchdog.stopped_by and run.step < last_step:
             raise Preempted(
                 f"stopped by {watchdog.stopped_by}: step {run.step} of {last_step} is "
@@ -128,7 +128,7 @@ def train(
         return strategy.state()
 
 
-def _loop(run: Run) -> None:
+def train_loop(run: Run) -> None:
     """From the step where the run stands to its last, or until a signal."""
     config, strategy, stopwatch = run.config, run.strategy, run.stopwatch
     num_examples = run.parts.num_examples
@@ -192,7 +192,7 @@ def _loop(run: Run) -> None:
         # Save.
         overdue = time.monotonic() - run.saved_at > config.checkpoint_every_secs > 0
         if is_best or overdue or rhythm.saves(step):
-            _save(run)
+            save(run)
 
 
 def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
@@ -224,7 +224,7 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
     return record, is_best
 
 
-def _save(run: Run) -> None:
+def save(run: Run) -> None:
     """Saves the state, unless the last checkpoint holds it already."""
     state = run.strategy.state()
     run.step = int(state["step"])

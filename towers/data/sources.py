@@ -84,7 +84,11 @@ def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float,
     values = np.arange(256.0)
     means, deviations = [], []
     for channel in range(images.shape[-1]):
-        counts = np.bincount(images[..., channel].reshape(-1), minlength=256)
+        counts = np.zeros(256)
+        # In pieces: the counting makes wide copies, which should stay in the cache.
+        for first in range(0, len(images), 64):
+            piece = images[first : first + 64, ..., channel]
+            counts += np.bincount(piece.reshape(-1), minlength=256)
         mean = float(counts @ values / counts.sum())
         means.append(mean)
         deviations.append(float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum())))

@@ -1,0 +1,94 @@
+"""Timing things in turn, the machine's matrix rate, and the form of a report."""
+
+import os
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+# Products of these shapes (m, k, n); the best rate counts, because no one shape suits
+# every machine.
+MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
+
+
+def in_turn(
+    things: Mapping[str, Callable[[], None]], rounds: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Runs each thing once per round, in turn; seconds of each in every round.
+
+    The order is reversed from one round to the next, so that a machine that becomes
+    slower or faster treats all alike. The first `warm_up` rounds do not count.
+    """
+    seconds = {name: [] for name in things}
+    for number in range(-warm_up, rounds):
+        names = list(things) if number % 2 else list(reversed(things))
+        for name in names:
+            started = time.perf_counter()
+            things[name]()
+            if number >= 0:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:
+    """The best rate of plain matrix products on a device, in FLOP/s."""
+    best = 0.0
+    for m, k, n in MATRIX_SHAPES:
+        with tf.device(device):
+            a = tf.cast(tf.random.uniform([m, k]), dtype)
+            b = tf.cast(tf.random.uniform([k, n]), dtype)
+            tf.linalg.matmul(a, b).numpy()
+            for _ in range(3):
+                started = time.perf_counter()
+                for _ in range(4):
+                    c = tf.linalg.matmul(a, b)
+                c[0, 0].numpy()
+                secs = (time.perf_counter() - started) / 4
+                best = max(best, 2 * m * k * n / secs)
+    return best
+
+
+def ratios(seconds: dict[str, list[float]], name: str, base: str) -> tuple[float, ...]:
+    """Lowest, median and highest of `name`'s time over `base`'s, round by round."""
+    quotients = np.divide(seconds[name], seconds[base])
+    return tuple(np.percentile(quotients, (0, 50, 100)))
+
+
+def machine() -> str:
+    """Processor, cores and memory in one line."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.split(":")[1].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    gpus = tf.config.list_physical_devices("GPU")
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {len(gpus)} GPU(s)"
+
+
+def report_head(title: str) -> str:
+    """The first lines of every report: machine, versions, date, command."""
+    command = pathlib.Path(sys.argv[0]).stem
+    arguments = " ".join(sys.argv[1:])
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"- date: {time.strftime('%Y-%m-%d')}",
+            f"- machine: {machine()}",
+            f"- versions: TensorFlow {tf.__version__}, Keras {keras.__version__}, "
+            f"NumPy {np.__version__}, Python {platform.python_version()}",
+            f"- command: `python -m benchmarks.{command} {arguments}`".rstrip("` ")
+            + "`",
+            "",
+        ]
+    )

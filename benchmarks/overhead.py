@@ -1,0 +1,174 @@
+"""What the trainer costs over the bare arithmetic, for the tutorial's network.
+
+    python -m benchmarks.overhead
+
+In turn in one process, at one global batch:
+- `raw`: the network, its gradients and the update by hand in TensorFlow operations, on
+  a batch that lies ready; no towers, no loop, no checks.
+- `step N`: strategy `towers` with N towers on the same batch: the compiled step alone.
+- `loop`: the whole of training with one tower: reading and augmenting the images,
+  logging, summaries, and a checkpoint in every round.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import io
+import statistics
+import tempfile
+
+import tensorflow as tf
+
+import towers  # noqa: F401  (before Keras: settles its backend)
+from benchmarks import measure
+from towers import build, config, train
+from towers.parallel import devices
+from towers.run_folder import RunFolder
+from towers.watchdog import Watchdog
+
+
+def raw_step(batch: dict[str, tf.Tensor]):
+    """One training step of the tutorial's network, written out: a function to call."""
+
+    def variable(shape, deviation, bias=0.0):
+        kernel = tf.Variable(tf.random.truncated_normal(shape, stddev=deviation))
+        return [kernel, tf.Variable(tf.fill(shape[-1:], bias))]
+
+    w1, b1 = variable([5, 5, 3, 64], 0.05)
+    w2, b2 = variable([5, 5, 64, 64], 0.05, 0.1)
+    w3, b3 = variable([6 * 6 * 64, 384], 0.04, 0.1)
+    w4, b4 = variable([384, 192], 0.04, 0.1)
+    w5, b5 = variable([192, 10], 1 / 192)
+    params = [w1, b1, w2, b2, w3, b3, w4, b4, w5, b5]
+    averages = [tf.Variable(param) for param in params]
+    step = tf.Variable(0.0)
+    places = tf.range(64)
+    band = tf.cast(tf.abs(places[:, None] - places[None]) <= 4, tf.float32)
+
+    def norm(x):
+        squares = tf.nn.conv2d(x * x, band[None, None], 1, "SAME")
+        root = tf.math.rsqrt(1.0 + 0.001 / 9 * squares)
+        return x * (root * tf.sqrt(root))
+
+    def loss_of(images, labels):
+        x = tf.nn.relu(tf.nn.conv2d(images, w1, 1, "SAME") + b1)
+        x = norm(tf.nn.max_pool2d(x, 3, 2, "SAME"))
+        x = norm(tf.nn.relu(tf.nn.conv2d(x, w2, 1, "SAME") + b2))
+        x = tf.reshape(tf.nn.max_pool2d(x, 3, 2, "SAME"), [-1, 6 * 6 * 64])
+        x = tf.nn.relu(x @ w3 + b3)
+        x = tf.nn.relu(x @ w4 + b4)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, x @ w5 + b5)
+        decay = 0.004 * (tf.nn.l2_loss(w3) + tf.nn.l2_loss(w4))
+        return tf.reduce_mean(losses) + decay
+
+    @tf.function
+    def run():
+        with tf.GradientTape() as tape:
+            loss = loss_of(batch["images"], batch["labels"])
+        for param, gradient in zip(params, tape.gradient(loss, params), strict=True):
+            param.assign_sub(0.1 * gradient)
+        decay = tf.minimum(0.9999, (1 + step) / (10 + step))
+        for average, param in zip(averages, params, strict=True):
+            average.assign_sub((1 - decay) * (average - param))
+        step.assign_add(1)
+        return loss
+
+    return run
+
+
+def repeated(call, times):
+    """Calls so many times and waits for the last result."""
+
+    def run():
+        for _ in range(times):
+            result = call()
+        result.numpy()
+
+    return run
+
+
+class StillBatches:
+    """The same batch for ever, in memory."""
+
+    def __init__(self, batch: dict[str, tf.Tensor]):
+        self._batch = batch
+
+    def stream(self, first_step: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(self._batch).repeat()
+
+
+def full_loop(settings, parts, chosen, workdir, num_steps):
+    """Training as `run_train.py` does it, `num_steps` steps and a save per call."""
+    folder = RunFolder(workdir)
+    folder.create()
+    strategy = build.create_strategy(settings, parts, chosen)
+    watchdog = Watchdog(stuck_after_secs=settings.stuck_after_secs)
+    run = train.Run(settings, folder, parts, strategy, watchdog, last_step=0)
+
+    def more_steps():
+        run.last_step += num_steps
+        with contextlib.redirect_stdout(io.StringIO()):
+            train.train_loop(run)
+            train.save(run)
+
+    return more_steps
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_dir", default="", help="CIFAR-10; synthetic without it")
+    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--towers", type=int, default=4, help="most towers")
+    parser.add_argument("--steps", type=int, default=50, help="steps in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+
+    counts = [n for n in (1, 2, 4, 8) if n <= options.towers]
+    chosen = devices.configure("cpu", options.towers)
+    settings = config.Config(
+        dataset="cifar10" if options.data_dir else "synthetic",
+        data_dir=options.data_dir,
+        batch_size=options.batch_size,
+        num_epochs=1000.0,
+        eval_every_epochs=0.0,
+        summary_every_steps=4 * options.steps,
+    )
+    parts = build.build(settings)
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    rates = [measure.matrix_rate()]
+
+    things = {"raw": repeated(raw_step(batch), options.steps)}
+    for n in counts:
+        strategy = build.create_strategy(
+            settings,
+            dataclasses.replace(parts, train_batches=StillBatches(batch)),
+            dataclasses.replace(chosen, towers=chosen.towers[:n]),
+        )
+        things[f"step {n}"] = functools.partial(strategy.train, options.steps)
+    with tempfile.TemporaryDirectory() as folder:
+        one = dataclasses.replace(chosen, towers=chosen.towers[:1])
+        things["loop"] = full_loop(settings, parts, one, folder, options.steps)
+        seconds = measure.in_turn(things, options.rounds)
+    rates.append(measure.matrix_rate())
+
+    images = options.steps * options.batch_size
+    print(measure.report_head("Cost of the trainer over the bare arithmetic"))
+    print(
+        f"cnn at 24x24, float32, batch {options.batch_size}; {options.rounds} rounds "
+        f"of {options.steps} steps, one more to warm up; matrix rate "
+        f"{rates[0] / 1e9:.0f} GFLOP/s before and {rates[1] / 1e9:.0f} after\n"
+    )
+    print("| what | images/s, median | time / raw (min, median, max) | / step 1 |")
+    print("| --- | --- | --- | --- |")
+    for name, values in seconds.items():
+        to_raw, to_step = (
+            " ".join(f"{x:.3f}" for x in measure.ratios(seconds, name, base))
+            for base in ("raw", "step 1")
+        )
+        speed = images / statistics.median(values)
+        print(f"| {name} | {speed:.0f} | {to_raw} | {to_step} |")
+
+
+if __name__ == "__main__":
+    main()
