@@ -80,7 +80,8 @@ setup:
 	$(PY) -c '$(IN_RANGE)' || fail "$(PY) is `$(PY) -V`, and 3.11 to 3.13 is needed; \
 	make clean, then try again"; \
 	if cmp -s $$lock .venv/.installed; then exit 0; fi; \
-	echo "Installing what $$lock pins into .venv: 1 to 3 minutes once"; \
+	echo "Installing what $$lock pins into .venv (2.4 GB, with CUDA 6.6 GB):" \
+	    "1 to 3 minutes, once"; \
 	: >.venv/.unfinished; \
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; \
 	awk '/^[^ ]/ { keep = /^(packaging|setuptools|wheel)==/ } keep' $$lock \
@@ -98,5 +99,5 @@ lock: setup
 	@! grep -nE 'https?://|--(extra-)?index|--find-links' requirements*.lock
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache build dist *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache
 	find configs tests towers benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -32,11 +32,16 @@ _DEFINE = {
 }
 
 
-def define_config_flags(names: Iterable[str] = FIELDS, **defaults: Any) -> None:
+def define_config_flags(
+    names: Iterable[str] = FIELDS,
+    values: flags.FlagValues = flags.FLAGS,
+    **defaults: Any,
+) -> None:
     """Defines one flag per field of Config, with its help, choices and default.
 
     Args:
         names: of the fields; all by default.
+        values: where the flags are defined; the program's own by default.
         **defaults: where the program's default is not the field's.
     """
     for name in names:
@@ -44,9 +49,9 @@ def define_config_flags(names: Iterable[str] = FIELDS, **defaults: Any) -> None:
         default = defaults.get(name, field.default)
         help_text, choices = field.metadata["help"], field.metadata["choices"]
         if choices:
-            flags.DEFINE_enum(name, default, choices, help_text)
+            flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
-            _DEFINE[field.type](name, default, help_text)
+            _DEFINE[field.type](name, default, help_text, flag_values=values)
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def evaluate(
         CheckpointError: there is no checkpoint, or none that is valid and fits.
     """
     configuration.check_environment()
+    if step and eval_interval_secs:
+        raise ConfigError(
+            f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
+            "checkpoint is evaluated once; drop one of the two"
+        )
     folder = RunFolder(workdir)
     if use_ema is None:
         use_ema = config.ema_decay > 0
@@ -89,9 +94,17 @@ def evaluate(
                 f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
                 f"({counts['correct']} of {counts['images']})"
             )
-        if eval_interval_secs == 0 or result.get("step", 0) >= parts.total_steps:
+        if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
             return result
         sleep(eval_interval_secs)
+
+
+def _is_last(result, config, parts):
+    """Whether the run ends at the step of the result. The images say so: the batch
+    size of the config is the evaluation's, and may not be that of the run."""
+    if config.max_steps and result["step"] >= config.max_steps:
+        return True
+    return result["images"] >= config.num_epochs * parts.num_examples
 
 
 def _checkpoint(folder, step, wait):

@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import socket
+import time
 
 from towers.config import Config, from_json
 from towers.errors import ConfigError
@@ -56,6 +57,8 @@ class RunFolder:
         """The Config of the run that lies here; ConfigError where none does."""
         try:
             return from_json(self.config.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{self.config}: {error}") from None
         except OSError:
             raise ConfigError(
                 f"{self.path} holds no run: there is no {self.config.name} in it; give "
@@ -79,7 +82,7 @@ class RunFolder:
         """
         with open(self.path / _LOCK, "a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(file)
             except BlockingIOError:
                 file.seek(0)
                 holder = _parsed(file.read())
@@ -108,6 +111,15 @@ class RunFolder:
         except OSError:
             pass
         return None
+
+
+def _take(file):
+    """The lock, or BlockingIOError."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.1)  # it may only be `holder` that looks, for a moment
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _parsed(text):

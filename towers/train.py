@@ -19,7 +19,7 @@ from towers.evaluate import accuracy
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
 from towers.parallel.gradients import shares
-from towers.parallel.strategy import CONSISTENT_PHASES, Strategy
+from towers.parallel.strategy import COMPUTING, CONSISTENT_PHASES, PHASES, Strategy
 from towers.rhythm import Rhythm, Stopwatch
 from towers.run_folder import RunFolder
 from towers.summaries import Board, MetricsFile, log_line, say
@@ -38,6 +38,8 @@ class Run:
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
         saved_step, saved_at: step and time of the last checkpoint.
+        unfinished: the record of the last step until it is evaluated and written; a
+            run that was stopped meanwhile begins with that.
     """
 
     config: Config
@@ -51,6 +53,7 @@ class Run:
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
     saved_step: int = 0
     saved_at: float = 0.0
+    unfinished: dict | None = None
 
 
 def train(
@@ -80,9 +83,8 @@ def train(
     folder.create()
     with contextlib.ExitStack() as stack:
         describe = stack.enter_context(folder.lock())
-        if overwrite:
-            folder.clear()
-        _check_stored_config(config, folder, allow_change)
+        if not overwrite:
+            _check_stored_config(config, folder, allow_change)
         checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Devices, data, network, strategy.
@@ -101,9 +103,11 @@ def train(
         run = Run(config, folder, parts, strategy, watchdog, last_step)
 
         # Restore.
+        if overwrite:
+            folder.clear()  # not before everything else is known to be in order
         _restore(run)
         folder.write(folder.config, configuration.to_json(config))
-        if run.step >= last_step:
+        if run.step >= last_step and not run.unfinished:
             say(
                 f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
                 "--max_steps or --num_epochs to go on; --overwrite starts anew"
@@ -119,10 +123,12 @@ def train(
             save(run)  # the parameters are those before the bad step
             raise
         save(run)
-        if watchdog.stopped_by and run.step < last_step:
+        if watchdog.stopped_by and (run.step < last_step or run.unfinished):
+            saved = f"step {run.step} of {last_step} is saved in {folder.path}"
             raise Preempted(
-                f"stopped by {watchdog.stopped_by}: step {run.step} of {last_step} is "
-                f"saved in {folder.path}; the same command continues"
+                f"stopped by {watchdog.stopped_by}: "
+                f"{saved if run.step else 'no step was taken'}; "
+                "the same command continues"
             )
         say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         return strategy.state()
@@ -140,9 +146,13 @@ def train_loop(run: Run) -> None:
         checkpoint_every_steps=config.checkpoint_every_steps,
         images_per_eval=config.eval_every_epochs * num_examples,
     )
-    metrics_file = MetricsFile(run.folder.metrics, resume_step=run.step)
+    metrics_file = MetricsFile(
+        run.folder.metrics, resume_step=run.step - 1 if run.unfinished else run.step
+    )
     board = Board(run.folder.tensorboard, "train")
     run.saved_at = time.monotonic()
+    if run.unfinished:
+        _finish_step(run, rhythm, board, metrics_file)
 
     while run.step < run.last_step and not run.watchdog.stopped_by:
         # Train.
@@ -166,6 +176,7 @@ def train_loop(run: Run) -> None:
         stopwatch.add(step - run.step, time.monotonic() - started)
         run.step = step
         record = {"step": step, "epoch": step * config.batch_size / num_examples}
+        run.unfinished = record
 
         # Write.
         if rhythm.logs(step):
@@ -178,21 +189,30 @@ def train_loop(run: Run) -> None:
         if rhythm.summarizes(step):
             board.histograms(step, _params(strategy.state()), "params")
             board.histograms(step, gradients, "gradients")
-            batch = run.parts.train_batches(tf.constant(step, tf.int64))
+            batch = run.watchdog.run(
+                lambda at=step: run.parts.train_batches(tf.constant(at, tf.int64)),
+                progress=lambda at=step: (at, "waiting for data"),
+                interruptible=("waiting for data",),
+            )
             board.images(step, batch["images"], "next_batch")
+        _finish_step(run, rhythm, board, metrics_file)
 
-        # Evaluate.
-        is_best = False
-        if rhythm.evaluates(step):
-            evaluation, is_best = _evaluate(run, board)
-            record |= evaluation
-        if len(record) > 2:
-            metrics_file.append(record)
 
-        # Save.
-        overdue = time.monotonic() - run.saved_at > config.checkpoint_every_secs > 0
-        if is_best or overdue or rhythm.saves(step):
-            save(run)
+def _finish_step(
+    run: Run, rhythm: Rhythm, board: Board, metrics_file: MetricsFile
+) -> None:
+    """Evaluates and saves where it is due, and writes what is known of the step."""
+    record, is_best = dict(run.unfinished), False
+    if rhythm.evaluates(run.step):
+        evaluation, is_best = _evaluate(run, board)
+        record |= evaluation
+    if len(record) > 2:
+        metrics_file.append(record)
+    run.unfinished = None
+    every_secs = run.config.checkpoint_every_secs
+    overdue = time.monotonic() - run.saved_at > every_secs > 0
+    if is_best or overdue or rhythm.saves(run.step):
+        save(run)
 
 
 def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
@@ -226,7 +246,11 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
 
 def save(run: Run) -> None:
     """Saves the state, unless the last checkpoint holds it already."""
-    state = run.strategy.state()
+    state = run.watchdog.run(
+        lambda: _settled_state(run.strategy),
+        progress=run.strategy.progress,
+        interruptible=(),
+    )
     run.step = int(state["step"])
     if run.step == run.saved_step:
         return
@@ -234,6 +258,7 @@ def save(run: Run) -> None:
         "images_seen": run.step * run.config.batch_size,
         "seed": run.config.seed,
         "best": run.best,
+        "unfinished": run.unfinished and _listed(run.unfinished),
         "config": dataclasses.asdict(run.config),
         **dataclasses.asdict(run.stopwatch),
     }
@@ -242,6 +267,17 @@ def save(run: Run) -> None:
     best_step = run.best["step"] if run.best else None
     checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
     run.saved_step, run.saved_at = run.step, time.monotonic()
+
+
+def _settled_state(strategy: Strategy) -> dict[str, np.ndarray]:
+    """The state between two steps. A call that was left behind waiting for data may
+    take its last step at this very moment; that step is then waited for."""
+    while True:
+        before = strategy.progress()
+        state = strategy.state()
+        if before == strategy.progress() and before[1] != PHASES[COMPUTING]:
+            return state
+        time.sleep(0.01)
 
 
 def _restore(run: Run) -> None:
@@ -256,7 +292,7 @@ def _restore(run: Run) -> None:
     run.strategy.load(checkpoint.tensors)
     run.step = run.saved_step = checkpoint.step
     stored = checkpoint.trainer_state
-    run.best = stored["best"]
+    run.best, run.unfinished = stored["best"], stored.get("unfinished")
     run.stopwatch = Stopwatch(
         **{field.name: stored[field.name] for field in dataclasses.fields(Stopwatch)}
     )
@@ -310,6 +346,11 @@ def _print_banner(
     lines += [f"warning      {line}" for line in ignored]
     for line in lines:
         say(line)
+
+
+def _listed(record):
+    """A record as JSON takes it; floats keep all their bits."""
+    return {name: np.asarray(value).tolist() for name, value in record.items()}
 
 
 def _params(state):

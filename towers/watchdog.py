@@ -5,6 +5,7 @@ its own while the main thread watches: it sees signals at once and knows how lon
 last step took.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -28,10 +29,14 @@ def exit_on_signals() -> None:
     """A signal ends the process; there is nothing to save before a watchdog is on."""
 
     def stop(number, frame):
-        sys.stdout.flush()
         name = signal.Signals(number).name
         line = f"stopped by {name}, nothing to save; the same command continues\n"
-        os.write(sys.stdout.fileno(), line.encode())
+        # The signal may have cut into a print, which does not bear a second one, and
+        # nobody may be left to read the line.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):
+            os.write(sys.stdout.fileno(), line.encode())
         os._exit(Preempted.exit_code)
 
     for number in _SIGNALS:

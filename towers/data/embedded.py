@@ -152,7 +152,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     # The ground runs from one colour to another across the picture.
     colours = uniform(0, 247, 2, 1, 1, 3)
     direction = uniform(0, 2 * np.pi, 1, 1)
-    along = (x * np.cos(direction) + y * np.sin(direction)) * (.4 / SIZE) + 0.5
+    along = (x * np.cos(direction) + y * np.sin(direction)) * (0.4 / SIZE) + 0.5
     ground = colours[:, 0] + (colours[:, 1] - colours[:, 0]) * along[..., None]
 
     for _ in range(2):
@@ -166,11 +166,14 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
         (right * np.cos(tilt) + down * np.sin(tilt)) / size,
         (down * np.cos(tilt) - right * np.sin(tilt)) / size,
     )
-    _paint(ground, _contrasting(colours, uniform(8, 255, 4, 1, 1, 3)),
-           shape(right, down) * size)
+    _paint(
+        ground,
+        _contrasting(colours, uniform(8, 255, 4, 1, 1, 3)),
+        shape(right, down) * size,
+    )
 
     noise = rng.integers(0, 256, ground.shape, np.uint8).astype(np.float32) - 127.5
-    noise *= uniform(0.0, .15, 1, 1, 1)
+    noise *= uniform(0.0, 0.15, 1, 1, 1)
     return np.clip(np.rint(ground + noise), 0, 255).astype(np.uint8)
 
 

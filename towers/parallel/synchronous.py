@@ -1,0 +1,212 @@
+"""What the synchronous strategies share: the loop of many steps in one compiled call.
+
+A strategy adds where its variables live (`_create_variables`), how one step goes
+(`_train_step`), and what a tower computes with (`_values`).
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.optimizers import Update
+from towers.parallel.gradients import shares, split_batch, weighted_mean
+from towers.parallel.strategy import (
+    COMPUTING,
+    IDLE,
+    PHASES,
+    TRACING,
+    WAITING,
+    Strategy,
+    check_finite,
+    variable_names,
+)
+from towers.parallel.tower import LossFn, TowerResult, tower_counts
+
+HOST = "/CPU:0"
+
+
+class Synchronous(Strategy):
+    """Towers that meet in every step.
+
+    Args:
+        model: a single-device Functional model; its variables are the initial values.
+        loss_fn: (logits, labels) -> the loss of each image.
+        update: from the mean gradient to the next parameters.
+        stream: first step -> the batches of all steps from there on.
+        batch_size: images of one step over all towers.
+        devices: one device name per tower.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        loss_fn: LossFn,
+        update: Update,
+        stream: Callable[[int], tf.data.Dataset],
+        batch_size: int,
+        devices: Sequence[str],
+    ):
+        self._model = model
+        self._loss_fn = loss_fn
+        self._update = update
+        self._stream = stream
+        self._devices = list(devices)
+        self._sizes = shares(batch_size, len(devices))
+        self._weights = [size / batch_size for size in self._sizes]
+        self._names = variable_names(model.trainable_variables)
+        self._state_names = variable_names(model.non_trainable_variables)
+        self._create_variables()
+        with tf.device(HOST):
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+            self._phase = tf.Variable(IDLE, trainable=False, name="phase")
+            self._stop = tf.Variable(False, trainable=False, name="stop")
+        self._batches = None
+        self._traced = False
+        self._train_loop = tf.function(self._loop, autograph=False)
+        self._evaluate_batch = tf.function(self._count, autograph=False)
+
+    # What a strategy decides.
+
+    @abc.abstractmethod
+    def _create_variables(self) -> None:
+        """Makes the variables, with the model's as initial values."""
+
+    @abc.abstractmethod
+    def _train_step(
+        self, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor]]:
+        """One step in the graph: (whether it was taken, metrics, mean gradients)."""
+
+    @abc.abstractmethod
+    def _values(
+        self, tower: int, use_averages: bool
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Parameters, or their averages, and model state for a tower's device."""
+
+    @abc.abstractmethod
+    def _named_variables(self) -> dict[str, tf.Variable]:
+        """Canonical name -> variable, without the step."""
+
+    # Many steps in one compiled call.
+
+    def _loop(self, batches, num_steps):
+        def wanted(done, taken, metrics, gradients):
+            return (done < num_steps) & taken & ~self._stop.read_value()
+
+        def body(done, taken, metrics, gradients):
+            with tf.device(HOST):
+                # The phase changes only once the step before is finished.
+                with tf.control_dependencies([done, taken]):
+                    waiting = self._phase.assign(WAITING, read_value=False)
+                with tf.control_dependencies([waiting]):
+                    batch = next(batches)
+                with tf.control_dependencies(list(batch.values())):
+                    computing = self._phase.assign(COMPUTING, read_value=False)
+                with tf.control_dependencies([computing]):
+                    batch = {name: tf.identity(x) for name, x in batch.items()}
+            taken, metrics, gradients = self._train_step(batch)
+            return done + 1, taken, metrics, gradients
+
+        metrics = self._zero_metrics()
+        gradients = [tf.zeros_like(v.value) for v in self._model.trainable_variables]
+        return tf.while_loop(
+            wanted,
+            body,
+            (tf.constant(0), tf.constant(True), metrics, gradients),
+            parallel_iterations=1,
+        )
+
+    def _metrics(
+        self, results: Sequence[TowerResult], norm: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """The metrics of a step from those of its towers; on the host."""
+        return {
+            "loss": weighted_mean([r.loss for r in results], self._weights),
+            "total_loss": weighted_mean([r.total_loss for r in results], self._weights),
+            "tower_losses": tf.stack([r.loss for r in results]),
+            "accuracy": tf.add_n([r.correct for r in results]) / sum(self._sizes),
+            "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
+            "gradient_norm": norm,
+            "finite": tf.stack([r.finite for r in results]),
+        }
+
+    def _zero_metrics(self):
+        """Metrics of the same form, for the loop to begin with."""
+        towers, dtype = len(self._devices), self._model.trainable_variables[0].dtype
+        return {
+            "loss": tf.zeros([], dtype),
+            "total_loss": tf.zeros([], dtype),
+            "tower_losses": tf.zeros([towers], dtype),
+            "accuracy": tf.zeros([]),
+            "learning_rate": tf.zeros([], tf.float64),
+            "gradient_norm": tf.zeros([], dtype),
+            "finite": tf.ones([towers], tf.bool),
+        }
+
+    def train(self, num_steps: int) -> dict:
+        if self._batches is None:
+            self._batches = iter(self._stream(int(self._step)))
+        done, _, metrics, gradients = self._train_loop(
+            self._batches, tf.constant(num_steps)
+        )
+        self._traced = True
+        self._phase.assign(IDLE)
+        if int(done) == 0:
+            return {}
+        metrics = {name: value.numpy() for name, value in metrics.items()}
+        step = int(self._step)
+        check_finite(step + 1, metrics.pop("finite"), metrics["tower_losses"])
+        named_gradients = dict(zip(self._names, gradients, strict=True))
+        return {"step": step, **metrics, "gradients": named_gradients}
+
+    def request_stop(self) -> None:
+        self._stop.assign(True)
+
+    def progress(self) -> tuple[int, str]:
+        phase = int(self._phase)
+        if phase == IDLE and not self._traced:
+            phase = TRACING
+        return int(self._step), PHASES[phase]
+
+    # Evaluation.
+
+    def _count(self, batch, use_averages):
+        size = batch["labels"].shape[0]
+        sizes = shares(size, min(size, len(self._devices)))
+        counts = []
+        for tower, share in enumerate(split_batch(batch, sizes)):
+            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
+                params, state = self._values(tower, use_averages)
+                counts.append(
+                    tower_counts(self._model, self._loss_fn, params, state, share)
+                )
+        with tf.device(HOST):
+            return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def evaluate(
+        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
+    ) -> dict[str, float]:
+        if use_averages and not self._update.ema_decay:
+            raise ValueError("this run keeps no moving averages: its ema_decay is 0")
+        totals = {"correct": 0.0, "images": 0.0, "loss": 0.0}
+        for batch in batches:
+            counts = self._evaluate_batch(dict(batch), use_averages)
+            for name, value in counts.items():
+                totals[name] += float(value)
+        return totals
+
+    # The canonical state.
+
+    def state(self) -> dict[str, np.ndarray]:
+        named = self._named_variables() | {"step": self._step}
+        return {name: variable.numpy() for name, variable in named.items()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        named = self._named_variables() | {"step": self._step}
+        for name, variable in named.items():
+            variable.assign(state[name])
+        self._batches = None
