@@ -76,9 +76,7 @@ GROUPED = {
     "parallel/__init__.py": "test_structure",  # a table
 }
 
-MODULES = {
-    path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")
-}
+MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
 
 
 def dotted(name):

@@ -141,7 +141,17 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
         devices=devices.towers,
-        parameter_device=(
-            devices.towers[0] if config.parameter_device == "gpu" else "/CPU:0"
-        ),
+        **_strategy_options(config, devices),
     )
+
+
+def _strategy_options(config: Config, devices: Devices) -> dict:
+    """What only the chosen strategy takes."""
+    if config.strategy == "replicated":
+        return {
+            "algorithm": config.all_reduce,
+            "pack_mb": config.all_reduce_pack_mb,
+            "reduce_dtype": tf.as_dtype(config.all_reduce_dtype),
+        }
+    on_gpu = config.parameter_device == "gpu"
+    return {"parameter_device": devices.towers[0] if on_gpu else "/CPU:0"}

@@ -23,7 +23,8 @@ MODELS = ("cnn",)
 OPTIMIZERS = ("sgd", "nesterov")
 SCHEDULES = ("constant", "exponential", "cosine")
 PRECISIONS = ("float32", "bfloat16")
-STRATEGIES = ("towers",)
+STRATEGIES = ("towers", "replicated")
+ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 
 # Schedules whose shape depends on the length of the run.
@@ -84,7 +85,10 @@ class Config:
         choices=AUGMENTS,
     )
     seed: int = _option(
-        0, "Seed of the parameters, the order and the augmentation.", at_least=0
+        0,
+        "Seed of the parameters, the order and the augmentation.",
+        at_least=0,
+        below=2**63,
     )
 
     # Network.
@@ -157,6 +161,24 @@ class Config:
         "Where strategy towers keeps the variables and averages the gradients.",
         choices=("cpu", "gpu"),
         free=True,
+    )
+    all_reduce: str = _option(
+        "star",
+        "How strategy replicated adds up gradients: star (on one device), tree, ring, "
+        "or nccl (two or more GPUs).",
+        choices=ALL_REDUCES,
+        free=True,
+    )
+    all_reduce_pack_mb: float = _option(
+        8.0,
+        "Megabytes of the buffers in which gradients are all-reduced; 0 packs none.",
+        at_least=0,
+        free=True,
+    )
+    all_reduce_dtype: str = _option(
+        "float32",
+        "What travels in the all-reduce; bfloat16 halves it and rounds the gradients.",
+        choices=("float32", "bfloat16"),
     )
     batch_size: int = _option(
         128, "Images per step over all towers together.", at_least=1
@@ -290,6 +312,11 @@ def ignored_options(config: Config) -> list[str]:
 
     if config.schedule != "exponential":
         ignore(f"schedule={config.schedule}", "decay_factor", "epochs_per_decay")
+    if config.strategy != "towers":
+        ignore(f"strategy={config.strategy}", "parameter_device")
+    if config.strategy != "replicated":
+        names = ("all_reduce", "all_reduce_pack_mb", "all_reduce_dtype")
+        ignore(f"strategy={config.strategy}", *names)
     if config.dataset in ("embedded", "synthetic"):
         ignore(f"dataset={config.dataset}", "data_dir")
     return lines

@@ -2,7 +2,11 @@
 
 import numpy as np
 
-from towers.data.sources import ArraySource, DataSet, channel_moments
+from towers.data.sources import ArraySource, DataSet, Subset, channel_moments
+
+# As many different images as there are, repeated; so that large images, too, are there
+# at once and take little memory.
+NUM_DIFFERENT = 256
 
 
 def load(
@@ -10,26 +14,35 @@ def load(
     *,
     image_shape: tuple[int, int, int] = (32, 32, 3),
     num_classes: int = 10,
+    num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
-    """10,000 training and 2,000 test images of noise, the same every time.
+    """Images of noise with labels that mean nothing, the same every time.
 
     Args:
         data_dir: not looked at; every data set takes it.
         image_shape: height, width, channels.
         num_classes: number of labels.
+        num_examples: number of training and of test images.
+
+    Returns:
+        Sources of uint8 [n, *image_shape] and labels in [0, num_classes).
     """
-    rng = np.random.default_rng(0)
+    rng = np.random.Generator(np.random.Philox(0))
 
-    def draw(count):
-        images = rng.integers(0, 256, (count, *image_shape), dtype=np.uint8)
-        return images, rng.integers(0, num_classes, count, dtype=np.int32)
+    def draw():
+        shape = (NUM_DIFFERENT, *image_shape)
+        images = rng.integers(0, 256, shape, dtype=np.uint8)
+        return images, rng.integers(0, num_classes, NUM_DIFFERENT, dtype=np.int32)
 
-    train, test = draw(10_000), draw(2_000)
+    def repeat(examples, count):
+        return Subset(ArraySource(*examples), np.arange(count) % NUM_DIFFERENT)
+
+    train, test = draw(), draw()
     mean, deviation = channel_moments(train[0])
     return DataSet(
         name="synthetic",
-        train=ArraySource(*train),
-        test=ArraySource(*test),
+        train=repeat(train, num_examples[0]),
+        test=repeat(test, num_examples[1]),
         class_names=tuple(f"class {label}" for label in range(num_classes)),
         mean=mean,
         deviation=deviation,

@@ -1,5 +1,6 @@
 """Ways of being parallel: devices, towers, gradients, and one strategy a file."""
 
+from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
 
-STRATEGIES = {"towers": Towers}
+STRATEGIES = {"towers": Towers, "replicated": Replicated}

@@ -45,7 +45,21 @@ def average_gradients(
         weights = [1 / len(tower_grads)] * len(tower_grads)
     if len(weights) != len(tower_grads):
         raise ValueError(f"{len(tower_grads)} towers but {len(weights)} weights")
-    averages = []
+    return [
+        (weighted_mean(gradients, weights), name)
+        for gradients, name in check_gradients(tower_grads)
+    ]
+
+
+def check_gradients(
+    tower_grads: Sequence[TowerGradients],
+) -> list[tuple[tuple[tf.Tensor, ...], str]]:
+    """Per parameter the gradients of all towers and its name, or what is wrong.
+
+    Raises:
+        ValueError: a gradient is missing, or the towers' lists differ.
+    """
+    checked = []
     for of_one_parameter in zip(*tower_grads, strict=True):
         gradients, names = zip(*of_one_parameter, strict=True)
         if len(set(names)) != 1:
@@ -58,8 +72,8 @@ def average_gradients(
                     f"tower {tower} has no gradient for {names[0]}: the loss does not "
                     "depend on it"
                 )
-        averages.append((weighted_mean(gradients, weights), names[0]))
-    return averages
+        checked.append((gradients, names[0]))
+    return checked
 
 
 def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:

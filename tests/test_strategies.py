@@ -1,4 +1,4 @@
-"""Strategy `towers` computes what one device computes on the whole batch."""
+"""Every synchronous strategy computes what one device does on the whole batch."""
 
 import collections
 import dataclasses
@@ -10,6 +10,7 @@ import pytest
 
 from towers import losses, optimizers, schedules
 from towers.errors import NumericError
+from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
 
 NUM_STEPS = 10
@@ -64,6 +65,10 @@ class Recipe:
         )
 
 
+STRATEGIES = {"towers": Towers, "replicated": Replicated}
+both = pytest.mark.parametrize("cls", STRATEGIES.values(), ids=STRATEGIES)
+
+
 def create_towers(network, recipe, batches, num_towers, cls=Towers, **where):
     batch_size = len(batches[0]["labels"])
     return cls(
@@ -93,17 +98,18 @@ def assert_equal_to_oracle(state, expected, tolerance=1e-5):
         )
 
 
+@both
 @pytest.mark.parametrize("batch_size", [16, 13])
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["plain", "residual"])
-def test_towers_equal_the_oracle(name, num_towers, batch_size):
+def test_towers_equal_the_oracle(cls, name, num_towers, batch_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(NUM_STEPS, batch_size)
     recipe = Recipe(clip_norm=0.5)
     expected = recipe.oracle(network, batches, num_towers)
     assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
 
-    towers = create_towers(network, recipe, batches, num_towers)
+    towers = create_towers(network, recipe, batches, num_towers, cls=cls)
     losses_seen = [towers.train(1), towers.train(4), towers.train(5)]
 
     assert_equal_to_oracle(towers.state(), expected)
@@ -116,22 +122,24 @@ def test_towers_equal_the_oracle(name, num_towers, batch_size):
     assert losses_seen[-1]["tower_losses"].shape == (num_towers,)
 
 
+@both
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov"])
-def test_every_optimizer_equals_the_oracle(optimizer):
+def test_every_optimizer_equals_the_oracle(cls, optimizer):
     network = networks.plain_network()
     batches = networks.random_batches(NUM_STEPS, 13)
     recipe = Recipe(optimizer, momentum=0.0 if optimizer == "sgd" else 0.9)
-    towers = create_towers(network, recipe, batches, 3)
+    towers = create_towers(network, recipe, batches, 3, cls=cls)
     towers.train(NUM_STEPS)
     assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches, 3))
 
 
+@both
 @pytest.mark.parametrize("name", ["plain", "residual"])
-def test_float64_towers_equal_the_oracle_to_ten_digits(name):
+def test_float64_towers_equal_the_oracle_to_ten_digits(cls, name):
     network = networks.NETWORKS[name]("float64")
     batches = networks.random_batches(NUM_STEPS, 13)
     recipe = Recipe(clip_norm=0.5)
-    towers = create_towers(network, recipe, batches, 3)
+    towers = create_towers(network, recipe, batches, 3, cls=cls)
     towers.train(NUM_STEPS)
     expected = recipe.oracle(network, batches, 3)
     assert_equal_to_oracle(towers.state(), expected, tolerance=1e-10)
@@ -147,12 +155,13 @@ def test_towers_without_averages_keep_none():
         towers.evaluate([], use_averages=True)
 
 
-def test_two_runs_are_bit_equal_and_so_are_other_cuts_into_calls():
+@both
+def test_two_runs_are_bit_equal_and_so_are_other_cuts_into_calls(cls):
     network = networks.residual_network()
     batches = networks.random_batches(6, 13)
     states = []
     for calls in ([6], [1, 2, 3]):
-        towers = create_towers(network, Recipe(), batches, 4)
+        towers = create_towers(network, Recipe(), batches, 4, cls=cls)
         for num_steps in calls:
             towers.train(num_steps)
         states.append(towers.state())
@@ -173,13 +182,14 @@ def test_state_of_some_towers_is_continued_by_others(before, after):
     assert_equal_to_oracle(second.state(), recipe.oracle(network, batches, 1))
 
 
+@both
 @pytest.mark.parametrize("bad_tower", [0, 2])
-def test_a_bad_tower_stops_before_the_update(bad_tower):
+def test_a_bad_tower_stops_before_the_update(cls, bad_tower):
     network = networks.plain_network()
     batches = networks.random_batches(5, 16)
     batches[3]["images"][4 * bad_tower + 1, 0, 0, 0] = np.nan
     recipe = Recipe()
-    towers = create_towers(network, recipe, batches, 4)
+    towers = create_towers(network, recipe, batches, 4, cls=cls)
     with pytest.raises(NumericError, match=rf"^step 4: .* of tower {bad_tower} \("):
         towers.train(5)
     assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches[:3], 1))
@@ -194,14 +204,15 @@ def test_request_stop_ends_after_the_step_in_hand():
     assert towers.progress() == (0, "idle")
 
 
+@both
 @pytest.mark.parametrize("num_towers", [1, 3, 8])
-def test_evaluation_counts_every_weighted_image_once(num_towers):
+def test_evaluation_counts_every_weighted_image_once(cls, num_towers):
     network = networks.residual_network()
     batches = networks.random_batches(3, 13)
     for batch in batches:
         batch["weights"] = np.ones(13, np.float32)
     batches[-1]["weights"][5:] = 0
-    towers = create_towers(network, Recipe(), batches, num_towers)
+    towers = create_towers(network, Recipe(), batches, num_towers, cls=cls)
 
     counts = towers.evaluate(networks.stream_of(batches)(0))
 

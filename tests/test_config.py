@@ -1,0 +1,377 @@
+"""Rows 16, 17 and 30 of the table of faults, and what a resumed run may change."""
+
+import dataclasses
+import json
+
+import pytest
+
+from towers import config as configuration
+from towers.config import FIELDS, Config, from_json, replace, to_json
+from towers.errors import ConfigError
+
+# What the first issue asks for at least.
+ASKED_FOR = """
+    dataset data_dir augment seed model optimizer learning_rate momentum weight_decay
+    label_smoothing schedule decay_factor epochs_per_decay warmup_epochs ema_decay
+    clip_norm precision strategy num_towers device parameter_device batch_size
+    num_epochs max_steps steps_per_loop log_every_steps eval_every_epochs
+    checkpoint_every_secs checkpoint_every_steps keep_checkpoints
+""".split()
+
+# A valid Config in which no option has its default, and a second value for each.
+OTHER = {
+    "dataset": ("embedded", "synthetic"),
+    "data_dir": ("data", "elsewhere"),
+    "validation_fraction": (0.1, 0.2),
+    "augment": ("none", "pad_crop_flip"),
+    "seed": (7, 8),
+    "width": (0.25, 0.5),
+    "precision": ("bfloat16", "float32"),
+    "optimizer": ("nesterov", "sgd"),
+    "learning_rate": (0.1 + 0.2, 1e-300),
+    "momentum": (0.9, 0.5),
+    "weight_decay": (0.0, 1.0),
+    "label_smoothing": (0.1, 0.2),
+    "schedule": ("constant", "exponential"),
+    "decay_factor": (0.5, 0.25),
+    "epochs_per_decay": (1.5, 2.5),
+    "warmup_epochs": (0.5, 1.0),
+    "ema_decay": (0.0, 0.99),
+    "clip_norm": (1.0, 2.0),
+    "num_towers": (2, 4),
+    "device": ("cpu", "auto"),
+    "batch_size": (64, 32),
+    "deterministic": (True, False),
+    "num_epochs": (3.0, 4.0),
+    "max_steps": (10, 20),
+    "steps_per_loop": (5, 7),
+    "log_every_steps": (5, 7),
+    "summary_every_steps": (0, 7),
+    "eval_every_epochs": (0.0, 2.0),
+    "checkpoint_every_secs": (0.0, 10.0),
+    "checkpoint_every_steps": (5, 7),
+    "keep_checkpoints": (1, 2),
+    "stuck_after_secs": (0.0, 10.0),
+}
+# These have one choice so far, or contradict another value of OTHER.
+WITHOUT_OTHER = {"model", "strategy", "parameter_device"}
+
+# Row 9: where a run happens, its rhythm and where it stops may change on resume.
+FREE = {
+    "data_dir",
+    "num_towers",
+    "device",
+    "deterministic",
+    "max_steps",
+    "steps_per_loop",
+    "log_every_steps",
+    "summary_every_steps",
+    "eval_every_epochs",
+    "checkpoint_every_secs",
+    "checkpoint_every_steps",
+    "keep_checkpoints",
+    "stuck_after_secs",
+}
+
+
+def unusual(**changes):
+    return Config(**{name: values[0] for name, values in OTHER.items()} | changes)
+
+
+def refusal(**options):
+    """The message with which these options are refused."""
+    with pytest.raises(ConfigError) as caught:
+        Config(**options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_options_that_were_asked_for_are_there():
+    assert set(ASKED_FOR) <= set(FIELDS)
+
+
+def test_every_option_is_explained():
+    for name, field in FIELDS.items():
+        assert field.metadata["help"].endswith("."), name
+
+
+def test_defaults_are_those_of_the_tutorial():
+    config = Config()
+    assert (config.dataset, config.augment, config.model) == (
+        "cifar10",
+        "tutorial",
+        "cnn",
+    )
+    assert (config.batch_size, config.learning_rate, config.momentum) == (128, 0.1, 0)
+    assert (config.schedule, config.decay_factor) == ("exponential", 0.1)
+    assert (config.epochs_per_decay, config.ema_decay) == (350, 0.9999)
+    assert config.weight_decay == 0.004
+
+
+def test_a_config_does_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().seed = 1
+
+
+def test_other_values_cover_every_option():
+    assert set(OTHER) | WITHOUT_OTHER == set(FIELDS)
+    config = unusual()
+    for name, (first, second) in OTHER.items():
+        assert FIELDS[name].default != first != second, name
+        assert getattr(config, name) == first, name
+
+
+# Types and bounds.
+
+
+@pytest.mark.parametrize(
+    "options,wanted,found",
+    [
+        ({"batch_size": 2.0}, "int", "float"),
+        ({"batch_size": "2"}, "int", "str"),
+        ({"batch_size": True}, "int", "bool"),
+        ({"learning_rate": "0.1"}, "float", "str"),
+        ({"learning_rate": None}, "float", "NoneType"),
+        ({"learning_rate": False}, "float", "bool"),
+        ({"deterministic": 1}, "bool", "int"),
+        ({"dataset": 10}, "str", "int"),
+    ],
+)
+def test_a_wrong_type_is_refused(options, wanted, found):
+    (name,) = options
+    message = refusal(**options)
+    assert message.startswith(f"{name}=")
+    assert f"must be {wanted}, is {found}" in message
+
+
+def test_a_whole_number_is_a_float_where_one_is_wanted():
+    learning_rate = Config(learning_rate=1).learning_rate
+    assert (learning_rate, type(learning_rate)) == (1.0, float)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_are_finite(value):
+    assert "learning_rate" in refusal(learning_rate=value)
+
+
+@pytest.mark.parametrize(
+    "name,best,bad",
+    [
+        ("validation_fraction", 0.0, -0.01),
+        ("validation_fraction", 0.999, 1.0),
+        ("seed", 0, -1),
+        ("seed", 2**63 - 1, 2**63),  # it becomes an int64
+        ("width", 0.01, 0.0),
+        ("learning_rate", 1e-9, 0.0),
+        ("momentum", 0.0, -0.1),
+        ("momentum", 0.999, 1.0),
+        ("weight_decay", 0.0, -1e-9),
+        ("label_smoothing", 0.0, -0.1),
+        ("label_smoothing", 0.999, 1.0),
+        ("decay_factor", 1e-9, 0.0),
+        ("epochs_per_decay", 1e-9, 0.0),
+        ("warmup_epochs", 0.0, -0.1),
+        ("ema_decay", 0.0, -0.1),
+        ("ema_decay", 0.99999, 1.0),
+        ("clip_norm", 0.0, -1.0),
+        ("num_towers", 0, -1),
+        ("batch_size", 1, 0),
+        ("num_epochs", 0.01, 0.0),
+        ("max_steps", 0, -1),
+        ("steps_per_loop", 1, 0),
+        ("log_every_steps", 1, 0),
+        ("summary_every_steps", 0, -1),
+        ("eval_every_epochs", 0.0, -1.0),
+        ("checkpoint_every_secs", 0.0, -1.0),
+        ("checkpoint_every_steps", 0, -1),
+        ("keep_checkpoints", 1, 0),
+        ("stuck_after_secs", 0.0, -1.0),
+    ],
+)
+def test_bounds_are_where_the_meaning_ends(name, best, bad):
+    assert getattr(Config(**{name: best}), name) == best
+    message = refusal(**{name: bad})
+    assert message.startswith(f"{name}={bad}: must be ")
+
+
+@pytest.mark.parametrize(
+    "name,typed,meant",
+    [
+        ("dataset", "cifar", "cifar10"),
+        ("augment", "tutorail", "tutorial"),
+        ("optimizer", "nestrov", "nesterov"),
+        ("schedule", "exponentail", "exponential"),
+        ("precision", "float23", "float32"),
+        ("device", "gpus", "gpu"),
+    ],
+)
+def test_a_wrong_choice_names_the_nearest_and_lists_all(name, typed, meant):
+    message = refusal(**{name: typed})
+    assert f"did you mean {meant!r}?" in message
+    assert ", ".join(FIELDS[name].metadata["choices"]) in message
+
+
+def test_where_nothing_is_near_nothing_is_guessed():
+    assert "did you mean" not in refusal(dataset="zzz")
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"num_towers": 9, "batch_size": 4}, ["num_towers=9", "batch_size=4"]),
+        ({"optimizer": "nesterov"}, ["optimizer=nesterov", "momentum=0.0"]),
+        (
+            {"warmup_epochs": 3.0, "num_epochs": 2.0},
+            ["warmup_epochs=3.0", "num_epochs=2.0"],
+        ),
+        (
+            {"device": "cpu", "parameter_device": "gpu"},
+            ["device=cpu", "parameter_device=gpu"],
+        ),
+    ],
+)
+def test_options_that_contradict_are_refused_with_both_values(options, words):
+    message = refusal(**options)
+    for word in words:
+        assert word in message
+
+
+def test_options_at_the_edge_of_a_contradiction_are_taken():
+    Config(num_towers=4, batch_size=4)
+    Config(warmup_epochs=2.0, num_epochs=2.0)
+    Config(device="gpu", parameter_device="gpu")
+
+
+# Changing and storing.
+
+
+def test_replace_names_the_nearest_option():
+    with pytest.raises(ConfigError, match="'bach_size': did you mean 'batch_size'?"):
+        replace(Config(), {"bach_size": 3})
+    assert replace(Config(), {"batch_size": 3}) == Config(batch_size=3)
+
+
+def test_a_stored_config_is_the_same_again():
+    for config in (Config(), unusual()):
+        assert from_json(to_json(config)) == config
+
+
+def test_a_stored_config_is_plain_json():
+    stored = json.loads(to_json(unusual()))
+    assert list(stored) == list(FIELDS)
+    assert stored["learning_rate"] == 0.1 + 0.2
+    assert to_json(unusual()).endswith("}\n")
+
+
+def test_options_that_a_stored_config_lacks_take_their_default():
+    assert from_json('{"seed": 3}') == Config(seed=3)
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ('{"sed": 3}', "'sed': did you mean 'seed'"),
+        ('{"seed": "3"}', "seed='3'"),
+        ('{"seed": -3}', "seed=-3"),
+        ('{"num_towers": 9, "batch_size": 4}', "num_towers=9"),
+        ('{"seed": 3', "not a config.json"),
+        ("[1, 2]", "not a config.json"),
+        ("", "not a config.json"),
+    ],
+)
+def test_a_stored_config_that_is_wrong_is_refused(text, words):
+    with pytest.raises(ConfigError) as caught:
+        from_json(text)
+    assert words in str(caught.value)
+
+
+# Row 9.
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_a_change_of_the_mathematics_is_told_with_both_values(name):
+    before, after = OTHER[name]
+    stored, new = unusual(), unusual(**{name: after})
+    free = name in FREE or name == "num_epochs"
+    expected = {} if free else {name: (before, after)}
+    assert configuration.changed_mathematics(stored, new) == expected
+
+
+def test_the_strategy_and_the_parameter_device_may_change_but_not_the_model():
+    free = {name for name in WITHOUT_OTHER if FIELDS[name].metadata["free"]}
+    assert free == {"strategy", "parameter_device"}
+
+
+@pytest.mark.parametrize(
+    "schedule,is_free", [("constant", True), ("exponential", True), ("cosine", False)]
+)
+def test_the_length_may_change_where_no_rate_depends_on_it(schedule, is_free):
+    stored = Config(schedule=schedule, num_epochs=2.0)
+    longer = replace(stored, {"num_epochs": 4.0})
+    changed = configuration.changed_mathematics(stored, longer)
+    assert changed == ({} if is_free else {"num_epochs": (2.0, 4.0)})
+
+
+def test_all_changes_are_told_at_once():
+    changed = configuration.changed_mathematics(
+        Config(), Config(seed=1, batch_size=64, max_steps=5, momentum=0.5)
+    )
+    assert changed == {"seed": (0, 1), "batch_size": (128, 64), "momentum": (0.0, 0.5)}
+
+
+# Options that do nothing.
+
+
+@pytest.mark.parametrize(
+    "options,ignored",
+    [
+        ({}, []),
+        ({"decay_factor": 0.5, "epochs_per_decay": 2.0}, []),
+        ({"schedule": "cosine"}, []),
+        ({"schedule": "cosine", "decay_factor": 0.5}, ["decay_factor=0.5"]),
+        (
+            {"schedule": "constant", "decay_factor": 0.5, "epochs_per_decay": 2.0},
+            ["decay_factor=0.5", "epochs_per_decay=2.0"],
+        ),
+        ({"data_dir": "data"}, []),
+        ({"dataset": "embedded"}, []),
+        ({"dataset": "embedded", "data_dir": "data"}, ["data_dir=data"]),
+        ({"dataset": "synthetic", "data_dir": "data"}, ["data_dir=data"]),
+    ],
+)
+def test_options_without_effect_are_told_with_the_reason(options, ignored):
+    lines = configuration.ignored_options(Config(**options))
+    assert [line.split(" has no effect with ")[0] for line in lines] == ignored
+    reasons = {line.split(" has no effect with ")[1] for line in lines}
+    assert reasons <= {f"{name}={value}" for name, value in options.items()}
+
+
+# Row 30.
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"KERAS_BACKEND": "tensorflow"},
+        {"TF_USE_LEGACY_KERAS": "0"},
+        {"TF_USE_LEGACY_KERAS": ""},
+    ],
+)
+def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
+    configuration.check_environment(environ)
+
+
+@pytest.mark.parametrize(
+    "environ,name",
+    [
+        ({"KERAS_BACKEND": "jax"}, "KERAS_BACKEND=jax"),
+        ({"KERAS_BACKEND": "torch"}, "KERAS_BACKEND=torch"),
+        ({"TF_USE_LEGACY_KERAS": "1"}, "TF_USE_LEGACY_KERAS"),
+        ({"TF_USE_LEGACY_KERAS": "True"}, "TF_USE_LEGACY_KERAS"),
+    ],
+)
+def test_another_keras_is_refused_with_the_way_out(environ, name):
+    with pytest.raises(ConfigError, match=f"^{name}.*unset") as caught:
+        configuration.check_environment(environ)
+    assert caught.value.exit_code == 2

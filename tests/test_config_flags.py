@@ -1,0 +1,307 @@
+"""The command line: three layers of options, and mistakes told in one line (row 17)."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+import towers
+from towers import config_flags
+from towers.config import FIELDS, Config
+from towers.config_flags import config_of_flags, load_recipe
+from towers.errors import ConfigError
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def flag_values(**defaults):
+    values = flags.FlagValues()
+    config_flags.define_config_flags(values=values, **defaults)
+    return values
+
+
+def given(*arguments):
+    """What a command line with these arguments gives."""
+    values = flag_values()
+    values(["run_train.py", *arguments])
+    return config_flags.given_flags(values)
+
+
+def write_recipe(folder, name, body, header="from towers.config import Config"):
+    source = f"{header}\n\n\ndef get_config():\n    return {body}\n"
+    (folder / f"{name}.py").write_text(source)
+
+
+@pytest.fixture
+def recipes(tmp_path):
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    body = 'Config(dataset="embedded", batch_size=64, momentum=0.5)'
+    write_recipe(folder, "quickstart", body)
+    yield folder
+    # Recipes import each other as top modules of their folder.
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+# Flags.
+
+
+def test_there_is_one_flag_per_option_with_its_help_and_default():
+    values = flag_values()
+    assert set(values) == set(FIELDS)
+    for name, field in FIELDS.items():
+        assert values[name].default == field.default, name
+        assert values[name].help.endswith(field.metadata["help"]), name
+
+
+def test_a_program_may_have_some_flags_and_its_own_defaults():
+    values = flags.FlagValues()
+    config_flags.define_config_flags(
+        ["batch_size", "device"], values=values, batch_size=500
+    )
+    values(["run_eval.py"])
+    assert (values.batch_size, values.device) == (500, "auto")
+    assert set(values) == {"batch_size", "device"}
+    assert config_flags.given_flags(values) == {}
+
+
+def test_given_flags_are_those_on_the_command_line_in_the_type_of_their_option():
+    found = given(
+        "--batch_size=64", "--learning_rate=1", "--deterministic", "--dataset=embedded"
+    )
+    assert found == {
+        "batch_size": 64,
+        "learning_rate": 1.0,
+        "deterministic": True,
+        "dataset": "embedded",
+    }
+    assert Config(**found).batch_size == 64
+
+
+def test_a_flag_that_repeats_the_default_is_given():
+    assert given("--batch_size=128", "--nodeterministic") == {
+        "batch_size": FIELDS["batch_size"].default,
+        "deterministic": False,
+    }
+
+
+# The three layers.
+
+
+def test_flags_override_the_recipe_and_the_recipe_the_defaults(recipes):
+    config, _, _ = config_of_flags(
+        "quickstart", recipes, given("--momentum=0.9", "--num_towers=2")
+    )
+    assert config == Config(
+        dataset="embedded", batch_size=64, momentum=0.9, num_towers=2
+    )
+
+
+def test_a_flag_with_the_default_value_overrides_the_recipe(recipes):
+    config, _, _ = config_of_flags("quickstart", recipes, given("--batch_size=128"))
+    assert config.batch_size == 128
+
+
+def test_without_a_recipe_flags_stand_on_the_defaults(recipes):
+    config, name, remark = config_of_flags(None, recipes, given("--seed=3"))
+    assert (config, name, remark) == (Config(seed=3), "default", "")
+
+
+def test_without_anything_the_quickstart_is_trained_and_that_is_said(recipes):
+    write_recipe(recipes, "other", "Config()")
+    config, name, remark = config_of_flags(None, recipes, {})
+    assert (config.dataset, config.batch_size, name) == ("embedded", 64, "quickstart")
+    for word in ("quickstart", "other", "--config", "--help"):
+        assert word in remark
+    assert "\n" not in remark
+
+
+def test_the_run_is_named_after_the_recipe(recipes):
+    path = recipes / "quickstart.py"
+    assert config_of_flags("quickstart", recipes, {})[1:] == ("quickstart", "")
+    assert config_of_flags(str(path), recipes, {})[1:] == ("quickstart", "")
+
+
+def test_a_contradiction_between_layers_is_refused(recipes):
+    with pytest.raises(ConfigError, match="batch_size=64 with num_towers=65"):
+        config_of_flags("quickstart", recipes, given("--num_towers=65"))
+
+
+def test_layers_are_checked_only_together(recipes):
+    arguments = given("--optimizer=nesterov")
+    with pytest.raises(ConfigError, match="momentum"):
+        config_of_flags(None, recipes, arguments)
+    config, _, _ = config_of_flags("quickstart", recipes, arguments)
+    assert (config.optimizer, config.momentum) == ("nesterov", 0.5)
+
+
+# Recipes.
+
+
+def test_a_recipe_is_a_name_or_a_path(recipes, tmp_path):
+    elsewhere = tmp_path / "elsewhere.py"
+    elsewhere.write_text((recipes / "quickstart.py").read_text())
+    for name in ("quickstart", str(recipes / "quickstart.py"), str(elsewhere)):
+        assert load_recipe(name, recipes).batch_size == 64
+
+
+def test_a_recipe_may_call_another_and_change_it(recipes):
+    write_recipe(
+        recipes,
+        "variant",
+        "dataclasses.replace(quickstart.get_config(), seed=5)",
+        "import dataclasses\n\nimport quickstart",
+    )
+    path_before = list(sys.path)
+    config = load_recipe("variant", recipes)
+    assert (config.seed, config.batch_size) == (5, 64)
+    assert sys.path == path_before
+
+
+def test_an_unknown_recipe_names_the_nearest_and_lists_all(recipes):
+    write_recipe(recipes, "other", "Config()")
+    write_recipe(recipes, "_shared", "Config()")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("quikstart", recipes)
+    assert "did you mean 'quickstart'?" in str(caught.value)
+    assert str(caught.value).endswith("recipes: other, quickstart")
+
+
+@pytest.mark.parametrize(
+    "body,words",
+    [
+        ("Config(bach_size=3)", ["'bach_size'", "did you mean 'batch_size'"]),
+        ("Config(batch_size=0)", ["batch_size=0", "at least 1"]),
+        ('Config(batch_size="3")', ["batch_size='3'", "must be int"]),
+        ('Config(dataset="cifar")', ["did you mean 'cifar10'"]),
+        ("Confg(batch_size=3)", ["Confg"]),
+        ("Config(batch_size=3", ["never closed"]),
+        ("Config", ["not a Config"]),
+        ("None", ["None, not a Config"]),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_told_in_one_line_with_its_file(recipes, body, words):
+    write_recipe(recipes, "mistaken", body)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("mistaken", recipes)
+    message = str(caught.value)
+    assert message.startswith(str(recipes / "mistaken.py"))
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_a_typo_in_a_variant_names_the_nearest_option(recipes):
+    write_recipe(
+        recipes,
+        "variant",
+        "dataclasses.replace(quickstart.get_config(), lerning_rate=5)",
+        "import dataclasses\n\nimport quickstart",
+    )
+    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+        load_recipe("variant", recipes)
+
+
+def test_a_recipe_without_get_config_or_with_a_missing_import_is_refused(recipes):
+    (recipes / "empty.py").write_text("")
+    with pytest.raises(ConfigError, match="get_config"):
+        load_recipe("empty", recipes)
+    write_recipe(recipes, "importing", "Config()", "import nowhere_to_be_found")
+    with pytest.raises(ConfigError, match="nowhere_to_be_found"):
+        load_recipe("importing", recipes)
+
+
+def test_a_defect_inside_a_recipe_keeps_its_own_error(recipes):
+    write_recipe(recipes, "defect", "Config(batch_size=1 // 0)")
+    with pytest.raises(ZeroDivisionError):
+        load_recipe("defect", recipes)
+
+
+# Mistakes, as a user meets them.
+
+
+@pytest.mark.parametrize(
+    "program,arguments,words",
+    [
+        ("run_train.py", ["--bach_size=3"], ["'bach_size'", "batch_size ?"]),
+        ("run_train.py", ["--batch_size=abc"], ["--batch_size=abc"]),
+        ("run_train.py", ["--batch_size=2.5"], ["--batch_size=2.5"]),
+        ("run_train.py", ["--dataset=cifar"], ["--dataset=cifar", "cifar10"]),
+        ("run_train.py", ["--deterministic=perhaps"], ["--deterministic=perhaps"]),
+        ("run_train.py", ["--learning_rate=nan"], ["learning_rate=nan", "finite"]),
+        ("run_train.py", ["quickstart"], ["'quickstart' is no flag"]),
+        ("run_train.py", ["--config=quikstart"], ["did you mean 'quickstart'?"]),
+        (
+            "run_train.py",
+            ["--num_towers=9", "--batch_size=4"],
+            ["batch_size=4 with num_towers=9"],
+        ),
+        ("run_eval.py", [], ["--workdir"]),
+        ("run_eval.py", ["--workdir=no/such/run"], ["no/such/run holds no run"]),
+    ],
+)
+def test_a_wrong_command_line_ends_in_one_line_and_exit_2(program, arguments, words):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / program), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{program}: ")
+    for word in words:
+        assert word in line
+
+
+def test_another_keras_backend_ends_in_one_line_and_exit_2():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_train.py")],
+        cwd=ROOT,
+        env=os.environ | {"KERAS_BACKEND": "jax"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("run_train.py: KERAS_BACKEND=jax")
+
+
+def test_help_shows_every_option():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_train.py"), "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    for name, field in FIELDS.items():
+        prefix = "--[no]" if field.type is bool else "--"
+        assert f"\n  {prefix}{name}: " in done.stdout, name
+
+
+# What is said while TensorFlow is imported.
+
+
+def test_chatter_is_held_back_and_the_rest_is_shown(capfd):
+    with towers.quiet_imports():
+        os.write(2, b"WARNING: All log messages before absl::InitializeLog() ...\n")
+        os.write(2, b"I0000 00:00:17.6 2687 port.cc:153] oneDNN is on.\n")
+        os.write(2, b"E0000 00:00:17.6 2687 cuda_dnn.cc:8310] Unable to register\n")
+        os.write(2, b"To enable the following instructions: AVX2 FMA\n")
+        os.write(2, b"ImportWarning: something real\n")
+    assert capfd.readouterr().err == "ImportWarning: something real\n"
+
+
+def test_an_error_while_importing_comes_out_with_what_was_said(capfd):
+    with pytest.raises(ImportError), towers.quiet_imports():
+        os.write(2, b"libsomething.so: not found\n")
+        raise ImportError
+    os.write(2, b"afterwards\n")
+    assert capfd.readouterr().err == "libsomething.so: not found\nafterwards\n"

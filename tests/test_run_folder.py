@@ -1,0 +1,225 @@
+"""Rows 5 and 13 of the table of faults: the folder of a run and who holds it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from towers.config import Config, to_json
+from towers.errors import ConfigError
+from towers.run_folder import RunFolder
+
+# Holds a run folder until it is killed, or until its standard input is closed.
+HOLD = """
+import sys
+from towers.run_folder import RunFolder
+with RunFolder(sys.argv[1]).lock() as describe:
+    describe(device="GPU")
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "quickstart")
+    folder.create()
+    return folder
+
+
+@pytest.fixture
+def other_process(folder):
+    """A process that holds the folder."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        assert child.stdout.readline() == "held\n"
+        yield child
+        child.kill()
+
+
+# The lock.
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_folder(
+    folder, other_process
+):
+    with pytest.raises(ConfigError) as caught, folder.lock():
+        pass
+    message = str(caught.value)
+    for word in (str(folder.path), f"process {other_process.pid} on ", "--workdir"):
+        assert word in message
+    assert os.uname().nodename in message
+    # The refused one has not described itself.
+    assert folder.holder()["pid"] == other_process.pid
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
+    other_process.send_signal(signal.SIGKILL)
+    other_process.wait()
+    assert folder.holder() is None
+    with folder.lock():
+        assert folder.holder()["pid"] == os.getpid()
+    # It has left no trace of a holder that would stop the next one.
+    with folder.lock():
+        pass
+
+
+def test_others_see_what_the_holder_says_of_itself(folder, other_process):
+    assert folder.holder() == {
+        "pid": other_process.pid,
+        "host": os.uname().nodename,
+        "device": "GPU",
+    }
+    other_process.stdin.close()
+    other_process.wait()
+    assert folder.holder() is None
+
+
+def test_a_holder_may_say_more_later_and_less_than_before(folder):
+    with folder.lock(device="a long name that is written over") as describe:
+        assert folder.holder()["device"] == "a long name that is written over"
+        describe(device="CPU", towers=2)
+        assert folder.holder()["device"] == "CPU"
+        assert folder.holder()["towers"] == 2
+        assert folder.holder()["pid"] == os.getpid()
+    assert folder.holder() is None
+
+
+def test_asking_for_the_holder_takes_no_lock(folder):
+    assert folder.holder() is None  # there is not even a lock file
+    with folder.lock():
+        pass
+    assert folder.holder() is None
+    with folder.lock():
+        folder.holder()
+        with pytest.raises(ConfigError), RunFolder(folder.path).lock():
+            pass
+
+
+def test_the_lock_is_let_go_by_an_error(folder):
+    with pytest.raises(KeyError), folder.lock():
+        raise KeyError
+    with folder.lock():
+        pass
+
+
+def test_folders_do_not_lock_each_other(folder, other_process, tmp_path):
+    another = RunFolder(tmp_path / "runs" / "another")
+    another.create()
+    with another.lock():
+        pass
+
+
+# Making and clearing.
+
+
+def test_create_makes_the_folder_and_leaves_what_is_there(folder):
+    folder.metrics.write_text("{}\n")
+    folder.create()
+    assert sorted(folder.path.iterdir()) == [folder.metrics]
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_regular_file_in_the_way_is_refused(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match="cannot be written.*--workdir") as caught:
+        RunFolder(file / below).create()
+    assert str(file / below) in str(caught.value)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_a_file_system_that_takes_no_files_is_refused():
+    with pytest.raises(ConfigError, match="/proc/self/run cannot be written"):
+        RunFolder("/proc/self/run").create()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_of_someone_else_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    for path in (tmp_path, tmp_path / "run"):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            RunFolder(path).create()
+
+
+def test_clear_removes_what_runs_write_and_nothing_else(folder):
+    own = [folder.config, folder.metrics, folder.result]
+    own += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
+    own += [folder.tensorboard / "train" / "events"]
+    notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]
+    for path in own + notes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    with folder.lock():
+        folder.clear()
+        with pytest.raises(ConfigError), folder.lock():
+            pass  # the lock lies in the folder too, and it still holds
+    assert not any(path.exists() for path in own)
+    assert not folder.checkpoints.exists() and not folder.tensorboard.exists()
+    assert all(path.read_text() == "{}" for path in notes)
+    folder.clear()
+
+
+def test_clear_does_not_pass_over_what_it_cannot_remove(folder, tmp_path):
+    """Else --overwrite would silently go on with the old checkpoints."""
+    elsewhere = tmp_path / "large_disk"
+    elsewhere.mkdir()
+    folder.checkpoints.symlink_to(elsewhere)
+    with pytest.raises(ConfigError, match=f"{folder.checkpoints}.*cannot be removed"):
+        folder.clear()
+
+
+# Small files.
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
+    folder.write(folder.result, "old")
+    reader = open(folder.result)
+
+    def fail(*_):
+        raise OSError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(OSError):
+            folder.write(folder.result, "new")
+    assert folder.result.read_text() == "old"
+    folder.write(folder.result, "new")
+    assert folder.result.read_text() == "new"
+    with reader:
+        assert reader.read() == "old"
+
+
+def test_a_written_file_leaves_nothing_beside_it(folder):
+    folder.write(folder.config, "{}")
+    assert list(folder.path.iterdir()) == [folder.config]
+
+
+def test_the_stored_config_comes_back(folder):
+    config = Config(seed=3, batch_size=7)
+    folder.write(folder.config, to_json(config))
+    assert folder.stored_config() == config
+
+
+def test_a_folder_without_a_run_is_refused(folder, tmp_path):
+    for path in (folder.path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=f"{path} holds no run.*--workdir"):
+            RunFolder(path).stored_config()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"seed": 3', b'{"sed": 3}', b"\xff\xfe\x00", b"[]"]
+)
+def test_a_stored_config_that_is_no_config_is_refused_with_its_path(folder, content):
+    folder.config.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        folder.stored_config()
+    assert str(folder.config) in str(caught.value)

@@ -1,0 +1,201 @@
+"""Summing tensors over devices so that every device gets the same sum, bit for bit.
+
+All algorithms are plain data flow in one graph: a copy to another device is an
+identity there. Every element of the sum is computed once and then sent on, so that no
+two devices can round differently.
+
+    star    everything is sent to the first device, added there and sent back (the
+            `allreduce` of the from-scratch chapter)
+    tree    neighbours add up pairwise, in log2 rounds, then the sum goes back down
+    ring    the tensor is cut into one piece per device; each piece travels once around
+            to be added up and once more to be handed out (Patarasuk and Yuan 2009)
+    nccl    NVIDIA's library, through TensorFlow; needs two or more physical GPUs
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from towers.errors import ConfigError
+
+
+def _to(tensor, device):
+    with tf.device(device):
+        return tf.identity(tensor)
+
+
+def _add(a, b, device, dtype):
+    """a + b on a device, in the wider type that the tensors came in."""
+    with tf.device(device):
+        return tf.cast(a, dtype) + tf.cast(b, dtype)
+
+
+def star(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+    dtype = tensors[0].dtype
+    total = tensors[0]
+    for tensor, device in zip(tensors[1:], devices[1:], strict=True):
+        total = _add(total, wire(tensor, device), devices[0], dtype)
+    return _hand_out(wire(total, devices[0]), devices, dtype)
+
+
+def tree(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+    dtype = tensors[0].dtype
+    partial, stride = list(tensors), 1
+    parents = {}
+    while stride < len(devices):
+        for low in range(0, len(devices) - stride, 2 * stride):
+            high = low + stride
+            sent = wire(partial[high], devices[high])
+            partial[low] = _add(partial[low], sent, devices[low], dtype)
+            parents[high] = low
+        stride *= 2
+    sums = {0: wire(partial[0], devices[0])}
+    for high in sorted(parents, key=lambda d: d & -d, reverse=True):
+        sums[high] = _to(sums[parents[high]], devices[high])
+    return [_widened(sums[d], device, dtype) for d, device in enumerate(devices)]
+
+
+def ring(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+    count, dtype = len(devices), tensors[0].dtype
+    length = tensors[0].shape.num_elements()
+    sizes = [length // count + (i < length % count) for i in range(count)]
+    pieces = []  # [device][piece]
+    for tensor, device in zip(tensors, devices, strict=True):
+        with tf.device(device):
+            pieces.append(tf.split(tf.reshape(tensor, [-1]), sizes))
+    gathered = [[None] * count for _ in devices]
+    for piece in range(count):
+        # Around once: piece p starts on device p and is added to on each one after it.
+        total, at = pieces[piece][piece], piece
+        for _ in range(count - 1):
+            sent, at = wire(total, devices[at]), (at + 1) % count
+            total = _add(sent, pieces[at][piece], devices[at], dtype)
+        # And once more: the sum is handed on as it is.
+        total = wire(total, devices[at])
+        for _ in range(count):
+            gathered[at][piece] = total
+            at = (at + 1) % count
+            total = _to(total, devices[at])
+    results = []
+    for device, parts in zip(devices, gathered, strict=True):
+        with tf.device(device):
+            whole = tf.reshape(tf.concat(parts, 0), tensors[0].shape)
+        results.append(_widened(whole, device, dtype))
+    return results
+
+
+def nccl(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+    dtype, results = tensors[0].dtype, []
+    name = f"{tensors[0].op.name}_all_reduce"
+    for tensor, device in zip(tensors, devices, strict=True):
+        with tf.device(device):
+            reduced = tf.raw_ops.NcclAllReduce(
+                input=wire(tensor, device),
+                reduction="sum",
+                num_devices=len(devices),
+                shared_name=name,
+            )
+        results.append(_widened(reduced, device, dtype))
+    return results
+
+
+ALGORITHMS: dict[str, Callable] = {
+    "star": star,
+    "tree": tree,
+    "ring": ring,
+    "nccl": nccl,
+}
+
+
+def all_reduce(
+    tensors: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    *,
+    algorithm: str = "star",
+    pack_mb: float = 0.0,
+    dtype: tf.DType | None = None,
+) -> list[list[tf.Tensor]]:
+    """Adds tensors up over devices.
+
+    Args:
+        tensors: per device a list of tensors, of the same shapes and types on each.
+        devices: one device name per list.
+        algorithm: a key of ALGORITHMS.
+        pack_mb: tensors are packed into buffers of at most so many megabytes, or of one
+            larger tensor, because few large copies are cheaper than many small ones; 0
+            sends each by itself.
+        dtype: what travels between devices, such as tf.bfloat16; additions are done in
+            the tensors' own type. By default that type travels.
+
+    Returns:
+        Per device the list of sums, the same bits on every device.
+    """
+    if len(devices) == 1:
+        return [list(tensors[0])]
+    reduce = ALGORITHMS[algorithm]
+
+    def wire(tensor, device):
+        """What is sent: narrowed, where asked for, on the device that sends."""
+        if dtype is None or dtype == tensor.dtype:
+            return tensor
+        with tf.device(device):
+            return tf.cast(tensor, dtype)
+
+    results = [[None] * len(tensors[0]) for _ in devices]
+    for bucket in buckets(tensors[0], pack_mb):
+        packed = [
+            _packed([of_device[i] for i in bucket], device)
+            for of_device, device in zip(tensors, devices, strict=True)
+        ]
+        sums = reduce(packed, devices, wire)
+        for result, total, device in zip(results, sums, devices, strict=True):
+            shapes = [tensors[0][i].shape for i in bucket]
+            for i, tensor in zip(bucket, _unpacked(total, shapes, device), strict=True):
+                result[i] = tensor
+    return results
+
+
+def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:
+    """Which tensors share a buffer: lists of their places, neighbours of one type."""
+    found, room, dtype = [], 0.0, None
+    for place, tensor in enumerate(tensors):
+        size = tensor.shape.num_elements() * tensor.dtype.size / 2**20
+        if size > room or tensor.dtype != dtype:
+            found.append([])
+            room, dtype = pack_mb, tensor.dtype
+        found[-1].append(place)
+        room -= size
+    return found
+
+
+def check_algorithm(algorithm: str, num_gpus: int) -> None:
+    """Raises ConfigError where an algorithm cannot run here."""
+    if algorithm == "nccl" and num_gpus < 2:
+        raise ConfigError(
+            f"all_reduce=nccl with {num_gpus} GPU(s): NCCL needs two or more; use "
+            "star, tree or ring"
+        )
+
+
+def _hand_out(total, devices, dtype):
+    return [_widened(_to(total, device), device, dtype) for device in devices]
+
+
+def _widened(tensor, device, dtype):
+    with tf.device(device):
+        return tf.cast(tensor, dtype)
+
+
+def _packed(tensors, device):
+    if len(tensors) == 1:
+        return tensors[0]
+    with tf.device(device):
+        return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def _unpacked(buffer, shapes, device):
+    if len(shapes) == 1:
+        return [buffer]
+    with tf.device(device):
+        pieces = tf.split(buffer, [shape.num_elements() for shape in shapes])
+        return [tf.reshape(p, s) for p, s in zip(pieces, shapes, strict=True)]

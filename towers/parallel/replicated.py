@@ -1,0 +1,145 @@
+"""Strategy `replicated`: every device keeps a full copy of everything.
+
+In each step every device computes the gradients of its share of the batch with its own
+copy of the parameters, the gradients are all-reduced, and every copy updates itself. As
+all copies see the same sums, bit for bit, they stay the same.
+
+Elsewhere: the from-scratch multi-GPU chapter of Dive into Deep Learning (its
+`get_params`, `split_and_load`, `allreduce`, `train_batch` are here), MirroredStrategy,
+tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import NumericError
+from towers.parallel.all_reduce import all_reduce, check_algorithm
+from towers.parallel.gradients import check_gradients, split_batch, squared_norm
+from towers.parallel.synchronous import HOST, Synchronous
+from towers.parallel.tower import tower_gradients
+from towers.parallel.variables import Variables
+
+
+class Replicated(Synchronous):
+    """Synchronous towers, each with its own copy of the variables.
+
+    Args:
+        algorithm: of the all-reduce, a key of `all_reduce.ALGORITHMS`.
+        pack_mb: size of the buffers in which gradients travel, in megabytes.
+        reduce_dtype: what travels, such as tf.bfloat16; None for the gradients' type.
+            The other arguments are those of `Synchronous`.
+    """
+
+    def __init__(
+        self,
+        *args,
+        algorithm: str = "star",
+        pack_mb: float = 0.0,
+        reduce_dtype: tf.DType | None = None,
+        **kwargs,
+    ):
+        check_algorithm(algorithm, len(tf.config.list_physical_devices("GPU")))
+        self._reduction = {
+            "algorithm": algorithm,
+            "pack_mb": pack_mb,
+            "dtype": reduce_dtype,
+        }
+        super().__init__(*args, **kwargs)
+
+    def _create_variables(self):
+        self._replicas = [self._get_params(device) for device in self._devices]
+
+    def _get_params(self, device):
+        """A copy of all variables on a device."""
+        with tf.device(device):
+            return Variables(self._model, self._update, self._names, self._state_names)
+
+    def _named_variables(self):
+        return self._replicas[0].named()
+
+    def _values(self, tower, use_averages):
+        return self._replicas[tower].fetch(use_averages)
+
+    def _split_and_load(self, batch):
+        """Every device's share of the batch, on that device."""
+        shares = split_batch(batch, self._sizes)
+        for share, device in zip(shares, self._devices, strict=True):
+            with tf.device(device):
+                yield {name: tf.identity(tensor) for name, tensor in share.items()}
+
+    def _all_reduce(self, tensors):
+        """The image-weighted mean over the devices, on every device."""
+        weighted = []
+        for of_tower, weight, device in zip(
+            tensors, self._weights, self._devices, strict=True
+        ):
+            with tf.device(device):
+                weighted.append([_times(tensor, weight) for tensor in of_tower])
+        return all_reduce(weighted, self._devices, **self._reduction)
+
+    def _train_step(self, batch):
+        # Every device computes the gradients of its share with its own copy.
+        results = []
+        for tower, share in enumerate(self._split_and_load(batch)):
+            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
+                params, state = self._replicas[tower].fetch()
+                results.append(
+                    tower_gradients(self._model, self._loss_fn, params, state, share)
+                )
+
+        # The gradients meet on every device.
+        check_gradients([zip(r.gradients, self._names, strict=True) for r in results])
+        gradients = self._all_reduce([r.gradients for r in results])
+        states = self._all_reduce([r.state for r in results])
+        with tf.device(self._devices[0]):
+            # Once for all: a sum may round differently on another device.
+            norm = tf.sqrt(squared_norm(gradients[0]))
+
+        # Every copy updates itself, unless a tower's gradients cannot be used.
+        with tf.device(HOST):
+            metrics = self._metrics(results, norm)
+            taken = tf.cond(
+                tf.reduce_all(metrics["finite"]),
+                lambda: self._apply(norm, gradients, states),
+                lambda: False,
+            )
+        return taken, metrics, gradients[0]
+
+    def _apply(self, norm, gradients, states):
+        step, assignments = self._step.read_value(), []
+        for tower, replica in enumerate(self._replicas):
+            with tf.device(self._devices[tower]):
+                updated = self._update(step, norm, *replica.read(), gradients[tower])
+                assignments += replica.assign(*updated, states[tower])
+        with tf.control_dependencies(assignments), tf.device(HOST):
+            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
+                return tf.constant(True)
+
+    def load(self, state):
+        super().load(state)
+        for replica in self._replicas[1:]:
+            for name, variable in replica.named().items():
+                variable.assign(state[name])
+
+    def state(self):
+        self.check_copies()
+        return super().state()
+
+    def check_copies(self) -> None:
+        """Compares all copies bit for bit.
+
+        Raises:
+            NumericError: one differs; names the tower and the variable.
+        """
+        first = {name: v.numpy() for name, v in self._replicas[0].named().items()}
+        for tower, replica in enumerate(self._replicas[1:], start=1):
+            for name, variable in replica.named().items():
+                if not np.array_equal(variable.numpy(), first[name], equal_nan=True):
+                    raise NumericError(
+                        f"{name} of tower {tower} on {self._devices[tower]} differs "
+                        f"from that of tower 0 on {self._devices[0]}"
+                    )
+
+
+def _times(tensor, weight):
+    return tensor * tf.constant(weight, tensor.dtype)
