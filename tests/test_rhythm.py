@@ -26,16 +26,16 @@ def is_due(rhythm, step):
 
 @pytest.mark.parametrize("rhythm", RHYTHMS)
 def test_evaluations_follow_the_step_that_completes_their_images(rhythm):
-    due = []
+    due, next_images = [], rhythm.images_per_eval
     for step in range(1, rhythm.total_steps + 1):
-        before, after = (step - 1) * rhythm.batch_size, step * rhythm.batch_size
-        multiple = itertools.count(rhythm.images_per_eval, rhythm.images_per_eval or 1)
-        completed = rhythm.images_per_eval and any(
-            before < images <= after
-            for images in itertools.takewhile(lambda x: x <= after, multiple)
-        )
-        if completed or (rhythm.images_per_eval and step == rhythm.total_steps):
+        images = step * rhythm.images_per_step
+        is_completed = images >= next_images
+        while rhythm.images_per_eval and images >= next_images:
+            next_images += rhythm.images_per_eval
+        if is_completed or step == rhythm.total_steps:
             due.append(step)
+    if rhythm.images_per_eval == 0:
+        due = []
     steps = range(1, rhythm.total_steps + 1)
     assert [step for step in steps if rhythm.evaluates(step)] == due
 

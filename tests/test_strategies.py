@@ -69,16 +69,19 @@ STRATEGIES = {"towers": Towers, "replicated": Replicated}
 both = pytest.mark.parametrize("cls", STRATEGIES.values(), ids=STRATEGIES)
 
 
-def create_towers(network, recipe, batches, num_towers, cls=Towers, **where):
-    batch_size = len(batches[0]["labels"])
+def create_towers(
+    network, recipe, batches, num_towers, cls=Towers, accumulate_steps=1, **where
+):
+    images_per_step = len(batches[0]["labels"])
     return cls(
         network.model,
         loss_fn=lambda logits, labels: losses.cross_entropy(
             logits, labels, recipe.label_smoothing
         ),
-        update=recipe.update(batch_size),
+        update=recipe.update(images_per_step),
         stream=networks.stream_of(batches),
-        batch_size=batch_size,
+        batch_size=images_per_step // accumulate_steps,
+        accumulate_steps=accumulate_steps,
         devices=[f"/CPU:{tower}" for tower in range(num_towers)],
         **where,
     )
@@ -304,3 +307,20 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     num_variables = len(towers.state()) - 1
     assert ops["7"]["AssignVariable"] == num_variables
     assert ops["1"]["AssignVariable"] == ops["2"]["AssignVariable"] == 0
+
+
+@both
+@pytest.mark.parametrize("accumulate_steps", [2, 3])
+def test_accumulated_micro_batches_equal_one_batch(cls, accumulate_steps):
+    network = networks.plain_network()
+    batches = networks.random_batches(NUM_STEPS, 7 * accumulate_steps)
+    recipe = Recipe(clip_norm=0.5)
+    strategy = create_towers(
+        network, recipe, batches, 3, cls=cls, accumulate_steps=accumulate_steps
+    )
+    metrics = strategy.train(NUM_STEPS)
+    expected = recipe.oracle(network, batches, 1)
+    assert_equal_to_oracle(strategy.state(), expected)
+    report = expected.reports[-1]
+    for field in ("loss", "total_loss", "accuracy", "learning_rate"):
+        assert metrics[field] == pytest.approx(getattr(report, field), rel=1e-4)

@@ -84,7 +84,7 @@ def build(config: Config) -> Parts:
             train_source,
             augment,
             config.seed,
-            config.batch_size,
+            config.images_per_step,
             models.noise_shapes(model),
         ),
         augment=augment,
@@ -92,7 +92,7 @@ def build(config: Config) -> Parts:
         model=model,
         update=_update(config, num_examples),
         num_examples=num_examples,
-        total_steps=max(1, int(-(-images // config.batch_size))),
+        total_steps=max(1, int(-(-images // config.images_per_step))),
     )
 
 
@@ -110,7 +110,7 @@ def _update(config: Config, num_examples: int) -> optimizers.Update:
         optimizer=optimizers.create_optimizer(
             config.optimizer, momentum=config.momentum
         ),
-        learning_rate_fn=lambda step: schedule(step * config.batch_size),
+        learning_rate_fn=lambda step: schedule(step * config.images_per_step),
         clip_norm=config.clip_norm,
         ema_decay=config.ema_decay,
     )
@@ -140,6 +140,7 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         update=parts.update,
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
+        accumulate_steps=config.accumulate_steps,
         devices=devices.towers,
         **_strategy_options(config, devices),
     )

@@ -181,7 +181,13 @@ class Config:
         choices=("float32", "bfloat16"),
     )
     batch_size: int = _option(
-        128, "Images per step over all towers together.", at_least=1
+        128, "Images per step (and micro-batch) over all towers together.", at_least=1
+    )
+    accumulate_steps: int = _option(
+        1,
+        "Batches whose mean gradient makes one step of a synchronous strategy; a step "
+        "then has batch_size x accumulate_steps images.",
+        at_least=1,
     )
     deterministic: bool = _option(
         False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs).", free=True
@@ -242,6 +248,11 @@ class Config:
                 self, field.name, _checked(field, getattr(self, field.name))
             )
         _check_together(self)
+
+    @property
+    def images_per_step(self) -> int:
+        """Images of one update."""
+        return self.batch_size * self.accumulate_steps
 
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}

@@ -14,12 +14,12 @@ class Rhythm:
 
     Attributes:
         total_steps: steps of the whole run; its last step is logged and evaluated.
-        batch_size: images of a step.
+        images_per_step: images of a step.
         images_per_eval: images between evaluations.
     """
 
     total_steps: int
-    batch_size: int
+    images_per_step: int
     log_every_steps: int
     summary_every_steps: int
     checkpoint_every_steps: int
@@ -52,8 +52,8 @@ class Rhythm:
         """The first step after `step` that completes a multiple of images_per_eval."""
         if self.images_per_eval == 0:
             return math.inf
-        done = math.floor(step * self.batch_size / self.images_per_eval)
-        due = math.ceil((done + 1) * self.images_per_eval / self.batch_size)
+        done = math.floor(step * self.images_per_step / self.images_per_eval)
+        due = math.ceil((done + 1) * self.images_per_eval / self.images_per_step)
         return max(step + 1, min(due, self.total_steps))
 
 

@@ -47,9 +47,21 @@ class RunFolder:
             ) from None
 
     def clear(self) -> None:
-        """Removes what earlier runs wrote, and nothing else that lies in the folder."""
+        """Removes what earlier runs wrote, and nothing else that lies in the folder.
+
+        Raises:
+            ConfigError: something cannot be removed, such as a link to a folder.
+        """
         for path in (self.checkpoints, self.tensorboard):
-            shutil.rmtree(path, ignore_errors=True)
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise ConfigError(
+                    f"{path} cannot be removed: {error.strerror or error}; remove it "
+                    "yourself or choose another --workdir"
+                ) from None
         for path in (self.config, self.metrics, self.result):
             path.unlink(missing_ok=True)
 

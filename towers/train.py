@@ -140,7 +140,7 @@ def train_loop(run: Run) -> None:
     num_examples = run.parts.num_examples
     rhythm = Rhythm(
         total_steps=run.parts.total_steps,
-        batch_size=config.batch_size,
+        images_per_step=config.images_per_step,
         log_every_steps=config.log_every_steps,
         summary_every_steps=config.summary_every_steps,
         checkpoint_every_steps=config.checkpoint_every_steps,
@@ -175,14 +175,14 @@ def train_loop(run: Run) -> None:
         gradients = metrics.pop("gradients")
         stopwatch.add(step - run.step, time.monotonic() - started)
         run.step = step
-        record = {"step": step, "epoch": step * config.batch_size / num_examples}
+        record = {"step": step, "epoch": step * config.images_per_step / num_examples}
         run.unfinished = record
 
         # Write.
         if rhythm.logs(step):
             steps_per_sec = stopwatch.lap()
             if steps_per_sec:
-                metrics["images_per_sec"] = steps_per_sec * config.batch_size
+                metrics["images_per_sec"] = steps_per_sec * config.images_per_step
             record |= metrics
             say(log_line(record, run.last_step, steps_per_sec))
             board.scalars(step, metrics)
@@ -255,7 +255,7 @@ def save(run: Run) -> None:
     if run.step == run.saved_step:
         return
     trainer_state = {
-        "images_seen": run.step * run.config.batch_size,
+        "images_seen": run.step * run.config.images_per_step,
         "seed": run.config.seed,
         "best": run.best,
         "unfinished": run.unfinished and _listed(run.unfinished),
@@ -326,6 +326,9 @@ def _print_banner(
     share = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} or {sizes[-1]}"
     data, model = parts.data, parts.model
     height, width, channels = parts.augment.image_shape
+    step = f"{config.batch_size} images"
+    if config.accumulate_steps > 1:
+        step = f"{config.accumulate_steps} x {step}"
     seen = parts.num_examples * config.num_epochs
     lines = [
         f"towers {towers.__version__}, TensorFlow {tf.__version__}, Keras "
@@ -337,7 +340,7 @@ def _print_banner(
         f"{data.test.num_examples:,} test images, {data.found}",
         f"network      {config.model} on {height}x{width}x{channels}: "
         f"{model.count_params():,} parameters, {config.precision}",
-        f"batch        {config.batch_size} images a step, {share} per tower",
+        f"batch        {step} a step, {share} per tower",
         f"length       {parts.total_steps:,} steps, {config.num_epochs:g} epochs, "
         f"{seen:,.0f} images",
     ]

@@ -15,10 +15,21 @@ def shares(batch_size: int, num_towers: int) -> list[int]:
 
 
 def split_batch(
-    batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
+    batch: Mapping[str, tf.Tensor], sizes: Sequence[int], accumulate_steps: int = 1
 ) -> list[dict[str, tf.Tensor]]:
-    """Cuts every tensor of a batch along its first axis into pieces of `sizes`."""
-    pieces = {name: tf.split(value, list(sizes)) for name, value in batch.items()}
+    """Cuts every tensor of a batch along its first axis into pieces of `sizes`.
+
+    With several micro-batches each of them is cut so; a piece then has a leading axis
+    of `accumulate_steps`.
+    """
+    axis = 0
+    if accumulate_steps > 1:
+        axis, size = 1, sum(sizes)
+        batch = {
+            name: tf.reshape(value, [accumulate_steps, size, *value.shape[1:]])
+            for name, value in batch.items()
+        }
+    pieces = {name: tf.split(value, list(sizes), axis) for name, value in batch.items()}
     return [
         {name: piece[tower] for name, piece in pieces.items()}
         for tower in range(len(sizes))

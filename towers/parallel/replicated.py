@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from towers.errors import NumericError
 from towers.parallel.all_reduce import all_reduce, check_algorithm
-from towers.parallel.gradients import check_gradients, split_batch, squared_norm
+from towers.parallel.gradients import check_gradients, squared_norm
 from towers.parallel.synchronous import HOST, Synchronous
-from towers.parallel.tower import tower_gradients
 from towers.parallel.variables import Variables
 
 
@@ -62,7 +61,7 @@ class Replicated(Synchronous):
 
     def _split_and_load(self, batch):
         """Every device's share of the batch, on that device."""
-        shares = split_batch(batch, self._sizes)
+        shares = self._split(batch)
         for share, device in zip(shares, self._devices, strict=True):
             with tf.device(device):
                 yield {name: tf.identity(tensor) for name, tensor in share.items()}
@@ -82,10 +81,7 @@ class Replicated(Synchronous):
         results = []
         for tower, share in enumerate(self._split_and_load(batch)):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                params, state = self._replicas[tower].fetch()
-                results.append(
-                    tower_gradients(self._model, self._loss_fn, params, state, share)
-                )
+                results.append(self._gradients(self._replicas[tower], share))
 
         # The gradients meet on every device.
         check_gradients([zip(r.gradients, self._names, strict=True) for r in results])

@@ -23,7 +23,12 @@ from towers.parallel.strategy import (
     check_finite,
     variable_names,
 )
-from towers.parallel.tower import LossFn, TowerResult, tower_counts
+from towers.parallel.tower import (
+    LossFn,
+    TowerResult,
+    accumulated_gradients,
+    tower_counts,
+)
 
 HOST = "/CPU:0"
 
@@ -36,7 +41,8 @@ class Synchronous(Strategy):
         loss_fn: (logits, labels) -> the loss of each image.
         update: from the mean gradient to the next parameters.
         stream: first step -> the batches of all steps from there on.
-        batch_size: images of one step over all towers.
+        batch_size: images of one micro-batch over all towers.
+        accumulate_steps: micro-batches of a step; their mean gradient is applied once.
         devices: one device name per tower.
     """
 
@@ -49,6 +55,7 @@ class Synchronous(Strategy):
         stream: Callable[[int], tf.data.Dataset],
         batch_size: int,
         devices: Sequence[str],
+        accumulate_steps: int = 1,
     ):
         self._model = model
         self._loss_fn = loss_fn
@@ -56,6 +63,7 @@ class Synchronous(Strategy):
         self._stream = stream
         self._devices = list(devices)
         self._sizes = shares(batch_size, len(devices))
+        self._accumulate_steps = accumulate_steps
         self._weights = [size / batch_size for size in self._sizes]
         self._names = variable_names(model.trainable_variables)
         self._state_names = variable_names(model.non_trainable_variables)
@@ -120,15 +128,27 @@ class Synchronous(Strategy):
             parallel_iterations=1,
         )
 
+    def _split(self, batch):
+        """Every tower's share of a batch."""
+        return split_batch(batch, self._sizes, self._accumulate_steps)
+
+    def _gradients(self, variables, share):
+        """What a tower computes, on the device in scope, from its share."""
+        params, state = variables.fetch()
+        return accumulated_gradients(
+            self._model, self._loss_fn, params, state, share, self._accumulate_steps
+        )
+
     def _metrics(
         self, results: Sequence[TowerResult], norm: tf.Tensor
     ) -> dict[str, tf.Tensor]:
         """The metrics of a step from those of its towers; on the host."""
+        num_images = sum(self._sizes) * self._accumulate_steps
         return {
             "loss": weighted_mean([r.loss for r in results], self._weights),
             "total_loss": weighted_mean([r.total_loss for r in results], self._weights),
             "tower_losses": tf.stack([r.loss for r in results]),
-            "accuracy": tf.add_n([r.correct for r in results]) / sum(self._sizes),
+            "accuracy": tf.add_n([r.correct for r in results]) / num_images,
             "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
             "gradient_norm": norm,
             "finite": tf.stack([r.finite for r in results]),

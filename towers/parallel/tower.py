@@ -87,6 +87,62 @@ def tower_gradients(
     return TowerResult(gradients, new_state, loss, total_loss, correct, finite)
 
 
+def accumulated_gradients(
+    model: keras.Model,
+    loss_fn: LossFn,
+    params: Sequence[tf.Tensor],
+    state: Sequence[tf.Tensor],
+    batch: Mapping[str, tf.Tensor],
+    accumulate_steps: int,
+) -> TowerResult:
+    """`tower_gradients` over several micro-batches, one after the other.
+
+    The memory of activations is that of one micro-batch. Gradients and losses are means
+    over all of them; the model state goes from each to the next.
+
+    Args:
+        batch: as in `tower_gradients`, with a leading axis of `accumulate_steps`,
+            unless that is 1.
+        accumulate_steps: number of micro-batches.
+    """
+    if accumulate_steps == 1:
+        return tower_gradients(model, loss_fn, params, state, batch)
+    zeros = TowerResult(
+        gradients=[tf.zeros_like(param) for param in params],
+        state=list(state),
+        loss=tf.zeros([], params[0].dtype),
+        total_loss=tf.zeros([], params[0].dtype),
+        correct=tf.zeros([]),
+        finite=tf.constant(True),
+    )
+
+    def add(place, so_far):
+        micro_batch = {name: tensor[place] for name, tensor in batch.items()}
+        result = tower_gradients(model, loss_fn, params, so_far.state, micro_batch)
+        return place + 1, TowerResult(
+            gradients=[
+                a + b for a, b in zip(so_far.gradients, result.gradients, strict=True)
+            ],
+            state=result.state,
+            loss=so_far.loss + result.loss,
+            total_loss=so_far.total_loss + result.total_loss,
+            correct=so_far.correct + result.correct,
+            finite=so_far.finite & result.finite,
+        )
+
+    _, total = tf.while_loop(
+        lambda place, _: place < accumulate_steps,
+        add,
+        (tf.constant(0), zeros),
+        parallel_iterations=1,
+    )
+    return total._replace(
+        gradients=[gradient / accumulate_steps for gradient in total.gradients],
+        loss=total.loss / accumulate_steps,
+        total_loss=total.total_loss / accumulate_steps,
+    )
+
+
 def tower_counts(
     model: keras.Model,
     loss_fn: LossFn,

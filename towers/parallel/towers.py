@@ -13,11 +13,9 @@ import tensorflow as tf
 from towers.parallel.gradients import (
     average_gradients,
     average_states,
-    split_batch,
     squared_norm,
 )
 from towers.parallel.synchronous import HOST, Synchronous
-from towers.parallel.tower import tower_gradients
 from towers.parallel.variables import Variables
 
 
@@ -48,12 +46,9 @@ class Towers(Synchronous):
     def _train_step(self, batch):
         # Every tower fetches the variables and computes its gradients.
         results = []
-        for tower, share in enumerate(split_batch(batch, self._sizes)):
+        for tower, share in enumerate(self._split(batch)):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                params, state = self._variables.fetch()
-                results.append(
-                    tower_gradients(self._model, self._loss_fn, params, state, share)
-                )
+                results.append(self._gradients(self._variables, share))
 
         # The towers meet on the parameter device.
         with tf.device(self._parameter_device):
