@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from towers import data, losses, models
+from towers import data, losses, models, train
 from towers.config import Config
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
@@ -21,12 +21,9 @@ NUM_TRAIN, NUM_TEST = 50, 23
 IMAGE_SHAPE = (8, 8, 3)
 CLASS_NAMES = ("a", "b", "c", "d", "e")
 
-# Where `halt_at` may halt a run.
-PLACES = ("tracing", "computing", "waiting", "drawing", "evaluating", "saving")
-
 
 def small_config(**changes) -> Config:
-    """Ten steps; five of them are an epoch, and evaluations follow steps 5 and 10."""
+    """Ten steps, five of them an epoch; no evaluation."""
     settings = {
         "dataset": "synthetic",
         "augment": "pad_crop_flip",
@@ -40,6 +37,7 @@ def small_config(**changes) -> Config:
         "batch_size": 10,
         "num_epochs": 2.0,
         "log_every_steps": 2,
+        "eval_every_epochs": 0.0,
         "summary_every_steps": 0,
         "checkpoint_every_secs": 0.0,
     }
@@ -55,21 +53,19 @@ def arrays(num_examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return images.astype(np.uint8), labels
 
 
-def small_data(
-    before_train_read: Callable[[np.ndarray], None] | None = None,
-    before_test_read: Callable[[np.ndarray], None] | None = None,
-) -> DataSet:
+def small_data(before_read: Callable[[], None] | None = None) -> DataSet:
     """50 training and 23 test images of five classes.
 
     Args:
-        before_train_read, before_test_read: called with the indices of each read.
+        before_read: called before each read of training images.
     """
     images, labels = arrays(NUM_TRAIN, 0)
     mean, deviation = channel_moments(images)
+    train = ArraySource(images, labels)
     return DataSet(
         name="small",
-        train=_watched(ArraySource(images, labels), before_train_read),
-        test=_watched(ArraySource(*arrays(NUM_TEST, 1)), before_test_read),
+        train=_WatchedSource(train, before_read) if before_read else train,
+        test=ArraySource(*arrays(NUM_TEST, 1)),
         class_names=CLASS_NAMES,
         mean=mean,
         deviation=deviation,
@@ -80,55 +76,68 @@ def small_data(
 class _WatchedSource:
     """A source that tells of each read before it takes place."""
 
-    def __init__(self, source: Source, before_read: Callable[[np.ndarray], None]):
+    def __init__(self, source: Source, before_read: Callable[[], None]):
         self.num_examples = source.num_examples
         self.image_shape = source.image_shape
         self._source = source
         self._before_read = before_read
 
     def read(self, indices):
-        with tf.control_dependencies([_python(self._before_read, indices)]):
+        with tf.control_dependencies([_operation(self._before_read)]):
             return self._source.read(tf.identity(indices))
 
 
-def _watched(source, before_read):
-    return source if before_read is None else _WatchedSource(source, before_read)
-
-
-def _python(call, *tensors):
+def _operation(call):
     """A TensorFlow operation that calls Python."""
 
-    def operation(*values):
-        call(*values)
+    def operation():
+        call()
         return np.int32(0)
 
-    return tf.numpy_function(operation, tensors, tf.int32)
+    return tf.numpy_function(operation, [], tf.int32)
 
 
-def dropout_network(*, batch_norm: bool) -> Callable[..., keras.Model]:
-    """A `create_model` for `towers.models.MODELS`: convolution, dropout, dense."""
-
-    def create_model(*, image_shape, num_classes, width, regularizer):
-        images = keras.Input(image_shape, name="images")
-        noise = keras.Input((48,), name="dropout1_noise")
-        x = layers.Conv2D(4, 3, use_bias=not batch_norm, name="conv1")(images)
-        if batch_norm:
-            x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
-        x = layers.ReLU(name="relu1")(x)
-        x = layers.MaxPooling2D(2, name="pool1")(x)
-        x = layers.Flatten(name="flatten")(x)
-        x = layers.Dense(48, kernel_regularizer=regularizer, name="fc1")(x)
-        x = Dropout(0.25, name="dropout1")([x, noise])
-        logits = layers.Dense(num_classes, name="logits")(x)
-        return keras.Model([images, noise], logits)
-
-    return create_model
+def linear_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
+    """The least that can be trained, for what does not depend on the network."""
+    images = keras.Input(image_shape, name="images")
+    x = layers.Flatten(name="flatten")(images)
+    logits = layers.Dense(num_classes, kernel_regularizer=regularizer, name="logits")
+    return keras.Model(images, logits(x))
 
 
-def use(patch: pytest.MonkeyPatch, data_set: DataSet, *, batch_norm: bool) -> None:
-    """Puts a data set and the network with dropout in the place of existing ones."""
-    patch.setitem(data.DATASETS, "synthetic", lambda data_dir: data_set)
-    network = dropout_network(batch_norm=batch_norm)
+def dropout_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
+    """Convolution, pooling, dropout."""
+    return _network(image_shape, num_classes, regularizer, batch_norm=False)
+
+
+def full_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
+    """Convolution, batch normalisation, pooling, dropout: all that has a state."""
+    return _network(image_shape, num_classes, regularizer, batch_norm=True)
+
+
+def _network(image_shape, num_classes, regularizer, batch_norm):
+    images = keras.Input(image_shape, name="images")
+    noise = keras.Input((36,), name="dropout1_noise")
+    x = layers.Conv2D(4, 3, use_bias=not batch_norm, name="conv1")(images)
+    if batch_norm:
+        x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
+    x = layers.ReLU(name="relu1")(x)
+    x = layers.MaxPooling2D(2, name="pool1")(x)
+    x = layers.Flatten(name="flatten")(x)
+    x = Dropout(0.25, name="dropout1")([x, noise])
+    logits = layers.Dense(num_classes, kernel_regularizer=regularizer, name="logits")
+    return keras.Model([images, noise], logits(x))
+
+
+def use(
+    patch: pytest.MonkeyPatch,
+    network: Callable[..., keras.Model] = linear_network,
+    data_set: DataSet | None = None,
+) -> None:
+    """Puts a network and a data set, by default the small one, in the place of
+    existing ones."""
+    found = data_set or small_data()
+    patch.setitem(data.DATASETS, "synthetic", lambda data_dir: found)
     patch.setitem(models.MODELS, "cnn", network)
 
 
@@ -137,45 +146,36 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
 
     Args:
         patch: undoes it.
-        place: "tracing" the step; "computing" a step; "waiting" for a batch; "drawing"
-            the batch for the image summary; "evaluating"; "saving".
-        halt: called from a thread that the run waits for.
+        place: "tracing" the step; "computing" the loss of a tower; "waiting" for a
+            batch; "drawing" the batch of the image summary; "evaluating"; "saving".
+        halt: called in a thread that the run waits for.
     """
-    watch = {
-        "waiting": {"before_train_read": lambda indices: halt()},
-        "evaluating": {"before_test_read": lambda indices: halt()},
-    }
-    data_set = small_data(**watch.get(place, {}))
-    patch.setitem(data.DATASETS, "synthetic", lambda data_dir: data_set)
 
-    cross_entropy, draw_batch = losses.cross_entropy, TrainBatches.__call__
-    write = tf.train.Checkpoint.write
+    def halting(call):
+        def wrapped(*args, **kwargs):
+            halt()
+            return call(*args, **kwargs)
 
-    def traced(logits, labels, label_smoothing):
-        halt()
-        return cross_entropy(logits, labels, label_smoothing)
+        return wrapped
 
-    def computed(logits, labels, label_smoothing):
-        with tf.control_dependencies([_python(halt)]):
+    def computing(logits, labels, label_smoothing):
+        with tf.control_dependencies([_operation(halt)]):
             logits = tf.identity(logits)
         return cross_entropy(logits, labels, label_smoothing)
 
-    def drawn(self, step):
-        halt()
-        return draw_batch(self, step)
-
-    def written(*args, **kwargs):
-        halt()
-        return write(*args, **kwargs)
-
-    if place == "tracing":
-        patch.setattr(losses, "cross_entropy", traced)
+    cross_entropy = losses.cross_entropy
+    if place == "waiting":
+        patch.setitem(data.DATASETS, "synthetic", lambda data_dir: small_data(halt))
     elif place == "computing":
-        patch.setattr(losses, "cross_entropy", computed)
-    elif place == "drawing":
-        patch.setattr(TrainBatches, "__call__", drawn)
-    elif place == "saving":
-        patch.setattr(tf.train.Checkpoint, "write", written)
+        patch.setattr(losses, "cross_entropy", computing)
+    else:
+        owner, name = {
+            "tracing": (losses, "cross_entropy"),
+            "drawing": (TrainBatches, "__call__"),
+            "evaluating": (train, "accuracy"),
+            "saving": (tf.train.Checkpoint, "write"),
+        }[place]
+        patch.setattr(owner, name, halting(getattr(owner, name)))
 
 
 def join_left_behind() -> None:

@@ -18,7 +18,7 @@ ASKED_FOR = """
     checkpoint_every_secs checkpoint_every_steps keep_checkpoints
 """.split()
 
-# A valid Config in which no option has its default, and a second value for each.
+# For each option two values: the first ones make a valid Config without any default.
 OTHER = {
     "dataset": ("embedded", "synthetic"),
     "data_dir": ("data", "elsewhere"),
@@ -38,9 +38,15 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
+    "strategy": ("replicated", "towers"),
     "num_towers": (2, 4),
-    "device": ("cpu", "auto"),
+    "device": ("gpu", "auto"),
+    "parameter_device": ("gpu", "cpu"),
+    "all_reduce": ("tree", "ring"),
+    "all_reduce_pack_mb": (0.0, 4.0),
+    "all_reduce_dtype": ("bfloat16", "float32"),
     "batch_size": (64, 32),
+    "accumulate_steps": (2, 3),
     "deterministic": (True, False),
     "num_epochs": (3.0, 4.0),
     "max_steps": (10, 20),
@@ -53,14 +59,17 @@ OTHER = {
     "keep_checkpoints": (1, 2),
     "stuck_after_secs": (0.0, 10.0),
 }
-# These have one choice so far, or contradict another value of OTHER.
-WITHOUT_OTHER = {"model", "strategy", "parameter_device"}
+ONLY_CHOICE = {"model"}
 
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = {
     "data_dir",
+    "strategy",
     "num_towers",
     "device",
+    "parameter_device",
+    "all_reduce",
+    "all_reduce_pack_mb",
     "deterministic",
     "max_steps",
     "steps_per_loop",
@@ -114,7 +123,7 @@ def test_a_config_does_not_change():
 
 
 def test_other_values_cover_every_option():
-    assert set(OTHER) | WITHOUT_OTHER == set(FIELDS)
+    assert set(OTHER) | ONLY_CHOICE == set(FIELDS)
     config = unusual()
     for name, (first, second) in OTHER.items():
         assert FIELDS[name].default != first != second, name
@@ -176,6 +185,8 @@ def test_numbers_are_finite(value):
         ("clip_norm", 0.0, -1.0),
         ("num_towers", 0, -1),
         ("batch_size", 1, 0),
+        ("accumulate_steps", 1, 0),
+        ("all_reduce_pack_mb", 0.0, -1.0),
         ("num_epochs", 0.01, 0.0),
         ("max_steps", 0, -1),
         ("steps_per_loop", 1, 0),
@@ -297,9 +308,8 @@ def test_a_change_of_the_mathematics_is_told_with_both_values(name):
     assert configuration.changed_mathematics(stored, new) == expected
 
 
-def test_the_strategy_and_the_parameter_device_may_change_but_not_the_model():
-    free = {name for name in WITHOUT_OTHER if FIELDS[name].metadata["free"]}
-    assert free == {"strategy", "parameter_device"}
+def test_another_network_would_be_another_run():
+    assert not FIELDS["model"].metadata["free"]
 
 
 @pytest.mark.parametrize(
@@ -332,6 +342,16 @@ def test_all_changes_are_told_at_once():
         (
             {"schedule": "constant", "decay_factor": 0.5, "epochs_per_decay": 2.0},
             ["decay_factor=0.5", "epochs_per_decay=2.0"],
+        ),
+        ({"strategy": "replicated", "all_reduce": "ring"}, []),
+        ({"device": "gpu", "parameter_device": "gpu"}, []),
+        (
+            {"device": "gpu", "strategy": "replicated", "parameter_device": "gpu"},
+            ["parameter_device=gpu"],
+        ),
+        (
+            {"strategy": "towers", "all_reduce": "ring", "all_reduce_pack_mb": 1.0},
+            ["all_reduce=ring", "all_reduce_pack_mb=1.0"],
         ),
         ({"data_dir": "data"}, []),
         ({"dataset": "embedded"}, []),

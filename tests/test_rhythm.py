@@ -8,7 +8,7 @@ import pytest
 from towers.rhythm import Rhythm, Stopwatch
 
 RHYTHMS = [
-    # total_steps, batch_size, log, summary, checkpoint, images_per_eval
+    # total_steps, images_per_step, log, summary, checkpoint, images_per_eval
     Rhythm(100, 10, 7, 20, 15, 170),  # evaluations seldom fall on a step's end
     Rhythm(100, 10, 7, 0, 0, 0),
     Rhythm(90, 10, 30, 30, 30, 300),  # all at once
@@ -26,16 +26,14 @@ def is_due(rhythm, step):
 
 @pytest.mark.parametrize("rhythm", RHYTHMS)
 def test_evaluations_follow_the_step_that_completes_their_images(rhythm):
-    due, next_images = [], rhythm.images_per_eval
+    due, next_images = [], rhythm.images_per_eval or float("inf")
     for step in range(1, rhythm.total_steps + 1):
         images = step * rhythm.images_per_step
-        is_completed = images >= next_images
-        while rhythm.images_per_eval and images >= next_images:
-            next_images += rhythm.images_per_eval
-        if is_completed or step == rhythm.total_steps:
+        ends = step == rhythm.total_steps and rhythm.images_per_eval
+        if images >= next_images or ends:
             due.append(step)
-    if rhythm.images_per_eval == 0:
-        due = []
+        while images >= next_images:
+            next_images += rhythm.images_per_eval
     steps = range(1, rhythm.total_steps + 1)
     assert [step for step in steps if rhythm.evaluates(step)] == due
 

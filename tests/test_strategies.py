@@ -324,3 +324,16 @@ def test_accumulated_micro_batches_equal_one_batch(cls, accumulate_steps):
     report = expected.reports[-1]
     for field in ("loss", "total_loss", "accuracy", "learning_rate"):
         assert metrics[field] == pytest.approx(getattr(report, field), rel=1e-4)
+
+
+@both
+@pytest.mark.parametrize("num_towers,batch_size", [(2, 16), (3, 13), (8, 16)])
+def test_synchronised_batch_norm_equals_one_device(cls, num_towers, batch_size):
+    network = networks.residual_network()
+    batches = networks.random_batches(NUM_STEPS, batch_size)
+    recipe = Recipe(clip_norm=0.5)
+    strategy = create_towers(
+        network, recipe, batches, num_towers, cls=cls, sync_batch_norm=True
+    )
+    strategy.train(NUM_STEPS)
+    assert_equal_to_oracle(strategy.state(), recipe.oracle(network, batches, 1))

@@ -49,9 +49,10 @@ ROOMS = {
     ],
     "models": [{"layers"}, {"cnn"}, {"__init__"}],
     "parallel": [
-        {"devices", "gradients", "strategy"},
+        {"all_reduce", "devices", "gradients", "strategy", "variables"},
         {"tower"},
-        {"towers"},
+        {"synchronous"},
+        {"replicated", "towers"},
         {"__init__"},
     ],
 }
@@ -69,11 +70,17 @@ READERS_OF_CONFIG = {"run_folder", "build", "evaluate", "train", "config_flags"}
 
 # Modules whose tests lie in another file than test_<module>.py, and why.
 GROUPED = {
-    "__init__.py": "test_config_flags",  # how a command starts; test_towers is taken
+    "__init__.py": "test_config_flags",  # how a command starts
     "data/__init__.py": "test_structure",  # a table
     "models/__init__.py": "test_models",
     "models/cnn.py": "test_models",  # a row in a table of networks
     "parallel/__init__.py": "test_structure",  # a table
+    # Strategies meet one contract, and one file of tests asks it of all of them.
+    "parallel/replicated.py": "test_strategies",
+    "parallel/strategy.py": "test_strategies",
+    "parallel/synchronous.py": "test_strategies",
+    "parallel/towers.py": "test_strategies",
+    "parallel/variables.py": "test_strategies",
 }
 
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}

@@ -89,7 +89,8 @@ class Dropout(keras.layers.Layer):
     """
 
     def __init__(self, rate: float, **kwargs):
-        super().__init__(**kwargs)
+        # Noise rounded to a half-width type would keep other elements.
+        super().__init__(autocast=False, **kwargs)
         self.rate = rate
 
     def call(self, inputs, training=False):

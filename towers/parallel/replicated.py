@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers.errors import NumericError
 from towers.parallel.all_reduce import all_reduce, check_algorithm
-from towers.parallel.gradients import check_gradients, squared_norm
+from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import HOST, Synchronous
 from towers.parallel.variables import Variables
 
@@ -59,13 +59,6 @@ class Replicated(Synchronous):
     def _values(self, tower, use_averages):
         return self._replicas[tower].fetch(use_averages)
 
-    def _split_and_load(self, batch):
-        """Every device's share of the batch, on that device."""
-        shares = self._split(batch)
-        for share, device in zip(shares, self._devices, strict=True):
-            with tf.device(device):
-                yield {name: tf.identity(tensor) for name, tensor in share.items()}
-
     def _all_reduce(self, tensors):
         """The image-weighted mean over the devices, on every device."""
         weighted = []
@@ -78,13 +71,13 @@ class Replicated(Synchronous):
 
     def _train_step(self, batch):
         # Every device computes the gradients of its share with its own copy.
-        results = []
-        for tower, share in enumerate(self._split_and_load(batch)):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                results.append(self._gradients(self._replicas[tower], share))
+        fetched = []
+        for replica, device in zip(self._replicas, self._devices, strict=True):
+            with tf.device(device):
+                fetched.append(replica.fetch())
+        results = self._results(fetched, batch)
 
         # The gradients meet on every device.
-        check_gradients([zip(r.gradients, self._names, strict=True) for r in results])
         gradients = self._all_reduce([r.gradients for r in results])
         states = self._all_reduce([r.state for r in results])
         with tf.device(self._devices[0]):

@@ -12,7 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from towers.optimizers import Update
-from towers.parallel.gradients import shares, split_batch, weighted_mean
+from towers.parallel.gradients import (
+    check_gradients,
+    shares,
+    split_batch,
+    weighted_mean,
+)
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -26,9 +31,11 @@ from towers.parallel.strategy import (
 from towers.parallel.tower import (
     LossFn,
     TowerResult,
-    accumulated_gradients,
+    accumulated,
     tower_counts,
+    tower_gradients,
 )
+from towers.parallel.walker import Walker
 
 HOST = "/CPU:0"
 
@@ -44,6 +51,8 @@ class Synchronous(Strategy):
         batch_size: images of one micro-batch over all towers.
         accumulate_steps: micro-batches of a step; their mean gradient is applied once.
         devices: one device name per tower.
+        sync_batch_norm: whether the towers share the moments of batch normalisation,
+            as if one device saw the whole batch.
     """
 
     def __init__(
@@ -56,6 +65,7 @@ class Synchronous(Strategy):
         batch_size: int,
         devices: Sequence[str],
         accumulate_steps: int = 1,
+        sync_batch_norm: bool = False,
     ):
         self._model = model
         self._loss_fn = loss_fn
@@ -67,6 +77,10 @@ class Synchronous(Strategy):
         self._weights = [size / batch_size for size in self._sizes]
         self._names = variable_names(model.trainable_variables)
         self._state_names = variable_names(model.non_trainable_variables)
+        self._walker = None
+        if sync_batch_norm:
+            grid = [[device] for device in self._devices]
+            self._walker = Walker(model, loss_fn, grid, sync_batch_norm=True)
         self._create_variables()
         with tf.device(HOST):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
@@ -128,16 +142,48 @@ class Synchronous(Strategy):
             parallel_iterations=1,
         )
 
-    def _split(self, batch):
-        """Every tower's share of a batch."""
-        return split_batch(batch, self._sizes, self._accumulate_steps)
+    def _results(
+        self,
+        fetched: Sequence[tuple[list[tf.Tensor], list[tf.Tensor]]],
+        batch: Mapping[str, tf.Tensor],
+    ) -> list[TowerResult]:
+        """What every tower computes from its share of a batch.
 
-    def _gradients(self, variables, share):
-        """What a tower computes, on the device in scope, from its share."""
-        params, state = variables.fetch()
-        return accumulated_gradients(
-            self._model, self._loss_fn, params, state, share, self._accumulate_steps
-        )
+        Args:
+            fetched: per tower parameters and model state, on its device.
+            batch: of the whole step.
+        """
+
+        def compute(states, batches):
+            variables = [
+                (params, state)
+                for (params, _), state in zip(fetched, states, strict=True)
+            ]
+            results = self._compute(variables, batches)
+            check_gradients(
+                [zip(r.gradients, self._names, strict=True) for r in results]
+            )
+            return results
+
+        states = [state for _, state in fetched]
+        batches = split_batch(batch, self._sizes, self._accumulate_steps)
+        return accumulated(compute, states, batches, self._accumulate_steps)
+
+    def _compute(self, variables, batches):
+        """Every tower's gradients of its share of one micro-batch."""
+        if self._walker is not None:
+            grid = [[of_tower] for of_tower in variables]
+            found = self._walker.gradients(grid, batches, self._weights)
+            return [result for [result] in found]
+        results = []
+        for tower, ((params, state), share) in enumerate(
+            zip(variables, batches, strict=True)
+        ):
+            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
+                results.append(
+                    tower_gradients(self._model, self._loss_fn, params, state, share)
+                )
+        return results
 
     def _metrics(
         self, results: Sequence[TowerResult], norm: tf.Tensor

@@ -63,7 +63,7 @@ def tower_loss(
     loss = tf.reduce_mean(loss_fn(logits, batch["labels"]))
     decay = losses.weight_decay(model.trainable_variables, params)
     total_loss = loss if decay is None else loss + tf.cast(decay, loss.dtype)
-    correct = tf.reduce_sum(_is_correct(logits, batch["labels"]))
+    correct = count_correct(logits, batch["labels"])
     return total_loss, loss, correct, [tf.convert_to_tensor(s) for s in new_state]
 
 
@@ -87,60 +87,61 @@ def tower_gradients(
     return TowerResult(gradients, new_state, loss, total_loss, correct, finite)
 
 
-def accumulated_gradients(
-    model: keras.Model,
-    loss_fn: LossFn,
-    params: Sequence[tf.Tensor],
-    state: Sequence[tf.Tensor],
-    batch: Mapping[str, tf.Tensor],
+def accumulated(
+    compute: Callable[[list, list], list[TowerResult]],
+    states: Sequence[Sequence[tf.Tensor]],
+    batches: Sequence[Mapping[str, tf.Tensor]],
     accumulate_steps: int,
-) -> TowerResult:
-    """`tower_gradients` over several micro-batches, one after the other.
+) -> list[TowerResult]:
+    """Gradients over several micro-batches, one after the other.
 
     The memory of activations is that of one micro-batch. Gradients and losses are means
-    over all of them; the model state goes from each to the next.
+    over all of them; each tower's model state goes from one to the next.
 
     Args:
-        batch: as in `tower_gradients`, with a leading axis of `accumulate_steps`,
-            unless that is 1.
+        compute: (the towers' states, their shares of a micro-batch) -> results.
+        states: per tower its model state.
+        batches: per tower its share of the batch, with a leading axis of
+            `accumulate_steps`, unless that is 1.
         accumulate_steps: number of micro-batches.
     """
     if accumulate_steps == 1:
-        return tower_gradients(model, loss_fn, params, state, batch)
-    zeros = TowerResult(
-        gradients=[tf.zeros_like(param) for param in params],
-        state=list(state),
-        loss=tf.zeros([], params[0].dtype),
-        total_loss=tf.zeros([], params[0].dtype),
-        correct=tf.zeros([]),
-        finite=tf.constant(True),
-    )
+        return compute(list(states), list(batches))
+
+    def micro_batch(place):
+        return [{name: x[place] for name, x in batch.items()} for batch in batches]
 
     def add(place, so_far):
-        micro_batch = {name: tensor[place] for name, tensor in batch.items()}
-        result = tower_gradients(model, loss_fn, params, so_far.state, micro_batch)
-        return place + 1, TowerResult(
-            gradients=[
-                a + b for a, b in zip(so_far.gradients, result.gradients, strict=True)
-            ],
-            state=result.state,
-            loss=so_far.loss + result.loss,
-            total_loss=so_far.total_loss + result.total_loss,
-            correct=so_far.correct + result.correct,
-            finite=so_far.finite & result.finite,
-        )
+        results = compute([r.state for r in so_far], micro_batch(place))
+        return place + 1, [
+            TowerResult(
+                gradients=[
+                    x + y for x, y in zip(a.gradients, b.gradients, strict=True)
+                ],
+                state=b.state,
+                loss=a.loss + b.loss,
+                total_loss=a.total_loss + b.total_loss,
+                correct=a.correct + b.correct,
+                finite=a.finite & b.finite,
+            )
+            for a, b in zip(so_far, results, strict=True)
+        ]
 
-    _, total = tf.while_loop(
+    first = compute(list(states), micro_batch(0))
+    _, totals = tf.while_loop(
         lambda place, _: place < accumulate_steps,
         add,
-        (tf.constant(0), zeros),
+        (tf.constant(1), first),
         parallel_iterations=1,
     )
-    return total._replace(
-        gradients=[gradient / accumulate_steps for gradient in total.gradients],
-        loss=total.loss / accumulate_steps,
-        total_loss=total.total_loss / accumulate_steps,
-    )
+    return [
+        total._replace(
+            gradients=[gradient / accumulate_steps for gradient in total.gradients],
+            loss=total.loss / accumulate_steps,
+            total_loss=total.total_loss / accumulate_steps,
+        )
+        for total in totals
+    ]
 
 
 def tower_counts(
@@ -180,6 +181,11 @@ def _inputs(model, batch):
             value = tf.zeros([tf.shape(images)[0], *x.shape[1:]], x.dtype)
         inputs.append(value)
     return inputs if len(inputs) > 1 else inputs[0]
+
+
+def count_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """How many images' largest logit is the label's; a float32 scalar."""
+    return tf.reduce_sum(_is_correct(logits, labels))
 
 
 def _is_correct(logits, labels):

@@ -45,10 +45,11 @@ class Towers(Synchronous):
 
     def _train_step(self, batch):
         # Every tower fetches the variables and computes its gradients.
-        results = []
-        for tower, share in enumerate(self._split(batch)):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                results.append(self._gradients(self._variables, share))
+        fetched = []
+        for device in self._devices:
+            with tf.device(device):
+                fetched.append(self._variables.fetch())
+        results = self._results(fetched, batch)
 
         # The towers meet on the parameter device.
         with tf.device(self._parameter_device):

@@ -1,0 +1,252 @@
+"""Augmentation of whole batches against tf.image and NumPy, image by image."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.data.augment import AUGMENTS, crop_and_flip, standardize
+
+MEAN, DEVIATION = (100.0, 120.0, 140.0), (50.0, 60.0, 70.0)
+SHAPE = (32, 32, 3)
+N = 20
+
+
+def random_images(n=N, shape=SHAPE, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+class Drawn:
+    """Random numbers that are remembered under their purpose."""
+
+    def __init__(self, seed=0, **fixed):
+        self._rng = np.random.default_rng(seed)
+        self.numbers = dict(fixed)
+
+    def __call__(self, purpose, shape):
+        if purpose not in self.numbers:
+            self.numbers[purpose] = self._rng.random(shape, np.float32)
+        assert self.numbers[purpose].shape == tuple(shape)
+        return tf.constant(self.numbers[purpose])
+
+
+def coordinates(n, height, width):
+    """Images whose pixels say where they are: channel 0 the row, channel 1 the column,
+    channel 2 the image."""
+    rows, columns = np.indices((height, width))
+    images = np.zeros((n, height, width, 3), np.uint8)
+    images[..., 0], images[..., 1] = rows, columns
+    images[..., 2] = np.arange(n)[:, None, None] % 256
+    return images
+
+
+def places(windows):
+    """(top, left, mirrored) of every window that was cut out of `coordinates`."""
+    width = windows.shape[2]
+    mirrored = windows[:, 0, 0, 1] > windows[:, 0, -1, 1]
+    left = np.minimum(windows[:, 0, 0, 1], windows[:, 0, -1, 1])
+    right = np.maximum(windows[:, 0, 0, 1], windows[:, 0, -1, 1])
+    np.testing.assert_array_equal(right - left, width - 1)
+    return windows[:, 0, 0, 0], left, mirrored
+
+
+def augment(name, shape=SHAPE):
+    return AUGMENTS[name](shape, MEAN, DEVIATION)
+
+
+# Against other implementations.
+
+
+def test_tutorial_equals_tf_image_image_by_image():
+    images, drawn = random_images(), Drawn()
+    found = augment("tutorial").train(tf.constant(images), drawn)
+    assert found.shape == [N, 24, 24, 3] and found.dtype == tf.float32
+    assert set(drawn.numbers) == {"crop", "flip", "brightness", "contrast"}
+    deltas, factors = [], []
+    for i, image in enumerate(images):
+        numbers = {k: v[i].ravel() for k, v in drawn.numbers.items()}
+        top, left = np.floor(numbers["crop"] * 9).astype(int)
+        x = tf.image.crop_to_bounding_box(image, top, left, 24, 24)
+        x = tf.cast(x, tf.float32)
+        if numbers["flip"] >= 0.5:
+            x = tf.image.flip_left_right(x)
+        # As tf.image.random_brightness and random_contrast draw them.
+        deltas.append(-63 + 126 * float(numbers["brightness"][0]))
+        factors.append(0.2 + 1.6 * float(numbers["contrast"][0]))
+        x = tf.image.adjust_brightness(x, deltas[-1])
+        x = tf.image.adjust_contrast(x, factors[-1])
+        x = tf.image.per_image_standardization(x)
+        np.testing.assert_allclose(found[i], x, atol=1e-4, err_msg=f"image {i}")
+    # Not all of the images were left nearly alone.
+    assert np.ptp(deltas) > 60 and np.ptp(factors) > 0.8
+
+
+def test_tutorial_evaluates_the_centre():
+    images = random_images()
+    found = augment("tutorial").evaluate(tf.constant(images))
+    for i, image in enumerate(images):
+        centre = tf.image.resize_with_crop_or_pad(image, 24, 24)
+        expected = tf.image.per_image_standardization(centre)
+        np.testing.assert_allclose(found[i], expected, atol=1e-5)
+
+
+def test_tutorial_leaves_every_image_standardised_by_itself():
+    augmented = augment("tutorial")
+    images = tf.constant(random_images())
+    for found in (augmented.train(images, Drawn()), augmented.evaluate(images)):
+        np.testing.assert_allclose(tf.reduce_mean(found, [1, 2, 3]), 0, atol=1e-5)
+        deviations = tf.math.reduce_std(found, [1, 2, 3])
+        np.testing.assert_allclose(deviations, 1, atol=1e-5)
+
+
+def test_pad_crop_flip_equals_loops_over_pixels():
+    images, drawn = random_images(), Drawn()
+    found = augment("pad_crop_flip").train(tf.constant(images), drawn).numpy()
+    assert found.dtype == np.float32 and set(drawn.numbers) == {"crop", "flip"}
+    for i, image in enumerate(images):
+        # The border has the value of the mean.
+        padded = np.full((40, 40, 3), MEAN, np.float64)
+        padded[4:36, 4:36] = image
+        top, left = np.floor(drawn.numbers["crop"][i] * 9).astype(int)
+        expected = np.empty((32, 32, 3))
+        for row in range(32):
+            for column in range(32):
+                from_left = column
+                if drawn.numbers["flip"][i, 0] >= 0.5:
+                    from_left = 31 - column
+                expected[row, column] = padded[top + row, left + from_left]
+        expected = (expected - MEAN) / DEVIATION
+        np.testing.assert_allclose(found[i], expected, atol=1e-5, err_msg=f"image {i}")
+
+
+@pytest.mark.parametrize("name", ["none", "pad_crop_flip"])
+def test_evaluation_standardises_with_the_moments_of_the_training_set(name):
+    images = random_images()
+    found = augment(name).evaluate(tf.constant(images))
+    np.testing.assert_allclose(found, (images - np.array(MEAN)) / DEVIATION, atol=1e-5)
+
+
+def test_none_trains_on_what_it_evaluates():
+    images, drawn = tf.constant(random_images()), Drawn()
+    augmented = augment("none")
+    np.testing.assert_array_equal(
+        augmented.train(images, drawn), augmented.evaluate(images)
+    )
+    assert drawn.numbers == {}
+
+
+def test_standardize_works_per_channel():
+    images = np.stack([np.full((2, 2), value, np.uint8) for value in (100, 180, 0)], -1)
+    found = standardize(tf.constant(images[None]), MEAN, DEVIATION)
+    np.testing.assert_allclose(found[0, 0, 0], [0, 1, -2], atol=1e-6)
+
+
+# Places.
+
+
+@pytest.mark.parametrize(
+    "full,window,num_places",
+    [
+        ((32, 32), (24, 24), (9, 9)),  # tutorial
+        ((40, 40), (32, 32), (9, 9)),  # pad_crop_flip, with its border
+        ((10, 9), (8, 9), (3, 1)),  # not square
+    ],
+)
+def test_windows_lie_everywhere_and_every_other_one_is_mirrored(
+    full, window, num_places
+):
+    n = 6000
+    images = coordinates(n, *full)
+    windows = crop_and_flip(tf.constant(images), Drawn(), *window).numpy()
+    assert windows.shape == (n, *window, 3) and windows.dtype == np.uint8
+    np.testing.assert_array_equal(windows[:, 0, 0, 2], images[:, 0, 0, 2])
+    tops, lefts, mirrored = places(windows)
+    counts = np.zeros(num_places)
+    np.add.at(counts, (tops, lefts), 1)
+    expected = n / counts.size
+    np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(expected))
+    assert np.mean(mirrored) == pytest.approx(0.5, abs=0.03)
+    # Mirroring is drawn apart from the place.
+    for place in (tops, lefts):
+        if place.any():
+            assert abs(np.corrcoef(mirrored, place)[0, 1]) < 0.05
+
+
+def test_a_window_is_a_whole_piece_of_its_image():
+    windows = crop_and_flip(tf.constant(coordinates(50, 32, 32)), Drawn(), 24, 24)
+    tops, lefts, mirrored = places(windows.numpy())
+    for i, window in enumerate(windows.numpy()):
+        rows, columns = np.indices((24, 24))
+        if mirrored[i]:
+            columns = columns[:, ::-1]
+        np.testing.assert_array_equal(window[..., 0], tops[i] + rows)
+        np.testing.assert_array_equal(window[..., 1], lefts[i] + columns)
+
+
+def test_the_smallest_and_the_largest_number_give_the_first_and_the_last_place():
+    largest = np.nextafter(np.float32(1), np.float32(0))
+    crop = np.array([[0, 0], [largest, largest], [0, largest]], np.float32)
+    flip = np.array([[0], [largest], [0.5]], np.float32)
+    images = tf.constant(coordinates(3, 32, 32))
+    windows = crop_and_flip(images, Drawn(crop=crop, flip=flip), 24, 24)
+    tops, lefts, mirrored = places(windows.numpy())
+    assert (list(tops), list(lefts)) == ([0, 8, 0], [0, 8, 8])
+    assert list(mirrored) == [False, True, True]
+
+
+# Shapes, and the same again.
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+@pytest.mark.parametrize("shape", [(32, 32, 3), (28, 40, 1)])
+def test_what_comes_out_has_the_shape_that_is_told(name, shape):
+    augmented = AUGMENTS[name](shape, MEAN[: shape[2]], DEVIATION[: shape[2]])
+    images = tf.constant(random_images(4, shape))
+    assert augmented.train(images, Drawn()).shape == [4, *augmented.image_shape]
+    assert augmented.evaluate(images).shape == [4, *augmented.image_shape]
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_the_same_numbers_give_the_same_images_and_others_do_not(name):
+    images = tf.constant(random_images())
+    train = augment(name).train
+    first, again, other = (train(images, Drawn(seed)) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    changed = np.any(np.not_equal(first, other), axis=(1, 2, 3))
+    assert np.mean(changed) == 0 if name == "none" else np.mean(changed) > 0.8
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_an_image_does_not_depend_on_its_neighbours(name):
+    """So that a batch may be cut in any way."""
+    images, drawn = random_images(), Drawn()
+    train = augment(name).train
+    whole = train(tf.constant(images), drawn)
+    part = train(
+        tf.constant(images[5:9]), Drawn(**{k: v[5:9] for k, v in drawn.numbers.items()})
+    )
+    np.testing.assert_array_equal(part, whole[5:9])
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_an_image_of_one_colour_stays_finite(name):
+    images = tf.fill([2, *SHAPE], tf.constant(7, tf.uint8))
+    for found in (augment(name).train(images, Drawn()), augment(name).evaluate(images)):
+        assert np.all(np.isfinite(found))
+
+
+@pytest.mark.parametrize("shape", [(23, 32, 3), (32, 23, 3), (8, 8, 1)])
+def test_images_too_small_for_the_tutorial_are_refused_with_both_sizes(shape):
+    with pytest.raises(ValueError) as caught:
+        augment("tutorial", shape)
+    assert f"{shape[0]}x{shape[1]}" in str(caught.value)
+    assert "24x24" in str(caught.value) and "--augment" in str(caught.value)
+
+
+def test_images_of_exactly_the_tutorials_size_are_taken():
+    augmented = augment("tutorial", (24, 24, 3))
+    images = tf.constant(random_images(3, (24, 24, 3)))
+    np.testing.assert_allclose(
+        augmented.evaluate(images),
+        tf.image.per_image_standardization(images),
+        atol=1e-5,
+    )

@@ -1,0 +1,146 @@
+"""Losses against NumPy in float64 and against Keras' own."""
+
+import keras
+import networks
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.losses import cross_entropy, weight_decay
+
+
+def example(n=50, classes=7, scale=3.0, seed=0):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(scale=scale, size=(n, classes))
+    return logits, rng.integers(0, classes, n)
+
+
+def softmax(logits):
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def targets(labels, classes, smoothing):
+    return (1 - smoothing) * np.eye(classes)[labels] + smoothing / classes
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_cross_entropy_equals_its_formula(smoothing):
+    logits, labels = example()
+    expected = -(targets(labels, 7, smoothing) * np.log(softmax(logits))).sum(axis=1)
+    found = cross_entropy(tf.constant(logits), tf.constant(labels), smoothing)
+    assert found.dtype == tf.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    narrow = cross_entropy(tf.constant(logits, tf.float32), labels, smoothing)
+    assert narrow.dtype == tf.float32
+    np.testing.assert_allclose(narrow, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_equals_that_of_keras(smoothing):
+    logits, labels = example()
+    logits = logits.astype(np.float32)
+    keras_loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=smoothing, reduction=None
+    )
+    expected = keras_loss(np.eye(7, dtype=np.float32)[labels], logits)
+    found = cross_entropy(tf.constant(logits), tf.constant(labels), smoothing)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_its_gradient_is_softmax_less_target(smoothing):
+    values, labels = example()
+    logits = tf.constant(values)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        loss = tf.reduce_sum(cross_entropy(logits, tf.constant(labels), smoothing))
+    expected = softmax(values) - targets(labels, 7, smoothing)
+    np.testing.assert_allclose(tape.gradient(loss, logits), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_half_width_logits_are_widened_first(dtype, smoothing):
+    logits, labels = example()
+    rounded = tf.cast(tf.constant(logits), dtype)
+    found = cross_entropy(rounded, tf.constant(labels), smoothing)
+    assert found.dtype == tf.float32
+    exact = np.log(softmax(tf.cast(rounded, tf.float64).numpy()))
+    expected = -(targets(labels, 7, smoothing) * exact).sum(axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_large_logits_give_large_but_finite_losses(smoothing):
+    logits = tf.constant([[1e4, -1e4, 0.0], [1e4, -1e4, 0.0]])
+    found = cross_entropy(logits, tf.constant([0, 1]), smoothing).numpy()
+    # The classes that are not right lie 2e4 and 1e4 below the first one.
+    spread = smoothing / 3 * (2e4 + 1e4)
+    np.testing.assert_allclose(
+        found, [spread, (1 - smoothing) * 2e4 + spread], rtol=1e-5, atol=1e-6
+    )
+
+
+# Weight decay.
+
+MARKED = {"decayed/kernel", "decayed_bias/bias"}
+
+
+def decayed_network(weight=0.5):
+    dense = keras.layers.Dense
+    regularizer = keras.regularizers.L2(weight)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            dense(3, kernel_regularizer=regularizer, name="decayed"),
+            dense(2, name="free"),
+            dense(2, bias_regularizer=regularizer, name="decayed_bias"),
+        ]
+    )
+    return model
+
+
+def test_weight_decay_asks_the_given_params_of_the_marked_variables_only():
+    model = decayed_network(weight=0.5)
+    rng = np.random.default_rng(0)
+    names = ["/".join(v.path.split("/")[-2:]) for v in model.trainable_variables]
+    params = {
+        name: rng.normal(size=v.shape).astype(np.float32)
+        for name, v in zip(names, model.trainable_variables, strict=True)
+    }
+    marked = [params[name] for name in names if name in MARKED]
+    assert len(marked) == 2
+    expected = 0.5 * sum(np.square(p, dtype=np.float64).sum() for p in marked)
+
+    given = [tf.constant(p) for p in params.values()]
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        found = weight_decay(model.trainable_variables, given)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    gradients = dict(zip(names, tape.gradient(found, given), strict=True))
+    for name, gradient in gradients.items():
+        if name in MARKED:
+            np.testing.assert_allclose(gradient, params[name], rtol=1e-6)
+        else:
+            assert gradient is None
+
+
+def test_weight_decay_of_the_models_own_values_equals_the_losses_of_keras():
+    model = decayed_network(weight=0.25)
+    values = [v.value for v in model.trainable_variables]
+    found = weight_decay(model.trainable_variables, values)
+    np.testing.assert_allclose(found, sum(model.losses), rtol=1e-6)
+
+
+def test_a_network_without_marked_variables_has_no_decay():
+    model = networks.residual_network().model
+    values = [v.value for v in model.trainable_variables]
+    assert weight_decay(model.trainable_variables, values) is None
+
+
+def test_params_of_another_number_are_refused():
+    model = decayed_network()
+    values = [v.value for v in model.trainable_variables]
+    with pytest.raises(ValueError):
+        weight_decay(model.trainable_variables, values[:-1])

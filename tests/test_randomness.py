@@ -1,0 +1,151 @@
+"""Random numbers that depend on (seed, purpose, counter), and on each of them."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.data import randomness
+from towers.data.randomness import key, permutation, uniform
+
+LENGTH = 10_000
+
+# Neighbours in every direction, and large values.
+KEYS = [
+    (0, "order", 0),
+    (1, "order", 0),
+    (2, "order", 0),
+    (0, "order", 1),
+    (0, "order", 2),
+    (1, "order", 1),
+    (0, "hold_out", 0),
+    (0, "crop", 0),
+    (2**31, "order", 0),
+    (2**31 - 1, "order", 0),
+    (2**63 - 1, "order", 2**40),
+]
+
+
+def numbers(seed, purpose, counter):
+    return uniform(seed, purpose, tf.constant(counter, tf.int64), [LENGTH]).numpy()
+
+
+def order(seed, purpose, counter, length=LENGTH):
+    return permutation(seed, purpose, tf.constant(counter, tf.int64), length).numpy()
+
+
+@pytest.mark.parametrize("draw", [numbers, order])
+def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
+    """`index_shuffle` gave 0.75 between neighbouring seeds."""
+    drawn = [draw(*key) for key in KEYS]
+    for (a, first), (b, second) in itertools.combinations(enumerate(drawn), 2):
+        correlation = np.corrcoef(first, second)[0, 1]
+        # Four standard errors; with 55 pairs one in 300 draws would exceed it.
+        assert abs(correlation) < 0.04, (KEYS[a], KEYS[b])
+
+
+@pytest.mark.parametrize("draw", [numbers, order])
+def test_neighbouring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
+    """What chance leaves in one pair is averaged out over many."""
+    for keys in (
+        [(seed, "order", 3) for seed in range(30)],
+        [(3, "order", epoch) for epoch in range(30)],
+    ):
+        drawn = [draw(*key) for key in keys]
+        correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(drawn)]
+        assert np.mean(np.abs(correlations)) < 0.02
+        assert abs(np.mean(correlations)) < 0.01
+
+
+@pytest.mark.parametrize("draw", [numbers, order])
+def test_the_same_key_draws_the_same(draw):
+    for each in KEYS:
+        np.testing.assert_array_equal(draw(*each), draw(*each))
+
+
+def test_numbers_are_uniform_in_the_half_open_unit_interval():
+    found = uniform(0, "crop", tf.constant(0), [100_000]).numpy()
+    assert found.dtype == np.float32
+    assert found.min() >= 0 and found.max() < 1
+    counts, _ = np.histogram(found, 20, (0, 1))
+    np.testing.assert_allclose(counts, 5000, atol=5 * np.sqrt(5000))
+
+
+def test_numbers_of_one_draw_are_uncorrelated_with_their_neighbours():
+    found = numbers(0, "crop", 0)
+    for lag in (1, 2, 3, 4, 8):
+        assert abs(np.corrcoef(found[:-lag], found[lag:])[0, 1]) < 0.04
+
+
+def test_numbers_have_the_shape_that_was_asked_for():
+    found = uniform(0, "noise", tf.constant(0), [3, 4, 5])
+    assert found.shape == [3, 4, 5]
+    flat = uniform(0, "noise", tf.constant(0), [60])
+    np.testing.assert_array_equal(tf.reshape(found, [-1]), flat)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 10_000])
+def test_a_permutation_holds_every_number_once(length):
+    found = permutation(0, "order", tf.constant(0), length)
+    assert found.dtype == tf.int64
+    np.testing.assert_array_equal(np.sort(found), np.arange(length))
+
+
+def test_every_number_comes_everywhere():
+    """How often each of ten numbers comes first, second ... over many epochs."""
+    drawn = tf.function(lambda epoch: permutation(0, "order", epoch, 10))
+    orders = np.stack([drawn(tf.constant(epoch)) for epoch in range(2000)])
+    counts = np.stack([np.bincount(place, minlength=10) for place in orders.T])
+    np.testing.assert_allclose(counts, 200, atol=5 * np.sqrt(200))
+
+
+def test_the_counter_may_have_any_integer_type():
+    for dtype in (tf.int32, tf.int64):
+        found = uniform(3, "crop", tf.constant(7, dtype), [5])
+        np.testing.assert_array_equal(found, numbers(3, "crop", 7)[:5])
+
+
+def test_keys_of_all_purposes_in_use_differ():
+    purposes = ["order", "hold_out", "crop", "flip", "brightness", "contrast"]
+    keys = {
+        tuple(key(seed, purpose, tf.constant(counter)).numpy())
+        for seed in (0, 1, 2**31, 2**62)
+        for purpose in purposes
+        for counter in (0, 1)
+    }
+    assert len(keys) == 4 * 6 * 2
+
+
+@pytest.mark.parametrize("draw", [uniform, permutation])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_compiled_function_draws_the_same(draw, jit_compile):
+    """As arguments, since TensorFlow itself computes what depends on constants only."""
+    try:
+        tf.function(lambda x: x + 1, jit_compile=jit_compile)(1)
+    except tf.errors.OpError as error:
+        pytest.skip(f"XLA does not compile here: {error.message[:80]}")
+    for seed, counter in ((3, 5), (2**63 - 1, 2**32 - 1)):
+        size = [100] if draw is uniform else 100
+
+        def drawn(counter, seed=seed, size=size):
+            return draw(seed, "order", counter, size)
+
+        counter = tf.constant(counter, tf.int64)
+        compiled = tf.function(drawn, jit_compile=jit_compile)
+        np.testing.assert_array_equal(compiled(counter), drawn(counter))
+
+
+def test_equal_random_bits_still_give_a_permutation(monkeypatch):
+    """Among 100,000 numbers of 32 bits two are equal more often than not."""
+    monkeypatch.setattr(
+        randomness, "bits", lambda *_: tf.constant([7, 3, 7, 3, 2**32 - 1], tf.uint32)
+    )
+    found = permutation(0, "order", tf.constant(0), 5)
+    np.testing.assert_array_equal(np.sort(found), np.arange(5))
+
+
+def test_numbers_do_not_depend_on_tensorflows_global_seed():
+    first = numbers(0, "crop", 0)
+    tf.random.set_seed(1)
+    np.testing.assert_array_equal(numbers(0, "crop", 0), first)

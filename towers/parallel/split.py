@@ -1,0 +1,159 @@
+"""How a network is split by channels over the devices of a group.
+
+Every convolution and dense layer owns a share of its output channels on each device;
+what acts on each channel by itself acts on the local slice. A shard's layer is built
+from the `get_config()` of the whole one, with its share of the outputs.
+"""
+
+import inspect
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from towers.errors import ConfigError
+from towers.models.layers import Dropout, LocalResponseNormalization
+from towers.parallel.gradients import shares
+
+# Layers whose outputs are split; the name of their number of outputs.
+SPLIT = {layers.Conv2D: "filters", layers.Dense: "units"}
+
+# Layers that treat every channel by itself.
+CHANNELWISE = (
+    layers.ReLU,
+    layers.LeakyReLU,
+    layers.MaxPooling2D,
+    layers.AveragePooling2D,
+    layers.GlobalAveragePooling2D,
+    layers.GlobalMaxPooling2D,
+    layers.ZeroPadding2D,
+    layers.BatchNormalization,
+    layers.Add,
+    Dropout,
+)
+
+# Activation functions that treat every element by itself.
+ELEMENTWISE = frozenset(
+    "linear relu relu6 leaky_relu gelu silu elu selu tanh sigmoid softplus".split()
+)
+
+
+def takes_training(layer: keras.Operation) -> bool:
+    """Whether the layer's `call` has the argument `training`."""
+    return "training" in inspect.signature(layer.call).parameters
+
+
+def is_channelwise(layer: keras.Operation) -> bool:
+    if isinstance(layer, layers.Activation):
+        return layer.activation.__name__ in ELEMENTWISE
+    return isinstance(layer, CHANNELWISE)
+
+
+class Shards:
+    """The layers of each shard of a network, and the shapes of its variables.
+
+    Args:
+        model: a Functional model.
+        num_shards: devices that hold one network together; 1 leaves it whole.
+
+    Raises:
+        ConfigError: a layer cannot be split; names it.
+    """
+
+    def __init__(self, model: keras.Model, num_shards: int):
+        self.num_shards = num_shards
+        self._layers: dict[str, list[keras.Operation]] = {}
+        if num_shards == 1:
+            return
+        with tf.device("CPU:0"):
+            for layer in model.operations:
+                if not isinstance(layer, layers.InputLayer):
+                    self._layers[layer.name] = self._split(layer)
+
+    def of(self, layer: keras.Operation, shard: int) -> keras.Operation:
+        """What a shard computes in place of a layer."""
+        if self.num_shards == 1:
+            return layer
+        return self._layers[layer.name][shard]
+
+    def slice(self, tensor, shard: int):
+        """A shard's slice of the last axis of a variable's value."""
+        if self.num_shards == 1:
+            return tensor
+        sizes = shares(tensor.shape[-1], self.num_shards)
+        first = sum(sizes[:shard])
+        return tensor[..., first : first + sizes[shard]]
+
+    def needs_all_inputs(self, layer: keras.Operation) -> bool:
+        """Whether a split layer reads every channel of its input on every shard."""
+        return getattr(layer, "groups", 1) == 1
+
+    def _split(self, layer):
+        kind = next((k for k in SPLIT if type(layer) is k), None)
+        if kind:
+            return self._split_outputs(layer, SPLIT[kind])
+        if isinstance(layer, layers.BatchNormalization):
+            return self._split_normalization(layer)
+        if is_channelwise(layer) or isinstance(
+            layer, LocalResponseNormalization | layers.Flatten
+        ):
+            return [layer] * self.num_shards
+        raise ConfigError(
+            f"group_size={self.num_shards}: layer {layer.name} "
+            f"({type(layer).__name__}) cannot be split by channels"
+        )
+
+    def _split_outputs(self, layer, field):
+        config, count = layer.get_config(), self.num_shards
+        outputs, groups = config[field], config.get("groups", 1)
+        if outputs < count:
+            raise ConfigError(
+                f"group_size={count}: layer {layer.name} has {outputs} outputs, "
+                "fewer than devices"
+            )
+        if groups > 1 and groups % count:
+            raise ConfigError(
+                f"group_size={count}: layer {layer.name} has {groups} groups of "
+                "channels, which the devices do not divide"
+            )
+        if layer.activation.__name__ not in ELEMENTWISE:
+            raise ConfigError(
+                f"group_size={count}: the activation {layer.activation.__name__} of "
+                f"layer {layer.name} needs all channels"
+            )
+        _check_regularizers(layer, count)
+        shape = list(layer.input.shape)
+        if groups > 1:
+            config["groups"] = groups // count
+            shape[-1] //= count
+        shards = []
+        for size in shares(outputs, count):
+            shard = type(layer).from_config(config | {field: size})
+            shard.build(shape)
+            shards.append(shard)
+        return shards
+
+    def _split_normalization(self, layer):
+        if layer.axis not in (-1, len(layer.input.shape) - 1):
+            raise ConfigError(
+                f"group_size={self.num_shards}: layer {layer.name} normalises over "
+                f"axis {layer.axis}, not the channels"
+            )
+        shape, shards = list(layer.input.shape), []
+        for size in shares(shape[-1], self.num_shards):
+            shard = type(layer).from_config(layer.get_config())
+            shard.build([*shape[:-1], size])
+            shards.append(shard)
+        return shards
+
+
+def _check_regularizers(layer, count):
+    """A penalty must be a sum over elements, so that the shards' penalties add up."""
+    sums = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+    for variable in layer.trainable_variables:
+        penalty = variable.regularizer
+        if penalty is not None and not isinstance(penalty, sums):
+            raise ConfigError(
+                f"group_size={count}: the regulariser {type(penalty).__name__} of "
+                f"{variable.path} needs the whole variable"
+            )

@@ -1,0 +1,405 @@
+"""Visits a model's operations in topological order with one value per device.
+
+This is for the two cases that must look inside a model: synchronised batch
+normalisation (groups meet in every normalisation) and the channel split (a group of
+devices holds one network). The devices form a grid: groups, data-parallel to each
+other, by shards, each with its slice of one network. A tower of its own is a group of
+one.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import keras
+import tensorflow as tf
+from keras import layers, tree
+
+from towers import losses
+from towers.models.layers import LocalResponseNormalization
+from towers.parallel import split
+from towers.parallel.device_tape import DeviceTape, Value
+from towers.parallel.gradients import squared_norm
+from towers.parallel.tower import LossFn, TowerResult, count_correct
+
+
+class Spread:
+    """A tensor of the network in all groups.
+
+    Attributes:
+        values: [group][shard].
+        whole: whether every shard has all channels, or each its slice of the last axis.
+    """
+
+    def __init__(self, values: list[list[Value]], whole: bool):
+        self.values = values
+        self.whole = whole
+
+
+# What one shard of one group computes with: parameters and model state, in the model's
+# order, on the shard's device.
+ShardValues = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
+
+
+class Walker:
+    """Runs a model over a grid of devices, forward and backward.
+
+    Args:
+        model: a Functional model.
+        loss_fn: the loss of each image.
+        devices: [group][shard] names.
+        sync_batch_norm: whether groups share the moments of batch normalisation.
+
+    Attributes:
+        shards: how the layers are split inside a group.
+        moved_bytes: bytes that crossed devices in the last `gradients` that was traced:
+            activations forward and their gradients back.
+
+    Raises:
+        ConfigError: a layer cannot be split.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        loss_fn: LossFn,
+        devices: Sequence[Sequence[str]],
+        sync_batch_norm: bool = False,
+    ):
+        self._model = model
+        self._loss_fn = loss_fn
+        self._devices = devices
+        self._sync = sync_batch_norm and len(devices) > 1
+        self.shards = split.Shards(model, len(devices[0]))
+        self.moved_bytes = 0
+        places = {id(v): i for i, v in enumerate(model.trainable_variables)}
+        state_places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
+        self._places = {
+            layer.name: (
+                [places[id(v)] for v in layer.trainable_variables],
+                [state_places[id(v)] for v in layer.non_trainable_variables],
+            )
+            for layer in model.layers
+        }
+
+    def gradients(
+        self,
+        variables: Sequence[Sequence[ShardValues]],
+        batches: Sequence[Mapping[str, tf.Tensor]],
+        weights: Sequence[float],
+    ) -> list[list[TowerResult]]:
+        """Losses and gradients of all groups.
+
+        Args:
+            variables: [group][shard].
+            batches: per group its share of the batch.
+            weights: per group its share of the images.
+
+        Returns:
+            [group][shard] results. The weighted mean of the groups' gradients is that
+            of the mean loss. Losses and counts are those of the group, on its first
+            device, the same in all of its shards.
+        """
+        tape = DeviceTape()
+        walk = _Walk(self, tape, variables, training=True)
+        logits = walk.forward(batches)
+        targets, group_metrics = [], []
+        for group, batch in enumerate(batches):
+            device = self._devices[group][0]
+            with tf.device(device):
+                labels = tf.identity(batch["labels"])
+
+            def mean_loss(x, labels=labels):
+                return tf.reduce_mean(self._loss_fn(x, labels))
+
+            [loss] = tape.apply(device, mean_loss, [logits[group]])
+            penalties = walk.penalties(group)
+            targets += [(x, weights[group]) for x in (loss, *penalties)]
+            with tf.device(device):
+                total = tf.add_n([x.tensor for x in (loss, *penalties)])
+                correct = count_correct(logits[group].tensor, labels)
+            group_metrics.append((loss.tensor, total, correct))
+        tape.backward(targets)
+        self.moved_bytes = sum(
+            tensor.shape.num_elements() * tensor.dtype.size for tensor in tape.moved
+        )
+        return [
+            [
+                self._result(walk, group, shard, weights[group], *group_metrics[group])
+                for shard in range(len(self._devices[group]))
+            ]
+            for group in range(len(batches))
+        ]
+
+    def _result(self, walk, group, shard, weight, loss, total, correct):
+        with tf.device(self._devices[group][shard]):
+            gradients = [param.gradient() for param in walk.params[group][shard]]
+            gradients = [None if g is None else g / weight for g in gradients]
+            norm = squared_norm([g for g in gradients if g is not None])
+            finite = tf.math.is_finite(norm) & tf.math.is_finite(total)
+        state = walk.state[group][shard]
+        return TowerResult(gradients, state, loss, total, correct, finite)
+
+    def logits(
+        self,
+        variables: Sequence[Sequence[ShardValues]],
+        batches: Sequence[Mapping[str, tf.Tensor]],
+    ) -> list[tf.Tensor]:
+        """The logits of each group in inference, on its first device."""
+        walk = _Walk(self, DeviceTape(), variables, training=False)
+        return [value.tensor for value in walk.forward(batches)]
+
+
+class _Walk:
+    """One walk through the model: forward on a tape, collecting the new state."""
+
+    def __init__(self, walker, tape, variables, training):
+        self._model, self._shards = walker._model, walker.shards
+        self._devices, self._places = walker._devices, walker._places
+        self._sync, self._tape, self._training = walker._sync, tape, training
+        self.params = [
+            [
+                [Value(param, device, differentiable=training) for param in params]
+                for (params, _), device in zip(of_group, devices, strict=True)
+            ]
+            for of_group, devices in zip(variables, self._devices, strict=True)
+        ]
+        self.state = [[list(state) for _, state in of_group] for of_group in variables]
+
+    def forward(self, batches):
+        """The logits of each group, as values on its first device."""
+        inputs = [self._load(x, batches) for x in self._model.inputs]
+        # Keras' own traversal: the same that runs the model on one device.
+        logits = self._model._run_through_graph(
+            inputs, operation_fn=lambda layer: functools.partial(self._visit, layer)
+        )
+        return [self._gathered(logits, group, [0])[0] for group in range(len(batches))]
+
+    def penalties(self, group):
+        """Per shard the weight decay of its parameters."""
+        variables, found = self._model.trainable_variables, []
+        if all(variable.regularizer is None for variable in variables):
+            return []
+        for params, device in zip(
+            self.params[group], self._devices[group], strict=True
+        ):
+
+            def penalty(*tensors):
+                return losses.weight_decay(variables, tensors)
+
+            found += self._tape.apply(device, penalty, params)
+        return found
+
+    def _load(self, x, batches):
+        """An input of the model, on every device."""
+        values = []
+        for batch, devices in zip(batches, self._devices, strict=True):
+            tensor = batch.get(x.name)
+            if tensor is None:  # an evaluation has no noise, and needs none
+                tensor = tf.zeros([tf.shape(batch["images"])[0], *x.shape[1:]], x.dtype)
+            values.append([])
+            for device in devices:
+                with tf.device(device):
+                    values[-1].append(Value(tf.identity(tensor), device))
+        return Spread(values, whole=True)
+
+    # One operation.
+
+    def _visit(self, layer, *args, **kwargs):
+        spreads = [x for x in tree.flatten((args, kwargs)) if isinstance(x, Spread)]
+        if type(layer) in split.SPLIT:
+            if self._shards.needs_all_inputs(layer):
+                spreads = [self._whole(spreads[0])]
+            else:
+                spreads = [self._sliced(spreads[0])]
+            whole = self._shards.num_shards == 1
+        elif isinstance(layer, layers.Flatten):
+            # Slices of channels are not neighbours once flattened.
+            spreads, whole = [self._whole(spreads[0])], True
+        elif isinstance(layer, LocalResponseNormalization) and not spreads[0].whole:
+            return self._local_response_normalization(layer, spreads[0])
+        else:
+            whole = all(x.whole for x in spreads)
+            if whole and self._shards.num_shards > 1 and layer.variables:
+                whole = False
+            if not whole:
+                spreads = [self._sliced(x) for x in spreads]
+        if isinstance(layer, layers.BatchNormalization) and self._sync:
+            if self._training:
+                return self._synchronized(layer, spreads[0])
+        values = [
+            [
+                self._call(layer, group, shard, args, kwargs, spreads)
+                for shard in range(len(devices))
+            ]
+            for group, devices in enumerate(self._devices)
+        ]
+        return Spread(values, whole)
+
+    def _call(self, layer, group, shard, args, kwargs, spreads):
+        """A layer on one device, on the tape."""
+        own = self._shards.of(layer, shard)
+        param_places, state_places = self._places.get(layer.name, ([], []))
+        params = [self.params[group][shard][i] for i in param_places]
+        state = [self.state[group][shard][i] for i in state_places]
+        inputs = [spread.values[group][shard] for spread in spreads]
+
+        def function(*tensors):
+            given = iter(tensors[len(params) :])
+            own_args, own_kwargs = tree.map_structure(
+                lambda x: next(given) if isinstance(x, Spread) else x, (args, kwargs)
+            )
+            if not isinstance(own, keras.Layer):
+                return own(*own_args, **own_kwargs)
+            if split.takes_training(own):
+                own_kwargs["training"] = self._training
+            output, new_state = own.stateless_call(
+                list(tensors[: len(params)]), state, *own_args, **own_kwargs
+            )
+            return [output, *new_state]
+
+        device = self._devices[group][shard]
+        output, *new_state = self._tape.apply(device, function, params + inputs)
+        for place, value in zip(state_places, new_state, strict=True):
+            self.state[group][shard][place] = value.tensor
+        return output
+
+    # Channels: whole tensors and slices of them.
+
+    def _whole(self, spread):
+        """The same tensor with all channels on every device."""
+        if spread.whole:
+            return spread
+        return Spread(
+            [
+                self._gathered(spread, group, range(len(devices)))
+                for group, devices in enumerate(self._devices)
+            ],
+            whole=True,
+        )
+
+    def _gathered(self, spread, group, shards):
+        """All channels of a group's tensor on some of its devices."""
+        if spread.whole:
+            return [spread.values[group][shard] for shard in shards]
+        found = []
+        for shard in shards:
+            device = self._devices[group][shard]
+            slices = [self._tape.move(x, device) for x in spread.values[group]]
+            found += self._tape.apply(device, _concatenated, slices)
+        return found
+
+    def _sliced(self, spread):
+        """The same tensor with its own slice of the channels on every device."""
+        if not spread.whole or self._shards.num_shards == 1:
+            return spread
+        values = []
+        for of_group, devices in zip(spread.values, self._devices, strict=True):
+            values.append([])
+            for shard, (value, device) in enumerate(
+                zip(of_group, devices, strict=True)
+            ):
+                cut = functools.partial(self._shards.slice, shard=shard)
+                values[-1] += self._tape.apply(device, cut, [value])
+        return Spread(values, whole=False)
+
+    def _local_response_normalization(self, layer, spread):
+        """On slices: each device fetches the channels within the radius of its own."""
+        radius, values = layer.depth_radius, []
+        for of_group, devices in zip(spread.values, self._devices, strict=True):
+            sizes = [value.tensor.shape[-1] for value in of_group]
+            starts = [sum(sizes[:i]) for i in range(len(sizes))]
+            values.append([])
+            for shard, device in enumerate(devices):
+                low = max(0, starts[shard] - radius)
+                high = min(sum(sizes), starts[shard] + sizes[shard] + radius)
+                pieces = []
+                for other, value in enumerate(of_group):
+                    first = max(low - starts[other], 0)
+                    last = min(high - starts[other], sizes[other])
+                    if first >= last:
+                        continue
+                    if (first, last) != (0, sizes[other]):
+                        cut = functools.partial(_channels, first=first, last=last)
+                        [value] = self._tape.apply(value.device, cut, [value])
+                    pieces.append(self._tape.move(value, device))
+                own = starts[shard] - low
+
+                def normalize(*tensors, own=own, size=sizes[shard]):
+                    return layer(_concatenated(*tensors))[..., own : own + size]
+
+                values[-1] += self._tape.apply(device, normalize, pieces)
+        return Spread(values, whole=False)
+
+    # Batch normalisation over all groups.
+
+    def _synchronized(self, layer, spread):
+        """Normalises with the moments of the whole batch.
+
+        Each group gives the moments of its own images; the first combines them (Chan et
+        al. 1979) and every group normalises with the result. Statistics move as in
+        Keras, once.
+        """
+        images = [of_group[0].tensor.shape[0] for of_group in spread.values]
+        weights = [count / sum(images) for count in images]
+        values = [[] for _ in self._devices]
+        for shard in range(self._shards.num_shards):
+            home = self._devices[0][shard]
+            moments = []
+            for of_group in spread.values:
+                x = of_group[shard]
+                for moment in self._tape.apply(x.device, _moments, [x]):
+                    moments.append(self._tape.move(moment, home))
+            combine = functools.partial(_combined_moments, weights=weights)
+            combined = self._tape.apply(home, combine, moments)
+            for group, of_group in enumerate(spread.values):
+                values[group].append(
+                    self._normalized(layer, group, shard, of_group[shard], combined)
+                )
+        return Spread(values, spread.whole)
+
+    def _normalized(self, layer, group, shard, x, moments):
+        device = self._devices[group][shard]
+        own = self._shards.of(layer, shard)
+        param_places, state_places = self._places[layer.name]
+        params = [self.params[group][shard][i] for i in param_places]
+        moments = [self._tape.move(moment, device) for moment in moments]
+        with tf.device(device):
+            for place, moment in zip(state_places, moments, strict=True):
+                before = self.state[group][shard][place]
+                after = before * own.momentum + moment.tensor * (1 - own.momentum)
+                self.state[group][shard][place] = after
+
+        def normalize(x, mean, variance, *params):
+            params = list(params)
+            scale = params.pop(0) if own.scale else None
+            offset = params.pop(0) if own.center else None
+            wide = tf.cast(x, mean.dtype)
+            normal = tf.nn.batch_normalization(
+                wide, mean, variance, offset, scale, own.epsilon
+            )
+            return tf.cast(normal, x.dtype)
+
+        [output] = self._tape.apply(device, normalize, [x, *moments, *params])
+        return output
+
+
+def _concatenated(*slices):
+    return tf.concat(slices, -1) if len(slices) > 1 else slices[0]
+
+
+def _channels(tensor, first, last):
+    return tensor[..., first:last]
+
+
+def _moments(x):
+    if x.dtype in (tf.bfloat16, tf.float16):
+        x = tf.cast(x, tf.float32)
+    return tf.nn.moments(x, list(range(len(x.shape) - 1)))
+
+
+def _combined_moments(*moments, weights):
+    """Mean and variance of the union from those of its parts: mean, variance, ..."""
+    means, variances = moments[0::2], moments[1::2]
+    mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
+    spread = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]
+    return mean, tf.add_n([w * s for w, s in zip(weights, spread, strict=True)])
