@@ -10,6 +10,7 @@ import pytest
 
 from towers import losses, optimizers, schedules
 from towers.errors import NumericError
+from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
 
@@ -66,6 +67,7 @@ class Recipe:
 
 
 STRATEGIES = {"towers": Towers, "replicated": Replicated}
+GROUPS = [(2, 2), (4, 2), (4, 4), (8, 2), (8, 4)]  # devices, devices in a group
 both = pytest.mark.parametrize("cls", STRATEGIES.values(), ids=STRATEGIES)
 
 
@@ -337,3 +339,38 @@ def test_synchronised_batch_norm_equals_one_device(cls, num_towers, batch_size):
     )
     strategy.train(NUM_STEPS)
     assert_equal_to_oracle(strategy.state(), recipe.oracle(network, batches, 1))
+
+
+@pytest.mark.parametrize("batch_size", [16, 13])
+@pytest.mark.parametrize("num_devices,group_size", GROUPS)
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_worker_groups_equal_the_oracle(name, num_devices, group_size, batch_size):
+    network = networks.NETWORKS[name]()
+    batches = networks.random_batches(NUM_STEPS, batch_size)
+    recipe = Recipe(clip_norm=0.5)
+    groups = create_towers(
+        network, recipe, batches, num_devices, cls=ModelParallel, group_size=group_size
+    )
+    groups.train(NUM_STEPS)
+    expected = recipe.oracle(network, batches, num_devices // group_size)
+    assert_equal_to_oracle(groups.state(), expected)
+    whole = sum(value.nbytes for value in network.params.values())
+    assert sum(groups.param_bytes) == whole
+    assert max(groups.param_bytes) < 1.5 * whole / group_size
+
+
+def test_worker_groups_share_moments_where_asked():
+    network = networks.residual_network()
+    batches = networks.random_batches(NUM_STEPS, 13)
+    recipe = Recipe()
+    groups = create_towers(
+        network,
+        recipe,
+        batches,
+        6,
+        cls=ModelParallel,
+        group_size=2,
+        sync_batch_norm=True,
+    )
+    groups.train(NUM_STEPS)
+    assert_equal_to_oracle(groups.state(), recipe.oracle(network, batches, 1))

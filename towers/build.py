@@ -141,6 +141,7 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
         accumulate_steps=config.accumulate_steps,
+        sync_batch_norm=config.batch_norm == "sync",
         devices=devices.towers,
         **_strategy_options(config, devices),
     )
@@ -148,6 +149,8 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
 
 def _strategy_options(config: Config, devices: Devices) -> dict:
     """What only the chosen strategy takes."""
+    if config.strategy == "model_parallel":
+        return {"group_size": config.group_size}
     if config.strategy == "replicated":
         return {
             "algorithm": config.all_reduce,

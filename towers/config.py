@@ -23,7 +23,7 @@ MODELS = ("cnn",)
 OPTIMIZERS = ("sgd", "nesterov")
 SCHEDULES = ("constant", "exponential", "cosine")
 PRECISIONS = ("float32", "bfloat16")
-STRATEGIES = ("towers", "replicated")
+STRATEGIES = ("towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -162,6 +162,25 @@ class Config:
         choices=("cpu", "gpu"),
         free=True,
     )
+    group_size: int = _option(
+        1,
+        "Devices that hold one network in strategy model_parallel; num_towers is a "
+        "multiple of it.",
+        at_least=1,
+        free=True,
+    )
+    device_order: str = _option(
+        "",
+        "Order in which devices are taken, such as 0,1,4,5: neighbours make a group; "
+        "empty for the driver's order.",
+        free=True,
+    )
+    batch_norm: str = _option(
+        "local",
+        "Moments of batch normalisation: of each tower's images (local) or of the "
+        "whole batch (sync).",
+        choices=("local", "sync"),
+    )
     all_reduce: str = _option(
         "star",
         "How strategy replicated adds up gradients: star (on one device), tree, ring, "
@@ -299,6 +318,11 @@ def _check_together(config: Config) -> None:
             f"batch_size={config.batch_size} with num_towers={config.num_towers}: "
             "every tower needs an image; raise --batch_size or lower --num_towers"
         )
+    if config.num_towers and config.num_towers % config.group_size:
+        raise ConfigError(
+            f"num_towers={config.num_towers} with group_size={config.group_size}: the "
+            "groups do not divide the towers"
+        )
     if config.warmup_epochs > config.num_epochs:
         raise ConfigError(
             f"warmup_epochs={config.warmup_epochs} with "
@@ -325,6 +349,8 @@ def ignored_options(config: Config) -> list[str]:
         ignore(f"schedule={config.schedule}", "decay_factor", "epochs_per_decay")
     if config.strategy != "towers":
         ignore(f"strategy={config.strategy}", "parameter_device")
+    if config.strategy != "model_parallel":
+        ignore(f"strategy={config.strategy}", "group_size")
     if config.strategy != "replicated":
         names = ("all_reduce", "all_reduce_pack_mb", "all_reduce_dtype")
         ignore(f"strategy={config.strategy}", *names)

@@ -1,6 +1,11 @@
 """Ways of being parallel: devices, towers, gradients, and one strategy a file."""
 
+from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
 
-STRATEGIES = {"towers": Towers, "replicated": Replicated}
+STRATEGIES = {
+    "towers": Towers,
+    "replicated": Replicated,
+    "model_parallel": ModelParallel,
+}

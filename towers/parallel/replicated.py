@@ -51,7 +51,7 @@ class Replicated(Synchronous):
     def _get_params(self, device):
         """A copy of all variables on a device."""
         with tf.device(device):
-            return Variables(self._model, self._update, self._names, self._state_names)
+            return Variables(*self._initial_values(), self._update)
 
     def _named_variables(self):
         return self._replicas[0].named()

@@ -34,6 +34,7 @@ from towers.parallel.tower import (
     accumulated,
     tower_counts,
     tower_gradients,
+    tower_logits,
 )
 from towers.parallel.walker import Walker
 
@@ -112,6 +113,17 @@ class Synchronous(Strategy):
     @abc.abstractmethod
     def _named_variables(self) -> dict[str, tf.Variable]:
         """Canonical name -> variable, without the step."""
+
+    def _initial_values(self):
+        """Parameters and model state of the model, name -> value."""
+        params, state = (
+            self._model.trainable_variables,
+            self._model.non_trainable_variables,
+        )
+        return (
+            {n: v.value for n, v in zip(self._names, params, strict=True)},
+            {n: v.value for n, v in zip(self._state_names, state, strict=True)},
+        )
 
     # Many steps in one compiled call.
 
@@ -244,14 +256,22 @@ class Synchronous(Strategy):
         size = batch["labels"].shape[0]
         sizes = shares(size, min(size, len(self._devices)))
         counts = []
-        for tower, share in enumerate(split_batch(batch, sizes)):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                params, state = self._values(tower, use_averages)
-                counts.append(
-                    tower_counts(self._model, self._loss_fn, params, state, share)
-                )
+        shares_of_towers = split_batch(batch, sizes)
+        logits = self._logits(shares_of_towers, use_averages)
+        for tower, share in enumerate(shares_of_towers):
+            with tf.device(self._devices[tower]):
+                counts.append(tower_counts(self._loss_fn, logits[tower], share))
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def _logits(self, batches, use_averages):
+        """Every tower's logits of its share, in inference."""
+        found = []
+        for tower, share in enumerate(batches):
+            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
+                params, state = self._values(tower, use_averages)
+                found.append(tower_logits(self._model, params, state, share))
+        return found
 
     def evaluate(
         self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False

@@ -144,21 +144,24 @@ def accumulated(
     ]
 
 
-def tower_counts(
+def tower_logits(
     model: keras.Model,
-    loss_fn: LossFn,
     params: Sequence[tf.Tensor],
     state: Sequence[tf.Tensor],
     batch: Mapping[str, tf.Tensor],
+) -> tf.Tensor:
+    """The logits of one tower's share in inference; arguments as in `tower_loss`."""
+    return model.stateless_call(params, state, _inputs(model, batch), training=False)[0]
+
+
+def tower_counts(
+    loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
     """What an evaluation counts on one tower's share; images of weight 0 do not count.
 
     Returns:
         float64 scalars "correct", "images" and "loss", the sum over the images.
     """
-    logits, _ = model.stateless_call(
-        params, state, _inputs(model, batch), training=False
-    )
     weights = tf.cast(batch["weights"], tf.float64)
 
     def count(values):

@@ -33,9 +33,7 @@ class Towers(Synchronous):
 
     def _create_variables(self):
         with tf.device(self._parameter_device):
-            self._variables = Variables(
-                self._model, self._update, self._names, self._state_names
-            )
+            self._variables = Variables(*self._initial_values(), self._update)
 
     def _named_variables(self):
         return self._variables.named()

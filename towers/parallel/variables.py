@@ -1,6 +1,7 @@
 """One set of a run's variables on one device, and its canonical names."""
 
-import keras
+from collections.abc import Mapping
+
 import tensorflow as tf
 
 from towers.optimizers import Slots, Update
@@ -10,9 +11,8 @@ class Variables:
     """Parameters, slots, moving averages and model state on the device in scope.
 
     Args:
-        model: its variables are the initial values.
+        params, state: name -> initial value, in the model's order.
         update: says which slots and whether averages are kept.
-        names, state_names: of the model's trainable and other variables.
 
     Attributes:
         params, averages, state: variables in the model's order.
@@ -21,23 +21,16 @@ class Variables:
 
     def __init__(
         self,
-        model: keras.Model,
+        params: Mapping[str, tf.Tensor],
+        state: Mapping[str, tf.Tensor],
         update: Update,
-        names: list[str],
-        state_names: list[str],
     ):
-        self._names, self._state_names = names, state_names
+        self._names, self._state_names = list(params), list(state)
         with tf.name_scope("params"):
-            self.params = [
-                tf.Variable(v.value, name=name)
-                for name, v in zip(names, model.trainable_variables, strict=True)
-            ]
+            self.params = [tf.Variable(v, name=name) for name, v in params.items()]
         with tf.name_scope("state"):
             self.state = [
-                tf.Variable(v.value, trainable=False, name=name)
-                for name, v in zip(
-                    state_names, model.non_trainable_variables, strict=True
-                )
+                tf.Variable(v, trainable=False, name=name) for name, v in state.items()
             ]
         self.slots = [
             {

@@ -145,7 +145,8 @@ class Walker:
         batches: Sequence[Mapping[str, tf.Tensor]],
     ) -> list[tf.Tensor]:
         """The logits of each group in inference, on its first device."""
-        walk = _Walk(self, DeviceTape(), variables, training=False)
+        # The last images of an evaluation may not reach every group.
+        walk = _Walk(self, DeviceTape(), variables[: len(batches)], training=False)
         return [value.tensor for value in walk.forward(batches)]
 
 
@@ -154,7 +155,8 @@ class _Walk:
 
     def __init__(self, walker, tape, variables, training):
         self._model, self._shards = walker._model, walker.shards
-        self._devices, self._places = walker._devices, walker._places
+        self._devices = walker._devices[: len(variables)]
+        self._places = walker._places
         self._sync, self._tape, self._training = walker._sync, tape, training
         self.params = [
             [

@@ -1,0 +1,260 @@
+"""A batch is a pure function of (seed, step), however it is come by."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.data.augment import AUGMENTS
+from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.sources import ArraySource
+
+MOMENTS = ((100.0,) * 3, (50.0,) * 3)
+NOISE = {"dropout1_noise": (3,), "dropout2_noise": (2, 2)}
+
+
+def source(num_examples, size=8):
+    """Random images whose label is their index."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (num_examples, size, size, 3), np.uint8)
+    return ArraySource(images, np.arange(num_examples, dtype=np.int32))
+
+
+def train_batches(num_examples, batch_size, augment="pad_crop_flip", seed=0, **kwargs):
+    size = 26 if augment == "tutorial" else 8
+    found = source(num_examples, size)
+    augmented = AUGMENTS[augment](found.image_shape, *MOMENTS)
+    return TrainBatches(found, augmented, seed, batch_size, **kwargs)
+
+
+def at(batches, step):
+    return {k: v.numpy() for k, v in batches(tf.constant(step, tf.int64)).items()}
+
+
+def labels_of(batches, num_steps):
+    compiled = tf.function(lambda step: batches.indices(step))
+    steps = (tf.constant(step, tf.int64) for step in range(num_steps))
+    return np.concatenate([compiled(step) for step in steps])
+
+
+def assert_same(found, expected):
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+# num_examples, batch_size: batches that divide an epoch, straddle two or many, are as
+# large as one, and of one image.
+SIZES = [(12, 4), (10, 4), (7, 5), (5, 5), (3, 8), (4, 9), (3, 11), (1, 3), (6, 1)]
+
+
+@pytest.mark.parametrize("num_examples,batch_size", SIZES)
+def test_the_stream_from_any_step_is_the_function_of_the_step(num_examples, batch_size):
+    batches = train_batches(num_examples, batch_size, noise_shapes=NOISE)
+    num_steps = 8
+    compiled = tf.function(lambda step: batches(step))
+    expected = []
+    for step in range(num_steps):
+        batch = compiled(tf.constant(step, tf.int64))
+        expected.append({k: v.numpy() for k, v in batch.items()})
+    for first_step in (0, 1, 2, 5):
+        stream = batches.stream(first_step)
+        taken = list(stream.take(num_steps - first_step).as_numpy_iterator())
+        for found, wanted in zip(taken, expected[first_step:], strict=True):
+            assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_every_augmentation_gives_the_same_in_the_stream_and_in_eager_mode(augment):
+    batches = train_batches(10, 4, augment, noise_shapes=NOISE)
+    (found,) = batches.stream(3).take(1).as_numpy_iterator()
+    assert_same(found, at(batches, 3))
+    (again,) = batches.stream(3).take(1).as_numpy_iterator()
+    assert_same(again, found)
+
+
+@pytest.mark.parametrize("num_examples,batch_size", SIZES)
+def test_every_epoch_visits_each_example_once(num_examples, batch_size):
+    num_epochs = 4
+    batches = train_batches(num_examples, batch_size)
+    labels = labels_of(batches, -(-num_epochs * num_examples // batch_size))
+    epochs = labels[: num_epochs * num_examples].reshape(num_epochs, num_examples)
+    for epoch in epochs:
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(num_examples))
+
+
+def test_the_order_differs_from_epoch_to_epoch_and_from_seed_to_seed():
+    orders = [
+        tuple(epoch)
+        for seed in (0, 1, 2)
+        for epoch in labels_of(train_batches(50, 25, seed=seed), 6).reshape(3, 50)
+    ]
+    assert len(set(orders)) == 9
+    assert tuple(range(50)) not in orders
+
+
+def test_the_order_does_not_depend_on_the_batch_size():
+    small, large = train_batches(10, 4), train_batches(10, 16)
+    np.testing.assert_array_equal(labels_of(small, 8), labels_of(large, 2))
+
+
+def test_late_steps_are_reached_directly():
+    batches = train_batches(7, 5)
+    step = 2**33
+    position = step * 5
+    found = at(batches, step)
+    (streamed,) = batches.stream(step).take(1).as_numpy_iterator()
+    assert_same(streamed, found)
+    # The places that it takes of its epochs, read through the steps around it.
+    around = np.concatenate([at(batches, step + k)["labels"] for k in (-1, 0, 1, 2, 3)])
+    begin = -(position - 5) % 7  # where the first whole epoch around it begins
+    np.testing.assert_array_equal(np.sort(around[begin : begin + 7]), np.arange(7))
+
+
+def test_labels_belong_to_their_images():
+    batches = train_batches(10, 4, "none")
+    images, _ = batches.source.read(tf.range(10, dtype=tf.int64))
+    evaluated = batches.augment.evaluate(images).numpy()
+    for step in range(5):
+        batch = at(batches, step)
+        np.testing.assert_array_equal(batch["images"], evaluated[batch["labels"]])
+
+
+def test_batches_have_static_shapes_and_the_promised_types():
+    batches = train_batches(10, 4, "tutorial", noise_shapes=NOISE)
+    expected = {
+        "images": tf.TensorSpec([4, 24, 24, 3], tf.float32),
+        "labels": tf.TensorSpec([4], tf.int32),
+        "dropout1_noise": tf.TensorSpec([4, 3], tf.float32),
+        "dropout2_noise": tf.TensorSpec([4, 2, 2], tf.float32),
+    }
+    assert batches.stream(0).element_spec == expected
+    for name, value in at(batches, 0).items():
+        assert (value.shape, value.dtype) == (
+            expected[name].shape,
+            expected[name].dtype.as_numpy_dtype,
+        )
+
+
+# Random numbers.
+
+
+def test_noise_differs_between_steps_layers_seeds_and_images():
+    shapes = {"dropout1_noise": (50,), "dropout2_noise": (50,)}
+    drawn = []
+    for seed, step in itertools.product((0, 1), (0, 1)):
+        batch = at(train_batches(10, 4, seed=seed, noise_shapes=shapes), step)
+        drawn += [row for name in shapes for row in batch[name]]
+    correlations = np.corrcoef(drawn) - np.eye(len(drawn))
+    assert np.abs(correlations).max() < 0.65  # 4.6 standard errors
+    assert np.min(drawn) >= 0 and np.max(drawn) < 1
+
+
+def test_augmentation_is_drawn_anew_in_every_step():
+    """One image and its crops: of 200 steps, hardly any two are alike."""
+    batches = train_batches(1, 1)
+    stream = batches.stream(0).take(200).as_numpy_iterator()
+    different = {batch["images"].tobytes() for batch in stream}
+    # 81 places, mirrored or not: 115 different ones of 162 are expected.
+    assert len(different) > 90
+
+
+def test_images_of_one_batch_are_augmented_differently():
+    batch = at(train_batches(1, 200), 0)
+    assert len({image.tobytes() for image in batch["images"]}) > 90
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 10, 11, 64])
+def test_an_evaluation_counts_each_example_exactly_once(batch_size):
+    examples = source(10)
+    augment = AUGMENTS["pad_crop_flip"](examples.image_shape, *MOMENTS)
+    stream = evaluation_stream(examples, augment, batch_size)
+    batches = list(stream.as_numpy_iterator())
+    assert len(batches) == -(-10 // batch_size)
+    for batch in batches:
+        assert batch["images"].shape == (batch_size, 8, 8, 3)
+        assert batch["weights"].dtype == np.float32
+    joined = {k: np.concatenate([b[k] for b in batches]) for k in batches[0]}
+    counts = joined["weights"] == 1
+    np.testing.assert_array_equal(joined["labels"][counts], np.arange(10))
+    np.testing.assert_array_equal(joined["weights"][~counts], 0)
+    images, _ = examples.read(tf.range(10, dtype=tf.int64))
+    np.testing.assert_array_equal(joined["images"][counts], augment.evaluate(images))
+    assert np.all(np.isfinite(joined["images"]))
+
+
+def test_an_evaluation_is_the_same_every_time():
+    examples = source(10, size=26)
+    augment = AUGMENTS["tutorial"](examples.image_shape, *MOMENTS)
+    stream = evaluation_stream(examples, augment, 4)
+    first, second = (list(stream.as_numpy_iterator()) for _ in range(2))
+    for found, expected in zip(first, second, strict=True):
+        assert_same(found, expected)
+    assert stream.element_spec["images"].shape == [4, 24, 24, 3]
+
+
+# Held-out images.
+
+
+def held_out_labels(num_examples, fraction, seed):
+    examples = source(num_examples)
+    parts = hold_out(examples, fraction, seed)
+    images, labels = zip(
+        *(part.read(tf.range(part.num_examples, dtype=tf.int64)) for part in parts),
+        strict=True,
+    )
+    everything, _ = examples.read(tf.range(num_examples, dtype=tf.int64))
+    for part, part_images, part_labels in zip(parts, images, labels, strict=True):
+        assert part.image_shape == examples.image_shape
+        np.testing.assert_array_equal(part_images, tf.gather(everything, part_labels))
+    return [part_labels.numpy() for part_labels in labels]
+
+
+@pytest.mark.parametrize("fraction,count", [(0.1, 10), (0.5, 50), (0.999, 99)])
+def test_held_out_images_and_the_rest_are_all_and_do_not_overlap(fraction, count):
+    count = min(count, 99)
+    rest, held_out = held_out_labels(100, fraction if count < 99 else 0.99, 0)
+    assert len(held_out) == count
+    np.testing.assert_array_equal(
+        np.sort(np.concatenate([rest, held_out])), np.arange(100)
+    )
+
+
+def test_held_out_images_depend_on_the_seed_alone():
+    first, again, other = (held_out_labels(100, 0.3, seed)[1] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert 3 <= len(set(first) & set(other)) <= 16  # 9 by chance
+
+
+def test_held_out_images_come_from_everywhere():
+    counts = np.zeros(100)
+    for seed in range(60):
+        counts[held_out_labels(100, 0.3, seed)[1]] += 1
+    # Each is held out 18 times of 60, with a deviation of 3.5.
+    np.testing.assert_allclose(counts, 18, atol=5 * 3.5)
+    assert abs(np.corrcoef(counts, np.arange(100))[0, 1]) < 0.4
+
+
+@pytest.mark.parametrize("num_examples,fraction", [(10, 0.01), (10, 0.99), (1, 0.5)])
+def test_a_fraction_that_leaves_nothing_is_refused_with_both_numbers(
+    num_examples, fraction
+):
+    with pytest.raises(ValueError) as caught:
+        hold_out(source(num_examples), fraction, 0)
+    assert f"validation_fraction={fraction} of {num_examples} images" in str(
+        caught.value
+    )
+
+
+def test_training_never_sees_held_out_images():
+    rest, held_out = hold_out(source(20), 0.25, 0)
+    augment = AUGMENTS["none"](rest.image_shape, *MOMENTS)
+    batches = TrainBatches(rest, augment, 0, 6)
+    seen = np.concatenate([at(batches, step)["labels"] for step in range(10)])
+    _, forbidden = held_out.read(tf.range(5, dtype=tf.int64))
+    assert set(seen) == set(range(20)) - set(forbidden.numpy())

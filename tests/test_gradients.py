@@ -1,0 +1,192 @@
+"""Shares and weighted means, against NumPy."""
+
+import networks
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+
+from towers.parallel.gradients import (
+    average_gradients,
+    average_states,
+    shares,
+    split_batch,
+    squared_norm,
+    weighted_mean,
+)
+
+NAMES = ["conv1/kernel", "conv1/bias", "scale"]
+SHAPES = [(3, 2), (2,), ()]
+
+
+def random_gradients(num_towers):
+    rng = np.random.default_rng(0)
+    return [[rng.normal(size=shape) for shape in SHAPES] for _ in range(num_towers)]
+
+
+def named(gradients):
+    """As towers give them, in the order of the parameters."""
+    return [
+        [(tf.constant(g), name) for g, name in zip(of_tower, NAMES, strict=True)]
+        for of_tower in gradients
+    ]
+
+
+# Shares.
+
+
+@pytest.mark.parametrize("batch_size", range(1, 40))
+def test_shares_are_all_images_as_evenly_as_can_be_the_first_ones_larger(batch_size):
+    for num_towers in range(1, batch_size + 1):
+        sizes = shares(batch_size, num_towers)
+        cut = oracle.shares(batch_size, num_towers)
+        assert sizes == [piece.stop - piece.start for piece in cut]
+        assert sum(sizes) == batch_size and max(sizes) - min(sizes) <= 1
+
+
+def test_a_batch_is_cut_along_its_first_axis_without_a_gap():
+    batch = {"images": np.arange(7 * 4).reshape(7, 2, 2), "labels": np.arange(7)}
+    pieces = split_batch({k: tf.constant(v) for k, v in batch.items()}, [3, 2, 2])
+    for piece, cut in zip(pieces, oracle.shares(7, 3), strict=True):
+        assert set(piece) == {"images", "labels"}
+        for name, value in batch.items():
+            np.testing.assert_array_equal(piece[name], value[cut])
+
+
+def test_micro_batches_are_cut_one_by_one():
+    batch = {"images": np.arange(10 * 2).reshape(10, 2), "labels": np.arange(10)}
+    pieces = split_batch({k: tf.constant(v) for k, v in batch.items()}, [3, 2], 2)
+    micro_batches = [slice(0, 5), slice(5, 10)]
+    for piece, cut in zip(pieces, oracle.shares(5, 2), strict=True):
+        for name, value in batch.items():
+            expected = np.stack([value[micro][cut] for micro in micro_batches])
+            np.testing.assert_array_equal(piece[name], expected)
+
+
+# Averages.
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [5 / 13, 4 / 13, 4 / 13]])
+def test_average_is_weighted_by_the_towers_shares(weights):
+    gradients = random_gradients(3)
+    found = average_gradients(named(gradients), weights)
+    assert [name for _, name in found] == NAMES
+    for i, (average, _) in enumerate(found):
+        expected = sum(w * g[i] for w, g in zip(weights, gradients, strict=True))
+        np.testing.assert_allclose(average, expected, rtol=1e-14)
+
+
+def test_towers_weigh_the_same_by_default():
+    gradients = random_gradients(4)
+    for i, (average, _) in enumerate(average_gradients(named(gradients))):
+        expected = np.mean([g[i] for g in gradients], axis=0)
+        np.testing.assert_allclose(average, expected, rtol=1e-14)
+
+
+def test_uneven_shares_give_the_gradient_of_the_whole_batch():
+    """What the weights are for: 13 images on 3 towers, in the oracle's own words."""
+    network = networks.plain_network()
+    (batch,) = oracle_batches = networks.oracle_batches(networks.random_batches(1, 13))
+    towers = oracle.tower_gradients(
+        network.described, network.params, network.state, oracle.Batch(*batch), 3
+    )
+    whole = oracle.loss_and_gradients(
+        network.described,
+        network.params,
+        network.state,
+        batch[0],
+        batch[1],
+        noise=oracle_batches[0][2],
+    )
+    tower_grads = [
+        [(tf.constant(g), name) for name, g in tower.gradients.items()]
+        for tower in towers
+    ]
+    weights = [size / 13 for size in shares(13, 3)]
+    weighted = average_gradients(tower_grads, weights)
+    unweighted = average_gradients(tower_grads)
+    largest = 0
+    for (average, name), (plain, _) in zip(weighted, unweighted, strict=True):
+        np.testing.assert_allclose(average, whole.gradients[name], atol=1e-12)
+        largest = max(largest, np.abs(plain - whole.gradients[name]).max())
+    assert largest > 1e-4, "equal weights would have done as well"
+
+
+def test_one_towers_gradients_are_the_average():
+    ((gradient, name),) = average_gradients([[(tf.constant(2.0), "a")]])
+    assert (float(gradient), name) == (2.0, "a")
+
+
+def test_the_lists_may_be_iterators():
+    gradients = random_gradients(2)
+    iterators = [iter(of_tower) for of_tower in named(gradients)]
+    assert len(average_gradients(iterators)) == 3
+
+
+@pytest.mark.parametrize("tower", [0, 1, 2])
+def test_a_missing_gradient_is_refused_by_tower_and_name(tower):
+    tower_grads = named(random_gradients(3))
+    tower_grads[tower][1] = (None, "conv1/bias")
+    with pytest.raises(ValueError, match=f"tower {tower} .*conv1/bias"):
+        average_gradients(tower_grads)
+
+
+def test_towers_that_list_other_parameters_are_refused_with_their_names():
+    tower_grads = named(random_gradients(2))
+    tower_grads[1].reverse()
+    with pytest.raises(ValueError, match="conv1/kernel.*scale"):
+        average_gradients(tower_grads)
+
+
+def test_towers_that_list_fewer_parameters_are_refused():
+    tower_grads = named(random_gradients(2))
+    tower_grads[1].pop()
+    with pytest.raises(ValueError):
+        average_gradients(tower_grads)
+
+
+def test_as_many_weights_as_towers_are_wanted():
+    with pytest.raises(ValueError, match="3 towers but 2 weights"):
+        average_gradients(named(random_gradients(3)), [0.5, 0.5])
+
+
+# States, means and norms.
+
+
+def test_model_state_is_averaged_and_integers_come_from_the_first_tower():
+    states = [
+        [tf.constant([1.0, 2.0]), tf.constant(7, tf.int64)],
+        [tf.constant([3.0, 6.0]), tf.constant(7, tf.int64)],
+    ]
+    average, count = average_states(states, [0.75, 0.25])
+    np.testing.assert_allclose(average, [1.5, 3.0])
+    assert (int(count), count.dtype) == (7, tf.int64)
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
+def test_a_mean_keeps_its_dtype(dtype):
+    tensors = [tf.constant([1.0, 2.0], dtype), tf.constant([3.0, 4.0], dtype)]
+    found = weighted_mean(tensors, [0.25, 0.75])
+    assert found.dtype == dtype
+    np.testing.assert_allclose(tf.cast(found, tf.float32), [2.5, 3.5])
+
+
+def test_squared_norm_is_that_of_all_elements_together():
+    (gradients,) = random_gradients(1)
+    found = squared_norm([tf.constant(g) for g in gradients])
+    expected = sum(np.sum(np.square(g)) for g in gradients)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_squared_norm_tells_of_a_single_bad_element(bad, place):
+    (gradients,) = random_gradients(1)
+    gradients[place] = np.array(gradients[place], np.float32)
+    gradients[place].flat[-1] = bad
+    tensors = [tf.constant(g, tf.float32) for g in gradients]
+    assert not np.isfinite(squared_norm(tensors))
+
+
+def test_squared_norm_of_large_but_good_elements_is_finite():
+    assert np.isfinite(squared_norm([tf.constant([1e18, -1e18])]))

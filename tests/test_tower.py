@@ -1,0 +1,307 @@
+"""A tower is a pure function: of what it is given, and of nothing else."""
+
+import keras
+import networks
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+
+from towers.losses import cross_entropy
+from towers.models import keras_settings
+from towers.parallel.strategy import variable_names
+from towers.parallel.tower import (
+    accumulated_gradients,
+    tower_counts,
+    tower_gradients,
+    tower_loss,
+)
+
+SMOOTHING = 0.1
+
+
+def loss_fn(logits, labels):
+    return cross_entropy(logits, labels, SMOOTHING)
+
+
+def given(network, seed=7):
+    """Params and state that are not the model's own, and a batch of 6 images."""
+    rng = np.random.default_rng(seed)
+
+    def nearby(arrays):
+        return {
+            name: (a + rng.uniform(0.0, 0.1, a.shape)).astype(a.dtype)
+            for name, a in arrays.items()
+        }
+
+    (batch,) = networks.random_batches(1, 6)
+    return nearby(network.params), nearby(network.state), batch
+
+
+def tensors(arrays):
+    values = arrays.values() if isinstance(arrays, dict) else arrays
+    return [tf.constant(value) for value in values]
+
+
+def run_tower(network, params, state, batch):
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    return tower_gradients(
+        network.model, loss_fn, tensors(params), tensors(state), batch
+    )
+
+
+def run_oracle(network, params, state, batch):
+    ((images, labels, noise),) = networks.oracle_batches([batch])
+    return oracle.loss_and_gradients(
+        network.described,
+        params,
+        state,
+        images,
+        labels,
+        noise=noise,
+        label_smoothing=SMOOTHING,
+    )
+
+
+def assert_equals_oracle(result, network, params, state, batch):
+    expected = run_oracle(network, params, state, batch)
+    decay = oracle.weight_decay_loss(params, network.decay)
+    assert float(result.loss) == pytest.approx(expected.loss, rel=1e-5)
+    assert float(result.total_loss) == pytest.approx(expected.loss + decay, rel=1e-5)
+    assert float(result.correct) == round(expected.accuracy * len(batch["labels"]))
+    wanted = oracle.add_weight_decay(expected.gradients, params, network.decay)
+    for (name, gradient), found in zip(wanted.items(), result.gradients, strict=True):
+        np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6, err_msg=name)
+    for (name, value), found in zip(expected.state.items(), result.state, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert bool(result.finite)
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_the_models_own_variables_are_not_read(name):
+    """They are NaN, and still the result is that of the given values."""
+    network = networks.NETWORKS[name]()
+    params, state, batch = given(network)
+    for variable in network.model.variables:
+        variable.assign(np.full(variable.shape, np.nan))
+    result = run_tower(network, params, state, batch)
+    assert_equals_oracle(result, network, params, state, batch)
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_the_models_own_variables_are_not_written(name):
+    network = networks.NETWORKS[name]()
+    before = [v.numpy() for v in network.model.variables]
+    run_tower(network, *given(network))
+    for variable, value in zip(network.model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_a_tower_creates_no_variable(name):
+    network = networks.NETWORKS[name]()
+    params, state, batch = given(network)
+    created = []
+
+    def creator(next_creator, **kwargs):
+        created.append(kwargs.get("name"))
+        return next_creator(**kwargs)
+
+    @tf.function
+    def traced():
+        return run_tower(network, params, state, batch)
+
+    with tf.variable_creator_scope(creator):
+        run_tower(network, params, state, batch)
+        traced()
+    assert created == []
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_the_same_arguments_give_the_same_result(name):
+    network = networks.NETWORKS[name]()
+    arguments = given(network)
+    first, second = (run_tower(network, *arguments) for _ in range(2))
+    for found, expected in zip(
+        tf.nest.flatten(second), tf.nest.flatten(first), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_total_loss_adds_the_decay_of_the_given_params():
+    network = networks.plain_network()
+    params, state, batch = given(network)
+    total_loss, loss, _, _ = tower_loss(
+        network.model, loss_fn, tensors(params), tensors(state), batch
+    )
+    decay = 0.5 * networks.WEIGHT_DECAY * np.square(params["fc1/kernel"]).sum()
+    assert decay > 0.01
+    assert float(total_loss) - float(loss) == pytest.approx(decay, rel=1e-4)
+
+
+def test_without_decay_the_total_loss_is_the_loss():
+    network = networks.residual_network()
+    result = run_tower(network, *given(network))
+    assert float(result.total_loss) == float(result.loss)
+
+
+def test_the_noise_that_is_given_is_the_mask():
+    network = networks.plain_network()
+    params, state, batch = given(network)
+    all_kept = batch | {"dropout1_noise": np.ones_like(batch["dropout1_noise"])}
+    for each in (batch, all_kept):
+        assert_equals_oracle(
+            run_tower(network, params, state, each), network, params, state, each
+        )
+    assert not np.isclose(
+        run_tower(network, params, state, batch).loss,
+        run_tower(network, params, state, all_kept).loss,
+    )
+
+
+# What is not finite.
+
+
+@pytest.mark.parametrize("where", ["images", "param", "state"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_finite_tells_of_a_bad_number_wherever_it_comes_from(where, bad):
+    network = networks.residual_network()
+    params, state, batch = given(network)
+    assert bool(run_tower(network, params, state, batch).finite)
+    if where == "images":
+        batch["images"][2, 1, 0, 0] = bad
+    elif where == "param":
+        params["logits/bias"][0] = bad
+    else:
+        params["norm1/gamma"][0] = bad
+    assert not bool(run_tower(network, params, state, batch).finite)
+
+
+def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
+    """sqrt(0) is 0, and its slope is not finite."""
+    images = keras.Input((2,), name="images")
+    model = keras.Model(images, keras.layers.Dense(2, name="logits")(images))
+    params = [tf.zeros([2, 2]), tf.zeros([2])]
+    batch = {"images": tf.ones([3, 2]), "labels": tf.zeros([3], tf.int32)}
+    result = tower_gradients(
+        model, lambda x, labels: tf.sqrt(x[:, 0]), params, [], batch
+    )
+    assert float(result.total_loss) == 0
+    assert not bool(result.finite)
+
+
+def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
+    network = networks.plain_network()
+    params, state, batch = given(network)
+    result = tower_gradients(
+        network.model,
+        lambda logits, labels: tf.stop_gradient(logits[:, 0]),
+        tensors(params),
+        tensors(state),
+        {name: tf.constant(value) for name, value in batch.items()},
+    )
+    has_gradient = {
+        name: gradient is not None
+        for name, gradient in zip(params, result.gradients, strict=True)
+    }
+    assert has_gradient["fc1/kernel"], "it decays"
+    assert not has_gradient["logits/kernel"]
+
+
+# Micro-batches.
+
+
+def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next():
+    network = networks.residual_network()
+    params, state, batch = given(network)
+    micro_batches = [{k: v[i : i + 2] for k, v in batch.items()} for i in (0, 2, 4)]
+    stacked = {k: tf.stack([m[k] for m in micro_batches]) for k in batch}
+    found = accumulated_gradients(
+        network.model, loss_fn, tensors(params), tensors(state), stacked, 3
+    )
+    reports, carried = [], state
+    for micro_batch in micro_batches:
+        reports.append(run_oracle(network, params, carried, micro_batch))
+        carried = reports[-1].state
+    assert float(found.loss) == pytest.approx(np.mean([r.loss for r in reports]), 1e-5)
+    assert float(found.correct) == round(sum(2 * r.accuracy for r in reports))
+    for name, gradient in zip(params, found.gradients, strict=True):
+        expected = np.mean([r.gradients[name] for r in reports], axis=0)
+        np.testing.assert_allclose(
+            gradient, expected, rtol=1e-4, atol=1e-6, err_msg=name
+        )
+    for name, value in zip(state, found.state, strict=True):
+        np.testing.assert_allclose(value, carried[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_bad_micro_batch_is_told(place):
+    network = networks.plain_network()
+    params, state, batch = given(network)
+    batch["images"][2 * place] = np.nan
+    stacked = {k: tf.reshape(v, [3, 2, *v.shape[1:]]) for k, v in batch.items()}
+    found = accumulated_gradients(
+        network.model, loss_fn, tensors(params), tensors(state), stacked, 3
+    )
+    assert not bool(found.finite)
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_an_evaluation_counts_by_weight_and_needs_no_noise(name):
+    network = networks.NETWORKS[name]()
+    params, state, batch = given(network)
+    batch.pop("dropout1_noise")
+    weights = np.array([1, 0, 1, 1, 0, 1], np.float32)
+    counts = tower_counts(
+        network.model,
+        loss_fn,
+        tensors(params),
+        tensors(state),
+        {k: tf.constant(v) for k, v in (batch | {"weights": weights}).items()},
+    )
+    logits = oracle.forward(
+        network.described, params, state, batch["images"], training=False
+    ).logits
+    image_losses, _ = oracle.cross_entropy(logits, batch["labels"], SMOOTHING)
+    right = np.argmax(logits, axis=1) == batch["labels"]
+    assert float(counts["images"]) == 4
+    assert float(counts["correct"]) == np.sum(weights * right)
+    assert float(counts["loss"]) == pytest.approx(weights @ image_losses, rel=1e-5)
+    assert {value.dtype for value in counts.values()} == {tf.float64}
+
+
+# The names under which a tower's parameters and state are known.
+
+
+def test_variables_are_known_by_layer_and_variable():
+    network = networks.residual_network()
+    assert variable_names(network.model.trainable_variables)[:3] == [
+        "conv1/kernel",
+        "norm1/gamma",
+        "norm1/beta",
+    ]
+    assert variable_names(network.model.non_trainable_variables)[:2] == [
+        "norm1/moving_mean",
+        "norm1/moving_variance",
+    ]
+
+
+def test_two_variables_of_one_name_are_refused():
+    with keras_settings():
+        first, second = (
+            keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, name="dense")])
+            for _ in range(2)
+        )
+    variables = first.trainable_variables + second.trainable_variables
+    with pytest.raises(ValueError, match="dense/bias.*dense/kernel"):
+        variable_names(variables)
+
+
+def test_a_random_generator_in_the_model_is_refused():
+    """A tower would then depend on how often it ran."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5, seed=1)])
+    with pytest.raises(ValueError, match="seed_generator.*towers.models.layers"):
+        variable_names(model.non_trainable_variables)

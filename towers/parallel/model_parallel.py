@@ -1,0 +1,207 @@
+"""Strategy `model_parallel`: a group of devices holds one network, split by channels.
+
+Every device of a worker group owns a share of the output channels of each convolution
+and dense layer: their parameters, slots and update. Where a layer needs all its inputs,
+a transfer brings the slices of the other devices next to the compute. Groups are
+data-parallel to each other: each takes its share of the batch, and shard by shard the
+gradients are averaged over the groups.
+
+Elsewhere: the worker groups of Tencent's multi-GPU framework (Zou et al. 2014,
+arXiv:1412.4086), the two columns of AlexNet (Krizhevsky et al. 2012).
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import ConfigError
+from towers.parallel.all_reduce import all_reduce
+from towers.parallel.gradients import squared_norm
+from towers.parallel.synchronous import HOST, Synchronous
+from towers.parallel.variables import Variables
+from towers.parallel.walker import Walker
+
+
+class ModelParallel(Synchronous):
+    """Worker groups, each holding one network on `group_size` devices.
+
+    Args:
+        devices: neighbours make a group; their number is a multiple of group_size.
+        group_size: devices that hold one network.
+        The other arguments are those of `Synchronous`; a "tower" is a group.
+
+    Raises:
+        ConfigError: the devices do not divide, a layer cannot be split, or the update
+            needs whole parameters.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        devices,
+        group_size: int,
+        loss_fn,
+        update,
+        sync_batch_norm: bool = False,
+        **kwargs,
+    ):
+        if len(devices) % group_size:
+            raise ConfigError(
+                f"num_towers={len(devices)} with group_size={group_size}: the groups "
+                "do not divide the towers"
+            )
+        if not update.optimizer.elementwise:
+            raise ConfigError(
+                f"group_size={group_size}: the optimizer's update needs whole "
+                "parameters, which no device holds"
+            )
+        self._grid = [
+            list(devices[first : first + group_size])
+            for first in range(0, len(devices), group_size)
+        ]
+        self._grid_walker = Walker(model, loss_fn, self._grid, sync_batch_norm)
+        super().__init__(
+            model,
+            devices=[group[0] for group in self._grid],
+            loss_fn=loss_fn,
+            update=update,
+            **kwargs,
+        )
+
+    def _values(self, tower, use_averages):
+        raise AssertionError("no device has the values of a whole network")
+
+    def _create_variables(self):
+        shards = self._grid_walker.shards
+        params, state = self._initial_values()
+        self._variables = []
+        for group in self._grid:
+            self._variables.append([])
+            for shard, device in enumerate(group):
+                with tf.device(device):
+                    slices = [
+                        {n: shards.slice(v, shard) for n, v in values.items()}
+                        for values in (params, state)
+                    ]
+                    self._variables[-1].append(Variables(*slices, self._update))
+
+    def _fetch(self, use_averages=False):
+        """[group][shard] parameters and model state, where they are."""
+        fetched = []
+        for group, variables in zip(self._grid, self._variables, strict=True):
+            fetched.append([])
+            for device, of_shard in zip(group, variables, strict=True):
+                with tf.device(device):
+                    fetched[-1].append(of_shard.fetch(use_averages))
+        return fetched
+
+    def _compute(self, variables, batches):
+        """Results of all groups, shard after shard, as the variables come."""
+        found = self._grid_walker.gradients(
+            self._by_group(variables), batches, self._weights
+        )
+        return [result for of_group in found for result in of_group]
+
+    def _by_group(self, values):
+        size = len(self._grid[0])
+        return [values[i : i + size] for i in range(0, len(values), size)]
+
+    def _logits(self, batches, use_averages):
+        return self._grid_walker.logits(self._fetch(use_averages), batches)
+
+    def _train_step(self, batch):
+        # Every group computes on its share, with the slices that its devices own.
+        fetched = [values for of_group in self._fetch() for values in of_group]
+        results = self._by_group(self._results(fetched, batch))
+
+        # Groups meet shard by shard.
+        gradients = self._mean_over_groups(results, "gradients")
+        states = self._mean_over_groups(results, "state")
+        squares = []
+        for shard, device in enumerate(self._grid[0]):
+            with tf.device(device):
+                squares.append(squared_norm(gradients[0][shard]))
+
+        # Every device updates what it owns, unless some gradients cannot be used.
+        with tf.device(HOST):
+            norm = tf.sqrt(tf.add_n(squares))
+            metrics = self._metrics(
+                [
+                    of_group[0]._replace(
+                        finite=tf.reduce_all([result.finite for result in of_group])
+                    )
+                    for of_group in results
+                ],
+                norm,
+            )
+            taken = tf.cond(
+                tf.reduce_all(metrics["finite"]),
+                lambda: self._apply(norm, gradients, states),
+                lambda: False,
+            )
+            whole = [
+                tf.concat(slices, -1) for slices in zip(*gradients[0], strict=True)
+            ]
+        return taken, metrics, whole
+
+    def _mean_over_groups(self, results, field):
+        """The image-weighted mean of each shard's tensors, [group][shard]."""
+        means = [[] for _ in self._grid]
+        for shard in range(len(self._grid[0])):
+            devices = [group[shard] for group in self._grid]
+            weighted = []
+            for of_group, weight, device in zip(
+                results, self._weights, devices, strict=True
+            ):
+                with tf.device(device):
+                    tensors = getattr(of_group[shard], field)
+                    weighted.append([t * tf.constant(weight, t.dtype) for t in tensors])
+            reduced = all_reduce(weighted, devices)
+            for of_group, tensors in zip(means, reduced, strict=True):
+                of_group.append(tensors)
+        return means
+
+    def _apply(self, norm, gradients, states):
+        step, assignments = self._step.read_value(), []
+        for group, devices in enumerate(self._grid):
+            for shard, device in enumerate(devices):
+                variables = self._variables[group][shard]
+                with tf.device(device):
+                    updated = self._update(
+                        step, norm, *variables.read(), gradients[group][shard]
+                    )
+                    assignments += variables.assign(*updated, states[group][shard])
+        with tf.control_dependencies(assignments), tf.device(HOST):
+            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
+                return tf.constant(True)
+
+    # The canonical state: whole tensors.
+
+    def _named_variables(self):
+        """Canonical name -> the variables of all shards, of the first group."""
+        named = [variables.named() for variables in self._variables[0]]
+        return {name: [shard[name] for shard in named] for name in named[0]}
+
+    def state(self):
+        state = {
+            name: np.concatenate([shard.numpy() for shard in shards], axis=-1)
+            for name, shards in self._named_variables().items()
+        }
+        return state | {"step": self._step.numpy()}
+
+    def load(self, state):
+        for of_group in self._variables:
+            for shard, variables in enumerate(of_group):
+                for name, variable in variables.named().items():
+                    variable.assign(self._grid_walker.shards.slice(state[name], shard))
+        self._step.assign(state["step"])
+        self._batches = None
+
+    @property
+    def param_bytes(self) -> list[int]:
+        """Bytes of the parameters on each device of a group."""
+        return [
+            sum(p.shape.num_elements() * p.dtype.size for p in variables.params)
+            for variables in self._variables[0]
+        ]
