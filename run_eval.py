@@ -29,9 +29,16 @@ def main(_):
     watchdog.exit_on_signals()
     check_environment()
     folder = RunFolder(WORKDIR.value)
-    own = {"device": flags.FLAGS.device, "num_towers": flags.FLAGS.num_towers}
-    own |= {"batch_size": flags.FLAGS.batch_size, "parameter_device": "cpu"}
-    config = replace(folder.stored_config(), own | config_flags.given_flags())
+    stored = folder.stored_config()
+    own = {
+        "device": flags.FLAGS.device,
+        "device_order": "",
+        "parameter_device": "cpu",
+        "batch_size": flags.FLAGS.batch_size,
+        # One group where the network is split, else what the device has.
+        "num_towers": stored.group_size if stored.group_size > 1 else 0,
+    }
+    config = replace(stored, own | config_flags.given_flags())
     with quiet_imports():
         from towers import evaluate
     evaluate.evaluate(

@@ -39,9 +39,12 @@ OTHER = {
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
     "strategy": ("replicated", "towers"),
-    "num_towers": (2, 4),
+    "num_towers": (4, 8),
     "device": ("gpu", "auto"),
     "parameter_device": ("gpu", "cpu"),
+    "group_size": (2, 4),
+    "device_order": ("0,1,2,3", "3,2,1,0"),
+    "batch_norm": ("sync", "local"),
     "all_reduce": ("tree", "ring"),
     "all_reduce_pack_mb": (0.0, 4.0),
     "all_reduce_dtype": ("bfloat16", "float32"),
@@ -68,6 +71,8 @@ FREE = {
     "num_towers",
     "device",
     "parameter_device",
+    "group_size",
+    "device_order",
     "all_reduce",
     "all_reduce_pack_mb",
     "deterministic",
@@ -186,6 +191,7 @@ def test_numbers_are_finite(value):
         ("num_towers", 0, -1),
         ("batch_size", 1, 0),
         ("accumulate_steps", 1, 0),
+        ("group_size", 1, 0),
         ("all_reduce_pack_mb", 0.0, -1.0),
         ("num_epochs", 0.01, 0.0),
         ("max_steps", 0, -1),
@@ -230,6 +236,7 @@ def test_where_nothing_is_near_nothing_is_guessed():
     "options,words",
     [
         ({"num_towers": 9, "batch_size": 4}, ["num_towers=9", "batch_size=4"]),
+        ({"num_towers": 6, "group_size": 4}, ["num_towers=6", "group_size=4"]),
         ({"optimizer": "nesterov"}, ["optimizer=nesterov", "momentum=0.0"]),
         (
             {"warmup_epochs": 3.0, "num_epochs": 2.0},
@@ -249,6 +256,7 @@ def test_options_that_contradict_are_refused_with_both_values(options, words):
 
 def test_options_at_the_edge_of_a_contradiction_are_taken():
     Config(num_towers=4, batch_size=4)
+    Config(num_towers=6, group_size=3)
     Config(warmup_epochs=2.0, num_epochs=2.0)
     Config(device="gpu", parameter_device="gpu")
 
@@ -344,6 +352,8 @@ def test_all_changes_are_told_at_once():
             ["decay_factor=0.5", "epochs_per_decay=2.0"],
         ),
         ({"strategy": "replicated", "all_reduce": "ring"}, []),
+        ({"strategy": "model_parallel", "group_size": 2}, []),
+        ({"strategy": "towers", "group_size": 2}, ["group_size=2"]),
         ({"device": "gpu", "parameter_device": "gpu"}, []),
         (
             {"device": "gpu", "strategy": "replicated", "parameter_device": "gpu"},

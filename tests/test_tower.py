@@ -11,9 +11,10 @@ from towers.losses import cross_entropy
 from towers.models import keras_settings
 from towers.parallel.strategy import variable_names
 from towers.parallel.tower import (
-    accumulated_gradients,
+    accumulated,
     tower_counts,
     tower_gradients,
+    tower_logits,
     tower_loss,
 )
 
@@ -211,39 +212,63 @@ def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
 # Micro-batches.
 
 
-def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next():
-    network = networks.residual_network()
-    params, state, batch = given(network)
-    micro_batches = [{k: v[i : i + 2] for k, v in batch.items()} for i in (0, 2, 4)]
-    stacked = {k: tf.stack([m[k] for m in micro_batches]) for k in batch}
-    found = accumulated_gradients(
-        network.model, loss_fn, tensors(params), tensors(state), stacked, 3
+def accumulate(network, params, states, batches, num_micro_batches):
+    """Micro-batches on towers that all compute alike."""
+
+    def compute(states, shares):
+        return [
+            tower_gradients(network.model, loss_fn, tensors(params), state, share)
+            for state, share in zip(states, shares, strict=True)
+        ]
+
+    stacked = [
+        {
+            name: tf.reshape(value, [num_micro_batches, -1, *value.shape[1:]])
+            for name, value in batch.items()
+        }
+        for batch in batches
+    ]
+    return accumulated(
+        compute, [tensors(state) for state in states], stacked, num_micro_batches
     )
-    reports, carried = [], state
-    for micro_batch in micro_batches:
-        reports.append(run_oracle(network, params, carried, micro_batch))
-        carried = reports[-1].state
-    assert float(found.loss) == pytest.approx(np.mean([r.loss for r in reports]), 1e-5)
-    assert float(found.correct) == round(sum(2 * r.accuracy for r in reports))
-    for name, gradient in zip(params, found.gradients, strict=True):
-        expected = np.mean([r.gradients[name] for r in reports], axis=0)
-        np.testing.assert_allclose(
-            gradient, expected, rtol=1e-4, atol=1e-6, err_msg=name
-        )
-    for name, value in zip(state, found.state, strict=True):
-        np.testing.assert_allclose(value, carried[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next(
+    num_towers,
+):
+    network = networks.residual_network()
+    params, state, _ = given(network)
+    batches = networks.random_batches(num_towers, 6)
+    results = accumulate(network, params, [state] * num_towers, batches, 3)
+    for batch, found in zip(batches, results, strict=True):
+        reports, carried = [], state
+        for first in (0, 2, 4):
+            micro_batch = {k: v[first : first + 2] for k, v in batch.items()}
+            reports.append(run_oracle(network, params, carried, micro_batch))
+            carried = reports[-1].state
+        loss = np.mean([report.loss for report in reports])
+        assert float(found.loss) == pytest.approx(loss, rel=1e-5)
+        assert float(found.total_loss) == pytest.approx(loss, rel=1e-5)
+        assert float(found.correct) == round(sum(2 * r.accuracy for r in reports))
+        assert bool(found.finite)
+        for name, gradient in zip(params, found.gradients, strict=True):
+            expected = np.mean([r.gradients[name] for r in reports], axis=0)
+            np.testing.assert_allclose(
+                gradient, expected, rtol=1e-4, atol=1e-5, err_msg=name
+            )
+        for name, value in zip(state, found.state, strict=True):
+            np.testing.assert_allclose(value, carried[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_bad_micro_batch_is_told(place):
+def test_one_bad_micro_batch_is_told_of_its_tower_only(place):
     network = networks.plain_network()
-    params, state, batch = given(network)
-    batch["images"][2 * place] = np.nan
-    stacked = {k: tf.reshape(v, [3, 2, *v.shape[1:]]) for k, v in batch.items()}
-    found = accumulated_gradients(
-        network.model, loss_fn, tensors(params), tensors(state), stacked, 3
-    )
-    assert not bool(found.finite)
+    params, state, good = given(network)
+    bad = good | {"images": good["images"].copy()}
+    bad["images"][2 * place] = np.nan
+    results = accumulate(network, params, [state, state], [good, bad], 3)
+    assert [bool(result.finite) for result in results] == [True, False]
 
 
 # Evaluation.
@@ -255,13 +280,9 @@ def test_an_evaluation_counts_by_weight_and_needs_no_noise(name):
     params, state, batch = given(network)
     batch.pop("dropout1_noise")
     weights = np.array([1, 0, 1, 1, 0, 1], np.float32)
-    counts = tower_counts(
-        network.model,
-        loss_fn,
-        tensors(params),
-        tensors(state),
-        {k: tf.constant(v) for k, v in (batch | {"weights": weights}).items()},
-    )
+    share = {k: tf.constant(v) for k, v in (batch | {"weights": weights}).items()}
+    found = tower_logits(network.model, tensors(params), tensors(state), share)
+    counts = tower_counts(loss_fn, found, share)
     logits = oracle.forward(
         network.described, params, state, batch["images"], training=False
     ).logits

@@ -619,6 +619,11 @@ class Halt:
             assert self.released.wait(WAIT_SECS)
 
 
+def num_records(workdir):
+    path = workdir / "metrics.jsonl"
+    return len(records(workdir)) if path.exists() else 0
+
+
 def train_and_halt(config, workdir, place, halt):
     """Trains until the signal of `halt` has stopped it; returns the message."""
     with pytest.MonkeyPatch.context() as patch:
@@ -653,10 +658,9 @@ def test_row_12_a_signal_saves_and_the_same_command_continues(
         config = with_changes(config, checkpoint_every_steps=3)
     if place == "drawing":
         config = with_changes(config, summary_every_steps=4)
-    metrics = tmp_path / "metrics.jsonl"
     halt = Halt(number, nth, hold)
-    if place == "waiting":  # until so many steps were taken
-        halt = Halt(number, nth, hold, lambda: metrics.read_text().count("\n") >= 3)
+    if place == "waiting":
+        halt = Halt(number, nth, hold, lambda: num_records(tmp_path) >= 3)
 
     message = train_and_halt(config, tmp_path, place, halt)
     assert message.startswith(f"stopped by {number.name}: ")

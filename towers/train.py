@@ -88,7 +88,9 @@ def train(
         checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Devices, data, network, strategy.
-        devices = parallel_devices.configure(config.device, config.num_towers)
+        devices = parallel_devices.configure(
+            config.device, config.num_towers, config.device_order
+        )
         if config.deterministic:
             parallel_devices.enable_determinism()
         describe(device=devices.kind)

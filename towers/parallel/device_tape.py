@@ -2,9 +2,9 @@
 
 A `tf.GradientTape` over operations on several devices leaves the device of the backward
 operations to TensorFlow, and sums of gradients wherever they fall. Here each recorded
-function has a tape of its own inside its device, and what crosses devices is explicit:
-    a
-value moves to a device at most once, and its gradient comes back at most once.
+function has a tape of its own inside its device, and what crosses devices is
+explicit: a value moves to a device at most once, and its gradient comes back at most
+once.
 """
 
 from collections.abc import Callable, Sequence

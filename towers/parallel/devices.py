@@ -26,20 +26,22 @@ class Devices:
     remarks: tuple[str, ...] = ()
 
 
-def configure(device: str, num_towers: int) -> Devices:
+def configure(device: str, num_towers: int, device_order: str = "") -> Devices:
     """Chooses the towers' devices and sets TensorFlow up for them.
 
-    Call it once, before TensorFlow first computes: CPU towers are logical devices,
-        which
-    TensorFlow cannot make later.
+    Call it once, before TensorFlow first computes: the towers of a CPU are logical
+    devices, which TensorFlow cannot make later.
 
     Args:
         device: auto (GPUs where there are any), cpu or gpu.
         num_towers: 0 for one tower per GPU, or one CPU tower.
+        device_order: numbers of the devices to take, such as "0,1,4,5"; empty for the
+            first num_towers in the driver's order.
 
     Raises:
         ConfigError: there are fewer devices than were asked for.
     """
+    order = _numbers(device_order, num_towers)
     gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
     unused = "" if gpus else unused_gpu()
     if device == "gpu" and not gpus:
@@ -53,19 +55,42 @@ def configure(device: str, num_towers: int) -> Devices:
             remarks.append("TensorFlow sees no GPU, so the towers run on the CPU")
         if device == "auto" and unused:
             remarks.append(unused)
-        names = _logical_cpus(num_towers or 1)
-        return Devices("CPU", names, tuple(remarks))
-    if num_towers > len(gpus):
+        order = order or range(num_towers or 1)
+        _make_logical_cpus(max(order) + 1)
+        return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
+    order = order or range(num_towers or len(gpus))
+    if max(order) >= len(gpus):
         raise ConfigError(
-            f"num_towers={num_towers} with {len(gpus)} GPU(s): one tower runs on one "
-            "GPU; lower --num_towers or use --device=cpu"
+            f"num_towers={len(order)} up to GPU {max(order)} with {len(gpus)} GPU(s): "
+            "one tower runs on one GPU; lower --num_towers or use --device=cpu"
         )
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    return Devices("GPU", tuple(f"/GPU:{i}" for i in range(num_towers or len(gpus))))
+    return Devices("GPU", tuple(f"/GPU:{i}" for i in order))
 
 
-def _logical_cpus(count):
+def _numbers(device_order, num_towers):
+    """The numbers of --device_order, or an empty list where none is given."""
+    if not device_order:
+        return []
+    try:
+        order = [int(number) for number in device_order.split(",")]
+    except ValueError:
+        order = [-1]
+    if min(order) < 0 or len(set(order)) != len(order):
+        raise ConfigError(
+            f"device_order={device_order}: must be different device numbers with "
+            "commas between, such as 0,1,4,5"
+        )
+    if num_towers and len(order) != num_towers:
+        raise ConfigError(
+            f"device_order={device_order} names {len(order)} devices, but "
+            f"num_towers={num_towers}"
+        )
+    return order
+
+
+def _make_logical_cpus(count):
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
     if not configured or len(configured) < count:
@@ -79,7 +104,6 @@ def _logical_cpus(count):
                 "device(s): TensorFlow has made its devices already and cannot make "
                 "more in this process"
             ) from None
-    return tuple(f"/CPU:{i}" for i in range(count))
 
 
 def unused_gpu() -> str:
