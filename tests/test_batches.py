@@ -53,13 +53,13 @@ SIZES = [(12, 4), (10, 4), (7, 5), (5, 5), (3, 8), (4, 9), (3, 11), (1, 3), (6, 
 @pytest.mark.parametrize("num_examples,batch_size", SIZES)
 def test_the_stream_from_any_step_is_the_function_of_the_step(num_examples, batch_size):
     batches = train_batches(num_examples, batch_size, noise_shapes=NOISE)
-    num_steps = 8
+    num_steps = 7
     compiled = tf.function(lambda step: batches(step))
     expected = []
     for step in range(num_steps):
         batch = compiled(tf.constant(step, tf.int64))
         expected.append({k: v.numpy() for k, v in batch.items()})
-    for first_step in (0, 1, 2, 5):
+    for first_step in (0, 2, 5):
         stream = batches.stream(first_step)
         taken = list(stream.take(num_steps - first_step).as_numpy_iterator())
         for found, wanted in zip(taken, expected[first_step:], strict=True):
@@ -67,10 +67,13 @@ def test_the_stream_from_any_step_is_the_function_of_the_step(num_examples, batc
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_every_augmentation_gives_the_same_in_the_stream_and_in_eager_mode(augment):
+def test_every_augmentation_gives_the_same_bits_however_it_is_run(augment):
+    """In the stream, in an eager call and in a compiled function."""
     batches = train_batches(10, 4, augment, noise_shapes=NOISE)
     (found,) = batches.stream(3).take(1).as_numpy_iterator()
     assert_same(found, at(batches, 3))
+    compiled = tf.function(lambda step: batches(step))(tf.constant(3, tf.int64))
+    assert_same(found, {k: v.numpy() for k, v in compiled.items()})
     (again,) = batches.stream(3).take(1).as_numpy_iterator()
     assert_same(again, found)
 

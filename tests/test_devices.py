@@ -43,6 +43,23 @@ def test_more_cpu_towers_than_can_be_made_are_refused_with_both_numbers():
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("num_towers", [0, 3])
+def test_devices_are_taken_in_the_order_that_is_given(num_towers):
+    found = configure("cpu", num_towers, "5,0,3")
+    assert found.towers == ("/CPU:5", "/CPU:0", "/CPU:3")
+
+
+@pytest.mark.parametrize("order", ["a", "0,,1", "0 1", "-1,0", "1,0,1", ","])
+def test_an_order_that_is_no_list_of_devices_is_refused(order):
+    with pytest.raises(ConfigError, match=f"^device_order={order}: .*0,1,4,5"):
+        configure("cpu", 0, order)
+
+
+def test_an_order_of_another_length_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match="names 3 devices, but num_towers=2"):
+        configure("cpu", 2, "0,1,2")
+
+
 @without_gpu
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(devices, "unused_gpu", lambda: "")
@@ -99,8 +116,14 @@ def test_by_default_every_gpu_has_a_tower(two_gpus, device, num_towers, expected
 
 
 def test_more_towers_than_gpus_are_refused_with_both_numbers(two_gpus):
-    with pytest.raises(ConfigError, match=r"num_towers=3 with 2 GPU\(s\)"):
+    with pytest.raises(ConfigError, match=r"num_towers=3 .*with 2 GPU\(s\)"):
         configure("auto", 3)
+
+
+def test_a_gpu_beyond_the_last_is_refused_with_both_numbers(two_gpus):
+    assert configure("auto", 0, "1,0").towers == ("/GPU:1", "/GPU:0")
+    with pytest.raises(ConfigError, match=r"GPU 2 with 2 GPU\(s\)"):
+        configure("auto", 0, "0,2")
 
 
 # Packages.

@@ -16,6 +16,20 @@ SHAPES = list(embedded.SHAPES.items())
 MEAN = (125.5, 125.6, 125.8)
 DEVIATION = (55.9, 56.1, 56.3)
 
+# Points (x to the right, y down) that a person would put inside and outside.
+POINTS = {
+    "disc": ([(0, 0), (0.5, 0.5), (-0.7, 0)], [(0.7, 0.7), (0.9, 0)]),
+    "ring": ([(0.8, 0), (0, -0.8), (0.55, 0.55)], [(0, 0), (0.4, 0), (1.1, 0)]),
+    "square": ([(0, 0), (0.6, 0.6), (-0.6, 0.6)], [(0.8, 0), (0, -0.8)]),
+    "triangle": ([(0, -1.1), (0.9, 0.5), (-0.9, 0.5)], [(0, 0.7), (0.6, -0.5)]),
+    "plus": ([(0, 0.9), (0.9, 0), (0, -0.9)], [(0.5, 0.5), (-0.5, 0.5)]),
+    "cross": ([(0.6, 0.6), (-0.6, 0.6), (0, 0)], [(0, 0.7), (0.7, 0)]),
+    "star": ([(0, -1.2), (1.1, -0.36), (-0.65, 0.9)], [(0, 0.7), (0.5, -0.7)]),
+    "crescent": ([(-0.9, 0), (0.3, 0.9), (0.3, -0.9)], [(0.5, 0), (0, 0)]),
+    "heart": ([(0, 0.7), (0.4, -0.4), (-0.4, -0.4)], [(0, -0.7), (0.6, 0.6)]),
+    "bars": ([(0.9, 0), (-0.9, 0.7), (0, -0.7)], [(0, 0.36), (0, -0.36), (0, 1)]),
+}
+
 # Squares of a fine grid over (-1.5, 1.5) in a shape's own units.
 GRID = (np.arange(600) + 0.5) / 200 - 1.5
 
@@ -171,6 +185,13 @@ def test_colours_without_places_do_not_tell_the_class(loaded):
         (1e-4, 1e-2, 1.0),
     )
     assert accuracy < 0.25
+
+
+@pytest.mark.parametrize("name, shape", SHAPES)
+def test_a_shape_is_what_its_name_says(name, shape):
+    inside, outside = (np.array(points, float) for points in POINTS[name])
+    assert (shape(inside[:, 0], inside[:, 1]) < 0).all()
+    assert (shape(outside[:, 0], outside[:, 1]) > 0).all()
 
 
 @pytest.mark.parametrize("name, shape", SHAPES)

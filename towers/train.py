@@ -18,7 +18,6 @@ from towers.errors import ConfigError, NumericError, Preempted
 from towers.evaluate import accuracy
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
-from towers.parallel.gradients import shares
 from towers.parallel.strategy import COMPUTING, CONSISTENT_PHASES, PHASES, Strategy
 from towers.rhythm import Rhythm, Stopwatch
 from towers.run_folder import RunFolder
@@ -96,7 +95,7 @@ def train(
         describe(device=devices.kind)
         parts = build.build(config)
         strategy = build.create_strategy(config, parts, devices)
-        _print_banner(config, folder, parts, devices)
+        _print_banner(config, folder, parts, devices, strategy)
 
         watchdog = stack.enter_context(
             Watchdog(stuck_after_secs=config.stuck_after_secs, say=say)
@@ -321,36 +320,48 @@ def _check_stored_config(
 
 
 def _print_banner(
-    config: Config, folder: RunFolder, parts: build.Parts, devices: Devices
+    config: Config,
+    folder: RunFolder,
+    parts: build.Parts,
+    devices: Devices,
+    strategy: Strategy,
 ) -> None:
     """What will run, where and on what."""
-    sizes = shares(config.batch_size, len(devices.towers))
-    share = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} or {sizes[-1]}"
     data, model = parts.data, parts.model
     height, width, channels = parts.augment.image_shape
-    step = f"{config.batch_size} images"
+    batch = f"{config.batch_size} images"
     if config.accumulate_steps > 1:
-        step = f"{config.accumulate_steps} x {step}"
-    seen = parts.num_examples * config.num_epochs
+        batch = f"{config.accumulate_steps} x {batch}"
     lines = [
-        f"towers {towers.__version__}, TensorFlow {tf.__version__}, Keras "
-        f"{keras.__version__}, Python {platform.python_version()}",
-        f"run folder   {folder.path}",
-        f"devices      {len(devices.towers)} tower(s) on {', '.join(devices.towers)}",
-        f"strategy     {config.strategy}, parameters on {config.parameter_device}",
-        f"data set     {data.name}: {parts.num_examples:,} training and "
-        f"{data.test.num_examples:,} test images, {data.found}",
-        f"network      {config.model} on {height}x{width}x{channels}: "
-        f"{model.count_params():,} parameters, {config.precision}",
-        f"batch        {step} a step, {share} per tower",
-        f"length       {parts.total_steps:,} steps, {config.num_epochs:g} epochs, "
-        f"{seen:,.0f} images",
+        ("run folder", folder.path),
+        ("devices", ", ".join(devices.towers)),
+        ("strategy", config.strategy),
+        *(("", line) for line in strategy.describe()),
+        (
+            "data set",
+            f"{data.name}: {parts.num_examples:,} training and "
+            f"{data.test.num_examples:,} test images, {data.found}",
+        ),
+        (
+            "network",
+            f"{config.model} on {height}x{width}x{channels}, {config.precision}: "
+            f"{model.count_params():,} parameters",
+        ),
+        ("batch", f"{batch} a step over all towers"),
+        (
+            "length",
+            f"{parts.total_steps:,} steps, {config.num_epochs:g} epochs of "
+            f"{parts.num_examples:,} images",
+        ),
     ]
-    lines += [f"note         {remark}" for remark in devices.remarks]
-    ignored = configuration.ignored_options(config)
-    lines += [f"warning      {line}" for line in ignored]
-    for line in lines:
-        say(line)
+    lines += [("note", remark) for remark in devices.remarks]
+    lines += [("warning", line) for line in configuration.ignored_options(config)]
+    say(
+        f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
+        f"Keras {keras.__version__}, Python {platform.python_version()}"
+    )
+    for name, text in lines:
+        say(f"{name:12} {text}")
 
 
 def _listed(record):

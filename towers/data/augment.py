@@ -103,8 +103,10 @@ def standardize(
     images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
 ) -> tf.Tensor:
     """(pixel - mean) / deviation per channel, all in units of 0..255."""
-    images = tf.cast(images, tf.float32)
-    return (images - tf.constant(mean, tf.float32)) / tf.constant(deviation, tf.float32)
+    # Not a division: a graph turns one by a constant into this product, an eager call
+    # and `tf.data` do not, and a batch should be the same bits in all of them.
+    factors = tf.constant([1 / value for value in deviation], tf.float32)
+    return (tf.cast(images, tf.float32) - tf.constant(mean, tf.float32)) * factors
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:

@@ -198,6 +198,22 @@ class ModelParallel(Synchronous):
         self._step.assign(state["step"])
         self._batches = None
 
+    def describe(self):
+        self.trace()  # only then is it known what crosses devices
+        groups = "; ".join(", ".join(group) for group in self._grid)
+        owned = ", ".join(f"{count:,}" for count in self.param_bytes)
+        return [
+            f"worker groups: {groups}",
+            f"bytes of parameters on a group's devices: {owned}",
+            f"bytes transferred inside groups per step: {self.moved_bytes:,}",
+            *super().describe(),
+        ]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of activations, and of their gradients, that cross devices per step."""
+        return self._grid_walker.moved_bytes * self._accumulate_steps
+
     @property
     def param_bytes(self) -> list[int]:
         """Bytes of the parameters on each device of a group."""

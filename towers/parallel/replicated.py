@@ -53,6 +53,10 @@ class Replicated(Synchronous):
         with tf.device(device):
             return Variables(*self._initial_values(), self._update)
 
+    def describe(self):
+        algorithm = self._reduction["algorithm"]
+        return [f"a copy on every device, all-reduce {algorithm}", *super().describe()]
+
     def _named_variables(self):
         return self._replicas[0].named()
 

@@ -66,6 +66,10 @@ class Strategy(abc.ABC):
         """Continues from a canonical state, whichever strategy wrote it."""
 
     @abc.abstractmethod
+    def describe(self) -> list[str]:
+        """Lines for the start banner: what lives where, and what each tower gets."""
+
+    @abc.abstractmethod
     def request_stop(self) -> None:
         """Asks `train`, from another thread, to return after the step in hand."""
 

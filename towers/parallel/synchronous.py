@@ -241,6 +241,16 @@ class Synchronous(Strategy):
         named_gradients = dict(zip(self._names, gradients, strict=True))
         return {"step": step, **metrics, "gradients": named_gradients}
 
+    def describe(self) -> list[str]:
+        least, most = min(self._sizes), max(self._sizes)
+        share = f"{most}" if least == most else f"{least} or {most}"
+        return [f"{len(self._sizes)} tower(s) with {share} images each"]
+
+    def trace(self) -> None:
+        """Traces the step without taking one; the first `train` then need not."""
+        batches = tf.data.IteratorSpec(self._stream(0).element_spec)
+        self._train_loop.get_concrete_function(batches, tf.TensorSpec([], tf.int32))
+
     def request_stop(self) -> None:
         self._stop.assign(True)
 

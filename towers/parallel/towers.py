@@ -35,6 +35,9 @@ class Towers(Synchronous):
         with tf.device(self._parameter_device):
             self._variables = Variables(*self._initial_values(), self._update)
 
+    def describe(self):
+        return [f"variables on {self._parameter_device}", *super().describe()]
+
     def _named_variables(self):
         return self._variables.named()
 
