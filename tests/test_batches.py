@@ -52,14 +52,14 @@ SIZES = [(12, 4), (10, 4), (7, 5), (5, 5), (3, 8), (4, 9), (3, 11), (1, 3), (6, 
 
 @pytest.mark.parametrize("num_examples,batch_size", SIZES)
 def test_the_stream_from_any_step_is_the_function_of_the_step(num_examples, batch_size):
-    batches = train_batches(num_examples, batch_size, noise_shapes=NOISE)
+    batches = train_batches(num_examples, batch_size, "none", noise_shapes=NOISE)
     num_steps = 7
     compiled = tf.function(lambda step: batches(step))
     expected = []
     for step in range(num_steps):
         batch = compiled(tf.constant(step, tf.int64))
         expected.append({k: v.numpy() for k, v in batch.items()})
-    for first_step in (0, 2, 5):
+    for first_step in (0, 4):
         stream = batches.stream(first_step)
         taken = list(stream.take(num_steps - first_step).as_numpy_iterator())
         for found, wanted in zip(taken, expected[first_step:], strict=True):

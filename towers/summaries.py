@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,8 +12,15 @@ import tensorflow as tf
 
 
 def say(line: str) -> None:
-    """One plain line, at once, whatever stands at the other end."""
-    print(line, flush=True)
+    """One plain line, at once, whatever stands at the other end.
+
+    Where nobody reads any more (`run_train.py | head`) the training goes on unseen;
+    what it says is in `metrics.jsonl` as well.
+    """
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")
 
 
 def duration(secs: float) -> str:

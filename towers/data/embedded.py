@@ -20,9 +20,9 @@ NUM_TEST = 2_000
 # The area that each shape covers, in squares of its unit of length.
 AREA = 1.9
 
-# How much lighter than the ground a shape is on average, in steps of 0..255. A little:
-# without it a weakly initialised network learns nothing for some epochs; twice as much
-# and linear regression on the pixels comes near one half.
+# By how much the shapes' colours start above the ground's, in steps of 0..255. Without
+# it a weakly initialised network learns nothing for some epochs. Ridge regression on
+# the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice as much.
 LIGHTER = 8.0
 
 # As many at once as keep the intermediate arrays in a core's cache.

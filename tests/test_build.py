@@ -1,0 +1,153 @@
+"""From a Config to its parts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from small_runs import NUM_TEST, NUM_TRAIN, small_config
+
+from towers import build, data
+from towers import config as configuration
+from towers.data.augment import AUGMENTS
+from towers.errors import ConfigError, DataError
+from towers.models import MODELS
+from towers.optimizers import OPTIMIZERS
+from towers.parallel import STRATEGIES
+from towers.parallel.devices import Devices
+from towers.schedules import SCHEDULES
+
+CPU = Devices("CPU", ("/CPU:0",))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "names,table",
+    [
+        (configuration.DATASETS, data.DATASETS),
+        (configuration.AUGMENTS, AUGMENTS),
+        (configuration.MODELS, MODELS),
+        (configuration.OPTIMIZERS, OPTIMIZERS),
+        (configuration.SCHEDULES, SCHEDULES),
+        (configuration.STRATEGIES, STRATEGIES),
+    ],
+)
+def test_the_names_of_the_config_are_those_of_the_tables(names, table):
+    assert sorted(names) == sorted(table)
+
+
+@pytest.mark.parametrize(
+    "batch_size,num_epochs,steps",
+    [(10, 2.0, 10), (12, 2.0, 9), (50, 1.0, 1), (128, 0.1, 1), (1, 0.5, 25)],
+)
+def test_the_length_in_steps_covers_the_epochs(small, batch_size, num_epochs, steps):
+    config = small_config(batch_size=batch_size, num_epochs=num_epochs)
+    assert build.build(config).total_steps == steps
+
+
+def test_held_out_images_are_those_that_are_not_trained_on(small):
+    parts = build.build(small_config(validation_fraction=0.2))
+    split, source = parts.validation
+    assert (split, source.num_examples, parts.num_examples) == ("validation", 10, 40)
+
+    def images_of(source):
+        images, _ = source.read(tf.range(source.num_examples, dtype=tf.int64))
+        return {image.tobytes() for image in images.numpy()}
+
+    held_out, trained = images_of(source), images_of(parts.train_batches.source)
+    assert len(held_out) == 10 and len(trained) == 40
+    assert not held_out & trained
+    assert held_out | trained == images_of(parts.data.train)
+
+    again = build.build(small_config(validation_fraction=0.2, learning_rate=0.5))
+    assert images_of(again.validation[1]) == held_out
+    other = build.build(small_config(validation_fraction=0.2, seed=1))
+    assert images_of(other.validation[1]) != held_out
+
+
+def test_without_held_out_images_the_test_set_is_evaluated(small):
+    parts = build.build(small_config())
+    split, source = parts.validation
+    assert (split, source.num_examples) == ("test", NUM_TEST)
+    assert parts.num_examples == NUM_TRAIN
+
+
+def test_a_fraction_that_leaves_nothing_is_refused(small):
+    with pytest.raises(ConfigError, match="validation_fraction=0.001 of 50 images"):
+        build.build(small_config(validation_fraction=0.001))
+
+
+def test_an_augmentation_that_does_not_fit_the_images_is_refused(small):
+    with pytest.raises(ConfigError, match="augment=tutorial.*24x24.*8x8"):
+        build.build(small_config(augment="tutorial"))
+
+
+def test_missing_data_are_the_data_s_error(tmp_path, monkeypatch):
+    def missing(data_dir):
+        raise DataError(f"nothing in {data_dir}")
+
+    monkeypatch.setitem(data.DATASETS, "cifar10", missing)
+    with pytest.raises(DataError, match="nothing in here"):
+        build.build(small_config(dataset="cifar10", data_dir="here"))
+
+
+def test_the_learning_rate_counts_images_not_steps(small):
+    """A stair of half an epoch is 25 images."""
+    shape = {"decay_factor": 0.5, "epochs_per_decay": 0.5, "learning_rate": 0.8}
+    for batch_size, rates in ((5, [0.8] * 5 + [0.4] * 5), (10, [0.8] * 3 + [0.4] * 2)):
+        config = small_config(batch_size=batch_size, **shape)
+        rate = build.build(config).update.learning_rate_fn
+        steps = tf.range(len(rates), dtype=tf.int64)
+        np.testing.assert_allclose([rate(step) for step in steps], rates)
+
+
+def test_the_network_gets_its_size_decay_and_seed_from_the_config():
+    config = small_config(augment="none", width=0.1, weight_decay=0.5, seed=7)
+    parts = build.build(config)
+    model = parts.model
+    assert model.input_shape == (None, 32, 32, 3)
+    assert model.get_layer("conv1").filters == 6
+    assert float(model.get_layer("local3").kernel.regularizer.l2) == 0.25
+    other = build.build(dataclasses.replace(config, seed=8)).model
+    assert np.any(model.get_layer("conv1").kernel != other.get_layer("conv1").kernel)
+
+
+def test_the_noise_of_dropout_comes_with_the_batches(monkeypatch):
+    small_runs.use(monkeypatch, small_runs.dropout_network)
+    batch = build.build(small_config()).train_batches(tf.constant(3, tf.int64))
+    assert batch["dropout1_noise"].shape == (10, 36)
+
+
+def test_more_towers_than_images_are_refused(small):
+    parts = build.build(small_config(batch_size=2))
+    devices = Devices("CPU", tuple(f"/CPU:{i}" for i in range(3)))
+    with pytest.raises(ConfigError, match="batch_size=2 with 3 towers"):
+        build.create_strategy(small_config(batch_size=2), parts, devices)
+
+
+def test_parameters_on_a_gpu_need_towers_there(small):
+    config = small_config(device="auto", parameter_device="gpu")
+    with pytest.raises(ConfigError, match="parameter_device=gpu"):
+        build.create_strategy(config, build.build(config), CPU)
+
+
+def test_label_smoothing_reaches_the_loss(small):
+    """At first all logits but for the kernel's are near; smoothing changes the loss."""
+    losses = []
+    for smoothing in (0.0, 0.5):
+        config = small_config(label_smoothing=smoothing)
+        parts = build.build(config)
+        strategy = build.create_strategy(config, parts, CPU)
+        losses.append(strategy.train(1)["loss"])
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    logits = parts.model(batch["images"]).numpy().astype(np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    one_hot = np.eye(5)[batch["labels"].numpy()]
+    for smoothing, loss in zip((0.0, 0.5), losses, strict=True):
+        targets = (1 - smoothing) * one_hot + smoothing / 5
+        assert loss == pytest.approx(-np.mean((targets * log_p).sum(1)), rel=1e-5)
