@@ -136,8 +136,7 @@ def use(
 ) -> None:
     """Puts a network and a data set, by default the small one, in the place of
     existing ones."""
-    found = data_set or small_data()
-    patch.setitem(data.DATASETS, "synthetic", lambda data_dir: found)
+    patch.setitem(data.DATASETS, "synthetic", lambda data_dir: data_set or small_data())
     patch.setitem(models.MODELS, "cnn", network)
 
 

@@ -106,7 +106,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
 
 
 def test_training_speed_leaves_out_the_first_call(workdir):
-    """The first call of the run is its first step; nine steps of ten images are left."""
+    """The first call of the run is its first step; nine steps of ten images remain."""
     stored = checkpoints.restore_latest(workdir / "checkpoints").trainer_state
     assert stored["timed_steps"] == 9
     expected = 9 * 10 / stored["timed_secs"]

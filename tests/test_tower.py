@@ -74,7 +74,7 @@ def assert_equals_oracle(result, network, params, state, batch):
         np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6, err_msg=name)
     for (name, value), found in zip(expected.state.items(), result.state, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6, err_msg=name)
-    assert bool(result.finite)
+    assert bool(result.is_finite())
 
 
 @pytest.mark.parametrize("name", networks.NETWORKS)
@@ -167,14 +167,14 @@ def test_the_noise_that_is_given_is_the_mask():
 def test_finite_tells_of_a_bad_number_wherever_it_comes_from(where, bad):
     network = networks.residual_network()
     params, state, batch = given(network)
-    assert bool(run_tower(network, params, state, batch).finite)
+    assert bool(run_tower(network, params, state, batch).is_finite())
     if where == "images":
         batch["images"][2, 1, 0, 0] = bad
     elif where == "param":
         params["logits/bias"][0] = bad
     else:
         params["norm1/gamma"][0] = bad
-    assert not bool(run_tower(network, params, state, batch).finite)
+    assert not bool(run_tower(network, params, state, batch).is_finite())
 
 
 def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
@@ -187,7 +187,7 @@ def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
         model, lambda x, labels: tf.sqrt(x[:, 0]), params, [], batch
     )
     assert float(result.total_loss) == 0
-    assert not bool(result.finite)
+    assert not bool(result.is_finite())
 
 
 def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
@@ -250,7 +250,7 @@ def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next(
         assert float(found.loss) == pytest.approx(loss, rel=1e-5)
         assert float(found.total_loss) == pytest.approx(loss, rel=1e-5)
         assert float(found.correct) == round(sum(2 * r.accuracy for r in reports))
-        assert bool(found.finite)
+        assert bool(found.is_finite())
         for name, gradient in zip(params, found.gradients, strict=True):
             expected = np.mean([r.gradients[name] for r in reports], axis=0)
             np.testing.assert_allclose(
@@ -267,7 +267,7 @@ def test_one_bad_micro_batch_is_told_of_its_tower_only(place):
     bad = good | {"images": good["images"].copy()}
     bad["images"][2 * place] = np.nan
     results = accumulate(network, params, [state, state], [good, bad], 3)
-    assert [bool(result.finite) for result in results] == [True, False]
+    assert [bool(result.is_finite()) for result in results] == [True, False]
 
 
 # Evaluation.

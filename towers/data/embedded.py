@@ -22,7 +22,7 @@ AREA = 1.9
 
 # By how much the shapes' colours start above the ground's, in steps of 0..255. Without
 # it a weakly initialised network learns nothing for some epochs. Ridge regression on
-# the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice as much.
+# the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice that.
 LIGHTER = 8.0
 
 # As many at once as keep the intermediate arrays in a core's cache.

@@ -126,15 +126,8 @@ class ModelParallel(Synchronous):
         # Every device updates what it owns, unless some gradients cannot be used.
         with tf.device(HOST):
             norm = tf.sqrt(tf.add_n(squares))
-            metrics = self._metrics(
-                [
-                    of_group[0]._replace(
-                        finite=tf.reduce_all([result.finite for result in of_group])
-                    )
-                    for of_group in results
-                ],
-                norm,
-            )
+            metrics = self._metrics([of_group[0] for of_group in results], norm)
+            metrics["finite"] = self._finite(norm, results)
             taken = tf.cond(
                 tf.reduce_all(metrics["finite"]),
                 lambda: self._apply(norm, gradients, states),

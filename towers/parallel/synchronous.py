@@ -209,8 +209,32 @@ class Synchronous(Strategy):
             "accuracy": tf.add_n([r.correct for r in results]) / num_images,
             "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
             "gradient_norm": norm,
-            "finite": tf.stack([r.finite for r in results]),
         }
+
+    def _finite(
+        self, norm: tf.Tensor, results: Sequence[Sequence[TowerResult]]
+    ) -> tf.Tensor:
+        """Whether the loss and gradients of each tower are finite, bool [num_towers].
+
+        What is not finite in one tower is not finite in the mean either, so the towers
+        are looked at one by one only where the norm of the mean is not.
+
+        Args:
+            norm: of the mean gradient.
+            results: per tower those of its shards.
+        """
+        totals = [of_tower[0].total_loss for of_tower in results]
+        all_finite = tf.math.is_finite(norm) & tf.math.is_finite(tf.add_n(totals))
+
+        def one_by_one():
+            return tf.stack(
+                [
+                    tf.reduce_all([r.is_finite() for r in of_tower])
+                    for of_tower in results
+                ]
+            )
+
+        return tf.cond(all_finite, lambda: tf.ones([len(results)], tf.bool), one_by_one)
 
     def _zero_metrics(self):
         """Metrics of the same form, for the loop to begin with."""

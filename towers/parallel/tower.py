@@ -27,7 +27,6 @@ class TowerResult(NamedTuple):
         loss: mean cross-entropy over the share, a scalar.
         total_loss: the loss and the weight decay.
         correct: number of images whose largest logit is the label's, float scalar.
-        finite: whether loss and gradients are all finite, a bool scalar.
     """
 
     gradients: list[tf.Tensor | None]
@@ -35,7 +34,11 @@ class TowerResult(NamedTuple):
     loss: tf.Tensor
     total_loss: tf.Tensor
     correct: tf.Tensor
-    finite: tf.Tensor
+
+    def is_finite(self) -> tf.Tensor:
+        """Whether the loss and all gradients are finite, a bool scalar."""
+        norm = squared_norm(self.gradients)
+        return tf.math.is_finite(self.total_loss) & tf.math.is_finite(norm)
 
 
 def tower_loss(
@@ -82,9 +85,7 @@ def tower_gradients(
         )
     gradients = tape.gradient(total_loss, params)
     gradients = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
-    norm = squared_norm([gradient for gradient in gradients if gradient is not None])
-    finite = tf.math.is_finite(total_loss) & tf.math.is_finite(norm)
-    return TowerResult(gradients, new_state, loss, total_loss, correct, finite)
+    return TowerResult(gradients, new_state, loss, total_loss, correct)
 
 
 def accumulated(
@@ -122,7 +123,6 @@ def accumulated(
                 loss=a.loss + b.loss,
                 total_loss=a.total_loss + b.total_loss,
                 correct=a.correct + b.correct,
-                finite=a.finite & b.finite,
             )
             for a, b in zip(so_far, results, strict=True)
         ]

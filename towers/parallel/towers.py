@@ -62,6 +62,7 @@ class Towers(Synchronous):
         # One update, unless a tower's gradients cannot be used.
         with tf.device(HOST):
             metrics = self._metrics(results, norm)
+            metrics["finite"] = self._finite(norm, [[r] for r in results])
             taken = tf.cond(
                 tf.reduce_all(metrics["finite"]),
                 lambda: self._apply(norm, gradients, state),

@@ -18,7 +18,6 @@ from towers import losses
 from towers.models.layers import LocalResponseNormalization
 from towers.parallel import split
 from towers.parallel.device_tape import DeviceTape, Value
-from towers.parallel.gradients import squared_norm
 from towers.parallel.tower import LossFn, TowerResult, count_correct
 
 
@@ -134,10 +133,8 @@ class Walker:
         with tf.device(self._devices[group][shard]):
             gradients = [param.gradient() for param in walk.params[group][shard]]
             gradients = [None if g is None else g / weight for g in gradients]
-            norm = squared_norm([g for g in gradients if g is not None])
-            finite = tf.math.is_finite(norm) & tf.math.is_finite(total)
         state = walk.state[group][shard]
-        return TowerResult(gradients, state, loss, total, correct, finite)
+        return TowerResult(gradients, state, loss, total, correct)
 
     def logits(
         self,

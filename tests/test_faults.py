@@ -1,0 +1,455 @@
+"""The commands as a user and a scheduler meet them: exit code, message, what is on disk.
+
+Every test runs processes of its own; "row" is a row of the table in FAULTS.md. Starting
+TensorFlow takes some seconds, so most of them are marked slow.
+"""
+
+import os
+import pathlib
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_runs import assert_equal_states, records
+
+from towers import checkpoints
+from towers.data import cifar10
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TRAIN = [ROOT / "run_train.py"]
+EVALUATE = [ROOT / "run_eval.py"]
+SMALL = ROOT / "tests" / "train_small.py"
+
+WAIT_SECS = 120  # for what takes some seconds on an idle machine
+STOP_SECS = 10  # from a signal to the end
+
+# A run of ten steps.
+RUN = (
+    "--dataset=synthetic --augment=pad_crop_flip --optimizer=nesterov --momentum=0.9 "
+    "--ema_decay=0.9 --batch_size=10 --num_epochs=2 --device=cpu --num_towers=2 "
+    "--log_every_steps=1 --eval_every_epochs=1 --summary_every_steps=0 "
+    "--checkpoint_every_secs=0"
+).split()
+
+
+def small(place="nowhere", nth=1, hold_secs=0.0):
+    """The command that trains on the small data set; see train_small.py."""
+    return [SMALL, place, str(nth), str(hold_secs)]
+
+
+class Program:
+    """A running command, its output in a file."""
+
+    def __init__(self, tmp_path, command, *flags, **environ):
+        own = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS")
+        inherited = {k: v for k, v in os.environ.items() if k not in own}
+        self._path = tmp_path / f"output-{time.monotonic_ns()}.txt"
+        with open(self._path, "w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *map(str, command), *flags],
+                cwd=tmp_path,
+                env=inherited | environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a signal to the tests is not one to it
+            )
+
+    @property
+    def output(self) -> str:
+        return self._path.read_text()
+
+    def wait_until(self, condition):
+        patience = time.monotonic() + WAIT_SECS
+        while not condition():
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < patience, self.output
+            time.sleep(0.01)
+
+    def wait_for(self, text):
+        self.wait_until(lambda: text in self.output)
+
+    def wait(self, secs=WAIT_SECS) -> int:
+        """The exit code; the output has been plain lines (row 31)."""
+        try:
+            code = self.process.wait(secs)
+        finally:
+            self.process.kill()
+        assert "\r" not in self.output and "\x1b" not in self.output
+        return code
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts a command in a folder of the test."""
+    programs = []
+
+    def start_program(command, *flags, **environ):
+        programs.append(Program(tmp_path, command, *flags, **environ))
+        return programs[-1]
+
+    yield start_program
+    for program in programs:
+        program.process.kill()
+        program.process.wait()
+
+
+@pytest.fixture
+def fails(start):
+    """Runs a command that should fail; returns its one line of complaint."""
+
+    def run(exit_code, command, *flags, **environ):
+        program = start(command, *flags, **environ)
+        assert program.wait() == exit_code, program.output
+        last = program.output.splitlines()[-1]
+        assert "Traceback" not in program.output
+        assert last.startswith(f"{pathlib.Path(command[0]).name}: ")
+        return last
+
+    return run
+
+
+def final_state(workdir):
+    return checkpoints.restore_latest(workdir / "checkpoints").tensors
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The run of ten steps, from its start to its end in one process."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    program = Program(folder, small(), *RUN, "--workdir=run")
+    assert program.wait() == 0, program.output
+    return folder / "run"
+
+
+# Refused before TensorFlow is imported (rows 16, 17, 30).
+
+
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        (["--batchsize=4"], r"Unknown command line flag 'batchsize'.*batch_size"),
+        (["--max_steps=many"], r"flag --max_steps=many"),
+        (["--strategy=tower"], r"--strategy=tower: .*<?towers"),
+        (["--batch_size=4", "--num_towers=8"], r"batch_size=4 with num_towers=8: .*--"),
+        (["--optimizer=nesterov"], r"optimizer=nesterov with momentum=0.0: .*--"),
+        (["--learning_rate=-1"], r"learning_rate=-1.0: must be above 0"),
+        (["--config=quickstrat"], r"did you mean 'quickstart'\? .*cifar10_cnn, quick"),
+        (["--config=nonesuch"], r"recipes: .*cifar10_cnn, .*quickstart"),
+        (["quickstart"], r"'quickstart' is no flag"),
+    ],
+)
+def test_row_17_a_wrong_flag_is_refused_at_once(fails, tmp_path, flags, message):
+    started = time.monotonic()
+    assert re.search(message, fails(2, TRAIN, "--workdir=run", *flags))
+    # An import of TensorFlow alone takes longer.
+    assert time.monotonic() - started < 1.5
+    assert not (tmp_path / "run").exists()
+
+
+def test_row_17_a_typo_in_a_recipe_names_the_nearest_option(fails, tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from towers.config import Config\n\n\n"
+        "def get_config():\n    return Config(lerning_rate=0.1)\n"
+    )
+    line = fails(2, TRAIN, f"--config={recipe}")
+    assert "no option 'lerning_rate'; did you mean 'learning_rate'?" in line
+
+
+@pytest.mark.parametrize(
+    "environ", [{"KERAS_BACKEND": "jax"}, {"TF_USE_LEGACY_KERAS": "1"}]
+)
+@pytest.mark.parametrize("command", [TRAIN, EVALUATE])
+def test_row_30_another_keras_is_refused(fails, command, environ):
+    line = fails(2, command, "--workdir=run", **environ)
+    assert next(iter(environ)) in line and "unset" in line
+
+
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        ([], "--workdir"),
+        (["--workdir=nowhere"], "nowhere holds no run"),
+        (["--workdir=nowhere", "--stepp=3"], "Unknown command line flag 'stepp'"),
+    ],
+)
+def test_an_evaluation_of_no_run_is_refused(fails, flags, message):
+    assert message in fails(2, EVALUATE, *flags)
+
+
+# Row 12: signals.
+
+
+def is_importing(program):
+    maps = pathlib.Path(f"/proc/{program.process.pid}/maps")
+    return "tensorflow" in maps.read_text()
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="no /proc")
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_row_12_a_signal_while_tensorflow_is_imported(start, tmp_path, number):
+    program = start(TRAIN, "--workdir=run", *RUN)
+    program.wait_until(lambda: is_importing(program))
+    program.process.send_signal(number)
+    assert program.wait(STOP_SECS) == 75
+    line = f"stopped by {number.name}, nothing to save; the same command continues\n"
+    assert program.output == line
+    assert not (tmp_path / "run").exists()
+
+
+def stop(program, *numbers):
+    """Sends signals and waits for the end."""
+    for number in numbers:
+        program.process.send_signal(number)
+        time.sleep(0.05)
+    assert program.wait(STOP_SECS) == 75, program.output
+    last = program.output.splitlines()[-1]
+    assert last.startswith("train_small.py: stopped by SIG")
+    assert last.endswith("; the same command continues")
+    assert "Traceback" not in program.output
+    return last
+
+
+def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
+    program = start(small("waiting", 6, 60), *RUN, "--workdir=run")
+    program.wait_for("step 3/10")
+    program.wait_for("halted at waiting")
+    last = stop(program, signal.SIGTERM)
+    (step,) = checkpoints.list_steps(tmp_path / "run" / "checkpoints")
+    assert step >= 3
+    assert f"stopped by SIGTERM: step {step} of 10 is saved in run" in last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "place,nth,hold_secs",
+    [
+        ("tracing", 1, 60),
+        ("waiting", 6, 60),
+        ("computing", 7, 2),  # two towers: in the fourth step
+        ("computing", 7, 7),  # a step that is worth a line
+        ("drawing", 1, 60),
+        ("evaluating", 1, 60),
+        ("evaluating", 4, 60),  # after the last step
+        ("saving", 1, 2),
+    ],
+)
+def test_row_12_the_same_command_continues_to_the_same_end(
+    start, tmp_path, uninterrupted, place, nth, hold_secs, number
+):
+    flags = [*RUN, "--workdir=run"]
+    if place == "saving":
+        flags.append("--checkpoint_every_steps=3")
+    if place == "drawing":
+        flags.append("--summary_every_steps=4")
+    program = start(small(place, nth, hold_secs), *flags)
+    program.wait_for(f"halted at {place}")
+    stop(program, number, signal.SIGTERM)
+    told = re.search(r"^SIG\w+: step 4 is finished first$", program.output, re.M)
+    assert bool(told) == (hold_secs == 7)
+
+    program = start(small(), *flags)
+    assert program.wait() == 0, program.output
+    assert_equal_states(final_state(tmp_path / "run"), final_state(uninterrupted))
+    assert records(tmp_path / "run") == records(uninterrupted)
+
+
+# Row 1: killed at any moment.
+
+
+@pytest.mark.slow
+def test_row_1_killed_many_times_in_a_row(start, tmp_path):
+    steps, kills = 300, 12
+    flags = [*RUN, f"--num_epochs={steps / 5}", "--keep_checkpoints=2"]
+    program = start(small(), *flags, "--workdir=whole")
+    assert program.wait() == 0, program.output
+    whole = tmp_path / "whole"
+
+    workdir, rng = tmp_path / "run", random.Random(0)
+    flags += ["--workdir=run", "--checkpoint_every_steps=1"]
+    reached = [0]
+    for kill in range(kills):
+        if kill % 3 == 2:  # in the midst of a save
+            program = start(small("saving", rng.randint(1, 9), 60), *flags)
+            program.wait_for("halted at saving")
+        else:
+            program = start(small(), *flags)
+            program.wait_for("first step traced" if kill == 0 else "restored step")
+            time.sleep(rng.uniform(0, 3))
+        program.process.kill()
+        assert program.process.wait() == -signal.SIGKILL
+        if "step 300" in program.output:
+            break
+        committed = checkpoints.list_steps(workdir / "checkpoints")
+        restored = re.findall(r"^restored step (\d+)", program.output, re.M)
+        assert [int(step) for step in restored] == reached[-1:] * (reached[-1] > 0)
+        reached.append(committed[-1] if committed else 0)
+    assert reached[-1] < steps, "the run ended before it could be killed often enough"
+    assert sorted(set(reached)) == sorted(reached)[-len(set(reached)) :] or reached
+
+    program = start(small(), *flags)
+    assert program.wait() == 0, program.output
+    assert_equal_states(final_state(workdir), final_state(whole))
+    assert records(workdir) == records(whole)
+    steps_logged = [line["step"] for line in records(workdir)]
+    assert steps_logged == sorted(set(steps_logged))
+    left = [p.name for p in (workdir / "checkpoints").iterdir()]
+    assert sorted(left) == ["step-00000299", "step-00000300"]
+
+
+# Row 13: two processes.
+
+
+@pytest.mark.slow
+def test_row_13_the_second_process_is_told_who_holds_the_folder(start, fails, tmp_path):
+    first = start(small("waiting", 6, 60), *RUN, "--workdir=run")
+    first.wait_for("step 3/10")
+    line = fails(2, small(), *RUN, "--workdir=run")
+    assert f"another process trains in run: process {first.process.pid} on " in line
+    first.process.kill()
+    first.process.wait()
+    program = start(small(), *RUN, "--workdir=run")
+    assert program.wait() == 0, program.output
+
+
+# Rows 5, 7, 14, 16, 18: what goes wrong later.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "exit_code,flags,message",
+    [
+        (2, ["--workdir=file/run"], "the run folder file/run cannot be written"),
+        (2, ["--device=gpu"], "device=gpu: TensorFlow sees no GPU"),
+        (5, ["--learning_rate=1e30"], "loss or a gradient of tower 0"),
+    ],
+)
+def test_rows_5_14_and_18_end_in_one_line(fails, tmp_path, exit_code, flags, message):
+    if tf.config.list_physical_devices("GPU") and "--device=gpu" in flags:
+        pytest.skip("there is a GPU")
+    (tmp_path / "file").write_text("")
+    line = fails(exit_code, small(), *RUN, "--workdir=run", *flags)
+    assert message in line
+
+
+@pytest.mark.slow
+def test_row_7_with_no_good_checkpoint_it_exits_4(start, fails, tmp_path):
+    program = start(small(), *RUN, "--max_steps=2", "--workdir=run")
+    assert program.wait() == 0, program.output
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    (saved / "tensors.index").write_bytes(b"")
+    line = fails(4, small(), *RUN, "--workdir=run")
+    assert "none of the 1 checkpoints" in line and "tensors.index: size is 0" in line
+    assert saved.exists()
+
+
+@pytest.mark.slow
+def test_row_9_another_config_exits_2_and_a_finished_run_0(start, fails, tmp_path):
+    program = start(small(), *RUN, "--max_steps=2", "--workdir=run")
+    assert program.wait() == 0, program.output
+    line = fails(2, small(), *RUN, "--seed=4", "--workdir=run")
+    assert "seed was 0 and is 4" in line and "--allow_change=seed" in line
+    program = start(small(), *RUN, "--max_steps=2", "--workdir=run")
+    assert program.wait() == 0
+    assert "run is finished: step 2 of 2." in program.output.splitlines()[-1]
+
+
+# Rows 19, 21, 22: data.
+
+
+class Exploding:
+    """Once unpickled, it leaves a file behind."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return (pathlib.Path.touch, (self._path,))
+
+
+def no_data(folder):
+    pass
+
+
+def pickled_data(folder):
+    (folder / cifar10.PICKLED_FOLDER).mkdir()
+    content = pickle.dumps(Exploding(folder / "executed"))
+    for name in cifar10.PICKLED_FILES:
+        (folder / cifar10.PICKLED_FOLDER / name).write_bytes(content)
+
+
+def truncated_data(folder):
+    images = folder / cifar10.FOLDER
+    images.mkdir()
+    records_per_file = np.zeros(cifar10.RECORDS_PER_FILE, cifar10.RECORD)
+    for name in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
+        (images / name).write_bytes(records_per_file.tobytes())
+    with open(images / cifar10.TRAIN_FILES[2], "r+b") as file:
+        file.truncate(1_000_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lay_out,messages",
+    [
+        (no_data, ["CIFAR-10 was not found", "--dataset=embedded", "--data_dir"]),
+        (pickled_data, [cifar10.PICKLED_FOLDER, cifar10.FOLDER]),
+        (truncated_data, ["data_batch_3.bin"]),
+    ],
+)
+def test_rows_19_21_and_22_bad_data_exit_3(fails, tmp_path, lay_out, messages):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lay_out(folder)
+    # No network, wherever the test runs, and no data of the user's own.
+    environ = {
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "TFDS_DATA_DIR": str(tmp_path / "empty"),
+        "HOME": str(tmp_path),
+    }
+    flags = ["--dataset=cifar10", "--data_dir=data", "--workdir=run", "--device=cpu"]
+    line = fails(3, TRAIN, *flags, **environ)
+    for message in messages:
+        assert message in line
+    assert not (folder / "executed").exists()
+
+
+# The evaluation, and what a user sees.
+
+
+@pytest.mark.slow
+def test_train_evaluate_and_continue_with_the_commands_themselves(
+    start, fails, tmp_path
+):
+    flags = "--dataset=synthetic --width=0.05 --device=cpu --workdir=run".split()
+    program = start(TRAIN, *flags, "--max_steps=3", "--log_every_steps=1")
+    assert program.wait() == 0, program.output
+    lines = program.output.splitlines()
+    assert len(lines) < 30
+    assert not [line for line in lines if re.match(r"[WIE]\d{4} |WARNING", line)]
+    assert (
+        lines[-1] == "done: step 3 of 4688 is saved in run"
+        or "step 3 of 3" in lines[-1]
+    )
+
+    program = start(EVALUATE, "--workdir=run", "--num_towers=3", "--device=cpu")
+    assert program.wait() == 0, program.output
+    last = program.output.splitlines()[-1]
+    assert re.fullmatch(r"step 3: accuracy 0\.\d{4} \(\d+ of 2000\)", last)
+    assert (tmp_path / "run" / "result.json").exists()
+
+    assert "no checkpoint of step 2" in fails(4, EVALUATE, "--workdir=run", "--step=2")
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "aside")
+    assert "holds no checkpoint yet" in fails(4, EVALUATE, "--workdir=run")
