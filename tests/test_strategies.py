@@ -7,9 +7,11 @@ import networks
 import numpy as np
 import oracle
 import pytest
+import tensorflow as tf
 
 from towers import losses, optimizers, schedules
 from towers.errors import NumericError
+from towers.parallel import walker
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
@@ -374,3 +376,124 @@ def test_worker_groups_share_moments_where_asked():
     )
     groups.train(NUM_STEPS)
     assert_equal_to_oracle(groups.state(), recipe.oracle(network, batches, 1))
+
+
+@pytest.mark.parametrize("algorithm", ["star", "tree", "ring"])
+def test_every_all_reduce_equals_the_oracle(algorithm):
+    network = networks.residual_network()
+    batches = networks.random_batches(NUM_STEPS, 13)
+    recipe = Recipe()
+    replicas = create_towers(
+        network, recipe, batches, 3, cls=Replicated, algorithm=algorithm, pack_mb=0.001
+    )
+    replicas.train(NUM_STEPS)
+    assert_equal_to_oracle(replicas.state(), recipe.oracle(network, batches, 3))
+
+
+def test_a_replica_that_differs_is_named():
+    """FAULTS row 27."""
+    network = networks.plain_network()
+    replicas = create_towers(
+        network, Recipe(), networks.random_batches(2, 8), 3, cls=Replicated
+    )
+    replicas.train(1)
+    replicas.state()
+    slot = replicas._replicas[2].slots[0]["velocity"]
+    slot.assign_add(tf.ones_like(slot) * 1e-6)
+    with pytest.raises(NumericError, match=r"slots/conv1/kernel/velocity of tower 2"):
+        replicas.state()
+
+
+def of_kind(kind, network, recipe, batches):
+    """A strategy by the name of its kind, on some devices."""
+    cls, num_devices, options = {
+        "towers": (Towers, 3, {}),
+        "replicated": (Replicated, 2, {"algorithm": "tree"}),
+        "model_parallel": (ModelParallel, 4, {"group_size": 2}),
+    }[kind]
+    return create_towers(network, recipe, batches, num_devices, cls=cls, **options)
+
+
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_any_strategy_continues_the_state_of_any_other(name):
+    """FAULTS row 11: save in X, resume in Y, for all pairs."""
+    network = networks.NETWORKS[name]()
+    batches = networks.random_batches(6, 13)
+    recipe = Recipe()
+    kinds = ("towers", "replicated", "model_parallel")
+    strategies = {k: of_kind(k, network, recipe, batches) for k in kinds}
+    halves, wholes = {}, {}
+    for kind, strategy in strategies.items():
+        strategy.train(3)
+        halves[kind] = strategy.state()
+        strategy.train(3)
+        wholes[kind] = strategy.state()
+    for writer, state in halves.items():
+        for reader, strategy in strategies.items():
+            strategy.load(state)
+            loaded = strategy.state()
+            assert list(loaded) == list(state)
+            for key, value in state.items():
+                np.testing.assert_array_equal(loaded[key], value, err_msg=key)
+            if name == "residual":
+                continue  # each has its own local moments
+            strategy.train(3)
+            for key, value in strategy.state().items():
+                np.testing.assert_allclose(
+                    value, wholes[writer][key], atol=1e-5, err_msg=(writer, reader)
+                )
+
+
+class ClippedShares(Towers):
+    """Broken on purpose: every tower clips before the mean."""
+
+    def _results(self, fetched, batch):
+        results = super()._results(fetched, batch)
+        clip = self._update.clip_norm
+        return [
+            r._replace(gradients=tf.clip_by_global_norm(r.gradients, clip)[0])
+            for r in results
+        ]
+
+
+class UnscaledReplicas(Replicated):
+    """Broken on purpose: the all-reduce adds the towers' means up."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._weights = [1.0] * len(self._weights)
+
+
+class SkippedReplica(Replicated):
+    """Broken on purpose: the last tower's gradients never arrive."""
+
+    def _all_reduce(self, tensors):
+        last = [tf.zeros_like(tensor) for tensor in tensors[-1]]
+        return super()._all_reduce([*tensors[:-1], last])
+
+
+@pytest.mark.parametrize("broken", [ClippedShares, UnscaledReplicas, SkippedReplica])
+def test_the_oracle_objects_to_gradients_that_meet_wrongly(broken):
+    network = networks.plain_network()
+    batches = networks.random_batches(NUM_STEPS, 16)
+    # Where every step is clipped, a gradient of the wrong length would not be seen.
+    recipe = Recipe(clip_norm=0.5 if broken is ClippedShares else 0.0)
+    strategy = create_towers(network, recipe, batches, 4, cls=broken)
+    strategy.train(NUM_STEPS)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_equal_to_oracle(strategy.state(), recipe.oracle(network, batches, 4))
+
+
+def test_the_oracle_objects_to_a_transfer_of_the_wrong_slice(monkeypatch):
+    def swapped(*slices):
+        return tf.concat(slices[::-1], -1)
+
+    monkeypatch.setattr(walker, "_concatenated", swapped)
+    network = networks.plain_network()
+    batches = networks.random_batches(NUM_STEPS, 16)
+    groups = create_towers(
+        network, Recipe(), batches, 2, cls=ModelParallel, group_size=2
+    )
+    groups.train(NUM_STEPS)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_equal_to_oracle(groups.state(), Recipe().oracle(network, batches, 1))

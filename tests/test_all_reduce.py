@@ -1,0 +1,95 @@
+"""Every algorithm adds up as NumPy does, and gives every device the same bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.errors import ConfigError
+from towers.parallel.all_reduce import (
+    ALGORITHMS,
+    all_reduce,
+    buckets,
+    check_algorithm,
+)
+
+HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
+SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]
+
+
+def values_of(num_devices, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+        for _ in range(num_devices)
+    ]
+
+
+def run(values, **options):
+    devices = [f"/CPU:{i}" for i in range(len(values))]
+
+    @tf.function
+    def reduced():
+        tensors = []
+        for of_device, device in zip(values, devices, strict=True):
+            with tf.device(device):
+                tensors.append([tf.identity(value) for value in of_device])
+        return all_reduce(tensors, devices, **options)
+
+    return [[t.numpy() for t in of_device] for of_device in reduced()]
+
+
+@pytest.mark.parametrize("pack_mb", [0.0, 2e-4, 8.0])
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("algorithm", HERE)
+def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices, pack_mb):
+    values = values_of(num_devices)
+    results = run(values, algorithm=algorithm, pack_mb=pack_mb)
+    for place, shape in enumerate(SHAPES):
+        expected = np.sum([v[place].astype(np.float64) for v in values], axis=0)
+        for of_device in results:
+            assert of_device[place].shape == shape
+            np.testing.assert_array_equal(of_device[place], results[0][place])
+        np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", HERE)
+@pytest.mark.parametrize("num_devices", [2, 3, 8])
+def test_half_width_rounds_no_more_than_bfloat16_does(algorithm, num_devices):
+    values = values_of(num_devices)
+    results = run(values, algorithm=algorithm, pack_mb=8.0, dtype=tf.bfloat16)
+    for place in range(len(SHAPES)):
+        addends = [v[place].astype(np.float64) for v in values]
+        # Each addend and each partial sum is rounded at most once on its way, by half a
+        # unit in the eighth binary digit.
+        bound = 2.0**-8 * (num_devices + 1) * np.sum(np.abs(addends), axis=0)
+        exact = np.sum(addends, axis=0)
+        for of_device in results:
+            assert of_device[place].dtype == np.float32
+            np.testing.assert_array_equal(of_device[place], results[0][place])
+            assert np.all(np.abs(of_device[place] - exact) <= bound)
+    assert any(
+        np.any(results[0][place] != np.sum([v[place] for v in values], axis=0))
+        for place in range(len(SHAPES))
+    ), "nothing was rounded: the narrow type did not travel"
+
+
+@pytest.mark.parametrize("algorithm", HERE)
+def test_not_finite_numbers_survive(algorithm):
+    values = values_of(3)
+    values[1][0][0, 0, 0, 0] = np.nan
+    results = run(values, algorithm=algorithm, pack_mb=8.0)
+    for of_device in results:
+        assert np.isnan(of_device[0][0, 0, 0, 0])
+
+
+def test_buckets_hold_neighbours_of_one_type_up_to_their_size():
+    tensors = [tf.zeros([2**18])] * 3 + [tf.zeros([4], tf.float64), tf.zeros([2**20])]
+    assert buckets(tensors, pack_mb=2.0) == [[0, 1], [2], [3], [4]]
+    assert buckets(tensors, pack_mb=0.0) == [[0], [1], [2], [3], [4]]
+
+
+def test_nccl_is_refused_without_two_gpus():
+    with pytest.raises(ConfigError, match="nccl with 1 GPU"):
+        check_algorithm("nccl", 1)
+    check_algorithm("nccl", 2)
+    check_algorithm("ring", 0)
