@@ -13,7 +13,7 @@ from towers.models.layers import Dropout, LocalResponseNormalization
 
 IMAGE_SHAPE = (8, 8, 3)
 NUM_CLASSES = 5
-WEIGHT_DECAY = 2.0**-7  # Keras rounds the coefficient to float32; this one is exact
+WEIGHT_DECAY = 0.01
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,8 @@ OTHER = {
     "num_towers": (4, 8),
     "device": ("gpu", "auto"),
     "parameter_device": ("gpu", "cpu"),
+    "async_scale_gradients": (False, True),
+    "max_staleness": (1, 2),
     "group_size": (2, 4),
     "device_order": ("0,1,2,3", "3,2,1,0"),
     "batch_norm": ("sync", "local"),
@@ -71,6 +73,7 @@ FREE = {
     "num_towers",
     "device",
     "parameter_device",
+    "max_staleness",
     "group_size",
     "device_order",
     "all_reduce",
@@ -191,6 +194,7 @@ def test_numbers_are_finite(value):
         ("num_towers", 0, -1),
         ("batch_size", 1, 0),
         ("accumulate_steps", 1, 0),
+        ("max_staleness", 0, -1),
         ("group_size", 1, 0),
         ("all_reduce_pack_mb", 0.0, -1.0),
         ("num_epochs", 0.01, 0.0),
@@ -237,6 +241,14 @@ def test_where_nothing_is_near_nothing_is_guessed():
     [
         ({"num_towers": 9, "batch_size": 4}, ["num_towers=9", "batch_size=4"]),
         ({"num_towers": 6, "group_size": 4}, ["num_towers=6", "group_size=4"]),
+        (
+            {"strategy": "async_towers", "accumulate_steps": 2},
+            ["strategy=async_towers", "accumulate_steps=2"],
+        ),
+        (
+            {"strategy": "async_towers", "batch_norm": "sync"},
+            ["strategy=async_towers", "batch_norm=sync"],
+        ),
         ({"optimizer": "nesterov"}, ["optimizer=nesterov", "momentum=0.0"]),
         (
             {"warmup_epochs": 3.0, "num_epochs": 2.0},
@@ -352,6 +364,8 @@ def test_all_changes_are_told_at_once():
             ["decay_factor=0.5", "epochs_per_decay=2.0"],
         ),
         ({"strategy": "replicated", "all_reduce": "ring"}, []),
+        ({"strategy": "async_towers", "max_staleness": 2}, []),
+        ({"strategy": "replicated", "max_staleness": 2}, ["max_staleness=2"]),
         ({"strategy": "model_parallel", "group_size": 2}, []),
         ({"strategy": "towers", "group_size": 2}, ["group_size=2"]),
         ({"device": "gpu", "parameter_device": "gpu"}, []),

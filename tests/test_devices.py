@@ -132,7 +132,7 @@ REQUIREMENTS = [
     "numpy>=1.26.0",
     "nvidia-cublas-cu12<13.0,>=12.5.3.2; extra == 'and-cuda'",
     'nvidia-nccl-cu12[x]==2.25.1; extra == "and-cuda"',
-    "tensorboard~=2.20; extra == 'other'",
+    "nvidia-of-another-extra; extra == 'other'",
 ]
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data import randomness
 from towers.data.randomness import key, permutation, uniform
 
 LENGTH = 10_000
@@ -117,32 +116,38 @@ def test_keys_of_all_purposes_in_use_differ():
     assert len(keys) == 4 * 6 * 2
 
 
-@pytest.mark.parametrize("draw", [uniform, permutation])
+def test_numbers_are_those_of_tensorflow():
+    for each in KEYS:
+        seed, purpose, counter = each
+        expected = tf.random.stateless_uniform(
+            [LENGTH], key(seed, purpose, tf.constant(counter)), alg="philox"
+        )
+        np.testing.assert_array_equal(numbers(*each), expected)
+
+
 @pytest.mark.parametrize("jit_compile", [False, True])
-def test_a_compiled_function_draws_the_same(draw, jit_compile):
-    """As arguments, since TensorFlow itself computes what depends on constants only."""
+def test_a_compiled_function_draws_the_same_numbers(jit_compile):
+    """Under XLA TensorFlow itself makes other floats of the same random bits."""
     try:
         tf.function(lambda x: x + 1, jit_compile=jit_compile)(1)
     except tf.errors.OpError as error:
         pytest.skip(f"XLA does not compile here: {error.message[:80]}")
-    for seed, counter in ((3, 5), (2**63 - 1, 2**32 - 1)):
-        size = [100] if draw is uniform else 100
+    for seed, counter in ((3, 5), (2**63 - 1, 2**40)):
 
-        def drawn(counter, seed=seed, size=size):
-            return draw(seed, "order", counter, size)
+        def drawn(counter, seed=seed):
+            return uniform(seed, "crop", counter, [100])
 
+        # An argument, since what depends on constants alone is computed before.
         counter = tf.constant(counter, tf.int64)
         compiled = tf.function(drawn, jit_compile=jit_compile)
         np.testing.assert_array_equal(compiled(counter), drawn(counter))
 
 
-def test_equal_random_bits_still_give_a_permutation(monkeypatch):
-    """Among 100,000 numbers of 32 bits two are equal more often than not."""
-    monkeypatch.setattr(
-        randomness, "bits", lambda *_: tf.constant([7, 3, 7, 3, 2**32 - 1], tf.uint32)
-    )
-    found = permutation(0, "order", tf.constant(0), 5)
-    np.testing.assert_array_equal(np.sort(found), np.arange(5))
+def test_a_graph_draws_the_same_permutation():
+    compiled = tf.function(lambda epoch: permutation(3, "order", epoch, 100))
+    for epoch in (0, 5, 2**40):
+        found = compiled(tf.constant(epoch, tf.int64))
+        np.testing.assert_array_equal(found, order(3, "order", epoch, 100))
 
 
 def test_numbers_do_not_depend_on_tensorflows_global_seed():

@@ -49,11 +49,11 @@ ROOMS = {
     ],
     "models": [{"layers"}, {"cnn"}, {"__init__"}],
     "parallel": [
-        {"all_reduce", "device_tape", "devices", "gradients", "strategy", "variables"},
-        {"split", "tower"},
-        {"walker"},
+        {"coordinator", "device_tape", "devices", "gradients", "strategy"},
+        {"all_reduce", "split", "tower", "variables"},
+        {"tower_strategy", "walker"},
         {"synchronous"},
-        {"model_parallel", "replicated", "towers"},
+        {"async_towers", "model_parallel", "replicated", "towers"},
         {"__init__"},
     ],
 }
@@ -77,11 +77,16 @@ GROUPED = {
     "models/cnn.py": "test_models",  # a row in a table of networks
     "parallel/__init__.py": "test_structure",  # a table
     # Strategies meet one contract, and one file of tests asks it of all of them.
+    "parallel/model_parallel.py": "test_strategies",
     "parallel/replicated.py": "test_strategies",
     "parallel/strategy.py": "test_strategies",
     "parallel/synchronous.py": "test_strategies",
+    "parallel/tower_strategy.py": "test_strategies",
     "parallel/towers.py": "test_strategies",
     "parallel/variables.py": "test_strategies",
+    # What the walker alone is made of.
+    "parallel/device_tape.py": "test_walker",
+    "parallel/split.py": "test_walker",
 }
 
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}

@@ -48,8 +48,15 @@ def weight_decay(
         A scalar, or None where no variable has a regulariser.
     """
     penalties = [
-        variable.regularizer(param)
+        _penalty(variable.regularizer, param)
         for variable, param in zip(variables, params, strict=True)
         if variable.regularizer is not None
     ]
     return tf.add_n(penalties) if penalties else None
+
+
+def _penalty(regularizer, param):
+    if type(regularizer) is keras.regularizers.L2:
+        # One pass over the parameter, and one for the gradient, instead of five.
+        return 2 * regularizer.l2 * tf.nn.l2_loss(param)
+    return regularizer(param)
