@@ -1,4 +1,4 @@
-"""The commands as a user and a scheduler meet them: exit code, message, what is on disk.
+"""The commands as users and schedulers meet them: exit code, message, what is on disk.
 
 Every test runs processes of its own; "row" is a row of the table in FAULTS.md. Starting
 TensorFlow takes some seconds, so most of them are marked slow.
@@ -231,18 +231,19 @@ def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    "place,nth,hold_secs",
+    "place,nth,hold_secs,number",
     [
-        ("tracing", 1, 60),
-        ("waiting", 6, 60),
-        ("computing", 7, 2),  # two towers: in the fourth step
-        ("computing", 7, 7),  # a step that is worth a line
-        ("drawing", 1, 60),
-        ("evaluating", 1, 60),
-        ("evaluating", 4, 60),  # after the last step
-        ("saving", 1, 2),
+        ("tracing", 1, 60, signal.SIGTERM),
+        ("waiting", 6, 60, signal.SIGTERM),
+        ("waiting", 6, 60, signal.SIGINT),
+        ("computing", 7, 2, signal.SIGTERM),  # two towers: in the fourth step
+        ("computing", 7, 7, signal.SIGINT),  # a step that is worth a line
+        ("drawing", 1, 60, signal.SIGTERM),
+        ("evaluating", 1, 60, signal.SIGINT),
+        ("evaluating", 4, 60, signal.SIGTERM),  # after the last step
+        ("saving", 1, 2, signal.SIGTERM),
+        ("saving", 1, 2, signal.SIGINT),
     ],
 )
 def test_row_12_the_same_command_continues_to_the_same_end(
@@ -270,42 +271,37 @@ def test_row_12_the_same_command_continues_to_the_same_end(
 
 @pytest.mark.slow
 def test_row_1_killed_many_times_in_a_row(start, tmp_path):
-    steps, kills = 300, 12
+    steps, kills = 240, 9
     flags = [*RUN, f"--num_epochs={steps / 5}", "--keep_checkpoints=2"]
     program = start(small(), *flags, "--workdir=whole")
     assert program.wait() == 0, program.output
     whole = tmp_path / "whole"
 
-    workdir, rng = tmp_path / "run", random.Random(0)
+    workdir, rng, committed = tmp_path / "run", random.Random(0), []
     flags += ["--workdir=run", "--checkpoint_every_steps=1"]
-    reached = [0]
     for kill in range(kills):
         if kill % 3 == 2:  # in the midst of a save
             program = start(small("saving", rng.randint(1, 9), 60), *flags)
             program.wait_for("halted at saving")
         else:
             program = start(small(), *flags)
-            program.wait_for("first step traced" if kill == 0 else "restored step")
+            program.wait_for("restored step" if committed else "first step traced")
             time.sleep(rng.uniform(0, 3))
         program.process.kill()
         assert program.process.wait() == -signal.SIGKILL
-        if "step 300" in program.output:
-            break
-        committed = checkpoints.list_steps(workdir / "checkpoints")
         restored = re.findall(r"^restored step (\d+)", program.output, re.M)
-        assert [int(step) for step in restored] == reached[-1:] * (reached[-1] > 0)
-        reached.append(committed[-1] if committed else 0)
-    assert reached[-1] < steps, "the run ended before it could be killed often enough"
-    assert sorted(set(reached)) == sorted(reached)[-len(set(reached)) :] or reached
+        assert restored == [str(step) for step in committed[-1:]]
+        committed = checkpoints.list_steps(workdir / "checkpoints")
+    assert 0 < committed[-1] < steps, "the kills did not fall within the run"
 
     program = start(small(), *flags)
     assert program.wait() == 0, program.output
     assert_equal_states(final_state(workdir), final_state(whole))
     assert records(workdir) == records(whole)
-    steps_logged = [line["step"] for line in records(workdir)]
-    assert steps_logged == sorted(set(steps_logged))
-    left = [p.name for p in (workdir / "checkpoints").iterdir()]
-    assert sorted(left) == ["step-00000299", "step-00000300"]
+    logged = [line["step"] for line in records(workdir)]
+    assert logged == sorted(set(logged))
+    left = sorted(path.name for path in (workdir / "checkpoints").iterdir())
+    assert left == [f"step-{steps - 1:08d}", f"step-{steps:08d}"]
 
 
 # Row 13: two processes.
@@ -437,12 +433,10 @@ def test_train_evaluate_and_continue_with_the_commands_themselves(
     program = start(TRAIN, *flags, "--max_steps=3", "--log_every_steps=1")
     assert program.wait() == 0, program.output
     lines = program.output.splitlines()
-    assert len(lines) < 30
-    assert not [line for line in lines if re.match(r"[WIE]\d{4} |WARNING", line)]
-    assert (
-        lines[-1] == "done: step 3 of 4688 is saved in run"
-        or "step 3 of 3" in lines[-1]
-    )
+    assert lines[-1] == "done: step 3 of 3 is saved in run"
+    assert len(lines) < 25
+    chatter = re.compile(r"[WIE]\d{4} |WARNING|.*oneDNN|.*cuda")
+    assert not [line for line in lines if chatter.match(line)]
 
     program = start(EVALUATE, "--workdir=run", "--num_towers=3", "--device=cpu")
     assert program.wait() == 0, program.output

@@ -140,22 +140,33 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         update=parts.update,
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
-        accumulate_steps=config.accumulate_steps,
-        sync_batch_norm=config.batch_norm == "sync",
         devices=devices.towers,
         **_strategy_options(config, devices),
     )
 
 
 def _strategy_options(config: Config, devices: Devices) -> dict:
-    """What only the chosen strategy takes."""
-    if config.strategy == "model_parallel":
-        return {"group_size": config.group_size}
-    if config.strategy == "replicated":
+    """What not every strategy takes."""
+    on_gpu = config.parameter_device == "gpu"
+    parameter_device = devices.towers[0] if on_gpu else "/CPU:0"
+    if config.strategy == "async_towers":
         return {
+            "parameter_device": parameter_device,
+            "scale_gradients": config.async_scale_gradients,
+            "max_staleness": config.max_staleness,
+        }
+    options = {
+        "accumulate_steps": config.accumulate_steps,
+        "sync_batch_norm": config.batch_norm == "sync",
+    }
+    if config.strategy == "towers":
+        options["parameter_device"] = parameter_device
+    if config.strategy == "model_parallel":
+        options["group_size"] = config.group_size
+    if config.strategy == "replicated":
+        options |= {
             "algorithm": config.all_reduce,
             "pack_mb": config.all_reduce_pack_mb,
             "reduce_dtype": tf.as_dtype(config.all_reduce_dtype),
         }
-    on_gpu = config.parameter_device == "gpu"
-    return {"parameter_device": devices.towers[0] if on_gpu else "/CPU:0"}
+    return options

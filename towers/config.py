@@ -23,7 +23,7 @@ MODELS = ("cnn",)
 OPTIMIZERS = ("sgd", "nesterov")
 SCHEDULES = ("constant", "exponential", "cosine")
 PRECISIONS = ("float32", "bfloat16")
-STRATEGIES = ("towers", "replicated", "model_parallel")
+STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 
@@ -158,8 +158,20 @@ class Config:
     )
     parameter_device: str = _option(
         "cpu",
-        "Where strategy towers keeps the variables and averages the gradients.",
+        "Where strategies towers and async_towers keep and update the variables.",
         choices=("cpu", "gpu"),
+        free=True,
+    )
+    async_scale_gradients: bool = _option(
+        True,
+        "Whether strategy async_towers scales a tower's gradients by its share of the "
+        "batch, so that an epoch moves the parameters as far as in the others.",
+    )
+    max_staleness: int = _option(
+        0,
+        "Most updates by others between fetch and update of a tower in strategy "
+        "async_towers; 0 does not bound them.",
+        at_least=0,
         free=True,
     )
     group_size: int = _option(
@@ -323,6 +335,17 @@ def _check_together(config: Config) -> None:
             f"num_towers={config.num_towers} with group_size={config.group_size}: the "
             "groups do not divide the towers"
         )
+    if config.strategy == "async_towers" and config.accumulate_steps > 1:
+        raise ConfigError(
+            f"accumulate_steps={config.accumulate_steps} with strategy=async_towers: "
+            "each tower applies its gradients at once; raise --batch_size or choose a "
+            "synchronous strategy"
+        )
+    if config.strategy == "async_towers" and config.batch_norm == "sync":
+        raise ConfigError(
+            "batch_norm=sync with strategy=async_towers: its towers do not meet to "
+            "share moments; set --batch_norm=local or choose a synchronous strategy"
+        )
     if config.warmup_epochs > config.num_epochs:
         raise ConfigError(
             f"warmup_epochs={config.warmup_epochs} with "
@@ -347,8 +370,11 @@ def ignored_options(config: Config) -> list[str]:
 
     if config.schedule != "exponential":
         ignore(f"schedule={config.schedule}", "decay_factor", "epochs_per_decay")
-    if config.strategy != "towers":
+    if config.strategy not in ("towers", "async_towers"):
         ignore(f"strategy={config.strategy}", "parameter_device")
+    if config.strategy != "async_towers":
+        names = ("async_scale_gradients", "max_staleness")
+        ignore(f"strategy={config.strategy}", *names)
     if config.strategy != "model_parallel":
         ignore(f"strategy={config.strategy}", "group_size")
     if config.strategy != "replicated":

@@ -18,7 +18,7 @@ from towers.errors import ConfigError, NumericError, Preempted
 from towers.evaluate import accuracy
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
-from towers.parallel.strategy import COMPUTING, CONSISTENT_PHASES, PHASES, Strategy
+from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
 from towers.rhythm import Rhythm, Stopwatch
 from towers.run_folder import RunFolder
 from towers.summaries import Board, MetricsFile, log_line, say
@@ -152,6 +152,7 @@ def train_loop(run: Run) -> None:
     )
     board = Board(run.folder.tensorboard, "train")
     run.saved_at = time.monotonic()
+    staleness = []  # of asynchronous updates since the last log line
     if run.unfinished:
         _finish_step(run, rhythm, board, metrics_file)
 
@@ -173,7 +174,7 @@ def train_loop(run: Run) -> None:
         if not metrics:
             break
         step = metrics.pop("step")
-        gradients = metrics.pop("gradients")
+        staleness.extend(metrics.pop("staleness", ()))
         stopwatch.add(step - run.step, time.monotonic() - started)
         run.step = step
         record = {"step": step, "epoch": step * config.images_per_step / num_examples}
@@ -184,11 +185,21 @@ def train_loop(run: Run) -> None:
             steps_per_sec = stopwatch.lap()
             if steps_per_sec:
                 metrics["images_per_sec"] = steps_per_sec * config.images_per_step
+            if staleness:
+                metrics["staleness_mean"] = np.mean(staleness)
+                metrics["staleness_max"] = np.max(staleness)
+                board.histograms(step, {"updates": staleness}, "staleness")
+                staleness.clear()
             record |= metrics
             say(log_line(record, run.last_step, steps_per_sec))
             board.scalars(step, metrics)
         if rhythm.summarizes(step):
             board.histograms(step, _params(strategy.state()), "params")
+            gradients = run.watchdog.run(
+                strategy.gradients,
+                progress=lambda at=step: (at, "looking at gradients"),
+                interruptible=("looking at gradients",),
+            )
             board.histograms(step, gradients, "gradients")
             batch = run.watchdog.run(
                 lambda at=step: run.parts.train_batches(tf.constant(at, tf.int64)),
@@ -276,7 +287,8 @@ def _settled_state(strategy: Strategy) -> dict[str, np.ndarray]:
     while True:
         before = strategy.progress()
         state = strategy.state()
-        if before == strategy.progress() and before[1] != PHASES[COMPUTING]:
+        is_settled = before[1] in (PHASES[IDLE], *CONSISTENT_PHASES)
+        if is_settled and before == strategy.progress():
             return state
         time.sleep(0.01)
 
@@ -304,6 +316,12 @@ def _check_stored_config(
     config: Config, folder: RunFolder, allow_change: tuple[str, ...]
 ) -> None:
     """Refuses to continue a run as another one."""
+    for name in allow_change:
+        if name not in configuration.FIELDS:
+            raise ConfigError(
+                f"--allow_change={name}: there is no such option; "
+                + configuration.nearest(name, list(configuration.FIELDS)).strip()
+            )
     if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
         return
     changed = configuration.changed_mathematics(folder.stored_config(), config)

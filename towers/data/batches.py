@@ -19,7 +19,7 @@ from towers.data.sources import Source, Subset
 Batch = dict[str, tf.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TrainBatches:
     """The batches of a training run.
 

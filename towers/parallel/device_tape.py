@@ -58,7 +58,8 @@ class DeviceTape:
         for value in inputs:
             if value.device != device:
                 raise ValueError(f"a value on {value.device} is used on {device}")
-        sources = [value for value in inputs if value.differentiable]
+        # Each once: the tape gives the whole gradient for every mention of a source.
+        sources = list(dict.fromkeys(v for v in inputs if v.differentiable))
         with tf.device(device):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([value.tensor for value in sources])

@@ -123,7 +123,11 @@ def unused_gpu() -> str:
 def missing_cuda_packages() -> list[str]:
     """Packages of tensorflow[and-cuda] that are not installed."""
     missing = []
-    for requirement in importlib.metadata.requires("tensorflow") or []:
+    try:
+        requirements = importlib.metadata.requires("tensorflow") or []
+    except importlib.metadata.PackageNotFoundError:
+        return ["tensorflow (another build of it is installed)"]
+    for requirement in requirements:
         if "and-cuda" not in requirement:
             continue
         name = re.match(r"[\w.-]+", requirement)[0]

@@ -17,7 +17,8 @@ import tensorflow as tf
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import all_reduce
 from towers.parallel.gradients import squared_norm
-from towers.parallel.synchronous import HOST, Synchronous
+from towers.parallel.synchronous import Met, Synchronous
+from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
 from towers.parallel.walker import Walker
 
@@ -110,7 +111,7 @@ class ModelParallel(Synchronous):
     def _logits(self, batches, use_averages):
         return self._grid_walker.logits(self._fetch(use_averages), batches)
 
-    def _train_step(self, batch):
+    def _meet(self, batch):
         # Every group computes on its share, with the slices that its devices own.
         fetched = [values for of_group in self._fetch() for values in of_group]
         results = self._by_group(self._results(fetched, batch))
@@ -122,21 +123,9 @@ class ModelParallel(Synchronous):
         for shard, device in enumerate(self._grid[0]):
             with tf.device(device):
                 squares.append(squared_norm(gradients[0][shard]))
-
-        # Every device updates what it owns, unless some gradients cannot be used.
         with tf.device(HOST):
             norm = tf.sqrt(tf.add_n(squares))
-            metrics = self._metrics([of_group[0] for of_group in results], norm)
-            metrics["finite"] = self._finite(norm, results)
-            taken = tf.cond(
-                tf.reduce_all(metrics["finite"]),
-                lambda: self._apply(norm, gradients, states),
-                lambda: False,
-            )
-            whole = [
-                tf.concat(slices, -1) for slices in zip(*gradients[0], strict=True)
-            ]
-        return taken, metrics, whole
+        return Met(results, norm, gradients, states, gradients[0])
 
     def _mean_over_groups(self, results, field):
         """The image-weighted mean of each shard's tensors, [group][shard]."""
@@ -155,19 +144,18 @@ class ModelParallel(Synchronous):
                 of_group.append(tensors)
         return means
 
-    def _apply(self, norm, gradients, states):
-        step, assignments = self._step.read_value(), []
+    def _apply(self, step, met):
+        # Every device updates what it owns.
+        assignments = []
         for group, devices in enumerate(self._grid):
             for shard, device in enumerate(devices):
                 variables = self._variables[group][shard]
                 with tf.device(device):
                     updated = self._update(
-                        step, norm, *variables.read(), gradients[group][shard]
+                        step, met.norm, *variables.read(), met.gradients[group][shard]
                     )
-                    assignments += variables.assign(*updated, states[group][shard])
-        with tf.control_dependencies(assignments), tf.device(HOST):
-            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
-                return tf.constant(True)
+                    assignments += variables.assign(*updated, met.states[group][shard])
+        return assignments
 
     # The canonical state: whole tensors.
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.errors import NumericError
 from towers.parallel.all_reduce import all_reduce, check_algorithm
 from towers.parallel.gradients import squared_norm
-from towers.parallel.synchronous import HOST, Synchronous
+from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.variables import Variables
 
 
@@ -73,7 +73,7 @@ class Replicated(Synchronous):
                 weighted.append([_times(tensor, weight) for tensor in of_tower])
         return all_reduce(weighted, self._devices, **self._reduction)
 
-    def _train_step(self, batch):
+    def _meet(self, batch):
         # Every device computes the gradients of its share with its own copy.
         fetched = []
         for replica, device in zip(self._replicas, self._devices, strict=True):
@@ -87,27 +87,18 @@ class Replicated(Synchronous):
         with tf.device(self._devices[0]):
             # Once for all: a sum may round differently on another device.
             norm = tf.sqrt(squared_norm(gradients[0]))
+        return Met([[r] for r in results], norm, gradients, states, gradients[:1])
 
-        # Every copy updates itself, unless a tower's gradients cannot be used.
-        with tf.device(HOST):
-            metrics = self._metrics(results, norm)
-            metrics["finite"] = self._finite(norm, [[r] for r in results])
-            taken = tf.cond(
-                tf.reduce_all(metrics["finite"]),
-                lambda: self._apply(norm, gradients, states),
-                lambda: False,
-            )
-        return taken, metrics, gradients[0]
-
-    def _apply(self, norm, gradients, states):
-        step, assignments = self._step.read_value(), []
+    def _apply(self, step, met):
+        # Every copy updates itself.
+        assignments = []
         for tower, replica in enumerate(self._replicas):
             with tf.device(self._devices[tower]):
-                updated = self._update(step, norm, *replica.read(), gradients[tower])
-                assignments += replica.assign(*updated, states[tower])
-        with tf.control_dependencies(assignments), tf.device(HOST):
-            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
-                return tf.constant(True)
+                updated = self._update(
+                    step, met.norm, *replica.read(), met.gradients[tower]
+                )
+                assignments += replica.assign(*updated, met.states[tower])
+        return assignments
 
     def load(self, state):
         super().load(state)

@@ -27,7 +27,8 @@ class Strategy(abc.ABC):
     def train(self, num_steps: int) -> dict:
         """Takes up to `num_steps` steps; fewer where `request_stop` was called.
 
-        A step is one update with the gradient of the mean loss over the whole batch.
+        A step is one update with the gradient of the mean loss over the whole batch;
+        of asynchronous towers, one update by each.
 
         Returns:
             The metrics of the last step taken; empty if none was. "step" is the number
@@ -35,11 +36,19 @@ class Strategy(abc.ABC):
             images of the batch and "total_loss" with weight decay; "tower_losses" the
             loss of each tower; "accuracy" the share of the batch's images that were
             right; "learning_rate"; "gradient_norm" of the mean gradient before
-            clipping; "gradients" name -> the mean gradient as a tensor.
+            clipping.
 
         Raises:
             NumericError: a tower's loss or gradients are not finite. The parameters are
-                those before that step.
+                those before that step (of an asynchronous tower, that update).
+        """
+
+    @abc.abstractmethod
+    def gradients(self) -> dict[str, tf.Tensor]:
+        """Name -> the mean gradient of the next step, which is not taken; for pictures.
+
+        It is computed anew: to carry it out of every step would cost copies.
+        Asynchronous towers have the gradient of the last update and give that.
         """
 
     @abc.abstractmethod
@@ -75,7 +84,10 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def progress(self) -> tuple[int, str]:
-        """(steps taken, one of PHASES), readable from another thread meanwhile."""
+        """(steps taken, one of PHASES), readable from another thread meanwhile.
+
+        Asynchronous towers add to "computing" which of them is the last.
+        """
 
 
 def variable_names(variables: list[keras.Variable]) -> list[str]:
@@ -98,13 +110,19 @@ def variable_names(variables: list[keras.Variable]) -> list[str]:
     return names
 
 
-def check_finite(step: int, finite: np.ndarray, losses: np.ndarray) -> None:
+def check_finite(
+    step: int,
+    finite: np.ndarray,
+    losses: np.ndarray,
+    remains: str = "the parameters are those before this step",
+) -> None:
     """Names the towers and the step where something was not finite.
 
     Args:
         step: the number of the step that was not taken, counted from 1.
         finite: bool [num_towers].
         losses: [num_towers].
+        remains: what the message says of the parameters.
 
     Raises:
         NumericError: not all are finite.
@@ -115,7 +133,6 @@ def check_finite(step: int, finite: np.ndarray, losses: np.ndarray) -> None:
         f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
     ]
     raise NumericError(
-        f"step {step}: the loss or a gradient of {', '.join(bad)} is not finite; the "
-        "parameters are those before this step. A lower --learning_rate or "
-        "--clip_norm may help"
+        f"step {step}: the loss or a gradient of {', '.join(bad)} is not finite; "
+        f"{remains}. A lower --learning_rate or --clip_norm may help"
     )

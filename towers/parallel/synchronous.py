@@ -1,137 +1,131 @@
 """What the synchronous strategies share: the loop of many steps in one compiled call.
 
-A strategy adds where its variables live (`_create_variables`), how one step goes
-(`_train_step`), and what a tower computes with (`_values`).
+A strategy adds to what `TowerStrategy` asks for where the towers meet (`_meet`) and
+what is updated there (`_apply`).
 """
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-from towers.optimizers import Update
-from towers.parallel.gradients import (
-    check_gradients,
-    shares,
-    split_batch,
-    weighted_mean,
-)
+from towers.parallel.gradients import check_gradients, split_batch, weighted_mean
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
     PHASES,
     TRACING,
     WAITING,
-    Strategy,
     check_finite,
-    variable_names,
 )
-from towers.parallel.tower import (
-    LossFn,
-    TowerResult,
-    accumulated,
-    tower_counts,
-    tower_gradients,
-    tower_logits,
-)
+from towers.parallel.tower import TowerResult, accumulated, tower_gradients
+from towers.parallel.tower_strategy import HOST, TowerStrategy
 from towers.parallel.walker import Walker
 
-HOST = "/CPU:0"
+
+class Met(NamedTuple):
+    """What a step is updated with.
+
+    Attributes:
+        results: [tower][shard] what was computed.
+        norm: global norm of the mean gradient.
+        gradients, states: the means, in whatever form the strategy's `_apply` takes.
+        slices: the mean gradients, in one piece per parameter or, where several devices
+            own it, in slices of the last axis: [slice][parameter].
+    """
+
+    results: list[list[TowerResult]]
+    norm: tf.Tensor
+    gradients: list
+    states: list
+    slices: list[list[tf.Tensor]]
 
 
-class Synchronous(Strategy):
+class Synchronous(TowerStrategy):
     """Towers that meet in every step.
 
     Args:
-        model: a single-device Functional model; its variables are the initial values.
-        loss_fn: (logits, labels) -> the loss of each image.
-        update: from the mean gradient to the next parameters.
-        stream: first step -> the batches of all steps from there on.
-        batch_size: images of one micro-batch over all towers.
         accumulate_steps: micro-batches of a step; their mean gradient is applied once.
-        devices: one device name per tower.
+            `batch_size` is that of a micro-batch.
         sync_batch_norm: whether the towers share the moments of batch normalisation,
             as if one device saw the whole batch.
+        The other arguments are those of `TowerStrategy`.
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        *,
-        loss_fn: LossFn,
-        update: Update,
-        stream: Callable[[int], tf.data.Dataset],
-        batch_size: int,
-        devices: Sequence[str],
-        accumulate_steps: int = 1,
-        sync_batch_norm: bool = False,
+        self, *args, accumulate_steps: int = 1, sync_batch_norm: bool = False, **kwargs
     ):
-        self._model = model
-        self._loss_fn = loss_fn
-        self._update = update
-        self._stream = stream
-        self._devices = list(devices)
-        self._sizes = shares(batch_size, len(devices))
+        super().__init__(*args, **kwargs)
         self._accumulate_steps = accumulate_steps
-        self._weights = [size / batch_size for size in self._sizes]
-        self._names = variable_names(model.trainable_variables)
-        self._state_names = variable_names(model.non_trainable_variables)
         self._walker = None
         if sync_batch_norm:
             grid = [[device] for device in self._devices]
-            self._walker = Walker(model, loss_fn, grid, sync_batch_norm=True)
-        self._create_variables()
+            self._walker = Walker(
+                self._model, self._loss_fn, grid, sync_batch_norm=True
+            )
         with tf.device(HOST):
-            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
             self._phase = tf.Variable(IDLE, trainable=False, name="phase")
             self._stop = tf.Variable(False, trainable=False, name="stop")
-        self._batches = None
         self._traced = False
         self._train_loop = tf.function(self._loop, autograph=False)
-        self._evaluate_batch = tf.function(self._count, autograph=False)
+        self._look_call = tf.function(self._look, autograph=False)
 
     # What a strategy decides.
 
     @abc.abstractmethod
-    def _create_variables(self) -> None:
-        """Makes the variables, with the model's as initial values."""
+    def _meet(self, batch: Mapping[str, tf.Tensor]) -> Met:
+        """What all towers compute from a batch, and its means, in the graph."""
 
     @abc.abstractmethod
-    def _train_step(
-        self, batch: Mapping[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor]]:
-        """One step in the graph: (whether it was taken, metrics, mean gradients)."""
+    def _apply(self, step: tf.Tensor, met: Met) -> list[tf.Operation]:
+        """The update of all variables but the step, in the graph."""
 
-    @abc.abstractmethod
-    def _values(
-        self, tower: int, use_averages: bool
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Parameters, or their averages, and model state for a tower's device."""
+    # One step.
 
-    @abc.abstractmethod
-    def _named_variables(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable, without the step."""
+    def _train_step(self, batch):
+        """One step in the graph: (whether it was taken, metrics)."""
+        met = self._meet(batch)
+        with tf.device(HOST):
+            results = [of_tower[0] for of_tower in met.results]
+            metrics = self._metrics(results, met.norm)
+            # What is not finite in one tower is not finite in the mean either.
+            finite = tf.math.is_finite(met.norm + metrics["total_loss"])
+            return tf.cond(
+                finite, lambda: self._update_all(met), lambda: False
+            ), metrics
 
-    def _initial_values(self):
-        """Parameters and model state of the model, name -> value."""
-        params, state = (
-            self._model.trainable_variables,
-            self._model.non_trainable_variables,
-        )
-        return (
-            {n: v.value for n, v in zip(self._names, params, strict=True)},
-            {n: v.value for n, v in zip(self._state_names, state, strict=True)},
-        )
+    def _update_all(self, met):
+        assignments = self._apply(self._step.read_value(), met)
+        with tf.control_dependencies(assignments), tf.device(HOST):
+            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
+                return tf.constant(True)
+
+    def _look(self, batch):
+        """A step that is not taken: (which towers are finite, mean gradients)."""
+        met = self._meet(batch)
+        finite = [
+            tf.reduce_all([result.is_finite() for result in of_tower])
+            for of_tower in met.results
+        ]
+        return tf.stack(finite), met.slices
+
+    def _look_at_next_step(self):
+        batch = next(iter(self._stream(int(self._step))))
+        return self._look_call(batch)
+
+    def gradients(self) -> dict[str, tf.Tensor]:
+        _, slices = self._look_at_next_step()
+        whole = [tf.concat(x, -1) for x in zip(*slices, strict=True)]
+        return dict(zip(self._names, whole, strict=True))
 
     # Many steps in one compiled call.
 
     def _loop(self, batches, num_steps):
-        def wanted(done, taken, metrics, gradients):
+        def wanted(done, taken, metrics):
             return (done < num_steps) & taken & ~self._stop.read_value()
 
-        def body(done, taken, metrics, gradients):
+        def body(done, taken, metrics):
             with tf.device(HOST):
                 # The phase changes only once the step before is finished.
                 with tf.control_dependencies([done, taken]):
@@ -142,15 +136,12 @@ class Synchronous(Strategy):
                     computing = self._phase.assign(COMPUTING, read_value=False)
                 with tf.control_dependencies([computing]):
                     batch = {name: tf.identity(x) for name, x in batch.items()}
-            taken, metrics, gradients = self._train_step(batch)
-            return done + 1, taken, metrics, gradients
+            return done + 1, *self._train_step(batch)
 
-        metrics = self._zero_metrics()
-        gradients = [tf.zeros_like(v.value) for v in self._model.trainable_variables]
         return tf.while_loop(
             wanted,
             body,
-            (tf.constant(0), tf.constant(True), metrics, gradients),
+            (tf.constant(0), tf.constant(True), self._zero_metrics()),
             parallel_iterations=1,
         )
 
@@ -211,31 +202,6 @@ class Synchronous(Strategy):
             "gradient_norm": norm,
         }
 
-    def _finite(
-        self, norm: tf.Tensor, results: Sequence[Sequence[TowerResult]]
-    ) -> tf.Tensor:
-        """Whether the loss and gradients of each tower are finite, bool [num_towers].
-
-        What is not finite in one tower is not finite in the mean either, so the towers
-        are looked at one by one only where the norm of the mean is not.
-
-        Args:
-            norm: of the mean gradient.
-            results: per tower those of its shards.
-        """
-        totals = [of_tower[0].total_loss for of_tower in results]
-        all_finite = tf.math.is_finite(norm) & tf.math.is_finite(tf.add_n(totals))
-
-        def one_by_one():
-            return tf.stack(
-                [
-                    tf.reduce_all([r.is_finite() for r in of_tower])
-                    for of_tower in results
-                ]
-            )
-
-        return tf.cond(all_finite, lambda: tf.ones([len(results)], tf.bool), one_by_one)
-
     def _zero_metrics(self):
         """Metrics of the same form, for the loop to begin with."""
         towers, dtype = len(self._devices), self._model.trainable_variables[0].dtype
@@ -246,29 +212,23 @@ class Synchronous(Strategy):
             "accuracy": tf.zeros([]),
             "learning_rate": tf.zeros([], tf.float64),
             "gradient_norm": tf.zeros([], dtype),
-            "finite": tf.ones([towers], tf.bool),
         }
 
     def train(self, num_steps: int) -> dict:
         if self._batches is None:
             self._batches = iter(self._stream(int(self._step)))
-        done, _, metrics, gradients = self._train_loop(
-            self._batches, tf.constant(num_steps)
-        )
+        done, taken, metrics = self._train_loop(self._batches, tf.constant(num_steps))
         self._traced = True
         self._phase.assign(IDLE)
         if int(done) == 0:
             return {}
         metrics = {name: value.numpy() for name, value in metrics.items()}
         step = int(self._step)
-        check_finite(step + 1, metrics.pop("finite"), metrics["tower_losses"])
-        named_gradients = dict(zip(self._names, gradients, strict=True))
-        return {"step": step, **metrics, "gradients": named_gradients}
-
-    def describe(self) -> list[str]:
-        least, most = min(self._sizes), max(self._sizes)
-        share = f"{most}" if least == most else f"{least} or {most}"
-        return [f"{len(self._sizes)} tower(s) with {share} images each"]
+        if not bool(taken):
+            # The batch and the parameters are still there to be asked which tower.
+            finite, _ = self._look_at_next_step()
+            check_finite(step + 1, finite.numpy(), metrics["tower_losses"])
+        return {"step": step, **metrics}
 
     def trace(self) -> None:
         """Traces the step without taking one; the first `train` then need not."""
@@ -283,50 +243,3 @@ class Synchronous(Strategy):
         if phase == IDLE and not self._traced:
             phase = TRACING
         return int(self._step), PHASES[phase]
-
-    # Evaluation.
-
-    def _count(self, batch, use_averages):
-        size = batch["labels"].shape[0]
-        sizes = shares(size, min(size, len(self._devices)))
-        counts = []
-        shares_of_towers = split_batch(batch, sizes)
-        logits = self._logits(shares_of_towers, use_averages)
-        for tower, share in enumerate(shares_of_towers):
-            with tf.device(self._devices[tower]):
-                counts.append(tower_counts(self._loss_fn, logits[tower], share))
-        with tf.device(HOST):
-            return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
-
-    def _logits(self, batches, use_averages):
-        """Every tower's logits of its share, in inference."""
-        found = []
-        for tower, share in enumerate(batches):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                params, state = self._values(tower, use_averages)
-                found.append(tower_logits(self._model, params, state, share))
-        return found
-
-    def evaluate(
-        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
-    ) -> dict[str, float]:
-        if use_averages and not self._update.ema_decay:
-            raise ValueError("this run keeps no moving averages: its ema_decay is 0")
-        totals = {"correct": 0.0, "images": 0.0, "loss": 0.0}
-        for batch in batches:
-            counts = self._evaluate_batch(dict(batch), use_averages)
-            for name, value in counts.items():
-                totals[name] += float(value)
-        return totals
-
-    # The canonical state.
-
-    def state(self) -> dict[str, np.ndarray]:
-        named = self._named_variables() | {"step": self._step}
-        return {name: variable.numpy() for name, variable in named.items()}
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        named = self._named_variables() | {"step": self._step}
-        for name, variable in named.items():
-            variable.assign(state[name])
-        self._batches = None

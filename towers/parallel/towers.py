@@ -15,7 +15,8 @@ from towers.parallel.gradients import (
     average_states,
     squared_norm,
 )
-from towers.parallel.synchronous import HOST, Synchronous
+from towers.parallel.synchronous import Met, Synchronous
+from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
 
 
@@ -44,7 +45,7 @@ class Towers(Synchronous):
     def _values(self, tower, use_averages):
         return self._variables.fetch(use_averages)
 
-    def _train_step(self, batch):
+    def _meet(self, batch):
         # Every tower fetches the variables and computes its gradients.
         fetched = []
         for device in self._devices:
@@ -57,25 +58,13 @@ class Towers(Synchronous):
             tower_grads = [zip(r.gradients, self._names, strict=True) for r in results]
             gradients = [g for g, _ in average_gradients(tower_grads, self._weights)]
             norm = tf.sqrt(squared_norm(gradients))
-            state = average_states([r.state for r in results], self._weights)
+            states = average_states([r.state for r in results], self._weights)
+        return Met([[r] for r in results], norm, gradients, states, [gradients])
 
-        # One update, unless a tower's gradients cannot be used.
-        with tf.device(HOST):
-            metrics = self._metrics(results, norm)
-            metrics["finite"] = self._finite(norm, [[r] for r in results])
-            taken = tf.cond(
-                tf.reduce_all(metrics["finite"]),
-                lambda: self._apply(norm, gradients, state),
-                lambda: False,
-            )
-        return taken, metrics, gradients
-
-    def _apply(self, norm, gradients, state):
+    def _apply(self, step, met):
+        # One update.
         with tf.device(self._parameter_device):
             updated = self._update(
-                self._step.read_value(), norm, *self._variables.read(), gradients
+                step, met.norm, *self._variables.read(), met.gradients
             )
-            assignments = self._variables.assign(*updated, state)
-        with tf.control_dependencies(assignments), tf.device(HOST):
-            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
-                return tf.constant(True)
+            return self._variables.assign(*updated, met.states)

@@ -1,0 +1,253 @@
+"""Threads that share variables: orders, bounds and ends, with nothing to compute."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from towers.parallel.coordinator import (
+    SHARES_AHEAD,
+    Coordinator,
+    may_apply,
+    may_fetch,
+)
+
+WAIT_SECS = 30  # for what should come at once
+
+
+class Work:
+    """Batches numbered from 0, and towers that do nothing with their shares.
+
+    Args:
+        before_fetch, before_apply: called with a tower and the number of its update.
+    """
+
+    def __init__(
+        self,
+        num_towers,
+        *,
+        before_fetch=lambda tower, number: None,
+        before_apply=lambda tower, number: None,
+        max_staleness=0,
+    ):
+        self.record, self.shares = [], []
+        self.num_drawn, self.num_towers = 0, num_towers
+        self.before_fetch, self.before_apply = before_fetch, before_apply
+        self.coordinator = Coordinator(
+            num_towers, 0, max_staleness=max_staleness, record=self.record
+        )
+
+    def draw(self):
+        self.num_drawn += 1
+        return [(tower, self.num_drawn - 1) for tower in range(self.num_towers)]
+
+    def tower(self, tower):
+        while (share := self.coordinator.take_share(tower)) is not None:
+            self.before_fetch(*share)
+            with self.coordinator.fetch(tower):
+                pass
+            self.before_apply(*share)
+            with self.coordinator.apply(tower):
+                self.shares.append(share)
+
+    def run(self, num_steps):
+        self.coordinator.run(num_steps, self.draw, self.tower)
+
+    def numbers_of(self, tower):
+        return [number for which, number in self.shares if which == tower]
+
+
+def no_thread_is_left():
+    names = {thread.name for thread in threading.enumerate()}
+    return not any(name == "batches" or name.startswith("tower_") for name in names)
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 8])
+def test_every_tower_gets_its_share_of_every_batch_once_and_in_order(num_towers):
+    work = Work(num_towers)
+    work.run(3)
+    assert len(work.coordinator.staleness) == 3 * num_towers
+    work.run(20)
+    for tower in range(num_towers):
+        assert work.numbers_of(tower) == list(range(23))
+    assert work.num_drawn == 23
+    assert len(work.coordinator.staleness) == 20 * num_towers
+    assert work.coordinator.progress() == (23, True, None)
+    assert no_thread_is_left()
+
+
+def test_the_record_tells_the_staleness():
+    work = Work(4)
+    work.run(25)
+    fetched, expected, num_updates = {}, [], 0
+    for event, tower, _ in work.record:
+        if event == "fetch":
+            fetched[tower] = num_updates
+        else:
+            expected.append(num_updates - fetched.pop(tower))
+            num_updates += 1
+    assert work.coordinator.staleness == expected
+    applied = [(t, n) for event, t, n in work.record if event == "apply"]
+    assert applied == work.shares
+
+
+def test_no_tower_runs_further_ahead_than_shares_are_drawn():
+    held, ahead = threading.Event(), threading.Event()
+
+    def before_fetch(tower, number):
+        if (tower, number) == (0, 0):
+            assert held.wait(WAIT_SECS)
+
+    def before_apply(tower, number):
+        if number == SHARES_AHEAD:
+            ahead.set()
+
+    work = Work(2, before_fetch=before_fetch, before_apply=before_apply)
+    run = threading.Thread(target=work.run, args=(10,))
+    run.start()
+    assert ahead.wait(WAIT_SECS)
+    assert work.num_drawn == 1 + SHARES_AHEAD
+    assert work.numbers_of(0) == []
+    held.set()
+    run.join(WAIT_SECS)
+    assert max(work.coordinator.staleness) <= 2 * SHARES_AHEAD + 1
+
+
+# The bound on staleness.
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_towers", [2, 3, 4, 8])
+def test_any_order_that_is_allowed_keeps_the_bound_and_can_go_on(
+    num_towers, max_staleness
+):
+    rng = np.random.default_rng(num_towers)
+    in_flight, num_updates, seen = {}, 0, []
+    for _ in range(2000):
+        fetching = set(range(num_towers)) - set(in_flight)
+        if not may_fetch(in_flight, max_staleness):
+            fetching = set()
+        applying = {
+            tower
+            for tower in in_flight
+            if may_apply(tower, num_updates, in_flight, max_staleness)
+        }
+        assert not in_flight or next(iter(in_flight)) in applying
+        # Towers of different speed, so that some are overtaken again and again.
+        choices = sorted(fetching | applying)
+        speed = 4.0 ** -np.array(choices)
+        tower = int(rng.choice(choices, p=speed / speed.sum()))
+        if tower in in_flight:
+            seen.append(num_updates - in_flight.pop(tower))
+            num_updates += 1
+        else:
+            in_flight[tower] = num_updates
+    assert max(seen) == max_staleness
+
+
+def test_without_a_bound_everything_is_allowed():
+    in_flight = {0: 0, 1: 90, 2: 95}
+    assert may_fetch(in_flight, 0)
+    assert all(may_apply(tower, 99, in_flight, 0) for tower in in_flight)
+
+
+def test_as_many_towers_as_the_bound_allows_fetch_at_once():
+    in_flight = {}
+    for tower in range(4):
+        assert may_fetch(in_flight, 3)
+        in_flight[tower] = 0
+    assert not may_fetch(in_flight, 3)
+    # The last may overtake the three others once, but not twice.
+    assert may_apply(3, 0, in_flight, 3)
+    in_flight[3] = 1
+    assert [may_apply(t, 1, in_flight, 3) for t in range(4)] == [*3 * [True], False]
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2])
+def test_towers_keep_the_bound(max_staleness):
+    work = Work(4, max_staleness=max_staleness)
+    work.run(50)
+    assert max(work.coordinator.staleness) <= max_staleness
+    assert len(work.shares) == 200
+
+
+# Ends.
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("place", ["before_fetch", "before_apply"])
+def test_an_error_of_one_tower_ends_all_and_is_the_one_raised(place, max_staleness):
+    error = ZeroDivisionError("in tower 1")
+
+    def fail(tower, number):
+        if (tower, number) == (1, 3):
+            raise error
+
+    work = Work(4, max_staleness=max_staleness, **{place: fail})
+    with pytest.raises(ZeroDivisionError) as caught:
+        work.run(50)
+    assert caught.value is error
+    assert no_thread_is_left()
+    assert work.numbers_of(1) == [0, 1, 2]
+    # Shares are drawn batch by batch, so the others came no further than this.
+    assert max(number for _, number in work.shares) <= 3 + SHARES_AHEAD
+
+
+def test_an_error_while_a_batch_is_drawn_is_raised():
+    work = Work(2)
+
+    def draw():
+        if work.num_drawn == 3:
+            raise OSError("no such batch")
+        return Work.draw(work)
+
+    with pytest.raises(OSError, match="no such batch"):
+        work.coordinator.run(5, draw, work.tower)
+    assert no_thread_is_left()
+    assert {number for _, number in work.shares} <= {0, 1, 2}
+
+
+def test_a_stop_ends_all_at_the_furthest_step_that_any_has_begun():
+    held, work = threading.Event(), None
+
+    def before_fetch(tower, number):
+        if (tower, number) == (0, 0):
+            assert held.wait(WAIT_SECS)
+        if (tower, number) == (2, 2):
+            work.coordinator.request_stop()
+            held.set()
+
+    work = Work(3, before_fetch=before_fetch)
+    work.run(50)
+    assert [work.numbers_of(tower) for tower in range(3)] == 3 * [[0, 1, 2]]
+    assert work.coordinator.progress() == (3, True, None)
+    work.run(50)
+    assert len(work.shares) == 9
+
+
+def test_a_stop_before_the_first_step_takes_none():
+    work = Work(2)
+    work.coordinator.request_stop()
+    work.run(5)
+    assert work.shares == []
+
+
+def test_progress_names_the_tower_that_all_wait_for():
+    held, last = threading.Event(), threading.Event()
+
+    def before_apply(tower, number):
+        if (tower, number) == (1, 2):
+            assert held.wait(WAIT_SECS)
+        if (tower, number) == (0, 2 + SHARES_AHEAD):
+            last.set()
+
+    work = Work(2, before_apply=before_apply)
+    run = threading.Thread(target=work.run, args=(6,))
+    run.start()
+    assert last.wait(WAIT_SECS)
+    with work.coordinator.lock:
+        work.coordinator.lock.wait_for(lambda: len(work.numbers_of(0)) == 5, WAIT_SECS)
+        assert work.coordinator.progress() == (3, False, 1)
+    held.set()
+    run.join(WAIT_SECS)
+    assert work.coordinator.progress() == (6, True, None)

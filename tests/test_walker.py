@@ -1,0 +1,174 @@
+"""The walker, its tape over devices, and the split of layers (split, device_tape)."""
+
+import keras
+import networks
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from test_strategies import Recipe, create_towers, partition_graphs
+
+from towers.errors import ConfigError
+from towers.models import keras_settings
+from towers.parallel.device_tape import DeviceTape, Value
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.split import Shards
+
+# The tape over devices.
+
+
+def test_gradients_over_devices_are_those_of_one_tape():
+    x, w = np.array([1.0, 2.0, 3.0]), np.array([0.5, -1.0, 2.0])
+
+    @tf.function(autograph=False)
+    def over_devices():
+        tape = DeviceTape()
+        a = Value(tf.constant(x), "/CPU:0", differentiable=True)
+        b = Value(tf.constant(w), "/CPU:1", differentiable=True)
+        there = tape.move(a, "/CPU:1")
+        [product] = tape.apply("/CPU:1", lambda a, b: a * b, [there, b])
+        [square] = tape.apply("/CPU:0", lambda a: a * a, [a])
+        back = tape.move(product, "/CPU:0")
+        total = tape.apply(
+            "/CPU:0", lambda p, s: tf.reduce_sum(tf.sin(p) + s), [back, square]
+        )
+        tape.backward([(total[0], 2.0)])
+        return a.gradient(), b.gradient()
+
+    of_a, of_b = over_devices()
+    np.testing.assert_allclose(of_a, 2 * (np.cos(x * w) * w + 2 * x))
+    np.testing.assert_allclose(of_b, 2 * np.cos(x * w) * x)
+
+
+def test_a_value_moves_once_and_its_gradient_comes_back_once():
+    @tf.function(autograph=False)
+    def moves():
+        tape = DeviceTape()
+        a = Value(tf.ones([4]), "/CPU:0", differentiable=True)
+        assert tape.move(a, "/CPU:0") is a
+        first, second = tape.move(a, "/CPU:1"), tape.move(a, "/CPU:1")
+        assert first is second
+        [twice] = tape.apply("/CPU:1", lambda x, y: x + y, [first, second])
+        [total] = tape.apply("/CPU:1", tf.reduce_sum, [twice])
+        assert len(tape.moved) == 1
+        tape.backward([(total, 1.0)])
+        assert len(tape.moved) == 2
+        return a.gradient()
+
+    np.testing.assert_array_equal(moves(), 2 * np.ones(4))
+
+
+def test_a_value_is_not_used_where_it_is_not():
+    with pytest.raises(ValueError, match="/CPU:0 is used on /CPU:1"):
+        DeviceTape().apply("/CPU:1", tf.identity, [Value(tf.ones(1), "/CPU:0")])
+
+
+# The split of layers.
+
+
+def model_of(*stack, shape=(8, 8, 4)):
+    with keras_settings(), tf.device("CPU:0"):
+        x = images = keras.Input(shape, name="images")
+        for layer in stack:
+            x = layer(x)
+        return keras.Model(images, x)
+
+
+@pytest.mark.parametrize(
+    "layer,reason",
+    [
+        (layers.Softmax(name="soft"), "soft .*cannot be split"),
+        (layers.Conv2D(3, 3, name="thin"), "thin has 3 outputs"),
+        (layers.Conv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
+        (layers.Conv2D(8, 1, activation="softmax", name="odd"), "softmax of layer odd"),
+        (layers.LayerNormalization(name="norm"), "norm .*cannot be split"),
+    ],
+)
+def test_a_layer_that_cannot_be_split_is_refused_by_name(layer, reason):
+    model = model_of(layers.Conv2D(8, 1, name="conv"), layer)
+    with pytest.raises(ConfigError, match=reason):
+        Shards(model, 4)
+
+
+def test_shards_own_slices_that_make_up_the_whole():
+    model = model_of(layers.Conv2D(10, 3, name="conv"))
+    shards = Shards(model, 4)
+    kernel = model.layers[-1].kernel.numpy()
+    slices = [shards.slice(kernel, shard) for shard in range(4)]
+    assert [s.shape[-1] for s in slices] == [3, 3, 2, 2]
+    np.testing.assert_array_equal(np.concatenate(slices, -1), kernel)
+    built = [shards.of(model.layers[-1], shard) for shard in range(4)]
+    assert [tuple(b.kernel.shape) for b in built] == [s.shape for s in slices]
+
+
+# What crosses devices.
+
+
+def sent_bytes(strategy, batch):
+    """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
+    floats with more than one element, without the shares of the batch."""
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    step = tf.function(strategy._train_step, autograph=False)
+    traced = step.get_concrete_function(batch).graph
+    total = 0
+    for graph in partition_graphs(lambda: step(batch)):
+        for node in graph.node:
+            if node.op not in ("_Send", "_HostSend"):
+                continue
+            if node.attr["send_device"].s == node.attr["recv_device"].s:
+                continue
+            name, _, place = node.input[0].partition(":")
+            try:
+                tensor = traced.get_operation_by_name(name).outputs[int(place or 0)]
+            except KeyError:
+                assert "/cond/" in name or "ctrl" in name, name  # of the control flow
+                continue
+            is_share = tensor.op.type in ("SplitV", "Placeholder")
+            if tensor.dtype.is_floating and tensor.shape.rank and not is_share:
+                total += tensor.shape.num_elements() * tensor.dtype.size
+    return total
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+@pytest.mark.parametrize("name", ["plain", "residual"])
+def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
+    network = networks.NETWORKS[name]()
+    batches = networks.random_batches(2, 12)
+    groups = create_towers(
+        network,
+        Recipe(),
+        batches,
+        group_size,
+        cls=ModelParallel,
+        group_size=group_size,
+    )
+    groups.trace()
+    assert groups.moved_bytes > 0
+    assert sent_bytes(groups, batches[0]) == groups.moved_bytes
+
+
+def test_columns_that_match_the_split_need_no_transfer():
+    """AlexNet's two columns: only the dense layer's inputs and the logits cross."""
+    model = model_of(
+        layers.Conv2D(8, 3, padding="same", name="conv1"),
+        layers.ReLU(name="relu1"),
+        layers.Conv2D(8, 3, padding="same", groups=2, name="conv2"),
+        layers.ReLU(name="relu2"),
+        layers.GlobalAveragePooling2D(name="pool"),
+        layers.Dense(networks.NUM_CLASSES, name="logits"),
+        shape=networks.IMAGE_SHAPE,
+    )
+    network = networks.Network(model, [], {})
+    groups = create_towers(
+        network,
+        Recipe(),
+        networks.random_batches(2, 10),
+        2,
+        cls=ModelParallel,
+        group_size=2,
+    )
+    groups.trace()
+    features, floats = 10 * 8, 4
+    logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)
+    assert groups.moved_bytes == 2 * floats * (features + logits_of_the_second)
+    groups.train(1)

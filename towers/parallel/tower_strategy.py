@@ -1,0 +1,137 @@
+"""What the strategies share: the network, its variables by their canonical names, and
+evaluation on all devices.
+
+A strategy adds where its variables live (`_create_variables`, `_named_variables`), what
+a tower computes with (`_values`), and how it trains.
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.optimizers import Update
+from towers.parallel.gradients import shares, split_batch
+from towers.parallel.strategy import Strategy, variable_names
+from towers.parallel.tower import LossFn, tower_counts, tower_logits
+
+HOST = "/CPU:0"
+
+
+class TowerStrategy(Strategy):
+    """Towers that share the images of each batch.
+
+    Args:
+        model: a single-device Functional model; its variables are the initial values.
+        loss_fn: (logits, labels) -> the loss of each image.
+        update: from the mean gradient to the next parameters.
+        stream: first step -> the batches of all steps from there on.
+        batch_size: images over all towers.
+        devices: one device name per tower.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        loss_fn: LossFn,
+        update: Update,
+        stream: Callable[[int], tf.data.Dataset],
+        batch_size: int,
+        devices: Sequence[str],
+    ):
+        self._model = model
+        self._loss_fn = loss_fn
+        self._update = update
+        self._stream = stream
+        self._devices = list(devices)
+        self._sizes = shares(batch_size, len(devices))
+        self._weights = [size / batch_size for size in self._sizes]
+        self._names = variable_names(model.trainable_variables)
+        self._state_names = variable_names(model.non_trainable_variables)
+        self._create_variables()
+        with tf.device(HOST):
+            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        self._batches = None
+        self._evaluate_batch = tf.function(self._count, autograph=False)
+
+    # What a strategy decides.
+
+    @abc.abstractmethod
+    def _create_variables(self) -> None:
+        """Makes the variables, with the model's as initial values."""
+
+    @abc.abstractmethod
+    def _values(
+        self, tower: int, use_averages: bool
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Parameters, or their averages, and model state for a tower's device."""
+
+    @abc.abstractmethod
+    def _named_variables(self) -> dict[str, tf.Variable]:
+        """Canonical name -> variable, without the step."""
+
+    def _initial_values(self):
+        """Parameters and model state of the model, name -> value."""
+        params, state = (
+            self._model.trainable_variables,
+            self._model.non_trainable_variables,
+        )
+        return (
+            {n: v.value for n, v in zip(self._names, params, strict=True)},
+            {n: v.value for n, v in zip(self._state_names, state, strict=True)},
+        )
+
+    def describe(self) -> list[str]:
+        least, most = min(self._sizes), max(self._sizes)
+        share = f"{most}" if least == most else f"{least} or {most}"
+        return [f"{len(self._sizes)} tower(s) with {share} images each"]
+
+    # Evaluation.
+
+    def _count(self, batch, use_averages):
+        size = batch["labels"].shape[0]
+        sizes = shares(size, min(size, len(self._devices)))
+        counts = []
+        shares_of_towers = split_batch(batch, sizes)
+        logits = self._logits(shares_of_towers, use_averages)
+        for tower, share in enumerate(shares_of_towers):
+            with tf.device(self._devices[tower]):
+                counts.append(tower_counts(self._loss_fn, logits[tower], share))
+        with tf.device(HOST):
+            return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def _logits(self, batches, use_averages):
+        """Every tower's logits of its share, in inference."""
+        found = []
+        for tower, share in enumerate(batches):
+            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
+                params, state = self._values(tower, use_averages)
+                found.append(tower_logits(self._model, params, state, share))
+        return found
+
+    def evaluate(
+        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
+    ) -> dict[str, float]:
+        if use_averages and not self._update.ema_decay:
+            raise ValueError("this run keeps no moving averages: its ema_decay is 0")
+        totals = {"correct": 0.0, "images": 0.0, "loss": 0.0}
+        for batch in batches:
+            counts = self._evaluate_batch(dict(batch), use_averages)
+            for name, value in counts.items():
+                totals[name] += float(value)
+        return totals
+
+    # The canonical state.
+
+    def state(self) -> dict[str, np.ndarray]:
+        named = self._named_variables() | {"step": self._step}
+        return {name: variable.numpy() for name, variable in named.items()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        named = self._named_variables() | {"step": self._step}
+        for name, variable in named.items():
+            variable.assign(state[name])
+        self._batches = None
