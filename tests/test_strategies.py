@@ -129,7 +129,7 @@ def oracle_cases():
                     )
 
 
-@pytest.mark.parametrize("cls,name,num_towers,batch_size", oracle_cases())
+@pytest.mark.parametrize("cls,name,num_towers,batch_size", list(oracle_cases()))
 def test_towers_equal_the_oracle(cls, name, num_towers, batch_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(NUM_STEPS, batch_size)
