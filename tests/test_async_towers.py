@@ -19,7 +19,7 @@ from keras import layers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_strategies import Recipe, assert_equal_to_oracle
 
-from towers import config, losses, optimizers, train, watchdog
+from towers import config, losses, optimizers, run, train, watchdog
 from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
 from towers.parallel import coordinator
@@ -678,7 +678,7 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
                 interruptible=CONSISTENT_PHASES,
                 request_stop=towers.request_stop,
             )
-    state = train._settled_state(towers)
+    state = run.settled_state(towers)
     assert state["step"] == 3
     expected, staleness = replay(network, Recipe(), batches, 3, record)
     assert len(staleness) == 9

@@ -100,7 +100,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     )
     events = EventAccumulator(str(workdir / "tensorboard" / "eval"))
     events.Reload()
-    (event,) = events.Tensors("accuracy_averaged")
+    (event,) = events.Tensors("test_accuracy_averaged")
     assert event.step == 10
     assert tf.make_ndarray(event.tensor_proto) == np.float32(result["test_accuracy"])
 

@@ -34,7 +34,9 @@ FLOORS = {
     "summaries": 3,
     "watchdog": 3,
     "build": 4,
+    "banner": 5,
     "evaluate": 5,
+    "run": 5,
     "train": 6,
     "config_flags": 7,
 }
@@ -67,11 +69,21 @@ ONLY = {
 }
 
 # Config is unpacked here; lower floors take plain keyword arguments.
-READERS_OF_CONFIG = {"run_folder", "build", "evaluate", "train", "config_flags"}
+READERS_OF_CONFIG = {
+    "run_folder",
+    "build",
+    "banner",
+    "evaluate",
+    "run",
+    "train",
+    "config_flags",
+}
 
 # Modules whose tests lie in another file than test_<module>.py, and why.
 GROUPED = {
     "__init__.py": "test_config_flags",  # how a command starts
+    "banner.py": "test_train",  # what a run says and saves is seen in a run
+    "run.py": "test_train",
     "data/__init__.py": "test_structure",  # a table
     "models/__init__.py": "test_models",
     "models/cnn.py": "test_models",  # a row in a table of networks

@@ -29,7 +29,7 @@ from small_runs import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers import checkpoints, data, watchdog
+from towers import checkpoints, data, run, watchdog
 from towers.config import Config
 from towers.data.augment import AUGMENTS
 from towers.data.batches import TrainBatches
@@ -43,6 +43,7 @@ from towers.errors import (
     StuckError,
 )
 from towers.evaluate import evaluate
+from towers.parallel.strategy import COMPUTING, IDLE, PHASES, WAITING
 from towers.train import train
 from towers.watchdog import Watchdog
 
@@ -537,6 +538,14 @@ def test_the_best_step_on_held_out_images_stays(held_out_run):
     assert not [name for line in lines for name in line if "test" in name]
 
 
+def test_row_10_a_continued_run_remembers_its_best_step(tmp_path, held_out_run):
+    config = small_config(**HELD_OUT)
+    train(with_changes(config, max_steps=13), tmp_path)
+    train(config, tmp_path)
+    assert saved_steps(tmp_path) == saved_steps(held_out_run)
+    assert records(tmp_path) == records(held_out_run)
+
+
 # Row 14: not a number.
 
 
@@ -693,6 +702,8 @@ def test_row_12_an_evaluation_cut_off_twice_still_tells_the_best_step(
         halt = Halt(signal.SIGTERM, nth)
         message = train_and_halt(config, tmp_path, "evaluating", halt)
         assert f"step {best} of {last} is saved" in message
+    # Evaluated at last, but not saved anew: the next start evaluates once more.
+    train(with_changes(config, max_steps=best), tmp_path)
     train(config, tmp_path)
     assert saved_steps(tmp_path) == [best, last]
     assert records(tmp_path) == records(held_out_run)
@@ -707,6 +718,24 @@ def test_row_12_a_signal_during_the_last_save_changes_nothing(tmp_path, uninterr
     with pytest.MonkeyPatch.context() as patch:
         halt_at(patch, "saving", Halt(signal.SIGTERM, hold=False))
         assert_equal_states(train(config, tmp_path), uninterrupted(config).state)
+
+
+class StepBegun:
+    """As a strategy is seen whose waiting call gets its data just after a signal."""
+
+    def __init__(self):
+        self._phases = iter([WAITING, COMPUTING, COMPUTING, COMPUTING])
+        self._tensors = iter(["before", "torn", "torn", "after"])
+
+    def progress(self):
+        return 3, PHASES[next(self._phases, IDLE)]
+
+    def state(self):
+        return next(self._tensors)
+
+
+def test_row_12_a_step_that_begins_after_all_is_finished_before_the_save():
+    assert run.settled_state(StepBegun()) == "after"
 
 
 def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capfd):

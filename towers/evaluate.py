@@ -87,7 +87,7 @@ def evaluate(
             strategy.load(checkpoint.tensors)
             counts = accuracy(strategy, stream, use_ema)
             result = _result(checkpoint, counts)
-            kind = "accuracy_averaged" if use_ema else "accuracy"
+            kind = "test_accuracy_averaged" if use_ema else "test_accuracy"
             board.scalars(checkpoint.step, {kind: counts["accuracy"]})
             folder.write(folder.result, json.dumps(result, indent=2) + "\n")
             say(

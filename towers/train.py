@@ -1,58 +1,28 @@
 """Training: build, restore, then train, write, evaluate and save until it is done."""
 
 import contextlib
-import dataclasses
 import os
-import platform
 import time
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-import towers
 from towers import build, checkpoints
 from towers import config as configuration
+from towers.banner import start_banner
 from towers.config import Config
-from towers.errors import ConfigError, NumericError, Preempted
+from towers.errors import NumericError, Preempted
 from towers.evaluate import accuracy
 from towers.parallel import devices as parallel_devices
-from towers.parallel.devices import Devices
-from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
-from towers.rhythm import Rhythm, Stopwatch
+from towers.parallel.strategy import CONSISTENT_PHASES
+from towers.rhythm import Rhythm
+from towers.run import Run, check_stored_config, restore, save
 from towers.run_folder import RunFolder
 from towers.summaries import Board, MetricsFile, log_line, say
 from towers.watchdog import Watchdog
 
 # A compiled call is sized to about this, so that signals and the clock are looked at.
 CALL_SECS = 2.0
-
-
-@dataclasses.dataclass
-class Run:
-    """A run under way.
-
-    Attributes:
-        last_step: where it ends: the schedule's last step, or max_steps before it.
-        step: steps taken.
-        best: step and accuracy of the best evaluation on held-out images.
-        saved_step, saved_at: step and time of the last checkpoint.
-        unfinished: the record of the last step until it is evaluated and written; a
-            run that was stopped meanwhile begins with that.
-    """
-
-    config: Config
-    folder: RunFolder
-    parts: build.Parts
-    strategy: Strategy
-    watchdog: Watchdog
-    last_step: int
-    step: int = 0
-    best: dict | None = None
-    stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
-    saved_step: int = 0
-    saved_at: float = 0.0
-    unfinished: dict | None = None
 
 
 def train(
@@ -83,7 +53,7 @@ def train(
     with contextlib.ExitStack() as stack:
         describe = stack.enter_context(folder.lock())
         if not overwrite:
-            _check_stored_config(config, folder, allow_change)
+            check_stored_config(config, folder, allow_change)
         checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Devices, data, network, strategy.
@@ -95,7 +65,8 @@ def train(
         describe(device=devices.kind)
         parts = build.build(config)
         strategy = build.create_strategy(config, parts, devices)
-        _print_banner(config, folder, parts, devices, strategy)
+        for line in start_banner(config, folder, parts, devices, strategy):
+            say(line)
 
         watchdog = stack.enter_context(
             Watchdog(stuck_after_secs=config.stuck_after_secs, say=say)
@@ -106,7 +77,7 @@ def train(
         # Restore.
         if overwrite:
             folder.clear()  # not before everything else is known to be in order
-        _restore(run)
+        restore(run)
         folder.write(folder.config, configuration.to_json(config))
         if run.step >= last_step and not run.unfinished:
             say(
@@ -254,137 +225,6 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
     if is_best:
         run.best = {"step": run.step, "accuracy": counts["accuracy"]}
     return record, is_best
-
-
-def save(run: Run) -> None:
-    """Saves the state, unless the last checkpoint holds it already."""
-    state = run.watchdog.run(
-        lambda: _settled_state(run.strategy),
-        progress=run.strategy.progress,
-        interruptible=(),
-    )
-    run.step = int(state["step"])
-    if run.step == run.saved_step:
-        return
-    trainer_state = {
-        "images_seen": run.step * run.config.images_per_step,
-        "seed": run.config.seed,
-        "best": run.best,
-        "unfinished": run.unfinished and _listed(run.unfinished),
-        "config": dataclasses.asdict(run.config),
-        **dataclasses.asdict(run.stopwatch),
-    }
-    folder = run.folder.checkpoints
-    checkpoints.save(folder, run.step, state, trainer_state)
-    best_step = run.best["step"] if run.best else None
-    checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
-    run.saved_step, run.saved_at = run.step, time.monotonic()
-
-
-def _settled_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The state between two steps. A call that was left behind waiting for data may
-    take its last step at this very moment; that step is then waited for."""
-    while True:
-        before = strategy.progress()
-        state = strategy.state()
-        is_settled = before[1] in (PHASES[IDLE], *CONSISTENT_PHASES)
-        if is_settled and before == strategy.progress():
-            return state
-        time.sleep(0.01)
-
-
-def _restore(run: Run) -> None:
-    """Continues from the newest valid checkpoint, if there is any."""
-    checkpoint = checkpoints.restore_latest(run.folder.checkpoints, say)
-    if checkpoint is None:
-        return
-    checkpoints.check_architecture(
-        checkpoints.architecture(run.strategy.state()),
-        checkpoints.architecture(checkpoint.tensors),
-    )
-    run.strategy.load(checkpoint.tensors)
-    run.step = run.saved_step = checkpoint.step
-    stored = checkpoint.trainer_state
-    run.best, run.unfinished = stored["best"], stored.get("unfinished")
-    run.stopwatch = Stopwatch(
-        **{field.name: stored[field.name] for field in dataclasses.fields(Stopwatch)}
-    )
-    say(f"restored step {run.step} from {checkpoint.path}")
-
-
-def _check_stored_config(
-    config: Config, folder: RunFolder, allow_change: tuple[str, ...]
-) -> None:
-    """Refuses to continue a run as another one."""
-    for name in allow_change:
-        if name not in configuration.FIELDS:
-            raise ConfigError(
-                f"--allow_change={name}: there is no such option; "
-                + configuration.nearest(name, list(configuration.FIELDS)).strip()
-            )
-    if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
-        return
-    changed = configuration.changed_mathematics(folder.stored_config(), config)
-    refused = {k: v for k, v in changed.items() if k not in allow_change}
-    if refused:
-        listed = ", ".join(
-            f"{name} was {before!r} and is {after!r}"
-            for name, (before, after) in refused.items()
-        )
-        raise ConfigError(
-            f"{folder.path} holds another run: {listed}. Choose another --workdir, "
-            f"start anew with --overwrite, or --allow_change={','.join(refused)}"
-        )
-
-
-def _print_banner(
-    config: Config,
-    folder: RunFolder,
-    parts: build.Parts,
-    devices: Devices,
-    strategy: Strategy,
-) -> None:
-    """What will run, where and on what."""
-    data, model = parts.data, parts.model
-    height, width, channels = parts.augment.image_shape
-    batch = f"{config.batch_size} images"
-    if config.accumulate_steps > 1:
-        batch = f"{config.accumulate_steps} x {batch}"
-    lines = [
-        ("run folder", folder.path),
-        ("devices", ", ".join(devices.towers)),
-        ("strategy", config.strategy),
-        *(("", line) for line in strategy.describe()),
-        (
-            "data set",
-            f"{data.name}: {parts.num_examples:,} training and "
-            f"{data.test.num_examples:,} test images, {data.found}",
-        ),
-        (
-            "network",
-            f"{config.model} on {height}x{width}x{channels}, {config.precision}: "
-            f"{model.count_params():,} parameters",
-        ),
-        ("batch", f"{batch} a step over all towers"),
-        (
-            "length",
-            f"{parts.total_steps:,} steps, {config.num_epochs:g} epochs of "
-            f"{parts.num_examples:,} images",
-        ),
-    ]
-    lines += [("note", remark) for remark in devices.remarks]
-    lines += [("warning", line) for line in configuration.ignored_options(config)]
-    say(
-        f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
-        f"Keras {keras.__version__}, Python {platform.python_version()}"
-    )
-    for name, text in lines:
-        say(f"{name:12} {text}")
-
-
-def _listed(record):
-    """A record as JSON takes it; floats keep all their bits."""
-    return {name: np.asarray(value).tolist() for name, value in record.items()}
 
 
 def _params(state):

@@ -6,8 +6,8 @@ a transfer brings the slices of the other devices next to the compute. Groups ar
 data-parallel to each other: each takes its share of the batch, and shard by shard the
 gradients are averaged over the groups.
 
-Elsewhere: the worker groups of Tencent's multi-GPU framework (Zou et al. 2014,
-arXiv:1412.4086), the two columns of AlexNet (Krizhevsky et al. 2012).
+Elsewhere: the worker groups of Tencent's multi-GPU framework (Mariana, Zou et al.
+2014), the two columns of AlexNet (Krizhevsky et al. 2012).
 """
 
 import keras
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import all_reduce
-from towers.parallel.gradients import squared_norm
+from towers.parallel.gradients import squared_norm, weighted_tensors
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
@@ -132,13 +132,8 @@ class ModelParallel(Synchronous):
         means = [[] for _ in self._grid]
         for shard in range(len(self._grid[0])):
             devices = [group[shard] for group in self._grid]
-            weighted = []
-            for of_group, weight, device in zip(
-                results, self._weights, devices, strict=True
-            ):
-                with tf.device(device):
-                    tensors = getattr(of_group[shard], field)
-                    weighted.append([t * tf.constant(weight, t.dtype) for t in tensors])
+            tensors = [getattr(of_group[shard], field) for of_group in results]
+            weighted = weighted_tensors(tensors, self._weights, devices)
             reduced = all_reduce(weighted, devices)
             for of_group, tensors in zip(means, reduced, strict=True):
                 of_group.append(tensors)
@@ -186,7 +181,7 @@ class ModelParallel(Synchronous):
         return [
             f"worker groups: {groups}",
             f"bytes of parameters on a group's devices: {owned}",
-            f"bytes transferred inside groups per step: {self.moved_bytes:,}",
+            f"bytes transferred between devices per step, gradients apart: {self.moved_bytes:,}",
             *super().describe(),
         ]
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers.errors import NumericError
 from towers.parallel.all_reduce import all_reduce, check_algorithm
-from towers.parallel.gradients import squared_norm
+from towers.parallel.gradients import squared_norm, weighted_tensors
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.variables import Variables
 
@@ -63,15 +63,10 @@ class Replicated(Synchronous):
     def _values(self, tower, use_averages):
         return self._replicas[tower].fetch(use_averages)
 
-    def _all_reduce(self, tensors):
+    def _all_reduce(self, tensors, **reduction):
         """The image-weighted mean over the devices, on every device."""
-        weighted = []
-        for of_tower, weight, device in zip(
-            tensors, self._weights, self._devices, strict=True
-        ):
-            with tf.device(device):
-                weighted.append([_times(tensor, weight) for tensor in of_tower])
-        return all_reduce(weighted, self._devices, **self._reduction)
+        weighted = weighted_tensors(tensors, self._weights, self._devices)
+        return all_reduce(weighted, self._devices, **reduction)
 
     def _meet(self, batch):
         # Every device computes the gradients of its share with its own copy.
@@ -82,7 +77,8 @@ class Replicated(Synchronous):
         results = self._results(fetched, batch)
 
         # The gradients meet on every device.
-        gradients = self._all_reduce([r.gradients for r in results])
+        gradients = self._all_reduce([r.gradients for r in results], **self._reduction)
+        # Narrowed statistics would no longer move once a change is below a rounding.
         states = self._all_reduce([r.state for r in results])
         with tf.device(self._devices[0]):
             # Once for all: a sum may round differently on another device.
@@ -124,7 +120,3 @@ class Replicated(Synchronous):
                         f"{name} of tower {tower} on {self._devices[tower]} differs "
                         f"from that of tower 0 on {self._devices[0]}"
                     )
-
-
-def _times(tensor, weight):
-    return tensor * tf.constant(weight, tensor.dtype)

@@ -1,0 +1,186 @@
+"""What the pages say exists: strategies, links, flags, commands, tests, pictures."""
+
+import ast
+import pathlib
+import re
+import shlex
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from absl import flags
+
+from towers.config import FIELDS
+from towers.config_flags import config_of_flags, define_config_flags, given_flags
+from towers.parallel import STRATEGIES
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PICTURES = sorted(DOCS.glob("*.svg"))
+SCRIPTS = ("run_train.py", "run_eval.py")
+SVG = "{http://www.w3.org/2000/svg}"
+
+FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w.]+))?")
+
+# Flags of other programs that the pages mention, and what stands before them.
+OTHERS = {
+    "require-hashes": "pip install",
+    "logdir": "tensorboard",
+    "check": "ruff format",
+    "upgrade": "UV_FLAGS=",
+}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_picture = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
+each_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def flags_of(script):
+    """The names of a script's flags: its own, and those of Config that it takes."""
+    found = {"help"}
+    for node in ast.walk(ast.parse((ROOT / script).read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        kind = node.func.attr
+        if kind == "define_config_flags":
+            names = ast.literal_eval(node.args[0]) if node.args else FIELDS
+            found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
+        elif kind.startswith("DEFINE_"):
+            name = ast.literal_eval(node.args[0])
+            found |= {name, f"no{name}"} if kind == "DEFINE_bool" else {name}
+    return found
+
+
+FLAGS = {script: flags_of(script) for script in SCRIPTS}
+
+
+def commands(page):
+    """The arguments of each command in a page's blocks of code that runs a script."""
+    text = page.read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.startswith("    python run_")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def heading_anchors(page):
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in words}
+
+
+# Pages.
+
+
+@each_strategy
+def test_every_strategy_has_a_page_a_picture_and_a_row(name):
+    page = (DOCS / f"{name}.md").read_text()
+    assert f"# `{name}`" in page.splitlines()[0]
+    assert f"]({name}.svg)" in page and (DOCS / f"{name}.svg").is_file()
+    assert f"--strategy={name} " in page
+    assert f"\n| [`{name}`]({name}.md)" in (DOCS / "README.md").read_text()
+
+
+@each_strategy
+def test_the_numbers_in_the_picture_are_those_of_the_list(name):
+    listed = re.findall(r"^(\d+)\. ", (DOCS / f"{name}.md").read_text(), re.MULTILINE)
+    root = ElementTree.parse(DOCS / f"{name}.svg").getroot()
+    groups = [group for group in root.iter(f"{SVG}g") if group.get("class") == "number"]
+    drawn = {group.find(f"{SVG}text").text for group in groups}
+    assert listed == [str(number) for number in range(1, len(listed) + 1)]
+    assert drawn == set(listed)
+
+
+def test_the_pages_of_strategies_are_short():
+    for page in DOCS.glob("*.md"):
+        assert len(page.read_text().splitlines()) <= 80, page.name
+
+
+@each_page
+def test_relative_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in heading_anchors(file), target
+
+
+@each_page
+def test_flags_exist_and_take_the_values_that_are_named(page):
+    text = page.read_text()
+    for flag in FLAG.finditer(text):
+        name, value = flag.groups()
+        if name in OTHERS:
+            line = text[text.rfind("\n", 0, flag.start()) + 1 : flag.start()]
+            assert OTHERS[name] in line, name
+            continue
+        assert any(name in known for known in FLAGS.values()), f"--{name}"
+        choices = name in FIELDS and FIELDS[name].metadata["choices"]
+        if choices and value and value != value.upper():
+            assert value in choices, f"--{name}={value}"
+
+
+@each_page
+def test_commands_can_be_given(page):
+    for script, *arguments in commands(page):
+        for argument in arguments:
+            assert FLAG.match(argument)[1] in FLAGS[script], argument
+        if script != "run_train.py":
+            continue
+        values = flags.FlagValues()
+        define_config_flags(values=values)
+        flags.DEFINE_string("config", None, "", flag_values=values)
+        ours = [a for a in arguments if FLAG.match(a)[1] in {"config", *FIELDS}]
+        values([script, *ours])
+        config_of_flags(values.config, ROOT / "configs", given_flags(values))
+
+
+def test_the_commands_are_found():
+    found = [command for page in PAGES for command in commands(page)]
+    assert len(found) > len(STRATEGIES)
+    assert {script for script, *_ in found} == set(SCRIPTS)
+
+
+@each_page
+def test_tests_that_are_named_exist(page):
+    tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
+    known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
+    for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text()):
+        assert name in known | set(tests), name
+
+
+# Pictures.
+
+
+@each_picture
+def test_pictures_are_small_and_stand_alone(picture):
+    assert picture.stat().st_size < 15_000
+    root = ElementTree.parse(picture).getroot()
+    elements = "svg title style defs marker path rect circle text tspan g"
+    assert {e.tag.removeprefix(SVG) for e in root.iter()} <= set(elements.split())
+    ids = {e.get("id") for e in root.iter()}
+    for element in root.iter():
+        for name, value in element.attrib.items():
+            assert not name.startswith("on") and "href" not in name
+            assert set(re.findall(r"url\(#(\w+)\)", value)) <= ids
+            assert "url(" not in value.replace("url(#", "")
+    style = root.find(f"{SVG}style").text
+    assert "@" not in style and "url(" not in style
+    assert set(re.findall(r"font-family: ([^;]+);", style)) == {"sans-serif"}
+
+
+@each_picture
+def test_pictures_can_be_read_on_any_background(picture):
+    root = ElementTree.parse(picture).getroot()
+    width, height = root.get("viewBox").split()[2:]
+    assert width == "700" and (root.get("width"), root.get("height")) == (width, height)
+    drawn = [e for e in root if e.tag in (f"{SVG}rect", f"{SVG}path", f"{SVG}text")]
+    first = {"width": width, "height": height, "fill": "#ffffff"}
+    assert drawn[0].attrib == first
+    assert root.find(f"{SVG}title").text
+
+
+@each_picture
+def test_pictures_are_of_strategies(picture):
+    assert picture.stem in STRATEGIES

@@ -1,0 +1,58 @@
+"""The start banner: what will run, where and on what."""
+
+import platform
+
+import keras
+import tensorflow as tf
+
+import towers
+from towers import build
+from towers import config as configuration
+from towers.config import Config
+from towers.parallel.devices import Devices
+from towers.parallel.strategy import Strategy
+from towers.run_folder import RunFolder
+
+
+def start_banner(
+    config: Config,
+    folder: RunFolder,
+    parts: build.Parts,
+    devices: Devices,
+    strategy: Strategy,
+) -> list[str]:
+    """The lines of the banner."""
+    data, model = parts.data, parts.model
+    height, width, channels = parts.augment.image_shape
+    batch = f"{config.batch_size} images"
+    if config.accumulate_steps > 1:
+        batch = f"{config.accumulate_steps} x {batch}"
+    lines = [
+        ("run folder", folder.path),
+        ("devices", ", ".join(devices.towers)),
+        ("strategy", config.strategy),
+        *(("", line) for line in strategy.describe()),
+        (
+            "data set",
+            f"{data.name}: {parts.num_examples:,} training and "
+            f"{data.test.num_examples:,} test images, {data.found}",
+        ),
+        (
+            "network",
+            f"{config.model} on {height}x{width}x{channels}, {config.precision}: "
+            f"{model.count_params():,} parameters",
+        ),
+        ("batch", f"{batch} a step over all towers"),
+        (
+            "length",
+            f"{parts.total_steps:,} steps, {config.num_epochs:g} epochs of "
+            f"{parts.num_examples:,} images",
+        ),
+    ]
+    lines += [("note", remark) for remark in devices.remarks]
+    lines += [("warning", line) for line in configuration.ignored_options(config)]
+    versions = (
+        f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
+        f"Keras {keras.__version__}, Python {platform.python_version()}"
+    )
+    return [versions, *(f"{name:12} {text}" for name, text in lines)]

@@ -1,0 +1,129 @@
+"""A run under way: what it consists of, and how it is saved and restored."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from towers import build, checkpoints
+from towers import config as configuration
+from towers.config import Config
+from towers.errors import ConfigError
+from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
+from towers.rhythm import Stopwatch
+from towers.run_folder import RunFolder
+from towers.summaries import say
+from towers.watchdog import Watchdog
+
+
+@dataclasses.dataclass
+class Run:
+    """A run under way.
+
+    Attributes:
+        last_step: where it ends: the schedule's last step, or max_steps before it.
+        step: steps taken.
+        best: step and accuracy of the best evaluation on held-out images.
+        saved_step, saved_at: step and time of the last checkpoint.
+        unfinished: the record of the last step until it is evaluated and written; a
+            run that was stopped meanwhile begins with that.
+    """
+
+    config: Config
+    folder: RunFolder
+    parts: build.Parts
+    strategy: Strategy
+    watchdog: Watchdog
+    last_step: int
+    step: int = 0
+    best: dict | None = None
+    stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
+    saved_step: int = 0
+    saved_at: float = 0.0
+    unfinished: dict | None = None
+
+
+def save(run: Run) -> None:
+    """Saves the state, unless the last checkpoint holds it already."""
+    state = run.watchdog.run(
+        lambda: settled_state(run.strategy),
+        progress=run.strategy.progress,
+        interruptible=(),
+    )
+    run.step = int(state["step"])
+    if run.step == run.saved_step:
+        return
+    trainer_state = {
+        "images_seen": run.step * run.config.images_per_step,
+        "seed": run.config.seed,
+        "best": run.best,
+        "unfinished": run.unfinished and _listed(run.unfinished),
+        "config": dataclasses.asdict(run.config),
+        **dataclasses.asdict(run.stopwatch),
+    }
+    folder = run.folder.checkpoints
+    checkpoints.save(folder, run.step, state, trainer_state)
+    best_step = run.best["step"] if run.best else None
+    checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
+    run.saved_step, run.saved_at = run.step, time.monotonic()
+
+
+def restore(run: Run) -> None:
+    """Continues from the newest valid checkpoint, if there is any."""
+    checkpoint = checkpoints.restore_latest(run.folder.checkpoints, say)
+    if checkpoint is None:
+        return
+    checkpoints.check_architecture(
+        checkpoints.architecture(run.strategy.state()),
+        checkpoints.architecture(checkpoint.tensors),
+    )
+    run.strategy.load(checkpoint.tensors)
+    run.step = run.saved_step = checkpoint.step
+    stored = checkpoint.trainer_state
+    run.best, run.unfinished = stored["best"], stored.get("unfinished")
+    run.stopwatch = Stopwatch(
+        **{field.name: stored[field.name] for field in dataclasses.fields(Stopwatch)}
+    )
+    say(f"restored step {run.step} from {checkpoint.path}")
+
+
+def check_stored_config(
+    config: Config, folder: RunFolder, allow_change: tuple[str, ...]
+) -> None:
+    """Refuses to continue a run as another one."""
+    for name in allow_change:
+        if name not in configuration.FIELDS:
+            raise ConfigError(
+                f"--allow_change={name}: there is no such option; "
+                + configuration.nearest(name, list(configuration.FIELDS)).strip()
+            )
+    if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
+        return
+    changed = configuration.changed_mathematics(folder.stored_config(), config)
+    refused = {k: v for k, v in changed.items() if k not in allow_change}
+    if refused:
+        listed = ", ".join(
+            f"{name} was {before!r} and is {after!r}"
+            for name, (before, after) in refused.items()
+        )
+        raise ConfigError(
+            f"{folder.path} holds another run: {listed}. Choose another --workdir, "
+            f"start anew with --overwrite, or --allow_change={','.join(refused)}"
+        )
+
+
+def settled_state(strategy: Strategy) -> dict[str, np.ndarray]:
+    """The state between two steps. A call that was left behind waiting for data may
+    take its last step at this very moment; that step is then waited for."""
+    while True:
+        before = strategy.progress()
+        state = strategy.state()
+        is_settled = before[1] in (PHASES[IDLE], *CONSISTENT_PHASES)
+        if is_settled and before == strategy.progress():
+            return state
+        time.sleep(0.01)
+
+
+def _listed(record):
+    """A record as JSON takes it; floats keep all their bits."""
+    return {name: np.asarray(value).tolist() for name, value in record.items()}
