@@ -111,11 +111,13 @@ class AsyncTowers(TowerStrategy):
             self._apply(tower, gradients, state, metrics)
 
     def _fetch(self, tower):
-        with self._coordinator.fetch(tower):
+        # The outputs of a call go to the device in scope, whatever is inside.
+        with self._coordinator.fetch(tower), tf.device(self._devices[tower]):
             return self._fetch_calls[tower]()
 
     def _compute(self, tower, params, state, share):
-        gradients, state, metrics = self._compute_calls[tower](params, state, share)
+        with tf.device(self._devices[tower]):
+            gradients, state, metrics = self._compute_calls[tower](params, state, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
         finite = np.ones(len(self._devices), bool)
@@ -146,6 +148,7 @@ class AsyncTowers(TowerStrategy):
             result = tower_gradients(self._model, self._loss_fn, params, state, share)
             check_gradients([zip(result.gradients, self._names, strict=True)])
             norm = tf.sqrt(squared_norm(result.gradients))
+            finite = result.is_finite()
         with tf.device(self._parameter_device):
             # They travel now, and not under the lock.
             gradients = [tf.identity(gradient) for gradient in result.gradients]
@@ -155,7 +158,7 @@ class AsyncTowers(TowerStrategy):
             "total_loss": result.total_loss,
             "correct": result.correct,
             "gradient_norm": norm,
-            "finite": result.is_finite(),
+            "finite": finite,
         }
         return gradients, state, metrics
 

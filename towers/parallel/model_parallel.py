@@ -181,7 +181,7 @@ class ModelParallel(Synchronous):
         return [
             f"worker groups: {groups}",
             f"bytes of parameters on a group's devices: {owned}",
-            f"bytes transferred between devices per step, gradients apart: {self.moved_bytes:,}",
+            f"bytes of activations that cross devices per step: {self.moved_bytes:,}",
             *super().describe(),
         ]
 
