@@ -193,6 +193,24 @@ def test_an_error_of_one_tower_ends_all_and_is_the_one_raised(place, max_stalene
     assert max(number for _, number in work.shares) <= 3 + SHARES_AHEAD
 
 
+def test_what_was_under_way_when_another_tower_failed_is_not_applied():
+    failing, others = [], threading.Barrier(3)
+
+    def before_apply(tower, number):
+        if tower == 1:
+            failing.append(threading.current_thread())
+        others.wait(WAIT_SECS)
+        if tower == 1:
+            raise ZeroDivisionError
+        failing[0].join(WAIT_SECS)
+
+    work = Work(3, before_apply=before_apply)
+    with pytest.raises(ZeroDivisionError):
+        work.run(5)
+    assert work.shares == []
+    assert work.coordinator.staleness == []
+
+
 def test_an_error_while_a_batch_is_drawn_is_raised():
     work = Work(2)
 
@@ -251,3 +269,20 @@ def test_progress_names_the_tower_that_all_wait_for():
     held.set()
     run.join(WAIT_SECS)
     assert work.coordinator.progress() == (6, True, None)
+
+
+def test_towers_with_nothing_in_hand_may_still_be_at_different_steps():
+    work, found = Work(2), []
+
+    def tower(number):
+        if number == 0:
+            with work.coordinator.lock:
+                work.coordinator.lock.wait_for(
+                    lambda: len(work.numbers_of(1)) == SHARES_AHEAD, WAIT_SECS
+                )
+                found.append(work.coordinator.progress())
+        work.tower(number)
+
+    work.coordinator.run(3, work.draw, tower)
+    assert found == [(SHARES_AHEAD // 2, False, None)]
+    assert work.coordinator.progress() == (3, True, None)

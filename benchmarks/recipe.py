@@ -1,0 +1,60 @@
+"""Trains a recipe from the start, evaluates it, and reports accuracy and time.
+
+    python -m benchmarks.recipe --config=cifar10_cnn --data_dir=DATA --num_towers=2
+
+Takes the flags of `run_train.py`. The matrix rate is measured before and after.
+"""
+
+import pathlib
+import sys
+import tempfile
+import time
+
+from absl import flags
+
+from towers import config_flags, quiet_imports
+
+RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
+CONFIG = flags.DEFINE_string("config", None, "Recipe.", required=True)
+config_flags.define_config_flags()
+
+
+def main(_):
+    config, name, _ = config_flags.config_of_flags(
+        CONFIG.value, RECIPES, config_flags.given_flags()
+    )
+    with quiet_imports():
+        from benchmarks import measure
+        from towers import evaluate, train
+        from towers.parallel import devices
+
+    devices.configure(config.device, config.num_towers, config.device_order)
+    before = measure.matrix_rate()
+    with tempfile.TemporaryDirectory() as workdir:
+        started = time.monotonic()
+        train.train(config, workdir)
+        secs = time.monotonic() - started
+        result = evaluate.evaluate(config, workdir)
+        raw = evaluate.evaluate(config, workdir, use_ema=False)
+    after = measure.matrix_rate()
+
+    print(measure.report_head(f"Training the recipe {name}"))
+    averaged = " with moving averages" if config.ema_decay else ""
+    print(
+        f"- matrix rate, float32: {before / 1e9:.0f} GFLOP/s before, "
+        f"{after / 1e9:.0f} after\n"
+        f"- test accuracy: {result['test_accuracy']:.4f} ({result['test_correct']} of "
+        f"{result['test_images']}){averaged}; {raw['test_accuracy']:.4f} with the raw "
+        "parameters\n"
+        f"- steps: {result['step']}, images: {result['images']:,}\n"
+        f"- seconds: {result['train_secs']:.0f} in training steps, {secs:.0f} in all "
+        "(data, tracing, evaluations and checkpoints included, imports not)\n"
+        f"- images/s without the first step: {result['images_per_sec']:.0f}, that is "
+        f"{result['images_per_sec'] / ((before + after) / 2e9):.2f} per GFLOP/s of the "
+        "matrix rate"
+    )
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    config_flags.run(main)
