@@ -18,21 +18,26 @@ MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 
 def in_turn(
     things: Mapping[str, Callable[[], None]], rounds: int, warm_up: int = 1
-) -> dict[str, list[float]]:
-    """Runs each thing once per round, in turn; seconds of each in every round.
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Runs each thing once per round, in turn.
+
+    Returns:
+        Seconds of each in every round, by the wall clock and of processor time. Beside
+        other work on the machine the second is the steadier; it leaves out waiting.
 
     The order is reversed from one round to the next, so that a machine that becomes
     slower or faster treats all alike. The first `warm_up` rounds do not count.
     """
-    seconds = {name: [] for name in things}
+    wall, processor = {name: [] for name in things}, {name: [] for name in things}
     for number in range(-warm_up, rounds):
         names = list(things) if number % 2 else list(reversed(things))
         for name in names:
-            started = time.perf_counter()
+            started, used = time.perf_counter(), time.process_time()
             things[name]()
             if number >= 0:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+                wall[name].append(time.perf_counter() - started)
+                processor[name].append(time.process_time() - used)
+    return wall, processor
 
 
 def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:

@@ -6,8 +6,11 @@ In turn in one process, at one global batch:
 - `raw`: the network, its gradients and the update by hand in TensorFlow operations, on
   a batch that lies ready; no towers, no loop, no checks.
 - `step N`: strategy `towers` with N towers on the same batch: the compiled step alone.
-- `loop`: the whole of training with one tower: reading and augmenting the images,
-  logging, summaries, and a checkpoint in every round.
+- `loop`: training with one tower as `run_train.py` does it: reading and augmenting the
+  images, logging, scalars.
+
+A checkpoint and a summary (histograms, gradients, image grid) are timed by themselves,
+and their share is given at the default rhythm.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import functools
 import io
 import statistics
 import tempfile
+import time
 
 import tensorflow as tf
 
@@ -99,20 +103,35 @@ class StillBatches:
 
 
 def full_loop(settings, parts, chosen, workdir, num_steps):
-    """Training as `run_train.py` does it, `num_steps` steps and a save per call."""
+    """Training as `run_train.py` does it; calls for some steps, a save, a summary."""
     folder = RunFolder(workdir)
     folder.create()
     strategy = build.create_strategy(settings, parts, chosen)
     watchdog = Watchdog(stuck_after_secs=settings.stuck_after_secs)
     run = train.Run(settings, folder, parts, strategy, watchdog, last_step=0)
 
-    def more_steps():
-        run.last_step += num_steps
+    def more_steps(count=num_steps):
+        run.last_step += count
         with contextlib.redirect_stdout(io.StringIO()):
             train.train_loop(run)
-            train.save(run)
 
-    return more_steps
+    def save():
+        more_steps(1)
+        started = time.perf_counter()
+        train.save(run)
+        return time.perf_counter() - started
+
+    def summarize():
+        run.config = dataclasses.replace(settings, summary_every_steps=1)
+        started = time.perf_counter()
+        more_steps(1)
+        with_summary = time.perf_counter() - started
+        run.config = settings
+        started = time.perf_counter()
+        more_steps(1)
+        return with_summary - (time.perf_counter() - started)
+
+    return more_steps, save, summarize
 
 
 def main():
@@ -132,7 +151,7 @@ def main():
         batch_size=options.batch_size,
         num_epochs=1000.0,
         eval_every_epochs=0.0,
-        summary_every_steps=4 * options.steps,
+        summary_every_steps=0,
     )
     parts = build.build(settings)
     batch = parts.train_batches(tf.constant(0, tf.int64))
@@ -148,8 +167,12 @@ def main():
         things[f"step {n}"] = functools.partial(strategy.train, options.steps)
     with tempfile.TemporaryDirectory() as folder:
         one = dataclasses.replace(chosen, towers=chosen.towers[:1])
-        things["loop"] = full_loop(settings, parts, one, folder, options.steps)
-        seconds = measure.in_turn(things, options.rounds)
+        things["loop"], save, summarize = full_loop(
+            settings, parts, one, folder, options.steps
+        )
+        wall, processor = measure.in_turn(things, options.rounds)
+        save_secs = statistics.median(save() for _ in range(5))
+        summary_secs = statistics.median([summarize() for _ in range(6)][1:])
     rates.append(measure.matrix_rate())
 
     images = options.steps * options.batch_size
@@ -159,15 +182,28 @@ def main():
         f"of {options.steps} steps, one more to warm up; matrix rate "
         f"{rates[0] / 1e9:.0f} GFLOP/s before and {rates[1] / 1e9:.0f} after\n"
     )
-    print("| what | images/s, median | time / raw (min, median, max) | / step 1 |")
-    print("| --- | --- | --- | --- |")
-    for name, values in seconds.items():
-        to_raw, to_step = (
+    print(
+        "| what | images/s, median | time / raw (min, median, max) | time / step 1 "
+        "| processor time / raw | processor time / step 1 |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, values in wall.items():
+        cells = [
             " ".join(f"{x:.3f}" for x in measure.ratios(seconds, name, base))
+            for seconds in (wall, processor)
             for base in ("raw", "step 1")
-        )
+        ]
         speed = images / statistics.median(values)
-        print(f"| {name} | {speed:.0f} | {to_raw} | {to_step} |")
+        print(f"| {name} | {speed:.0f} | {' | '.join(cells)} |")
+    step_secs = statistics.median(wall["step 1"]) / options.steps
+    defaults = config.Config()
+    print(
+        f"\nA checkpoint takes {save_secs:.2f} s, every "
+        f"{defaults.checkpoint_every_secs:.0f} s by default: "
+        f"{save_secs / defaults.checkpoint_every_secs:.2%}. A summary takes "
+        f"{summary_secs:.2f} s, every {defaults.summary_every_steps} steps by default: "
+        f"{summary_secs / (defaults.summary_every_steps * step_secs):.2%}."
+    )
 
 
 if __name__ == "__main__":
