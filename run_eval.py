@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Evaluates the last checkpoint of a run on all test images.
 
-python run_eval.py --workdir=runs/quickstart
+    python run_eval.py --workdir=runs/quickstart
+
+It follows a run that is under way with --eval_interval_secs.
 """
 
 from absl import flags

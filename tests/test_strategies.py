@@ -490,9 +490,9 @@ class UnscaledReplicas(Replicated):
 class SkippedReplica(Replicated):
     """Broken on purpose: the last tower's gradients never arrive."""
 
-    def _all_reduce(self, tensors):
+    def _all_reduce(self, tensors, **reduction):
         last = [tf.zeros_like(tensor) for tensor in tensors[-1]]
-        return super()._all_reduce([*tensors[:-1], last])
+        return super()._all_reduce([*tensors[:-1], last], **reduction)
 
 
 @pytest.mark.parametrize("broken", [ClippedShares, UnscaledReplicas, SkippedReplica])
