@@ -90,9 +90,15 @@ class RunFolder:
         The operating system lets go of the lock when its holder dies, however it dies.
 
         Raises:
-            ConfigError: another process holds it.
+            ConfigError: another process holds it, or the lock cannot be written.
         """
-        with open(self.path / _LOCK, "a+") as file:
+        try:
+            file = open(self.path / _LOCK, "a+")
+        except OSError as error:
+            raise ConfigError(
+                f"the lock {self.path / _LOCK} cannot be written: {error.strerror}"
+            ) from None
+        with file:
             try:
                 _take(file)
             except BlockingIOError:

@@ -207,9 +207,12 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
     stream = run.parts.evaluation_stream(source, run.config.batch_size)
     record, averages = {}, [False, True] if run.config.ema_decay else [False]
     for use_averages in averages:
+        progress = [0, "evaluating"]  # each batch counts as a step
         counts = run.watchdog.run(
-            lambda use=use_averages: accuracy(run.strategy, stream, use),
-            progress=lambda: (run.step, "evaluating"),
+            lambda use=use_averages, progress=progress: accuracy(
+                run.strategy, _counted(stream, progress), use
+            ),
+            progress=lambda progress=progress: tuple(progress),
             interruptible=("evaluating",),
         )
         suffix = "_averaged" if use_averages else ""
@@ -225,6 +228,12 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
     if is_best:
         run.best = {"step": run.step, "accuracy": counts["accuracy"]}
     return record, is_best
+
+
+def _counted(batches, progress):
+    for batch in batches:
+        yield batch
+        progress[0] += 1
 
 
 def _params(state):
