@@ -115,6 +115,18 @@ def test_by_default_every_gpu_has_a_tower(two_gpus, device, num_towers, expected
     assert two_gpus == ["GPU:0", "GPU:1"], "memory grows on all that will be opened"
 
 
+def test_a_memory_limit_makes_logical_gpus(two_gpus, monkeypatch):
+    made = {}
+    monkeypatch.setattr(
+        tf.config,
+        "set_logical_device_configuration",
+        lambda gpu, logical: made.update({gpu: [d.memory_limit for d in logical]}),
+    )
+    found = configure("gpu", 3, device_memory_mb=2**21 / 1e3)
+    assert found.towers == ("/GPU:0", "/GPU:1", "/GPU:2")
+    assert made == {"GPU:0": [2000, 2000], "GPU:1": [2000, 2000]}  # MiB
+
+
 def test_more_towers_than_gpus_are_refused_with_both_numbers(two_gpus):
     with pytest.raises(ConfigError, match=r"num_towers=3 .*with 2 GPU\(s\)"):
         configure("auto", 3)

@@ -51,8 +51,8 @@ ROOMS = {
     ],
     "models": [{"layers"}, {"cnn"}, {"__init__"}],
     "parallel": [
-        {"coordinator", "device_tape", "devices", "gradients", "strategy"},
-        {"all_reduce", "split", "tower", "variables"},
+        {"coordinator", "device_tape", "devices", "gradients", "memory"},
+        {"all_reduce", "split", "strategy", "tower", "variables"},
         {"tower_strategy", "walker"},
         {"synchronous"},
         {"async_towers", "model_parallel", "replicated", "towers"},

@@ -49,6 +49,8 @@ def start_banner(
             f"{parts.num_examples:,} images",
         ),
     ]
+    if config.device_memory_mb:
+        lines += [("memory", str(account)) for account in strategy.memory()]
     lines += [("note", remark) for remark in devices.remarks]
     lines += [("warning", line) for line in configuration.ignored_options(config)]
     versions = (

@@ -187,6 +187,13 @@ class Config:
         "empty for the driver's order.",
         free=True,
     )
+    device_memory_mb: float = _option(
+        0.0,
+        "Megabytes that training may take on a device; refused where the account says "
+        "more. On GPUs also the limit of the logical devices made of them. 0 for all.",
+        at_least=0,
+        free=True,
+    )
     batch_norm: str = _option(
         "local",
         "Moments of batch normalisation: of each tower's images (local) or of the "

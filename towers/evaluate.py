@@ -68,7 +68,10 @@ def evaluate(
     if use_ema and config.ema_decay == 0:
         raise ConfigError("use_ema, but this run keeps no averages: its ema_decay is 0")
     devices = parallel_devices.configure(
-        _free_device(config.device, folder), config.num_towers, config.device_order
+        _free_device(config.device, folder),
+        config.num_towers,
+        config.device_order,
+        config.device_memory_mb,
     )
     for remark in devices.remarks:
         say(remark)

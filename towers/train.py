@@ -14,6 +14,7 @@ from towers.config import Config
 from towers.errors import NumericError, Preempted
 from towers.evaluate import accuracy
 from towers.parallel import devices as parallel_devices
+from towers.parallel.memory import check_budget
 from towers.parallel.strategy import CONSISTENT_PHASES
 from towers.rhythm import Rhythm
 from towers.run import Run, check_stored_config, restore, save
@@ -58,13 +59,18 @@ def train(
 
         # Devices, data, network, strategy.
         devices = parallel_devices.configure(
-            config.device, config.num_towers, config.device_order
+            config.device,
+            config.num_towers,
+            config.device_order,
+            config.device_memory_mb,
         )
         if config.deterministic:
             parallel_devices.enable_determinism()
         describe(device=devices.kind)
         parts = build.build(config)
         strategy = build.create_strategy(config, parts, devices)
+        if config.device_memory_mb:
+            check_budget(strategy.memory(), config.device_memory_mb)
         for line in start_banner(config, folder, parts, devices, strategy):
             say(line)
 

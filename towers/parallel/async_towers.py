@@ -90,6 +90,15 @@ class AsyncTowers(TowerStrategy):
     def _named_variables(self):
         return self._variables.named()
 
+    def _variable_sets(self):
+        return [self._variables]
+
+    def _graphs(self):
+        if not self._traced:
+            self._trace(self._stream(0).element_spec)
+        # Of the updates, one at a time.
+        return [call.graph for call in (*self._compute_calls, self._apply_calls[True])]
+
     def _values(self, tower, use_averages):
         return self._variables.fetch(use_averages)
 

@@ -26,7 +26,12 @@ class Devices:
     remarks: tuple[str, ...] = ()
 
 
-def configure(device: str, num_towers: int, device_order: str = "") -> Devices:
+def configure(
+    device: str,
+    num_towers: int,
+    device_order: str = "",
+    device_memory_mb: float = 0.0,
+) -> Devices:
     """Chooses the towers' devices and sets TensorFlow up for them.
 
     Call it once, before TensorFlow first computes: the towers of a CPU are logical
@@ -37,6 +42,8 @@ def configure(device: str, num_towers: int, device_order: str = "") -> Devices:
         num_towers: 0 for one tower per GPU, or one CPU tower.
         device_order: numbers of the devices to take, such as "0,1,4,5"; empty for the
             first num_towers in the driver's order.
+        device_memory_mb: with a limit, each GPU is made into as many logical devices of
+            so many megabytes as num_towers asks for; 0 for one each, without limit.
 
     Raises:
         ConfigError: there are fewer devices than were asked for.
@@ -59,6 +66,9 @@ def configure(device: str, num_towers: int, device_order: str = "") -> Devices:
         _make_logical_cpus(max(order) + 1)
         return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
     order = order or range(num_towers or len(gpus))
+    if device_memory_mb:
+        _make_logical_gpus(gpus, max(order) + 1, device_memory_mb)
+        return Devices("GPU", tuple(f"/GPU:{i}" for i in order))
     if max(order) >= len(gpus):
         raise ConfigError(
             f"num_towers={len(order)} up to GPU {max(order)} with {len(gpus)} GPU(s): "
@@ -104,6 +114,17 @@ def _make_logical_cpus(count):
                 "device(s): TensorFlow has made its devices already and cannot make "
                 "more in this process"
             ) from None
+
+
+def _make_logical_gpus(gpus, count, device_memory_mb):
+    """At least `count` devices with a limit, the same number on every GPU."""
+    limit = int(device_memory_mb * 1e6 / 2**20)  # TensorFlow counts in MiB
+    per_gpu = -(-count // len(gpus))
+    for gpu in gpus:
+        tf.config.set_logical_device_configuration(
+            gpu,
+            [tf.config.LogicalDeviceConfiguration(memory_limit=limit)] * per_gpu,
+        )
 
 
 def unused_gpu() -> str:

@@ -87,6 +87,9 @@ class ModelParallel(Synchronous):
                     ]
                     self._variables[-1].append(Variables(*slices, self._update))
 
+    def _variable_sets(self):
+        return [variables for of_group in self._variables for variables in of_group]
+
     def _fetch(self, use_averages=False):
         """[group][shard] parameters and model state, where they are."""
         fetched = []

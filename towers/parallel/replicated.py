@@ -60,6 +60,9 @@ class Replicated(Synchronous):
     def _named_variables(self):
         return self._replicas[0].named()
 
+    def _variable_sets(self):
+        return self._replicas
+
     def _values(self, tower, use_averages):
         return self._replicas[tower].fetch(use_averages)
 

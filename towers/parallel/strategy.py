@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
+from towers.parallel.memory import Account
 
 # What a strategy is busy with, as its phase variable holds it and `progress` says it.
 IDLE, TRACING, WAITING, COMPUTING = range(4)
@@ -73,6 +74,10 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Continues from a canonical state, whichever strategy wrote it."""
+
+    @abc.abstractmethod
+    def memory(self) -> list[Account]:
+        """What training takes on each device; traces the step where it was not yet."""
 
     @abc.abstractmethod
     def describe(self) -> list[str]:

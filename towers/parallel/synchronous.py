@@ -68,6 +68,7 @@ class Synchronous(TowerStrategy):
             self._phase = tf.Variable(IDLE, trainable=False, name="phase")
             self._stop = tf.Variable(False, trainable=False, name="stop")
         self._traced = False
+        self._step_graph = None
         self._train_loop = tf.function(self._loop, autograph=False)
         self._look_call = tf.function(self._look, autograph=False)
 
@@ -85,6 +86,7 @@ class Synchronous(TowerStrategy):
 
     def _train_step(self, batch):
         """One step in the graph: (whether it was taken, metrics)."""
+        self._step_graph = tf.compat.v1.get_default_graph()
         met = self._meet(batch)
         with tf.device(HOST):
             results = [of_tower[0] for of_tower in met.results]
@@ -234,6 +236,10 @@ class Synchronous(TowerStrategy):
         """Traces the step without taking one; the first `train` then need not."""
         batches = tf.data.IteratorSpec(self._stream(0).element_spec)
         self._train_loop.get_concrete_function(batches, tf.TensorSpec([], tf.int32))
+
+    def _graphs(self):
+        self.trace()
+        return [self._step_graph]
 
     def request_stop(self) -> None:
         self._stop.assign(True)

@@ -14,8 +14,10 @@ import tensorflow as tf
 
 from towers.optimizers import Update
 from towers.parallel.gradients import shares, split_batch
+from towers.parallel.memory import Account, create_accounts
 from towers.parallel.strategy import Strategy, variable_names
 from towers.parallel.tower import LossFn, tower_counts, tower_logits
+from towers.parallel.variables import Variables
 
 HOST = "/CPU:0"
 
@@ -72,6 +74,18 @@ class TowerStrategy(Strategy):
     @abc.abstractmethod
     def _named_variables(self) -> dict[str, tf.Variable]:
         """Canonical name -> variable, without the step."""
+
+    @abc.abstractmethod
+    def _variable_sets(self) -> list[Variables]:
+        """All copies and shards of the variables."""
+
+    @abc.abstractmethod
+    def _graphs(self) -> list[tf.Graph]:
+        """The traced graphs that compute at the same time."""
+
+    def memory(self) -> list[Account]:
+        named = [pair for v in self._variable_sets() for pair in v.named().items()]
+        return create_accounts(named, self._graphs(), self._devices)
 
     def _initial_values(self):
         """Parameters and model state of the model, name -> value."""

@@ -42,6 +42,9 @@ class Towers(Synchronous):
     def _named_variables(self):
         return self._variables.named()
 
+    def _variable_sets(self):
+        return [self._variables]
+
     def _values(self, tower, use_averages):
         return self._variables.fetch(use_averages)
 

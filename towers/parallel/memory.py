@@ -1,0 +1,258 @@
+"""How much memory training takes on each device: accounted, not read.
+
+Logical CPU devices share one allocator, and a GPU's says only what it has reserved. So
+the account is made from what is known before the first step: the variables, and the
+graph of a step, whose operations are followed in the order in which they were made.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from towers.errors import ConfigError
+
+MEGABYTE = 1e6
+
+# The output is the input's memory.
+ALIASES = frozenset(
+    "Identity IdentityN Reshape ExpandDims Squeeze StopGradient PreventGradient "
+    "Snapshot EnsureShape".split()
+)
+
+# The output may take the memory of an input that nobody else reads.
+IN_PLACE = frozenset(
+    "Add AddV2 AddN Sub Mul RealDiv Neg Maximum Minimum Square Sqrt Rsqrt Exp Tanh "
+    "Sigmoid Pow Select SelectV2 BiasAdd Relu Relu6 Elu Selu LeakyRelu ReluGrad "
+    "Relu6Grad EluGrad TanhGrad SigmoidGrad RsqrtGrad SqrtGrad".split()
+)
+
+# Operations that call other graphs, and the attributes that name these.
+CALLS = {
+    "While": ("body",),
+    "StatelessWhile": ("body",),
+    "If": ("then_branch", "else_branch"),
+    "StatelessIf": ("then_branch", "else_branch"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """What training takes on one device, in bytes.
+
+    Attributes:
+        device: such as "/GPU:1".
+        params, slots, averages, state: variables.
+        kept: what the forward part computes and the backward part reads.
+        passing: what else is alive when most is.
+    """
+
+    device: str
+    params: int
+    slots: int
+    averages: int
+    state: int
+    kept: int
+    passing: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in self.parts())
+
+    @classmethod
+    def parts(cls) -> list[str]:
+        """The fields that add up to the total."""
+        return [f.name for f in dataclasses.fields(cls) if f.name != "device"]
+
+    def __str__(self) -> str:
+        parts = ", ".join(
+            f"{name} {getattr(self, name) / MEGABYTE:.1f}"
+            for name in self.parts()
+            if getattr(self, name)
+        )
+        return f"{self.device} {self.total / MEGABYTE:.1f} MB ({parts})"
+
+
+def create_accounts(
+    variables: Iterable[tuple[str, tf.Variable]],
+    graphs: Iterable[tf.Graph],
+    devices: Iterable[str],
+) -> list[Account]:
+    """The account of every device.
+
+    Args:
+        variables: canonical name and variable, of all copies and shards.
+        graphs: what computes at the same time: one step, or one per asynchronous tower.
+        devices: listed in this order, whether they hold anything or not; others follow.
+    """
+    found = {device: collections.Counter() for device in devices}
+    for name, variable in variables:
+        kind = name.split("/")[0]
+        size = variable.shape.num_elements() * variable.dtype.size
+        found.setdefault(_short(variable.device), collections.Counter())[kind] += size
+    for graph in graphs:
+        kept, most = step_memory(graph, owns_arguments=True)
+        for device, size in most.items():
+            of_device = found.setdefault(device, collections.Counter())
+            of_device["kept"] += kept[device]
+            of_device["passing"] += size - kept[device]
+    return [
+        Account(device, **{part: of_device[part] for part in Account.parts()})
+        for device, of_device in found.items()
+    ]
+
+
+def check_budget(accounts: Iterable[Account], device_memory_mb: float) -> None:
+    """Refuses a training that would not fit.
+
+    Raises:
+        ConfigError: a device needs more than the budget; names the fullest one.
+    """
+    fullest = max(accounts, key=lambda account: account.total)
+    if fullest.total > device_memory_mb * MEGABYTE:
+        raise ConfigError(
+            f"device_memory_mb={device_memory_mb:g}, but training needs {fullest}; "
+            "lower --batch_size, take more towers, or split the network with "
+            "--strategy=model_parallel and a larger --group_size"
+        )
+
+
+def step_memory(
+    graph: tf.Graph, owns_arguments: bool = False
+) -> tuple[collections.Counter, collections.Counter]:
+    """Bytes that one run of a graph takes, beside the variables.
+
+    Args:
+        graph: of a step, or of a part of it.
+        owns_arguments: whether its arguments count; otherwise they are its caller's.
+
+    Returns:
+        (device -> what the forward part leaves for the backward part, device -> the
+        most that is alive at once). What lies in CPU memory is not copied from one CPU
+        device to another.
+    """
+    life = _Life(graph, owns_arguments)
+    alive, most = collections.Counter(), collections.Counter()
+    kept = collections.Counter()
+    for index, op in enumerate(life.ops):
+        device = _short(op.device)
+        for call in _called(graph, op):
+            inner_kept, inner_most = step_memory(call)
+            for of_device, size in inner_most.items():
+                most[of_device] = max(most[of_device], alive[of_device] + size)
+            kept |= inner_kept
+        ending = life.ending[index]
+        if op.type in IN_PLACE:
+            reused = next((p for p in ending if life.may_become(p, op, device)), None)
+            if reused:
+                alive[device] -= life.sizes[reused]
+                ending.remove(reused)
+        for piece in life.beginning[index]:
+            alive[piece[1]] += life.sizes[piece]
+            most[piece[1]] = max(most[piece[1]], alive[piece[1]])
+        for piece in ending:
+            alive[piece[1]] -= life.sizes[piece]
+    for piece, size in life.sizes.items():
+        first_backward = life.first_backward.get(piece[1])
+        if first_backward is not None and (
+            life.begins[piece] < first_backward <= life.ends[piece]
+        ):
+            kept[piece[1]] += size
+    return kept, most
+
+
+class _Life:
+    """When each piece of memory begins and ends, by the index of the operation.
+
+    A piece is (root tensor's name, device): what shares its memory has the same root.
+
+    Attributes:
+        ops: those that run.
+        sizes: piece -> bytes.
+        begins, ends: piece -> index.
+        beginning, ending: the same the other way, [index] -> pieces.
+        first_backward: device -> index of its first operation of a backward part.
+    """
+
+    def __init__(self, graph, owns_arguments):
+        self.ops = _running(graph)
+        self.sizes, self.begins, self.ends = {}, {}, {}
+        self.first_backward = {}
+        self._piece_of = {}
+        for index, op in enumerate(self.ops):
+            device = _short(op.device)
+            if op.name.startswith("gradient_tape/"):
+                self.first_backward.setdefault(device, index)
+            read = [self._read(tensor, device, index) for tensor in op.inputs]
+            for place, tensor in enumerate(op.outputs):
+                if op.type in ALIASES:
+                    self._piece_of[tensor.name] = read[place]
+                else:
+                    counts = op.type != "ReadVariableOp" and (
+                        op.type != "Placeholder" or owns_arguments
+                    )
+                    piece = self._piece_of[tensor.name] = (tensor.name, device)
+                    self._add(piece, _size(tensor) if counts else 0, index)
+        for tensor in getattr(graph, "outputs", []):
+            self.ends[self._piece_of[tensor.name]] = len(self.ops) - 1
+        self.beginning = [[] for _ in self.ops]
+        self.ending = [[] for _ in self.ops]
+        for piece in self.sizes:
+            self.beginning[self.begins[piece]].append(piece)
+            self.ending[self.ends[piece]].append(piece)
+
+    def _add(self, piece, size, index):
+        self.sizes[piece] = size
+        self.begins[piece] = self.ends[piece] = index
+
+    def _read(self, tensor, device, index):
+        """The piece that an operation on a device reads."""
+        piece = self._piece_of[tensor.name]
+        self.ends[piece] = index
+        if piece[1] == device or "CPU" in piece[1] and "CPU" in device:
+            return piece
+        copy = (piece[0], device)
+        if copy not in self.sizes:
+            self._add(copy, _size(tensor), index)
+        self.ends[copy] = index
+        return copy
+
+    def may_become(self, piece, op, device):
+        """Whether an input that ends with an operation may hold its output."""
+        size = self.sizes[piece]
+        return size and piece[1] == device and size == _size(op.outputs[0])
+
+
+def _running(graph):
+    """The operations that the outputs and side effects need, in the order made."""
+    outputs = [tensor.op for tensor in getattr(graph, "outputs", [])]
+    pending = outputs + list(getattr(graph, "control_outputs", []))
+    needed = set()
+    while pending:
+        op = pending.pop()
+        if op.name in needed:
+            continue
+        needed.add(op.name)
+        pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return [op for op in graph.get_operations() if op.name in needed]
+
+
+def _called(graph, op):
+    names = [op.get_attr(attribute).name for attribute in CALLS.get(op.type, ())]
+    return [graph._get_function(name).graph for name in names]
+
+
+def _size(tensor):
+    count = tensor.shape.num_elements() or 0
+    return (
+        0
+        if tensor.dtype in (tf.resource, tf.variant, tf.string)
+        else (count * tensor.dtype.size)
+    )
+
+
+def _short(device):
+    """ "/job:localhost/.../device:CPU:1" -> "/CPU:1"; none stands for the host."""
+    spec = tf.DeviceSpec.from_string(device)
+    return f"/{spec.device_type or 'CPU'}:{spec.device_index or 0}"
