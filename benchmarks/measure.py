@@ -40,6 +40,16 @@ def in_turn(
     return wall, processor
 
 
+class StillBatches:
+    """The same batch for ever, in memory."""
+
+    def __init__(self, batch: dict[str, tf.Tensor]):
+        self._batch = batch
+
+    def stream(self, first_step: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(self._batch).repeat()
+
+
 def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:
     """The best rate of plain matrix products on a device, in FLOP/s."""
     best = 0.0

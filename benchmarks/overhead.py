@@ -92,16 +92,6 @@ def repeated(call, times):
     return run
 
 
-class StillBatches:
-    """The same batch for ever, in memory."""
-
-    def __init__(self, batch: dict[str, tf.Tensor]):
-        self._batch = batch
-
-    def stream(self, first_step: int) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(self._batch).repeat()
-
-
 def full_loop(settings, parts, chosen, workdir, num_steps):
     """Training as `run_train.py` does it; calls for some steps, a save, a summary."""
     folder = RunFolder(workdir)
@@ -161,7 +151,7 @@ def main():
     for n in counts:
         strategy = build.create_strategy(
             settings,
-            dataclasses.replace(parts, train_batches=StillBatches(batch)),
+            dataclasses.replace(parts, train_batches=measure.StillBatches(batch)),
             dataclasses.replace(chosen, towers=chosen.towers[:n]),
         )
         things[f"step {n}"] = functools.partial(strategy.train, options.steps)

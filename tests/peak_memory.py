@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import tensorflow as tf
 
+from benchmarks import measure
 from towers import build
 from towers.config import Config
 from towers.parallel import devices
@@ -22,16 +23,6 @@ def resident_bytes(field):
     """VmRSS, or its peak VmHWM, of this process."""
     status = pathlib.Path("/proc/self/status").read_text()
     return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])
-
-
-class StillBatches:
-    """The same batch for ever: no other one is being prepared beside it."""
-
-    def __init__(self, batch):
-        self._batch = batch
-
-    def stream(self, first_step):
-        return tf.data.Dataset.from_tensors(self._batch).repeat()
 
 
 def main(strategy, num_towers, group_size):
@@ -49,7 +40,7 @@ def main(strategy, num_towers, group_size):
     chosen = devices.configure("cpu", config.num_towers)
     parts = build.build(config)
     batch = parts.train_batches(tf.constant(0, tf.int64))
-    parts = dataclasses.replace(parts, train_batches=StillBatches(batch))
+    parts = dataclasses.replace(parts, train_batches=measure.StillBatches(batch))
 
     # From here on, and not while the data were made.
     pathlib.Path("/proc/self/clear_refs").write_text("5")

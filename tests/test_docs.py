@@ -89,9 +89,9 @@ def test_the_numbers_in_the_picture_are_those_of_the_list(name):
     assert drawn == set(listed)
 
 
-def test_the_pages_of_strategies_are_short():
-    for page in DOCS.glob("*.md"):
-        assert len(page.read_text().splitlines()) <= 80, page.name
+@each_strategy
+def test_the_page_of_a_strategy_is_short(name):
+    assert len((DOCS / f"{name}.md").read_text().splitlines()) <= 80
 
 
 @each_page

@@ -99,8 +99,10 @@ class AsyncTowers(TowerStrategy):
         # Of the updates, one at a time.
         return [call.graph for call in (*self._compute_calls, self._apply_calls[True])]
 
-    def _values(self, tower, use_averages):
-        return self._variables.fetch(use_averages)
+    def _logits(self, batches, use_averages):
+        return self._logits_of_whole(
+            batches, lambda tower: self._variables.fetch(use_averages)
+        )
 
     # What the threads do.
 

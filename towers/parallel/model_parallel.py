@@ -70,9 +70,6 @@ class ModelParallel(Synchronous):
             **kwargs,
         )
 
-    def _values(self, tower, use_averages):
-        raise AssertionError("no device has the values of a whole network")
-
     def _create_variables(self):
         shards = self._grid_walker.shards
         params, state = self._initial_values()

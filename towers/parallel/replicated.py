@@ -63,8 +63,10 @@ class Replicated(Synchronous):
     def _variable_sets(self):
         return self._replicas
 
-    def _values(self, tower, use_averages):
-        return self._replicas[tower].fetch(use_averages)
+    def _logits(self, batches, use_averages):
+        return self._logits_of_whole(
+            batches, lambda tower: self._replicas[tower].fetch(use_averages)
+        )
 
     def _all_reduce(self, tensors, **reduction):
         """The image-weighted mean over the devices, on every device."""

@@ -2,7 +2,7 @@
 evaluation on all devices.
 
 A strategy adds where its variables live (`_create_variables`, `_named_variables`), what
-a tower computes with (`_values`), and how it trains.
+a tower evaluates with (`_logits`), and how it trains.
 """
 
 import abc
@@ -66,10 +66,10 @@ class TowerStrategy(Strategy):
         """Makes the variables, with the model's as initial values."""
 
     @abc.abstractmethod
-    def _values(
-        self, tower: int, use_averages: bool
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Parameters, or their averages, and model state for a tower's device."""
+    def _logits(
+        self, batches: Sequence[Mapping[str, tf.Tensor]], use_averages: bool
+    ) -> list[tf.Tensor]:
+        """Every tower's logits of its share, in inference."""
 
     @abc.abstractmethod
     def _named_variables(self) -> dict[str, tf.Variable]:
@@ -117,12 +117,17 @@ class TowerStrategy(Strategy):
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
-    def _logits(self, batches, use_averages):
-        """Every tower's logits of its share, in inference."""
+    def _logits_of_whole(self, batches, fetch):
+        """`_logits` of towers that hold a whole network each.
+
+        Args:
+            batches: per tower its share.
+            fetch: tower -> parameters and model state, on the device in scope.
+        """
         found = []
         for tower, share in enumerate(batches):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                params, state = self._values(tower, use_averages)
+                params, state = fetch(tower)
                 found.append(tower_logits(self._model, params, state, share))
         return found
 

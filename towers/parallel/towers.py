@@ -45,8 +45,10 @@ class Towers(Synchronous):
     def _variable_sets(self):
         return [self._variables]
 
-    def _values(self, tower, use_averages):
-        return self._variables.fetch(use_averages)
+    def _logits(self, batches, use_averages):
+        return self._logits_of_whole(
+            batches, lambda tower: self._variables.fetch(use_averages)
+        )
 
     def _meet(self, batch):
         # Every tower fetches the variables and computes its gradients.
