@@ -22,24 +22,30 @@ def create_model(
     224x224x3 and 1000 classes.
 
     In columns, the second, fourth and fifth convolution and the normalisations see only
-    the channels of their own column. Images of 64 pixels and more go through the
-    paper's first convolution, 11x11 with stride 4 (224 are padded to the 227 that it
-    needs); smaller ones through 5x5 with stride 1. Initial deviations and biases, the
-    normalisation's constants, overlapping pooling and dropout are those of the paper.
-    All kernels are marked for decay.
+    the channels of their own column. The normalisation's constants, overlapping pooling
+    and dropout are the paper's, and for images of 64 pixels and more also the first
+    convolution, 11x11 with stride 4 (224 pixels are padded to the 227 that it needs),
+    the initial deviation of 0.01 and the biases of 1. Smaller images go through 5x5
+    with stride 1, and kernels begin as in He et al. 2015 with biases of 0: from the
+    paper's values the network does not begin to learn CIFAR-10. All kernels are marked
+    for decay.
 
     Raises:
         ConfigError: the images are smaller than 15x15.
     """
     name = "alexnet" if columns == 1 else "alexnet_two_columns"
     check_image_size(name, image_shape, at_least=15)
+    is_large = min(image_shape[:2]) >= LARGE
     # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
     narrower = width**-0.5
 
     def settings(name, bias, deviation=0.01 * narrower):
+        initial = keras.initializers.HeNormal()
+        if is_large:
+            initial = keras.initializers.RandomNormal(stddev=deviation)
         return {
-            "kernel_initializer": keras.initializers.RandomNormal(stddev=deviation),
-            "bias_initializer": keras.initializers.Constant(bias),
+            "kernel_initializer": initial,
+            "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
             "kernel_regularizer": regularizer,
             "name": name,
         }
@@ -67,16 +73,13 @@ def create_model(
         x = layers.ReLU(name=f"relu{number}")(x)
         return Dropout(0.5, name=f"dropout{number}")([x, noise]), noise
 
-    images = keras.Input(image_shape, name="images")
-    first = {"padding": "same"}
-    x = images
-    if min(image_shape[:2]) >= LARGE:
+    x = images = keras.Input(image_shape, name="images")
+    size, others = 5, {"padding": "same"}
+    if is_large:
         x = layers.ZeroPadding2D(((1, 2), (1, 2)), name="pad1")(x)
-        size, first = 11, {"strides": 4}
-    else:
-        size = 5
+        size, others = 11, {"strides": 4}
     x = layers.Conv2D(
-        scaled(96, width, columns), size, **first, **settings("conv1", 0.0, 0.01)
+        scaled(96, width, columns), size, **others, **settings("conv1", 0.0, 0.01)
     )(x)
     x = layers.ReLU(name="relu1")(x)
     x = norm_pool(x, 1)
