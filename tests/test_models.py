@@ -315,6 +315,11 @@ def he_deviation(kernel):
     return np.sqrt(2 / np.prod(kernel.shape[:-1]))
 
 
+def uniform_deviation(kernel):
+    """Of numbers within 1 / sqrt(inputs)."""
+    return np.sqrt(1 / 3 / np.prod(kernel.shape[:-1]))
+
+
 def paper_deviation(kernel):
     """AlexNet's and LeNet's, grown where layers but the first have fewer inputs."""
     is_first = kernel.shape[:-1] in [(3, 3, 3), (11, 11, 3)]
@@ -330,8 +335,7 @@ def paper_deviation(kernel):
         ("resnet18", 24, he_deviation, None),
         ("resnet20", 24, he_deviation, None),
         ("wide_resnet_28_10", 24, he_deviation, None),
-        # Uniform within 1 / sqrt(inputs).
-        ("convmixer_256_8", 24, lambda k: he_deviation(k) / np.sqrt(6), 0),
+        ("convmixer_256_8", 24, uniform_deviation, None),
     ],
 )
 def test_initial_kernels_have_the_deviation_of_their_paper(
@@ -343,10 +347,8 @@ def test_initial_kernels_have_the_deviation_of_their_paper(
             continue
         kernel, is_last = own.kernel.numpy(), own is model.layers[-1]
         wanted = deviation(kernel)
-        if is_last and biases is None:
-            wanted = he_deviation(kernel)
-        if is_last and name.startswith("convmixer"):
-            wanted = he_deviation(kernel)
+        if is_last:
+            wanted = (uniform_deviation if biases is None else paper_deviation)(kernel)
         error = 4 / np.sqrt(2 * kernel.size)
         assert np.std(kernel) == pytest.approx(wanted, rel=error), own.name
         assert abs(np.mean(kernel)) < 5 * wanted / np.sqrt(kernel.size), own.name
@@ -355,13 +357,17 @@ def test_initial_kernels_have_the_deviation_of_their_paper(
         assert ones == (set(BIASES_OF_ONE) if biases else set())
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_parameters_are_float32_in_every_precision(precision):
-    model = create(width=0.25, precision=precision)
-    exact = create(width=0.25)
+@pytest.mark.parametrize(
+    "name,precision",
+    [*(("cnn", x) for x in PRECISIONS), ("convmixer_256_8", "bfloat16")],
+)
+def test_parameters_are_float32_in_every_precision(name, precision):
+    model = create(name, width=NARROW, precision=precision)
+    exact = narrow(name)
+    ours = arrays(model)
     for path, values in arrays(exact).items():
-        assert arrays(model)[path].dtype == np.float32
-        np.testing.assert_array_equal(arrays(model)[path], values)
+        assert ours[path].dtype == np.float32
+        np.testing.assert_array_equal(ours[path], values)
     images = np.random.default_rng(0).normal(size=(4, 24, 24, 3)).astype(np.float32)
     logits = model(images)
     assert logits.dtype == precision

@@ -26,9 +26,9 @@ def create_model(
     and dropout are the paper's, and for images of 64 pixels and more also the first
     convolution, 11x11 with stride 4 (224 pixels are padded to the 227 that it needs),
     the initial deviation of 0.01 and the biases of 1. Smaller images go through 5x5
-    with stride 1, and kernels begin as in He et al. 2015 with biases of 0: from the
-    paper's values the network does not begin to learn CIFAR-10. All kernels are marked
-    for decay.
+    with stride 1, and hidden layers begin as in He et al. 2015 with biases of 0: from
+    the paper's values the network does not begin to learn CIFAR-10. All kernels are
+    marked for decay.
 
     Raises:
         ConfigError: the images are smaller than 15x15.
@@ -39,10 +39,10 @@ def create_model(
     # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
     narrower = width**-0.5
 
-    def settings(name, bias, deviation=0.01 * narrower):
-        initial = keras.initializers.HeNormal()
-        if is_large:
-            initial = keras.initializers.RandomNormal(stddev=deviation)
+    def settings(name, bias, deviation=0.01 * narrower, rectified=True):
+        initial = keras.initializers.RandomNormal(stddev=deviation)
+        if rectified and not is_large:
+            initial = keras.initializers.HeNormal()
         return {
             "kernel_initializer": initial,
             "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
@@ -91,5 +91,5 @@ def create_model(
     x = layers.Flatten(name="flatten")(x)
     x, noise6 = dense(x, 6)
     x, noise7 = dense(x, 7)
-    logits = layers.Dense(num_classes, **settings("fc8", 0.0))(x)
+    logits = layers.Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
     return keras.Model([images, noise6, noise7], logits, name=name)

@@ -43,11 +43,21 @@ def classifier(
     num_classes: int,
     regularizer: keras.regularizers.Regularizer | None,
 ) -> keras.KerasTensor:
-    """Global average pooling and the logits."""
+    """Global average pooling and the logits.
+
+    No rectifier follows, so that He's deviation would make the first logits too large.
+    """
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     return layers.Dense(
         num_classes,
-        kernel_initializer="he_normal",
+        kernel_initializer=uniform(),
         kernel_regularizer=regularizer,
         name="logits",
     )(x)
+
+
+def uniform() -> keras.initializers.Initializer:
+    """Uniform within 1 / sqrt(inputs), as the authors' framework, Torch, begins."""
+    return keras.initializers.VarianceScaling(
+        1 / 3, mode="fan_in", distribution="uniform"
+    )

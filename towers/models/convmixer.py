@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from towers.models.blocks import classifier, normalization
+from towers.models.blocks import classifier, normalization, uniform
 from towers.models.layers import GroupedConv2D
 from towers.models.sizes import check_image_size, scaled
 
@@ -22,9 +22,8 @@ def create_model(
     """Patches, then blocks that mix pixels within a channel and channels at a pixel.
 
     ConvMixer-256/8 with these patches and kernels has 594,186 parameters at 10 classes.
-    Each convolution is followed by GELU and normalisation, and begins as in the
-    authors' framework: uniform within 1 / sqrt(inputs), but biases 0. Every kernel is
-    marked for decay.
+    Each convolution is followed by GELU and normalisation. Kernels begin uniform within
+    1 / sqrt(inputs), biases with 0. Every kernel is marked for decay.
 
     Raises:
         ConfigError: the images are smaller than a patch.
@@ -38,9 +37,7 @@ def create_model(
         return normalization(x, f"{layer.name}_norm")
 
     settings = {
-        "kernel_initializer": keras.initializers.VarianceScaling(
-            1 / 3, mode="fan_in", distribution="uniform"
-        ),
+        "kernel_initializer": uniform(),
         "kernel_regularizer": regularizer,
     }
     images = keras.Input(image_shape, name="images")
