@@ -1,6 +1,8 @@
 """Small networks, each twice: as a Keras model, and in the oracle's own words."""
 
 import dataclasses
+import types
+from collections.abc import Mapping
 
 import keras
 import numpy as np
@@ -14,6 +16,7 @@ from towers.models.layers import Dropout, LocalResponseNormalization
 IMAGE_SHAPE = (8, 8, 3)
 NUM_CLASSES = 5
 WEIGHT_DECAY = 0.01
+NOISE_SHAPES = types.MappingProxyType({"dropout1_noise": (12,)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +113,24 @@ def _constant(value):
     return keras.initializers.Constant(value)
 
 
-def random_batches(num_steps: int, batch_size: int, seed: int = 0) -> list[dict]:
-    """NumPy batches for both kinds of network, as the trainer's stream gives them."""
+def random_batches(
+    num_steps: int,
+    batch_size: int,
+    seed: int = 0,
+    image_shape: tuple[int, int, int] = IMAGE_SHAPE,
+    noise_shapes: Mapping[str, tuple[int, ...]] = NOISE_SHAPES,
+) -> list[dict]:
+    """NumPy batches as the trainer's stream gives them; by default for both kinds of
+    network here."""
     rng = np.random.default_rng(seed)
     return [
         {
-            "images": rng.normal(size=(batch_size, *IMAGE_SHAPE)).astype(np.float32),
+            "images": rng.normal(size=(batch_size, *image_shape)).astype(np.float32),
             "labels": rng.integers(0, NUM_CLASSES, batch_size, dtype=np.int32),
-            "dropout1_noise": rng.random((batch_size, 12), dtype=np.float32),
+        }
+        | {
+            name: rng.random((batch_size, *shape), dtype=np.float32)
+            for name, shape in noise_shapes.items()
         }
         for _ in range(num_steps)
     ]
@@ -126,7 +139,16 @@ def random_batches(num_steps: int, batch_size: int, seed: int = 0) -> list[dict]
 def oracle_batches(batches: list[dict]) -> list[tuple]:
     """The same batches as the oracle takes them."""
     return [
-        (b["images"], b["labels"], {"dropout1": b["dropout1_noise"]}) for b in batches
+        (
+            batch["images"],
+            batch["labels"],
+            {
+                name.removesuffix("_noise"): values
+                for name, values in batch.items()
+                if name.endswith("_noise")
+            },
+        )
+        for batch in batches
     ]
 
 

@@ -173,13 +173,41 @@ def add(*inputs) -> Applied:
     return Applied(sum(inputs), lambda gradient: ((gradient,) * len(inputs), {}))
 
 
-def local_response_norm(x, *, depth_radius, bias, alpha, beta) -> Applied:
+def gelu(x) -> Applied:
+    """x times the probability that a normal variable is below x."""
+    below = 0.5 * (1.0 + np.vectorize(math.erf)(x / math.sqrt(2.0)))
+    density = np.exp(-0.5 * x**2) / math.sqrt(2.0 * math.pi)
+    return Applied(
+        x * below, lambda gradient: ((gradient * (below + x * density),), {})
+    )
+
+
+def pad(x, *, rows=(0, 0), columns=(0, 0), channels=(0, 0)) -> Applied:
+    """Zeros before and after each axis of [N, H, W, C] but the first."""
+    padded = np.pad(x, ((0, 0), rows, columns, channels))
+
+    def pullback(gradient):
+        own = tuple(
+            slice(before, before + size)
+            for (before, _), size in zip(
+                ((0, 0), rows, columns, channels), x.shape, strict=True
+            )
+        )
+        return (gradient[own],), {}
+
+    return Applied(padded, pullback)
+
+
+def local_response_norm(x, *, depth_radius, bias, alpha, beta, groups=1) -> Applied:
     """x / (bias + alpha * sum of x^2 over the channels within the radius)^beta.
 
-    Krizhevsky et al., 2012, in the form of `tf.nn.local_response_normalization`.
+    Krizhevsky et al., 2012, in the form of `tf.nn.local_response_normalization`; with
+    groups, over the channels of the same block only.
     """
     channel = np.arange(x.shape[-1])
     band = (np.abs(channel[:, None] - channel) <= depth_radius).astype(np.float64)
+    block = np.repeat(np.arange(groups), x.shape[-1] // groups)
+    band *= block[:, None] == block
     scale = bias + alpha * (np.square(x) @ band)
     power = scale**-beta
 
@@ -245,6 +273,8 @@ LAYERS = {
     "conv": conv,
     "dense": dense,
     "relu": relu,
+    "gelu": gelu,
+    "pad": pad,
     "max_pool": max_pool,
     "average_pool": average_pool,
     "global_average_pool": global_average_pool,

@@ -3,12 +3,16 @@
 import keras
 import networks
 import numpy as np
+import oracle_layers
 import pytest
 import tensorflow as tf
 
 from towers.models.layers import (
+    BatchNormalization,
     Dropout,
+    GroupedConv2D,
     LocalResponseNormalization,
+    PadChannels,
     local_response_normalization,
 )
 
@@ -110,7 +114,7 @@ def test_half_width_images_stay_half_width():
 @pytest.mark.parametrize(
     "layer",
     [
-        LocalResponseNormalization(3, 1.5, 0.1, 0.6, name="norm1"),
+        LocalResponseNormalization(3, 1.5, 0.1, 0.6, 2, name="norm1"),
         Dropout(0.3, name="dropout1"),
     ],
 )
@@ -134,6 +138,32 @@ def test_a_normalisation_layer_is_its_function():
     )
     assert layer.compute_output_shape(SHAPE) == SHAPE
     assert layer.weights == []
+
+
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_normalisation_in_groups_is_that_of_each_group(groups):
+    constants = (2, 2.0, 1e-2, 0.75)
+    x, upstream = random_images(), random_images(seed=1)
+    found = value_and_gradient(
+        lambda x: local_response_normalization(x, *constants, groups), x, upstream
+    )
+    each = [
+        value_and_gradient(
+            lambda x: tf.nn.local_response_normalization(x, *constants), *of_group
+        )
+        for of_group in zip(
+            np.split(x, groups, -1), np.split(upstream, groups, -1), strict=True
+        )
+    ]
+    for ours, theirs in zip(found, zip(*each, strict=True), strict=True):
+        np.testing.assert_allclose(
+            ours, np.concatenate(theirs, -1), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused():
+    with pytest.raises(ValueError, match="5 groups do not divide 12 channels"):
+        LocalResponseNormalization(groups=5)(random_images())
 
 
 # Dropout.
@@ -188,3 +218,218 @@ def test_dropout_keeps_no_state():
     model = networks.plain_network().model
     assert model.non_trainable_variables == []
     assert "dropout1" in {layer.name for layer in model.layers}
+
+
+# Batch normalisation.
+
+EPSILON = 1.001e-5
+
+
+def trained(layer, x, upstream, params, state):
+    """Outputs, gradients by inputs and parameters, and the new state; in a graph of
+    images whose number is not known, and the operations of that graph."""
+    layer.build(x.shape)
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, *x.shape[1:]], layer.compute_dtype),
+            tf.TensorSpec([None, *x.shape[1:]], layer.compute_dtype),
+        ],
+        autograph=False,
+    )
+    def run(x, upstream):
+        sources = [x, *(tf.constant(p) for p in params)]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(sources)
+            y, new_state = layer.stateless_call(sources[1:], state, x, training=True)
+            loss = tf.reduce_sum(y * upstream)
+        return y, tape.gradient(loss, sources), new_state
+
+    names = {op.type for op in run.get_concrete_function().graph.get_operations()}
+    found = run(*(tf.cast(v, layer.compute_dtype) for v in (x, upstream)))
+    return tf.nest.map_structure(lambda v: tf.cast(v, tf.float64).numpy(), found), names
+
+
+def params_and_state(dtype=np.float32, channels=SHAPE[-1]):
+    rng = np.random.default_rng(3)
+    gamma, beta, mean = rng.normal(size=(3, channels)).astype(dtype)
+    return [gamma, beta], [mean, rng.random(channels).astype(dtype) + 1]
+
+
+@pytest.mark.parametrize(
+    "policy,options",
+    [
+        ("float32", {}),
+        ("float32", {"scale": False, "momentum": 0.5}),
+        ("float32", {"center": False, "epsilon": 0.1}),
+        ("mixed_bfloat16", {}),
+        ("mixed_float16", {}),
+    ],
+)
+def test_fused_batch_normalisation_equals_that_of_keras(policy, options):
+    x, upstream = random_images() + 3, random_images(seed=1)
+    options = {"epsilon": EPSILON, "dtype": policy} | options
+    params, state = params_and_state()
+    params = [
+        value
+        for value, name in zip(params, ("scale", "center"), strict=True)
+        if options.get(name, True)
+    ]
+    found, operations = trained(
+        BatchNormalization(**options), x, upstream, params, state
+    )
+    expected, theirs = trained(
+        keras.layers.BatchNormalization(**options), x, upstream, params, state
+    )
+    assert "FusedBatchNormV3" in operations and "FusedBatchNormV3" not in theirs
+    # Images may be rounded to the neighbouring number; all else is float32.
+    rounding = {"float32": 1e-5, "mixed_float16": 1e-3, "mixed_bfloat16": 8e-3}[policy]
+    for place, (ours, keras_own) in enumerate(
+        zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
+    ):
+        rtol = rounding if place < 2 else 1e-5
+        np.testing.assert_allclose(ours, keras_own, atol=1e-5, rtol=rtol)
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("float64", 1e-12)])
+def test_batch_normalisation_equals_the_oracle(dtype, tolerance):
+    x, upstream = random_images(np.float64), random_images(np.float64, seed=1)
+    params, state = params_and_state(dtype)
+    layer = BatchNormalization(momentum=0.9, epsilon=EPSILON, dtype=dtype)
+    (y, gradients, new_state), operations = trained(layer, x, upstream, params, state)
+    assert ("FusedBatchNormV3" in operations) == (dtype == "float32")
+    done = oracle_layers.batch_norm(
+        x, *params, *state, training=True, momentum=0.9, epsilon=EPSILON
+    )
+    of_inputs, of_params = done.pullback(upstream)
+    expected = (
+        done.output,
+        [*of_inputs, of_params["gamma"], of_params["beta"]],
+        [done.state["moving_mean"], done.state["moving_variance"]],
+    )
+    for ours, theirs in zip(
+        tf.nest.flatten((y, gradients, new_state)),
+        tf.nest.flatten(expected),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_moving_statistics_carry_no_gradient():
+    layer = BatchNormalization(epsilon=EPSILON)
+    layer.build(SHAPE)
+    x = tf.constant(random_images())
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        _, state = layer.stateless_call(*params_and_state(), x, training=True)
+    assert tape.gradient(state, x) is None
+
+
+@pytest.mark.parametrize(
+    "options,shape",
+    [
+        ({"epsilon": 1e-6}, SHAPE),  # less than the fused kernel takes
+        ({"axis": 1}, SHAPE),
+        ({"trainable": False}, SHAPE),
+        ({}, (24, 12)),
+    ],
+)
+def test_what_the_fused_kernel_does_not_compute_is_left_to_keras(options, shape):
+    x = random_images(shape=shape)
+    params, state = params_and_state(channels=shape[options.get("axis", -1)])
+    outputs = []
+    for kind in (BatchNormalization, keras.layers.BatchNormalization):
+        layer = kind(**options)
+        layer.build(shape)
+        if not layer.trainable:
+            params, state = [], [*params, *state]
+        outputs.append(layer.stateless_call(params, state, x, training=True))
+        params, state = params_and_state(channels=shape[options.get("axis", -1)])
+    for ours, theirs in zip(*map(tf.nest.flatten, outputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_inference_uses_the_moving_statistics_as_keras_does():
+    x, outputs = random_images(), []
+    for kind in (BatchNormalization, keras.layers.BatchNormalization):
+        layer = kind(epsilon=EPSILON, name="norm1")
+        layer.build(SHAPE)
+        assert [v.path for v in layer.variables] == [
+            f"norm1/{name}"
+            for name in ("gamma", "beta", "moving_mean", "moving_variance")
+        ]
+        outputs.append(layer.stateless_call(*params_and_state(), x, training=False))
+    for ours, theirs in zip(*map(tf.nest.flatten, outputs), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# Convolutions in groups.
+
+
+@pytest.mark.parametrize(
+    "groups,filters,options",
+    [
+        (1, 6, {}),
+        (2, 8, {"strides": 2, "padding": "same"}),
+        (4, 8, {"padding": "same"}),  # two filters for each channel
+        (12, 12, {"padding": "same"}),
+        (12, 12, {"strides": 2}),
+    ],
+)
+def test_grouped_convolution_and_its_gradients_equal_the_oracle(
+    groups, filters, options
+):
+    """In float64, where TensorFlow has no gradient for its own grouped convolution."""
+    x = random_images(np.float64, (2, 6, 5, 12))
+    layer = GroupedConv2D(
+        filters, 3, groups=groups, bias_initializer="ones", dtype="float64", **options
+    )
+    layer.build(x.shape)
+    kernel, bias = layer.kernel.numpy(), layer.bias.numpy()
+    done = oracle_layers.conv(
+        x,
+        kernel,
+        bias,
+        stride=options.get("strides", 1),
+        padding=options.get("padding", "valid"),
+        groups=groups,
+    )
+    upstream = random_images(np.float64, done.output.shape, seed=1)
+    sources = [tf.constant(x), tf.constant(kernel), tf.constant(bias)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y, _ = layer.stateless_call(sources[1:], [], sources[0])
+        loss = tf.reduce_sum(y * upstream)
+    np.testing.assert_allclose(y, done.output, atol=1e-12)
+    assert layer.compute_output_shape(x.shape) == y.shape
+    (of_x,), of_params = done.pullback(upstream)
+    expected = [of_x, of_params["kernel"], of_params["bias"]]
+    for ours, theirs in zip(tape.gradient(loss, sources), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-11)
+
+
+@pytest.mark.parametrize("groups", [3, 12])
+def test_grouped_convolution_computes_what_keras_does(groups):
+    x, options = random_images(), {"groups": groups, "dilation_rate": 2, "name": "conv"}
+    ours = GroupedConv2D(12, (3, 2), padding="same", **options)
+    theirs = keras.layers.Conv2D(12, (3, 2), padding="same", **options)
+    for layer in (ours, theirs):
+        layer.build(SHAPE)
+    assert [v.path for v in ours.weights] == [v.path for v in theirs.weights]
+    theirs.set_weights(ours.get_weights())
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+    again = GroupedConv2D.from_config(ours.get_config())
+    again.build(SHAPE)
+    again.set_weights(ours.get_weights())
+    np.testing.assert_array_equal(again(x), ours(x))
+
+
+# Channels of zeros.
+
+
+def test_padded_channels_are_zeros_around_the_own():
+    x, layer = random_images(), PadChannels(2, 3, name="zeros")
+    padded = PadChannels.from_config(layer.get_config())(x)
+    expected = np.pad(x, [(0, 0)] * 3 + [(2, 3)])
+    np.testing.assert_array_equal(padded, expected)
+    assert layer.compute_output_shape(SHAPE) == expected.shape

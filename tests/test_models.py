@@ -1,26 +1,92 @@
 """The networks: what they compute, how they begin, and that nothing global moves them.
 
-Every network of the table stands in COUNTS.
+Every network of the table stands in TABLE, in docs/networks.md and, with one of each
+family, in the oracle's words.
 """
 
+import functools
+import pathlib
+import re
+
+import described
 import keras
 import networks
 import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from oracle import layer
+from test_strategies import Recipe, assert_equal_to_oracle, create_towers
 
 from towers.config import MODELS as MODEL_NAMES
 from towers.config import PRECISIONS
-from towers.models import MODELS, create_model, initialize, noise_shapes
+from towers.errors import ConfigError
+from towers.losses import cross_entropy
+from towers.models import (
+    MODELS,
+    alexnet,
+    convmixer,
+    create_model,
+    initialize,
+    keras_settings,
+    lenet,
+    noise_shapes,
+    resnet,
+    wide_resnet,
+)
+from towers.models.flops import flops_per_image
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.split import Shards
+from towers.parallel.tower import tower_gradients
 
-# (network, image shape, classes, width) -> number of parameters.
-COUNTS = {
-    ("cnn", (24, 24, 3), 10, 1.0): 1_068_298,
-    ("cnn", (24, 24, 3), 10, 0.25): 68_170,
-    ("cnn", (32, 32, 3), 100, 1.0): 1_773_796,
+CIFAR10, MNIST = ((32, 32, 3), 10), ((28, 28, 1), 10)
+IMAGENET = ((224, 224, 3), 1000)
+
+# (network, image shape, classes) -> number of parameters, operations on one image. The
+# sources of the first are in docs/networks.md, formulas for the second in test_flops.
+TABLE = {
+    ("cnn", (24, 24, 3), 10): (1_068_298, 36_941_568),
+    ("cnn", (32, 32, 3), 100): (1_773_796, 65_590_784),
+    ("lenet", *MNIST): (129_068, 4_500_720),
+    ("lenet", *CIFAR10): (187_028, 7_344_560),
+    ("alexnet", *CIFAR10): (29_983_114, 647_200_768),
+    ("alexnet", *IMAGENET): (62_378_344, 2_270_512_192),
+    ("alexnet_two_columns", *MNIST): (23_322_314, 292_948_992),
+    ("alexnet_two_columns", *CIFAR10): (28_569_994, 400_580_608),
+    ("alexnet_two_columns", *IMAGENET): (60_965_224, 1_448_813_632),
+    ("resnet18", *CIFAR10): (11_173_962, 1_110_845_440),
+    ("resnet18", *MNIST): (11_172_810, 911_601_664),
+    ("resnet20", *CIFAR10): (269_722, 81_102_080),
+    ("resnet20", *MNIST): (269_434, 61_642_496),
+    ("resnet32", *CIFAR10): (464_154, 137_725_184),
+    ("resnet44", *CIFAR10): (658_586, 194_348_288),
+    ("resnet56", *CIFAR10): (853_018, 250_971_392),
+    ("resnet110", *CIFAR10): (1_727_962, 505_775_360),
+    ("wide_resnet_28_10", *CIFAR10): (36_479_194, 10_486_657_536),
+    ("wide_resnet_28_10", *MNIST): (36_478_906, 8_028_398_592),
+    ("convmixer_256_8", *CIFAR10): (594_186, 296_227_840),
+    ("convmixer_256_8", *MNIST): (592_138, 225_997_824),
 }
+
+# What the papers say, in millions: table 6 of He et al. 2015; Zagoruyko and Komodakis
+# 2016. And the shapes of the book's parameters.
+PUBLISHED = {
+    "resnet20": "0.27",
+    "resnet32": "0.46",
+    "resnet44": "0.66",
+    "resnet56": "0.85",
+    "resnet110": "1.7",
+    "wide_resnet_28_10": "36.5",
+}
+# Krizhevsky et al. 2012, section 5.
+BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
+LENET_SHAPES = [(3, 3, 1, 20), (5, 5, 20, 50), (800, 128), (128, 10)]
+
+# One network for each way of building them.
+FAMILIES = [name for name in MODELS if name not in list(PUBLISHED)[1:5]]
+
+NARROW = 0.125
 
 # What the first issue says of the tutorial's network: initial deviation, bias.
 CNN = {
@@ -58,6 +124,31 @@ def create(name="cnn", image_shape=(24, 24, 3), num_classes=10, **kwargs):
     )
 
 
+@functools.cache
+def narrow(name):
+    return create(name, width=NARROW)
+
+
+@functools.cache
+def of_shapes(name, image_shape, num_classes, width=1.0, decay=0.0):
+    """A network whose variables have shapes only."""
+    try:
+        with keras_settings(), keras.StatelessScope(initialize_variables=False):
+            return MODELS[name](
+                image_shape=image_shape,
+                num_classes=num_classes,
+                width=width,
+                regularizer=keras.regularizers.L2(decay) if decay else None,
+            )
+    finally:
+        # Else Keras gives them values when it next leaves a scope.
+        global_state.set_global_attribute("uninitialized_variables", [])
+
+
+def num_params(model):
+    return sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+
+
 def arrays(model):
     return {v.path: v.numpy() for v in model.variables}
 
@@ -67,58 +158,113 @@ def cnn():
     return create(weight_decay=0.004)
 
 
-def test_every_network_is_in_the_table_of_counts():
-    assert {name for name, *_ in COUNTS} == set(MODELS) == set(MODEL_NAMES)
+# The table.
 
 
-@pytest.mark.parametrize("name,image_shape,num_classes,width", COUNTS)
-def test_number_of_parameters(name, image_shape, num_classes, width):
-    model = create(name, image_shape, num_classes, width=width)
-    count = COUNTS[name, image_shape, num_classes, width]
-    assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == count
+def test_every_network_is_in_the_table():
+    assert {name for name, *_ in TABLE} == set(MODELS) == set(MODEL_NAMES)
+    assert {name for name, *shape in TABLE if tuple(shape) == CIFAR10} >= {
+        name for name in MODELS if name != "cnn"
+    }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_layer_with_variables_is_named_and_no_name_is_keras_own(name):
-    first, second = create(name), create(name)
-    assert list(arrays(first)) == list(arrays(second))
-    assert [x.name for x in first.layers] == [x.name for x in second.layers]
-    assert "images" in {x.name for x in first.inputs}
+@pytest.mark.parametrize("name,image_shape,num_classes", TABLE)
+def test_parameters_operations_and_shapes(name, image_shape, num_classes):
+    model = of_shapes(name, image_shape, num_classes)
+    expected = TABLE[name, image_shape, num_classes]
+    assert (num_params(model), flops_per_image(model)) == expected
+    assert model.output.shape == (None, num_classes)
+    assert model.inputs[0].name == "images"
+    assert model.inputs[0].shape == (None, *image_shape)
+    assert model.name == name
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_parameters_depend_on_the_seed_alone(name):
-    keras.utils.set_random_seed(1)
-    first = arrays(create(name, width=0.25, seed=5))
-    keras.utils.set_random_seed(2)
-    second = arrays(create(name, width=0.25, seed=5))
-    for path, values in first.items():
-        np.testing.assert_array_equal(second[path], values, err_msg=path)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_many_as_published(name):
+    in_millions = num_params(of_shapes(name, *CIFAR10)) / 1e6
+    digits = len(PUBLISHED[name].partition(".")[2])
+    assert f"{in_millions:.{digits}f}" == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_another_seed_draws_every_kernel_anew(name):
-    first, second = (arrays(create(name, width=0.25, seed=s)) for s in (0, 1))
-    kernels = [path for path in first if path.endswith("/kernel")]
-    assert kernels
-    for path in kernels:
-        correlation = np.corrcoef(first[path].ravel(), second[path].ravel())[0, 1]
-        assert abs(correlation) < 5 / np.sqrt(first[path].size), path
+def test_the_page_of_networks_says_what_the_table_says():
+    page = pathlib.Path(__file__).parent.parent / "docs" / "networks.md"
+    row = re.compile(
+        r"^\| `(\w+)` \| (\d+)x(\d+)x(\d+), (\d+) \| ([\d,]+) \| ([\d,.]+) \|",
+        re.MULTILINE,
+    )
+    found = {}
+    for name, *sizes, params, flops in row.findall(page.read_text()):
+        *image_shape, num_classes = map(int, sizes)
+        found[name, tuple(image_shape), num_classes] = params, flops
+    assert found == {
+        key: (f"{params:,}", f"{flops / 1e6:,.1f}")
+        for key, (params, flops) in TABLE.items()
+    }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_global_settings_of_keras_change_nothing(name):
-    expected = create(name, width=0.25)
+def test_a_narrow_cnn_has_as_many_parameters_as_its_channels_make():
+    assert num_params(of_shapes("cnn", (24, 24, 3), 10, 0.25)) == 68_170
+
+
+@pytest.mark.parametrize("width", [0.01, 0.3])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_width_gives_a_network(name, width):
+    model = of_shapes(name, *CIFAR10, width)
+    assert model.output.shape == (None, 10)
+    first = of_shapes(name, *CIFAR10)
+    kernels = [
+        (x.kernel.shape[-1], y.kernel.shape[-1])
+        for x, y in zip(model.layers, first.layers, strict=True)
+        if hasattr(x, "kernel")
+    ]
+    for channels, whole in kernels[:-1]:
+        assert channels == pytest.approx(whole * width, abs=1.5)
+    assert kernels[-1] == (10, 10)
+
+
+@pytest.mark.parametrize(
+    "name,size", [("lenet", 14), ("alexnet", 15), ("convmixer_256_8", 2)]
+)
+def test_images_that_are_too_small_are_refused(name, size):
+    of_shapes(name, (size, size, 3), 10, NARROW)
+    with pytest.raises(
+        ConfigError, match=f"{name} needs .* {size}x{size}, not {size}x{size - 1};"
+    ):
+        create(name, (size, size - 1, 3))
+
+
+def test_alexnet_begins_as_in_the_paper_where_images_are_large():
+    shapes = {}
+    for size in (63, 64, 224, 227):
+        model = of_shapes("alexnet_two_columns", (size, size, 3), 10, NARROW)
+        shapes[size] = model.get_layer("conv1").output.shape[1:3]
+    assert shapes == {63: (63, 63), 64: (15, 15), 224: (55, 55), 227: (55, 55)}
+
+
+def test_lenet_has_the_shapes_of_the_book():
+    model = of_shapes("lenet", *MNIST)
+    kernels = [tuple(x.kernel.shape) for x in model.layers if hasattr(x, "kernel")]
+    assert kernels == LENET_SHAPES
+
+
+# How networks begin.
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_network_depends_on_its_arguments_alone(name):
+    """Neither Keras' generator nor its settings nor names given before move it."""
+    expected = narrow(name)
     before = (
         keras.config.floatx(),
         keras.config.image_data_format(),
         keras.config.dtype_policy(),
     )
     try:
+        keras.utils.set_random_seed(1)
         keras.config.set_floatx("float64")
         keras.config.set_image_data_format("channels_first")
         keras.config.set_dtype_policy("float64")
-        found = create(name, width=0.25)
+        found = create(name, width=NARROW)
         after = (
             keras.config.floatx(),
             keras.config.image_data_format(),
@@ -129,32 +275,105 @@ def test_global_settings_of_keras_change_nothing(name):
         keras.config.set_image_data_format(before[1])
         keras.config.set_dtype_policy(before[2])
     assert after == ("float64", "channels_first", "float64"), "the user's are restored"
-    for path, values in arrays(expected).items():
-        assert values.dtype == arrays(found)[path].dtype == np.float32
-        np.testing.assert_array_equal(arrays(found)[path], values)
-    images = np.random.default_rng(0).normal(size=(2, 24, 24, 3)).astype(np.float32)
-    np.testing.assert_array_equal(found(images), expected(images))
+    assert [x.name for x in found.layers] == [x.name for x in expected.layers]
+    ours, wanted = arrays(found), arrays(expected)
+    assert list(ours) == list(wanted)
+    for path, values in wanted.items():
+        assert values.dtype == ours[path].dtype == np.float32
+        np.testing.assert_array_equal(ours[path], values, err_msg=path)
+    for variable in found.variables:
+        assert "CPU:0" in variable.value.device
+    formats = {getattr(x, "data_format", "channels_last") for x in found.layers}
+    assert formats == {"channels_last"}
+    policies = {x.dtype_policy.name for x in found.layers}
+    assert policies == {"float32"}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_parameters_are_float32_in_every_precision(precision):
-    model = create(width=0.25, precision=precision)
-    exact = create(width=0.25)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_another_seed_draws_every_kernel_anew(name):
+    drawn = {}
+    for seed in (0, 1, 0):
+        initialize(narrow(name), seed)
+        again, drawn[seed] = drawn.get(seed), arrays(narrow(name))
+    first, second = drawn[0], drawn[1]
+    kernels = [path for path in first if path.endswith("/kernel")]
+    assert kernels
+    for path in kernels:
+        np.testing.assert_array_equal(again[path], first[path])
+        correlation = np.corrcoef(first[path].ravel(), second[path].ravel())[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(first[path].size), path
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "cnn"])
+def test_all_kernels_decay_and_nothing_else(name):
+    model = of_shapes(name, *CIFAR10, NARROW, decay=0.1)
+    for variable in model.trainable_variables:
+        assert (variable.regularizer is not None) == (variable.name == "kernel")
+
+
+def he_deviation(kernel):
+    return np.sqrt(2 / np.prod(kernel.shape[:-1]))
+
+
+def uniform_deviation(kernel):
+    """Of numbers within 1 / sqrt(inputs)."""
+    return np.sqrt(1 / 3 / np.prod(kernel.shape[:-1]))
+
+
+def paper_deviation(kernel):
+    """AlexNet's and LeNet's, grown where layers but the first have fewer inputs."""
+    is_first = kernel.shape[:-1] in [(3, 3, 3), (11, 11, 3)]
+    return 0.01 * (1 if is_first else NARROW**-0.5)
+
+
+@pytest.mark.parametrize(
+    "name,size,deviation,biases",
+    [
+        ("lenet", 24, paper_deviation, 0),
+        ("alexnet", 24, he_deviation, 0),
+        ("alexnet_two_columns", 64, paper_deviation, 1),
+        ("resnet18", 24, he_deviation, None),
+        ("resnet20", 24, he_deviation, None),
+        ("wide_resnet_28_10", 24, he_deviation, None),
+        ("convmixer_256_8", 24, uniform_deviation, None),
+    ],
+)
+def test_initial_kernels_have_the_deviation_of_their_paper(
+    name, size, deviation, biases
+):
+    model = narrow(name) if size == 24 else create(name, (size, size, 3), width=NARROW)
+    for own in model.layers:
+        if not hasattr(own, "kernel"):
+            continue
+        kernel, is_last = own.kernel.numpy(), own is model.layers[-1]
+        wanted = deviation(kernel)
+        if is_last:
+            wanted = (uniform_deviation if biases is None else paper_deviation)(kernel)
+        error = 4 / np.sqrt(2 * kernel.size)
+        assert np.std(kernel) == pytest.approx(wanted, rel=error), own.name
+        assert abs(np.mean(kernel)) < 5 * wanted / np.sqrt(kernel.size), own.name
+    if biases is not None:
+        ones = {x.name for x in model.layers if getattr(x, "use_bias", 0) and x.bias[0]}
+        assert ones == (set(BIASES_OF_ONE) if biases else set())
+
+
+@pytest.mark.parametrize(
+    "name,precision",
+    [*(("cnn", x) for x in PRECISIONS), ("convmixer_256_8", "bfloat16")],
+)
+def test_parameters_are_float32_in_every_precision(name, precision):
+    model = create(name, width=NARROW, precision=precision)
+    exact = narrow(name)
+    ours = arrays(model)
     for path, values in arrays(exact).items():
-        assert arrays(model)[path].dtype == np.float32
-        np.testing.assert_array_equal(arrays(model)[path], values)
+        assert ours[path].dtype == np.float32
+        np.testing.assert_array_equal(ours[path], values)
     images = np.random.default_rng(0).normal(size=(4, 24, 24, 3)).astype(np.float32)
     logits = model(images)
     assert logits.dtype == precision
     np.testing.assert_allclose(
         tf.cast(logits, tf.float32), exact(images), atol=0.02, rtol=0.1
     )
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_lies_on_the_cpu(name):
-    for variable in create(name, width=0.25).variables:
-        assert "CPU:0" in variable.value.device
 
 
 # The tutorial's network.
@@ -221,6 +440,192 @@ def test_a_narrow_cnn_is_as_loud_as_a_wide_one():
         hidden = keras.Model(model.inputs[0], model.get_layer("relu3").output)
         scales.append(np.std(hidden(images)))
     assert scales[1] == pytest.approx(scales[0], rel=0.3)
+
+
+# Every family in the oracle's words. Networks that may have fewer blocks do.
+
+
+def small(function, image_shape, width, dtype, **options):
+    """A network of few channels, with other values than the initial ones, so that
+    every variable matters."""
+    with keras_settings(dtype), tf.device("CPU:0"):
+        model = function(
+            image_shape=image_shape,
+            num_classes=networks.NUM_CLASSES,
+            width=width,
+            regularizer=keras.regularizers.L2(networks.WEIGHT_DECAY / 2),
+            **options,
+        )
+    rng = np.random.default_rng(5)
+    for variable in model.variables:
+        noise = rng.normal(size=variable.shape)
+        if variable.name == "kernel":
+            fan_in = np.prod(variable.shape[:-1])
+            variable.assign(noise / np.sqrt(fan_in))
+        elif variable.name == "moving_variance":
+            variable.assign(1 + noise**2)
+        else:
+            variable.assign(variable.numpy() * 0.5 + 0.3 * noise)
+    return model
+
+
+# name -> (description, function, image shape, width, options).
+SMALL = {
+    "lenet": (described.lenet(), lenet.create_model, (15, 14, 1), 0.2, {}),
+    "alexnet": (
+        described.alexnet(columns=1),
+        functools.partial(alexnet.create_model, columns=1),
+        (16, 15, 3),
+        1 / 32,
+        {},
+    ),
+    "alexnet_two_columns": (
+        described.alexnet(columns=2),
+        functools.partial(alexnet.create_model, columns=2),
+        (16, 16, 3),
+        1 / 32,
+        {},
+    ),
+    "alexnet_large": (
+        described.alexnet(columns=2, large=True),
+        functools.partial(alexnet.create_model, columns=2),
+        (64, 66, 3),
+        1 / 32,
+        {},
+    ),
+    "resnet18": (described.resnet18(), resnet.create_resnet18, (9, 8, 3), 1 / 16, {}),
+    "resnet8": (
+        described.cifar_resnet(depth=8, channels=4),
+        resnet.create_cifar_resnet,
+        (8, 7, 3),
+        0.25,
+        {"depth": 8},
+    ),
+    "wide_resnet_10_2": (
+        described.wide_resnet(depth=10),
+        wide_resnet.create_model,
+        (8, 7, 3),
+        0.125,
+        {"depth": 10, "widening": 2},
+    ),
+    "convmixer_8_1": (
+        described.convmixer(depth=1, channels=8),
+        convmixer.create_model,
+        (8, 9, 3),
+        1.0,
+        {"depth": 1, "channels": 8},
+    ),
+}
+
+
+def small_network(name, dtype="float32"):
+    description, function, image_shape, width, options = SMALL[name]
+    model = small(function, image_shape, width, dtype, **options)
+    decay = {
+        v.path: networks.WEIGHT_DECAY
+        for v in model.trainable_variables
+        if v.name == "kernel"
+    }
+    return networks.Network(model, description, decay)
+
+
+def small_batches(network, num_steps, batch_size):
+    return networks.random_batches(
+        num_steps,
+        batch_size,
+        image_shape=network.model.inputs[0].shape[1:],
+        noise_shapes=noise_shapes(network.model),
+    )
+
+
+def test_every_family_is_in_the_oracles_words():
+    described_ones = {name.partition("_")[0].rstrip("0123456789") for name in SMALL}
+    of_models = {name.partition("_")[0].rstrip("0123456789") for name in MODELS}
+    assert described_ones == of_models - {"cnn"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
+    network = small_network(name, "float64")
+    [batch], model = small_batches(network, 1, 5), network.model
+    [(images, labels, noise)] = networks.oracle_batches([batch])
+    expected = oracle.loss_and_gradients(
+        network.described, network.params, network.state, images, labels, noise=noise
+    )
+    result = tower_gradients(
+        model,
+        cross_entropy,
+        [tf.constant(v) for v in network.params.values()],
+        [tf.constant(v) for v in network.state.values()],
+        {k: v if k == "labels" else v.astype(np.float64) for k, v in batch.items()},
+    )
+    # GELU has a constant that TensorFlow rounds to float32.
+    tolerance = 1e-6 if name.startswith("convmixer") else 1e-9
+    assert result.loss.numpy() == pytest.approx(expected.loss, rel=tolerance)
+    gradients = oracle.add_weight_decay(
+        expected.gradients, network.params, network.decay
+    )
+    for path, ours, theirs in zip(
+        gradients, result.gradients, gradients.values(), strict=True
+    ):
+        np.testing.assert_allclose(
+            ours, theirs, rtol=tolerance, atol=tolerance, err_msg=path
+        )
+    for ours, theirs in zip(result.state, expected.state.values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance)
+    logits = oracle.forward(
+        network.described, network.params, network.state, images, training=False
+    ).logits
+    inputs = [images, *(np.zeros_like(n) for n in noise.values())]
+    found = model(inputs if len(inputs) > 1 else images, training=False)
+    assert np.std(logits) > 1e-3
+    np.testing.assert_allclose(found, logits, rtol=tolerance, atol=tolerance)
+
+
+def bytes_of_a_split_in_two(model, batch_size):
+    """What has to cross: everything but the images that a layer reads whole, each once
+    whoever reads it, and the logits that the second device computed; and back."""
+    read = {
+        id(x.input): np.prod(x.input.shape[1:])
+        for x in model.layers
+        if hasattr(x, "kernel") and getattr(x, "groups", 1) == 1
+    }
+    read.pop(id(model.inputs[0]))
+    second_logits = networks.NUM_CLASSES // 2
+    return 2 * 4 * batch_size * int(sum(read.values()) + second_logits)
+
+
+@pytest.mark.parametrize(
+    "name,steps",
+    [
+        ("lenet", 4),
+        ("alexnet_two_columns", 4),
+        ("resnet8", 4),
+        ("convmixer_8_1", 4),
+        pytest.param("alexnet_large", 2, marks=pytest.mark.slow),
+        pytest.param("resnet18", 2, marks=pytest.mark.slow),
+        pytest.param("wide_resnet_10_2", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
+    """Neither grouped convolutions, nor normalisation in columns, nor the shortcuts'
+    zeros move anything between the two."""
+    network = small_network(name)
+    batches, recipe = small_batches(network, steps, 6), Recipe(clip_norm=0.5)
+    halves = create_towers(network, recipe, batches, 2, cls=ModelParallel, group_size=2)
+    halves.train(steps)
+    assert_equal_to_oracle(halves.state(), recipe.oracle(network, batches, 1))
+    assert halves.moved_bytes == bytes_of_a_split_in_two(network.model, 6)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "resnet18", "wide_resnet_28_10"])
+def test_networks_that_are_not_trained_in_halves_here_can_be_split(name):
+    Shards(of_shapes(name, *CIFAR10, NARROW), 2)
+
+
+def test_two_columns_are_not_split_in_three():
+    with pytest.raises(ConfigError, match="2 groups of channels"):
+        Shards(of_shapes("alexnet_two_columns", *CIFAR10, NARROW), 3)
 
 
 # Noise.

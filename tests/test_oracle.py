@@ -108,7 +108,20 @@ GRADIENT_CASES = {
     "global_average_pool": (layers.global_average_pool, [X], {}, {}),
     "flatten": (layers.flatten, [X], {}, {}),
     "add": (layers.add, [X, DISTINCT, 2.0 * X], {}, {}),
+    "gelu": (layers.gelu, [2.0 * X], {}, {}),
+    "pad": (
+        layers.pad,
+        [X],
+        {},
+        {"rows": (1, 2), "columns": (0, 1), "channels": (2, 1)},
+    ),
     "local_response_norm": (layers.local_response_norm, [X], {}, LRN),
+    "local_response_norm_groups": (
+        layers.local_response_norm,
+        [X],
+        {},
+        {**LRN, "groups": 2},
+    ),
     "batch_norm": (
         layers.batch_norm,
         [X],
@@ -218,6 +231,20 @@ def test_local_response_norm_equals_tensorflow():
         ours = layers.local_response_norm(x, **changed).output
         theirs = tf.nn.local_response_normalization(x.astype(np.float32), **changed)
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_local_response_norm_in_groups_is_that_of_each_block():
+    ours = layers.local_response_norm(X, **LRN, groups=2).output
+    for block in (slice(0, 2), slice(2, 4)):
+        theirs = layers.local_response_norm(X[..., block], **LRN).output
+        np.testing.assert_array_equal(ours[..., block], theirs)
+
+
+def test_gelu_and_pad_equal_tensorflow():
+    # TensorFlow's constant is rounded to float32.
+    np.testing.assert_allclose(layers.gelu(X).output, tf.nn.gelu(X), rtol=1e-6)
+    ours = layers.pad(X, rows=(1, 0), columns=(2, 1), channels=(0, 3)).output
+    np.testing.assert_array_equal(ours, tf.pad(X, [(0, 0), (1, 0), (2, 1), (0, 3)]))
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4, 4), (6, 4)])

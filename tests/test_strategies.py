@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers import losses, optimizers, schedules
 from towers.errors import NumericError
-from towers.parallel import walker
+from towers.parallel import slices
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
@@ -511,7 +511,7 @@ def test_the_oracle_objects_to_a_transfer_of_the_wrong_slice(monkeypatch):
     def swapped(*slices):
         return tf.concat(slices[::-1], -1)
 
-    monkeypatch.setattr(walker, "_concatenated", swapped)
+    monkeypatch.setattr(slices, "concatenated", swapped)
     network = networks.plain_network()
     batches = networks.random_batches(NUM_STEPS, 16)
     groups = create_towers(

@@ -49,10 +49,15 @@ ROOMS = {
         {"batches", "cifar10"},
         {"__init__"},
     ],
-    "models": [{"layers"}, {"cnn"}, {"__init__"}],
+    "models": [
+        {"flops", "layers", "sizes"},
+        {"blocks"},
+        {"alexnet", "cnn", "convmixer", "lenet", "resnet", "wide_resnet"},
+        {"__init__"},
+    ],
     "parallel": [
         {"coordinator", "device_tape", "devices", "gradients", "memory"},
-        {"all_reduce", "split", "strategy", "tower", "variables"},
+        {"all_reduce", "slices", "split", "strategy", "tower", "variables"},
         {"tower_strategy", "walker"},
         {"synchronous"},
         {"async_towers", "model_parallel", "replicated", "towers"},
@@ -86,7 +91,15 @@ GROUPED = {
     "run.py": "test_train",
     "data/__init__.py": "test_structure",  # a table
     "models/__init__.py": "test_models",
-    "models/cnn.py": "test_models",  # a row in a table of networks
+    # Rows in a table of networks, and what only networks are made of.
+    "models/alexnet.py": "test_models",
+    "models/blocks.py": "test_models",
+    "models/cnn.py": "test_models",
+    "models/convmixer.py": "test_models",
+    "models/lenet.py": "test_models",
+    "models/resnet.py": "test_models",
+    "models/sizes.py": "test_models",
+    "models/wide_resnet.py": "test_models",
     "parallel/__init__.py": "test_structure",  # a table
     # Strategies meet one contract, and one file of tests asks it of all of them.
     "parallel/model_parallel.py": "test_strategies",
@@ -98,6 +111,7 @@ GROUPED = {
     "parallel/variables.py": "test_strategies",
     # What the walker alone is made of.
     "parallel/device_tape.py": "test_walker",
+    "parallel/slices.py": "test_walker",
     "parallel/split.py": "test_walker",
 }
 

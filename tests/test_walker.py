@@ -8,11 +8,22 @@ import tensorflow as tf
 from keras import layers
 from test_strategies import Recipe, create_towers, partition_graphs
 
+from towers import losses
 from towers.errors import ConfigError
 from towers.models import keras_settings
+from towers.models.layers import (
+    BatchNormalization,
+    GroupedConv2D,
+    LocalResponseNormalization,
+    PadChannels,
+)
+from towers.parallel import slices
 from towers.parallel.device_tape import DeviceTape, Value
+from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.split import Shards
+from towers.parallel.tower import tower_gradients
+from towers.parallel.walker import Walker
 
 # The tape over devices.
 
@@ -82,6 +93,9 @@ def model_of(*stack, shape=(8, 8, 4)):
         (layers.Conv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (layers.Conv2D(8, 1, activation="softmax", name="odd"), "softmax of layer odd"),
         (layers.LayerNormalization(name="norm"), "norm .*cannot be split"),
+        (layers.DepthwiseConv2D(3, name="deep"), "deep .*cannot be split"),
+        (GroupedConv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
+        (LocalResponseNormalization(groups=2, name="near"), "near has 2 groups"),
     ],
 )
 def test_a_layer_that_cannot_be_split_is_refused_by_name(layer, reason):
@@ -99,6 +113,101 @@ def test_shards_own_slices_that_make_up_the_whole():
     np.testing.assert_array_equal(np.concatenate(slices, -1), kernel)
     built = [shards.of(model.layers[-1], shard) for shard in range(4)]
     assert [tuple(b.kernel.shape) for b in built] == [s.shape for s in slices]
+
+
+def test_a_depthwise_convolution_is_split_unevenly_too():
+    layer = GroupedConv2D(10, 3, groups=10, name="conv")
+    shards = Shards(model_of(layer, shape=(8, 8, 10)), 4)
+    built = [shards.of(layer, shard) for shard in range(4)]
+    assert [x.groups for x in built] == [3, 3, 2, 2]
+    slices_ = [shards.slice(layer.kernel.numpy(), shard) for shard in range(4)]
+    assert [tuple(x.kernel.shape) for x in built] == [s.shape for s in slices_]
+
+
+# Each at the very beginning, where all channels are on every device, and after a layer
+# whose output is split.
+ONCE = [
+    (lambda name: LocalResponseNormalization(2, alpha=0.1, name=name), 6),
+    (lambda name: LocalResponseNormalization(2, alpha=0.1, groups=6, name=name), 6),
+    (lambda name: PadChannels(1, 4, name=name), 7),
+    (lambda name: PadChannels(3, 3, name=name), 6),
+    (lambda name: GroupedConv2D(6, 3, padding="same", groups=6, name=name), 6),
+    (lambda name: GroupedConv2D(12, 2, groups=6, name=name), 6),
+    (lambda name: BatchNormalization(name=name), 7),
+    (lambda name: layers.AveragePooling2D(1, strides=2, name=name), 7),
+]
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+@pytest.mark.parametrize("create,channels", ONCE)
+def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_shards):
+    """Logits and gradients, before and after a convolution."""
+    model = model_of(
+        create("first"),
+        layers.Conv2D(channels, 3, padding="same", name="conv"),
+        create("second"),
+        layers.Flatten(name="flatten"),
+        layers.Dense(3, name="logits"),
+        shape=(5, 4, channels),
+    )
+    rng = np.random.default_rng(0)
+    batch = {
+        "images": tf.constant(rng.normal(size=(4, 5, 4, channels)), tf.float32),
+        "labels": tf.constant([0, 1, 2, 1]),
+    }
+    params = [tf.constant(v.numpy()) for v in model.trainable_variables]
+    state = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
+    devices = [f"/CPU:{shard}" for shard in range(num_shards)]
+    walker = Walker(model, losses.cross_entropy, [devices])
+
+    def of_shards(values):
+        return [[walker.shards.slice(v, i) for v in values] for i in range(num_shards)]
+
+    variables = list(zip(of_shards(params), of_shards(state), strict=True))
+    [found] = walker.gradients([variables], [batch], [1.0])
+    expected = tower_gradients(model, losses.cross_entropy, params, state, batch)
+    np.testing.assert_allclose(found[0].loss, expected.loss, rtol=1e-5)
+    for field in ("gradients", "state"):
+        slices_ = [getattr(result, field) for result in found]
+        for *ours, theirs in zip(*slices_, getattr(expected, field), strict=True):
+            np.testing.assert_allclose(tf.concat(ours, -1), theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "channels,before,after,num_shards,moved",
+    [
+        (16, 8, 8, 2, 0),  # halves stay halves
+        (16, 0, 16, 2, 8),  # zeros at the end: the first device takes all
+        (16, 8, 8, 4, 8),  # the outer devices have zeros only
+        (7, 1, 4, 3, 2),
+    ],
+)
+def test_padded_channels_move_no_more_than_they_must(
+    channels, before, after, num_shards, moved
+):
+    x = np.random.default_rng(0).normal(size=(2, 3, channels)).astype(np.float32)
+    sizes, tape = shares(channels, num_shards), DeviceTape()
+    values = [
+        Value(tf.constant(part), f"/CPU:{shard}", differentiable=True)
+        for shard, part in enumerate(np.split(x, np.cumsum(sizes)[:-1], -1))
+    ]
+    outputs = slices.pad_channels(tape, PadChannels(before, after), values)
+    expected = np.pad(x, [(0, 0), (0, 0), (before, after)])
+    total = before + channels + after
+    assert [y.tensor.shape[-1] for y in outputs] == shares(total, num_shards)
+    np.testing.assert_array_equal(tf.concat([y.tensor for y in outputs], -1), expected)
+    assert sum(x.shape[-1] for x in tape.moved) == moved
+
+    upstream = np.arange(total, dtype=np.float32)
+    parts = np.split(upstream, np.cumsum(shares(total, num_shards))[:-1])
+    targets = [
+        tape.apply(y.device, lambda y, part=part: tf.reduce_sum(y * part), [y])[0]
+        for y, part in zip(outputs, parts, strict=True)
+    ]
+    tape.backward([(target, 1.0) for target in targets])
+    gradient = tf.concat([value.gradient() for value in values], -1)
+    wanted = np.broadcast_to(upstream[before : before + channels], x.shape)
+    np.testing.assert_array_equal(gradient, wanted)
 
 
 # What crosses devices.

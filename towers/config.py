@@ -19,7 +19,20 @@ from towers.errors import ConfigError
 # which import TensorFlow; tests hold the two against each other.
 DATASETS = ("cifar10", "embedded", "synthetic")
 AUGMENTS = ("none", "tutorial", "pad_crop_flip")
-MODELS = ("cnn",)
+MODELS = (
+    "cnn",
+    "lenet",
+    "alexnet",
+    "alexnet_two_columns",
+    "resnet18",
+    "resnet20",
+    "resnet32",
+    "resnet44",
+    "resnet56",
+    "resnet110",
+    "wide_resnet_28_10",
+    "convmixer_256_8",
+)
 OPTIMIZERS = ("sgd", "nesterov")
 SCHEDULES = ("constant", "exponential", "cosine")
 PRECISIONS = ("float32", "bfloat16")

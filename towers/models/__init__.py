@@ -6,14 +6,30 @@ that a network marks.
 """
 
 import contextlib
+import functools
 import zlib
 
 import keras
 import tensorflow as tf
 
-from towers.models import cnn
+from towers.models import alexnet, cnn, convmixer, lenet, resnet, wide_resnet
 
-MODELS = {"cnn": cnn.create_model}
+MODELS = {
+    "cnn": cnn.create_model,
+    "lenet": lenet.create_model,
+    "alexnet": functools.partial(alexnet.create_model, columns=1),
+    "alexnet_two_columns": functools.partial(alexnet.create_model, columns=2),
+    "resnet18": resnet.create_resnet18,
+    "resnet20": functools.partial(resnet.create_cifar_resnet, depth=20),
+    "resnet32": functools.partial(resnet.create_cifar_resnet, depth=32),
+    "resnet44": functools.partial(resnet.create_cifar_resnet, depth=44),
+    "resnet56": functools.partial(resnet.create_cifar_resnet, depth=56),
+    "resnet110": functools.partial(resnet.create_cifar_resnet, depth=110),
+    "wide_resnet_28_10": functools.partial(
+        wide_resnet.create_model, depth=28, widening=10
+    ),
+    "convmixer_256_8": functools.partial(convmixer.create_model, channels=256, depth=8),
+}
 
 IMAGES = "images"
 

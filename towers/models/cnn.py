@@ -4,6 +4,7 @@ import keras
 from keras import layers
 
 from towers.models.layers import LocalResponseNormalization
+from towers.models.sizes import scaled
 
 
 def create_model(
@@ -20,15 +21,12 @@ def create_model(
     layers' names.
     """
 
-    def channels(count):
-        return max(1, round(count * width))
-
     # A narrower layer sums over fewer inputs; the factor is 1 at the tutorial's width.
     narrower = width**-0.5
 
     def conv(name, deviation, bias):
         return layers.Conv2D(
-            channels(64),
+            scaled(64, width),
             5,
             padding="same",
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=deviation),
@@ -61,9 +59,9 @@ def create_model(
     x = norm("norm2")(x)
     x = pool("pool2")(x)
     x = layers.Flatten(name="flatten")(x)
-    x = dense("local3", channels(384), 0.04 * narrower, 0.1, regularizer)(x)
+    x = dense("local3", scaled(384, width), 0.04 * narrower, 0.1, regularizer)(x)
     x = layers.ReLU(name="relu3")(x)
-    x = dense("local4", channels(192), 0.04 * narrower, 0.1, regularizer)(x)
+    x = dense("local4", scaled(192, width), 0.04 * narrower, 0.1, regularizer)(x)
     x = layers.ReLU(name="relu4")(x)
-    logits = dense("softmax_linear", num_classes, 1 / channels(192), 0.0)(x)
+    logits = dense("softmax_linear", num_classes, 1 / scaled(192, width), 0.0)(x)
     return keras.Model(images, logits, name="cnn")

@@ -1,4 +1,6 @@
-"""Elementary layers that Keras lacks or that TensorFlow computes slowly on a CPU."""
+"""Elementary layers that Keras lacks, computes slowly on a CPU or not in every type."""
+
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -12,6 +14,9 @@ class LocalResponseNormalization(keras.layers.Layer):
     over neighbouring channels is a product with a band matrix of ones, that is a 1x1
     convolution, and the gradient is written out; on a CPU this is faster than
     TensorFlow's own kernel, and it runs in any float type.
+
+    With `groups`, channels have no neighbours beyond their own group: so normalise the
+    two columns of that paper, each on its own GPU.
     """
 
     def __init__(
@@ -20,6 +25,7 @@ class LocalResponseNormalization(keras.layers.Layer):
         bias: float = 1.0,
         alpha: float = 1.0,
         beta: float = 0.5,
+        groups: int = 1,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -27,10 +33,11 @@ class LocalResponseNormalization(keras.layers.Layer):
         self.bias = bias
         self.alpha = alpha
         self.beta = beta
+        self.groups = groups
 
     def call(self, inputs):
         return local_response_normalization(
-            inputs, self.depth_radius, self.bias, self.alpha, self.beta
+            inputs, self.depth_radius, self.bias, self.alpha, self.beta, self.groups
         )
 
     def compute_output_shape(self, input_shape):
@@ -42,20 +49,41 @@ class LocalResponseNormalization(keras.layers.Layer):
             "bias": self.bias,
             "alpha": self.alpha,
             "beta": self.beta,
+            "groups": self.groups,
         }
 
 
 def local_response_normalization(
-    x: tf.Tensor, depth_radius: int, bias: float, alpha: float, beta: float
+    x: tf.Tensor,
+    depth_radius: int,
+    bias: float,
+    alpha: float,
+    beta: float,
+    groups: int = 1,
+    before: Sequence[tf.Tensor] = (),
+    after: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-    """`tf.nn.lrn` of floats [..., channels] in any float type, with its gradient."""
-    channels = x.shape[-1]
-    offsets = np.abs(np.arange(channels)[:, None] - np.arange(channels)[None, :])
-    band = tf.constant(offsets <= depth_radius, x.dtype)
+    """`tf.nn.lrn` of floats [..., channels] in any float type, with its gradient.
 
-    def sum_over_band(values):
-        flat = tf.reshape(values, [-1, channels])
-        return tf.reshape(tf.matmul(flat, band), tf.shape(values))
+    Args:
+        before, after: the channels next to those of x, in their order, where x is a
+            slice of the whole tensor; they are read and not normalised.
+
+    Raises:
+        ValueError: the groups do not divide the channels.
+    """
+    channels = x.shape[-1]
+    if channels % groups:
+        raise ValueError(f"{groups} groups do not divide {channels} channels")
+    pieces = [*before, x, *after]
+    own = len(before)
+    bands = _bands([p.shape[-1] for p in pieces], own, depth_radius, groups, x.dtype)
+
+    def product(values, band, transpose=False):
+        flat = tf.reshape(values, [-1, values.shape[-1]])
+        summed = tf.matmul(flat, band, transpose_b=transpose)
+        shape = tf.concat([tf.shape(values)[:-1], [summed.shape[-1]]], 0)
+        return tf.reshape(summed, shape)
 
     def power(denominator):
         if beta == 0.75:
@@ -65,18 +93,46 @@ def local_response_normalization(
         return denominator ** tf.constant(-beta, denominator.dtype)
 
     @tf.custom_gradient
-    def normalize(x):
-        denominator = bias + alpha * sum_over_band(x * x)
+    def normalize(*pieces):
+        x = pieces[own]
+        sums = [product(p * p, b) for p, b in zip(pieces, bands, strict=True)]
+        denominator = bias + alpha * (tf.add_n(sums) if len(sums) > 1 else sums[0])
         scale = power(denominator)
 
         def gradient(upstream):
-            # The band is symmetric, so the transposed sum is the sum itself.
-            inner = sum_over_band(upstream * x * scale / denominator)
-            return upstream * scale - (2 * alpha * beta) * x * inner
+            inner = upstream * x * scale / denominator
+            gradients = [
+                (-2 * alpha * beta) * p * product(inner, b, transpose=True)
+                for p, b in zip(pieces, bands, strict=True)
+            ]
+            gradients[own] += upstream * scale
+            return gradients
 
         return x * scale, gradient
 
-    return normalize(x)
+    return normalize(*pieces)
+
+
+def _bands(sizes, own, depth_radius, groups, dtype):
+    """Per piece a matrix of ones [its channels, own channels] for those that are near.
+
+    Args:
+        sizes: channels of each piece.
+        own: which piece is normalised.
+        groups: of the own piece; those beside it belong to no other group.
+    """
+    starts = np.cumsum([0, *sizes])
+    places = [
+        np.arange(size) + first for size, first in zip(sizes, starts, strict=False)
+    ]
+    bands = []
+    for place in places:
+        is_near = np.abs(place[:, None] - places[own]) <= depth_radius
+        if groups > 1:
+            of_group = [p * groups // sizes[own] for p in (place, places[own])]
+            is_near &= of_group[0][:, None] == of_group[1]
+        bands.append(tf.constant(is_near, dtype))
+    return bands
 
 
 class Dropout(keras.layers.Layer):
@@ -105,3 +161,101 @@ class Dropout(keras.layers.Layer):
 
     def get_config(self):
         return super().get_config() | {"rate": self.rate}
+
+
+class BatchNormalization(keras.layers.BatchNormalization):
+    """Keras' layer, trained through TensorFlow's fused kernel where that applies.
+
+    It applies to images [n, height, width, channels] in float32 or half width. The
+    kernel normalises with the biased variance and gives Bessel's, n / (n - 1) times as
+    large, so that what goes into the moving variance is turned back: variables and
+    their values are those of Keras.
+    """
+
+    def call(self, inputs, training=None, mask=None):
+        # The kernel silently raises an epsilon that is smaller than cuDNN's.
+        is_fused = (
+            training
+            and self.trainable
+            and mask is None
+            and not (self.synchronized or self.renorm)
+            and len(inputs.shape) == 4
+            and self.axis in (-1, 3)
+            and inputs.dtype in (tf.float32, tf.bfloat16, tf.float16)
+            and self.variable_dtype == "float32"
+            and self.epsilon >= 1.001e-5
+        )
+        if not is_fused:
+            return super().call(inputs, training=training, mask=mask)
+        shape = inputs.shape[-1:]
+        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            inputs,
+            tf.convert_to_tensor(self.gamma) if self.scale else tf.ones(shape),
+            tf.convert_to_tensor(self.beta) if self.center else tf.zeros(shape),
+            epsilon=self.epsilon,
+        )
+        count = inputs.shape[:-1].num_elements()
+        if count is None:
+            count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), variance.dtype)
+        self._move(self.moving_mean, mean)
+        self._move(self.moving_variance, variance * ((count - 1) / count))
+        return outputs
+
+    def _move(self, moving, moment):
+        moment = tf.stop_gradient(moment)
+        moving.assign(moving * self.momentum + moment * (1.0 - self.momentum))
+
+
+class GroupedConv2D(keras.layers.Conv2D):
+    """A convolution in groups of channels, in any float type on any device.
+
+    On a CPU without oneDNN, and in float64, TensorFlow has no gradient for a grouped
+    convolution. Here as many groups as channels are a depthwise convolution, and fewer
+    are convolutions side by side. The kernel is [height, width, channels / groups,
+    filters], as that of `keras.layers.Conv2D`, so that filters are its last axis in
+    every case.
+    """
+
+    def convolution_op(self, inputs, kernel):
+        padding, dilation = self.padding.upper(), self.dilation_rate
+        if self.groups == inputs.shape[-1] == self.filters:
+            kernel = tf.reshape(kernel, [*self.kernel_size, self.filters, 1])
+            strides = [1, *self.strides, 1]
+            return tf.nn.depthwise_conv2d(
+                inputs, kernel, strides, padding, dilations=dilation
+            )
+        outputs = [
+            tf.nn.conv2d(x, of_group, self.strides, padding, dilations=dilation)
+            for x, of_group in zip(
+                tf.split(inputs, self.groups, -1),
+                tf.split(kernel, self.groups, -1),
+                strict=True,
+            )
+        ]
+        return tf.concat(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+
+class PadChannels(keras.layers.Layer):
+    """Zeros before and after the channels: [..., c] to [..., before + c + after].
+
+    The shortcut without parameters of He et al. 2015, section 3.3, option A.
+    """
+
+    def __init__(self, before: int, after: int, **kwargs):
+        super().__init__(**kwargs)
+        self.before = before
+        self.after = after
+
+    def call(self, inputs):
+        return pad_channels(inputs, self.before, self.after)
+
+    def compute_output_shape(self, input_shape):
+        return *input_shape[:-1], self.before + input_shape[-1] + self.after
+
+    def get_config(self):
+        return super().get_config() | {"before": self.before, "after": self.after}
+
+
+def pad_channels(x: tf.Tensor, before: int, after: int) -> tf.Tensor:
+    """Floats [..., c] with zeros before and after the last axis."""
+    return tf.pad(x, [[0, 0]] * (len(x.shape) - 1) + [[before, after]])

@@ -12,11 +12,16 @@ import tensorflow as tf
 from keras import layers
 
 from towers.errors import ConfigError
-from towers.models.layers import Dropout, LocalResponseNormalization
+from towers.models.layers import (
+    Dropout,
+    GroupedConv2D,
+    LocalResponseNormalization,
+    PadChannels,
+)
 from towers.parallel.gradients import shares
 
 # Layers whose outputs are split; the name of their number of outputs.
-SPLIT = {layers.Conv2D: "filters", layers.Dense: "units"}
+SPLIT = {layers.Conv2D: "filters", GroupedConv2D: "filters", layers.Dense: "units"}
 
 # Layers that treat every channel by itself.
 CHANNELWISE = (
@@ -88,14 +93,22 @@ class Shards:
         """Whether a split layer reads every channel of its input on every shard."""
         return getattr(layer, "groups", 1) == 1
 
+    def reads_neighbours(self, layer: keras.Operation) -> bool:
+        """Whether a shard's output needs some channels of other shards' inputs."""
+        if isinstance(layer, LocalResponseNormalization):
+            return layer.groups == 1
+        return isinstance(layer, PadChannels)
+
     def _split(self, layer):
         kind = next((k for k in SPLIT if type(layer) is k), None)
         if kind:
             return self._split_outputs(layer, SPLIT[kind])
         if isinstance(layer, layers.BatchNormalization):
             return self._split_normalization(layer)
+        if isinstance(layer, LocalResponseNormalization) and layer.groups > 1:
+            return [self._split_columns(layer)] * self.num_shards
         if is_channelwise(layer) or isinstance(
-            layer, LocalResponseNormalization | layers.Flatten
+            layer, LocalResponseNormalization | PadChannels | layers.Flatten
         ):
             return [layer] * self.num_shards
         raise ConfigError(
@@ -106,32 +119,39 @@ class Shards:
     def _split_outputs(self, layer, field):
         config, count = layer.get_config(), self.num_shards
         outputs, groups = config[field], config.get("groups", 1)
+        shape = list(layer.input.shape)
         if outputs < count:
             raise ConfigError(
                 f"group_size={count}: layer {layer.name} has {outputs} outputs, "
                 "fewer than devices"
             )
-        if groups > 1 and groups % count:
-            raise ConfigError(
-                f"group_size={count}: layer {layer.name} has {groups} groups of "
-                "channels, which the devices do not divide"
-            )
+        is_depthwise = groups == outputs == shape[-1]
+        if not is_depthwise:
+            _check_columns(layer, groups, count)
         if layer.activation.__name__ not in ELEMENTWISE:
             raise ConfigError(
                 f"group_size={count}: the activation {layer.activation.__name__} of "
                 f"layer {layer.name} needs all channels"
             )
         _check_regularizers(layer, count)
-        shape = list(layer.input.shape)
-        if groups > 1:
-            config["groups"] = groups // count
-            shape[-1] //= count
         shards = []
         for size in shares(outputs, count):
-            shard = type(layer).from_config(config | {field: size})
+            own = {field: size}
+            if groups > 1:
+                own["groups"] = size if is_depthwise else groups // count
+                shape[-1] = size if is_depthwise else layer.input.shape[-1] // count
+            shard = type(layer).from_config(config | own)
             shard.build(shape)
             shards.append(shard)
         return shards
+
+    def _split_columns(self, layer):
+        """A normalisation in groups of channels, for the groups of one shard."""
+        _check_columns(layer, layer.groups, self.num_shards)
+        groups = layer.groups // self.num_shards
+        shard = type(layer).from_config(layer.get_config() | {"groups": groups})
+        shard.build(layer.input.shape)
+        return shard
 
     def _split_normalization(self, layer):
         if layer.axis not in (-1, len(layer.input.shape) - 1):
@@ -145,6 +165,14 @@ class Shards:
             shard.build([*shape[:-1], size])
             shards.append(shard)
         return shards
+
+
+def _check_columns(layer, groups, count):
+    if groups > 1 and groups % count:
+        raise ConfigError(
+            f"group_size={count}: layer {layer.name} has {groups} groups of channels, "
+            "which the devices do not divide"
+        )
 
 
 def _check_regularizers(layer, count):

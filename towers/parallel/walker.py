@@ -15,8 +15,8 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers import losses
-from towers.models.layers import LocalResponseNormalization
-from towers.parallel import split
+from towers.models.layers import LocalResponseNormalization, PadChannels
+from towers.parallel import slices, split
 from towers.parallel.device_tape import DeviceTape, Value
 from towers.parallel.tower import LossFn, TowerResult, count_correct
 
@@ -214,11 +214,13 @@ class _Walk:
         elif isinstance(layer, layers.Flatten):
             # Slices of channels are not neighbours once flattened.
             spreads, whole = [self._whole(spreads[0])], True
-        elif isinstance(layer, LocalResponseNormalization) and not spreads[0].whole:
-            return self._local_response_normalization(layer, spreads[0])
+        elif self._shards.reads_neighbours(layer) and not spreads[0].whole:
+            function = _ON_SLICES[type(layer)]
+            values = [function(self._tape, layer, x) for x in spreads[0].values]
+            return Spread(values, whole=False)
         else:
             whole = all(x.whole for x in spreads)
-            if whole and self._shards.num_shards > 1 and layer.variables:
+            if self._shards.of(layer, 0) is not layer:  # made for slices
                 whole = False
             if not whole:
                 spreads = [self._sliced(x) for x in spreads]
@@ -283,8 +285,8 @@ class _Walk:
         found = []
         for shard in shards:
             device = self._devices[group][shard]
-            slices = [self._tape.move(x, device) for x in spread.values[group]]
-            found += self._tape.apply(device, _concatenated, slices)
+            moved = [self._tape.move(x, device) for x in spread.values[group]]
+            found += self._tape.apply(device, slices.concatenated, moved)
         return found
 
     def _sliced(self, spread):
@@ -299,34 +301,6 @@ class _Walk:
             ):
                 cut = functools.partial(self._shards.slice, shard=shard)
                 values[-1] += self._tape.apply(device, cut, [value])
-        return Spread(values, whole=False)
-
-    def _local_response_normalization(self, layer, spread):
-        """On slices: each device fetches the channels within the radius of its own."""
-        radius, values = layer.depth_radius, []
-        for of_group, devices in zip(spread.values, self._devices, strict=True):
-            sizes = [value.tensor.shape[-1] for value in of_group]
-            starts = [sum(sizes[:i]) for i in range(len(sizes))]
-            values.append([])
-            for shard, device in enumerate(devices):
-                low = max(0, starts[shard] - radius)
-                high = min(sum(sizes), starts[shard] + sizes[shard] + radius)
-                pieces = []
-                for other, value in enumerate(of_group):
-                    first = max(low - starts[other], 0)
-                    last = min(high - starts[other], sizes[other])
-                    if first >= last:
-                        continue
-                    if (first, last) != (0, sizes[other]):
-                        cut = functools.partial(_channels, first=first, last=last)
-                        [value] = self._tape.apply(value.device, cut, [value])
-                    pieces.append(self._tape.move(value, device))
-                own = starts[shard] - low
-
-                def normalize(*tensors, own=own, size=sizes[shard]):
-                    return layer(_concatenated(*tensors))[..., own : own + size]
-
-                values[-1] += self._tape.apply(device, normalize, pieces)
         return Spread(values, whole=False)
 
     # Batch normalisation over all groups.
@@ -382,12 +356,11 @@ class _Walk:
         return output
 
 
-def _concatenated(*slices):
-    return tf.concat(slices, -1) if len(slices) > 1 else slices[0]
-
-
-def _channels(tensor, first, last):
-    return tensor[..., first:last]
+# Layers that read the slices of other devices, but not all channels.
+_ON_SLICES = {
+    LocalResponseNormalization: slices.local_response_normalization,
+    PadChannels: slices.pad_channels,
+}
 
 
 def _moments(x):

@@ -1,0 +1,158 @@
+"""The networks of `towers.models` in the oracle's words, written from the papers."""
+
+from oracle import INPUT, layer
+
+
+def lenet() -> list:
+    return [
+        layer("conv", "conv1", padding="valid"),
+        layer("relu", "relu1"),
+        layer("average_pool", "pool1", size=2, stride=2, padding="valid"),
+        layer("conv", "conv2", padding="valid"),
+        layer("relu", "relu2"),
+        layer("average_pool", "pool2", size=2, stride=2, padding="valid"),
+        layer("flatten", "flatten"),
+        layer("dense", "fc3"),
+        layer("relu", "relu3"),
+        layer("dense", "fc4"),
+    ]
+
+
+def alexnet(columns: int, large: bool = False) -> list:
+    norm = {"depth_radius": 2, "bias": 2.0, "alpha": 1e-4, "beta": 0.75}
+    pool = {"size": 3, "stride": 2, "padding": "valid"}
+    first = [layer("conv", "conv1")]
+    if large:
+        first = [
+            layer("pad", "pad1", rows=(1, 2), columns=(1, 2)),
+            layer("conv", "conv1", stride=4, padding="valid"),
+        ]
+    return [
+        *first,
+        layer("relu", "relu1"),
+        layer("local_response_norm", "norm1", **norm, groups=columns),
+        layer("max_pool", "pool1", **pool),
+        layer("conv", "conv2", groups=columns),
+        layer("relu", "relu2"),
+        layer("local_response_norm", "norm2", **norm, groups=columns),
+        layer("max_pool", "pool2", **pool),
+        layer("conv", "conv3"),
+        layer("relu", "relu3"),
+        layer("conv", "conv4", groups=columns),
+        layer("relu", "relu4"),
+        layer("conv", "conv5", groups=columns),
+        layer("relu", "relu5"),
+        layer("max_pool", "pool5", **pool),
+        layer("flatten", "flatten"),
+        layer("dense", "fc6"),
+        layer("relu", "relu6"),
+        layer("dropout", "dropout6", rate=0.5),
+        layer("dense", "fc7"),
+        layer("relu", "relu7"),
+        layer("dropout", "dropout7", rate=0.5),
+        layer("dense", "fc8"),
+    ]
+
+
+def _norm(name, inputs=()):
+    return layer("batch_norm", name, inputs, momentum=0.9, epsilon=1.001e-5)
+
+
+def _conv3x3(name, stride=1):
+    """With a stride, one row and column of zeros on every side."""
+    if stride == 1:
+        return [layer("conv", name)]
+    return [
+        layer("pad", f"{name}_pad", rows=(1, 1), columns=(1, 1)),
+        layer("conv", name, stride=stride, padding="valid"),
+    ]
+
+
+def _last():
+    return [layer("global_average_pool", "pool"), layer("dense", "logits")]
+
+
+def _zeros_shortcut(name, channels):
+    """Every other pixel, and the channels doubled by zeros on both sides."""
+    more = (channels // 2, channels - channels // 2)
+    return [
+        layer("average_pool", f"{name}_subsample", size=1, stride=2),
+        layer("pad", f"{name}_zeros", channels=more),
+    ]
+
+
+def _conv_shortcut(name, _):
+    conv = f"{name}_shortcut_conv"
+    return [layer("conv", conv, stride=2), _norm(f"{name}_shortcut_norm")]
+
+
+def _resnet(num_stages, num_blocks, channels, shortcut_fn):
+    found = [layer("conv", "stem_conv"), _norm("stem_norm"), layer("relu", "stem_relu")]
+    for stage in range(1, num_stages + 1):
+        for block in range(1, num_blocks + 1):
+            name, last = f"stage{stage}_block{block}", found[-1].name
+            stride, shortcut = 1, last
+            if stage > 1 and block == 1:
+                stride = 2
+                found += shortcut_fn(name, channels * 2 ** (stage - 2))
+                shortcut = found[-1].name
+            first, *rest = _conv3x3(f"{name}_conv1", stride)
+            found += [
+                first._replace(inputs=(last,)),
+                *rest,
+                _norm(f"{name}_norm1"),
+                layer("relu", f"{name}_relu1"),
+                layer("conv", f"{name}_conv2"),
+                _norm(f"{name}_norm2"),
+                layer("add", f"{name}_add", (shortcut, f"{name}_norm2")),
+                layer("relu", f"{name}_relu2"),
+            ]
+    return found + _last()
+
+
+def cifar_resnet(depth: int, channels: int) -> list:
+    """Of 6n + 2 layers, with so many channels in the first stage."""
+    return _resnet(3, (depth - 2) // 6, channels, _zeros_shortcut)
+
+
+def resnet18() -> list:
+    return _resnet(4, 2, 0, _conv_shortcut)
+
+
+def wide_resnet(depth: int) -> list:
+    found = [layer("conv", "stem_conv")]
+    for stage in (1, 2, 3):
+        for block in range(1, (depth - 4) // 6 + 1):
+            name, shortcut = f"stage{stage}_block{block}", found[-1].name
+            stride = 2 if stage > 1 and block == 1 else 1
+            found += [_norm(f"{name}_norm1"), layer("relu", f"{name}_relu1")]
+            if block == 1:
+                found.append(layer("conv", f"{name}_shortcut", stride=stride))
+                shortcut = f"{name}_shortcut"
+            first, *rest = _conv3x3(f"{name}_conv1", stride)
+            found += [
+                first._replace(inputs=(f"{name}_relu1",)),
+                *rest,
+                _norm(f"{name}_norm2"),
+                layer("relu", f"{name}_relu2"),
+                layer("conv", f"{name}_conv2"),
+                layer("add", f"{name}_add", (shortcut, f"{name}_conv2")),
+            ]
+    return [*found, _norm("last_norm"), layer("relu", "last_relu"), *_last()]
+
+
+def convmixer(depth: int, channels: int) -> list:
+    def active(name, inputs, **options):
+        return [
+            layer("conv", name, inputs, **options),
+            layer("gelu", f"{name}_gelu"),
+            _norm(f"{name}_norm"),
+        ]
+
+    found = active("patches", (INPUT,), stride=2, padding="valid")
+    for block in range(1, depth + 1):
+        name, last = f"block{block}", found[-1].name
+        found += active(f"{name}_pixels", (last,), groups=channels)
+        found.append(layer("add", f"{name}_add", (f"{name}_pixels_norm", last)))
+        found += active(f"{name}_channels", ())
+    return found + _last()

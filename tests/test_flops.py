@@ -1,0 +1,107 @@
+"""The operations that are counted over a network's layers, against formulas."""
+
+import keras
+import pytest
+from keras import layers
+from test_models import CIFAR10, IMAGENET, MNIST, of_shapes
+
+from towers.models import keras_settings
+from towers.models.flops import flops_per_image
+from towers.models.layers import GroupedConv2D
+
+
+def model_of(*stack, shape=(9, 8, 4)):
+    with keras_settings():
+        x = images = keras.Input(shape, name="images")
+        for layer in stack:
+            x = layer(x)
+        return keras.Model(images, x)
+
+
+@pytest.mark.parametrize(
+    "stack,expected",
+    [
+        ([layers.Conv2D(6, (3, 2), name="c")], 2 * (7 * 7) * (3 * 2) * 4 * 6),
+        ([layers.Conv2D(6, 3, padding="same", name="c")], 2 * (9 * 8) * 9 * 4 * 6),
+        ([layers.Conv2D(6, 3, strides=2, name="c")], 2 * (4 * 3) * 9 * 4 * 6),
+        ([layers.Conv2D(6, 1, groups=2, name="c")], 2 * (9 * 8) * 2 * 6),
+        ([GroupedConv2D(4, 3, groups=4, name="c")], 2 * (7 * 6) * 9 * 4),
+        ([layers.Flatten(name="f"), layers.Dense(5, name="d")], 2 * 9 * 8 * 4 * 5),
+        ([layers.Dense(5, name="d")], 2 * (9 * 8) * 4 * 5),  # at every pixel
+        ([layers.ReLU(name="r"), layers.BatchNormalization(name="n")], 0),
+    ],
+)
+def test_a_layer_multiplies_and_adds_once_per_weight_and_position(stack, expected):
+    assert flops_per_image(model_of(*stack)) == expected
+
+
+def test_a_layer_that_cannot_be_counted_is_refused_by_name():
+    model = model_of(layers.DepthwiseConv2D(3, name="odd"))
+    with pytest.raises(ValueError, match=r"odd \(DepthwiseConv2D\)"):
+        flops_per_image(model)
+
+
+def cnn():
+    convs = 24 * 24 * 25 * 3 * 64 + 12 * 12 * 25 * 64 * 64
+    return convs + 6 * 6 * 64 * 384 + 384 * 192 + 192 * 10
+
+
+def lenet():
+    return 26 * 26 * 9 * 20 + 9 * 9 * 25 * 20 * 50 + 800 * 128 + 128 * 10
+
+
+def alexnet(columns):
+    convs = 55**2 * 11**2 * 3 * 96 + 27**2 * 25 * 96 // columns * 256
+    convs += 13**2 * 9 * (256 * 384 + (384 * 384 + 384 * 256) // columns)
+    return convs + 9216 * 4096 + 4096 * 4096 + 4096 * 1000
+
+
+def resnet18():
+    stem, first = 32**2 * 9 * 3 * 64, 4 * 32**2 * 9 * 64**2
+    # A stage halves the side and doubles the channels: n^2 c^2 stays; its first
+    # convolution has half of the inputs, and so has the shortcut.
+    stage = 32**2 * 64**2 * (9 // 1 * 3 + 9 / 2 + 1 / 2)
+    return int(stem + first + 3 * stage + 512 * 10)
+
+
+def cifar_resnet(depth):
+    per_stage = (depth - 2) // 3
+    stem, first = 32**2 * 9 * 3 * 16, per_stage * 32**2 * 9 * 16**2
+    return int(stem + first + 2 * (per_stage - 0.5) * 32**2 * 9 * 16**2 + 64 * 10)
+
+
+def wide_resnet():
+    side, own = 32**2 * 160, 160
+    stem = 32**2 * 9 * 3 * 16
+    first = side * (9 * 16 + 16 + 7 * 9 * own)
+    others = side * (9 * own / 2 + own / 2 + 7 * 9 * own)
+    return int(stem + first + 2 * others + 640 * 10)
+
+
+def convmixer():
+    return 16**2 * 256 * (2 * 2 * 3 + 8 * (25 + 256)) + 256 * 10
+
+
+@pytest.mark.parametrize(
+    "name,shape,products",
+    [
+        ("cnn", ((24, 24, 3), 10), cnn()),
+        ("lenet", MNIST, lenet()),
+        ("alexnet", IMAGENET, alexnet(1)),
+        ("alexnet_two_columns", IMAGENET, alexnet(2)),
+        ("resnet18", CIFAR10, resnet18()),
+        ("resnet20", CIFAR10, cifar_resnet(20)),
+        ("resnet110", CIFAR10, cifar_resnet(110)),
+        ("wide_resnet_28_10", CIFAR10, wide_resnet()),
+        ("convmixer_256_8", CIFAR10, convmixer()),
+    ],
+)
+def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, products):
+    assert flops_per_image(of_shapes(name, *shape)) == 2 * products
+
+
+def test_two_column_alexnet_has_724_million_products():
+    """As many as surveys of efficient networks give it (Sze et al. 2017, table II)."""
+    assert (
+        flops_per_image(of_shapes("alexnet_two_columns", *IMAGENET)) // 2_000_000 == 724
+    )

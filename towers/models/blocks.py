@@ -1,0 +1,63 @@
+"""What several residual networks are made of."""
+
+import keras
+from keras import layers
+
+from towers.models.layers import BatchNormalization
+
+
+def convolution(
+    x: keras.KerasTensor,
+    filters: int,
+    size: int,
+    stride: int,
+    name: str,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.KerasTensor:
+    """A convolution without biases.
+
+    Its windows are centred on the pixels that a shortcut of the same stride takes;
+    with TensorFlow's own padding they would lie one pixel further.
+    """
+    if size > 1 and stride > 1:
+        x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
+    return layers.Conv2D(
+        filters,
+        size,
+        strides=stride,
+        padding="same" if stride == 1 else "valid",
+        use_bias=False,
+        kernel_initializer="he_normal",
+        kernel_regularizer=regularizer,
+        name=name,
+    )(x)
+
+
+def normalization(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+    """Batch normalisation, with the smallest epsilon that its fast kernel takes."""
+    return BatchNormalization(momentum=0.9, epsilon=1.001e-5, name=name)(x)
+
+
+def classifier(
+    x: keras.KerasTensor,
+    num_classes: int,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.KerasTensor:
+    """Global average pooling and the logits.
+
+    No rectifier follows, so that He's deviation would make the first logits too large.
+    """
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return layers.Dense(
+        num_classes,
+        kernel_initializer=uniform(),
+        kernel_regularizer=regularizer,
+        name="logits",
+    )(x)
+
+
+def uniform() -> keras.initializers.Initializer:
+    """Uniform within 1 / sqrt(inputs), as the authors' framework, Torch, begins."""
+    return keras.initializers.VarianceScaling(
+        1 / 3, mode="fan_in", distribution="uniform"
+    )

@@ -1,0 +1,20 @@
+"""Channels that a network's width scales, and images that are large enough for it."""
+
+from towers.errors import ConfigError
+
+
+def scaled(count: int, width: float, multiple_of: int = 1) -> int:
+    """A number of channels times `width`: a multiple, and not zero."""
+    return multiple_of * max(1, round(count * width / multiple_of))
+
+
+def check_image_size(
+    model: str, image_shape: tuple[int, int, int], at_least: int
+) -> None:
+    """Raises ConfigError where nothing would be left of an image."""
+    height, width, _ = image_shape
+    if min(height, width) < at_least:
+        raise ConfigError(
+            f"model={model} needs images of at least {at_least}x{at_least}, not "
+            f"{height}x{width}; choose another --model or --augment"
+        )
