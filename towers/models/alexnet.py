@@ -36,19 +36,7 @@ def create_model(
     name = "alexnet" if columns == 1 else "alexnet_two_columns"
     check_image_size(name, image_shape, at_least=15)
     is_large = min(image_shape[:2]) >= LARGE
-    # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
-    narrower = width**-0.5
-
-    def settings(name, bias, deviation=0.01 * narrower, rectified=True):
-        initial = keras.initializers.RandomNormal(stddev=deviation)
-        if rectified and not is_large:
-            initial = keras.initializers.HeNormal()
-        return {
-            "kernel_initializer": initial,
-            "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
-            "kernel_regularizer": regularizer,
-            "name": name,
-        }
+    settings = _settings_fn(width, is_large, regularizer)
 
     def conv(x, number, count, size, bias, groups=1):
         layer = GroupedConv2D(
@@ -93,3 +81,22 @@ def create_model(
     x, noise7 = dense(x, 7)
     logits = layers.Dense(num_classes, **settings("fc8", 0.0, rectified=False))(x)
     return keras.Model([images, noise6, noise7], logits, name=name)
+
+
+def _settings_fn(width, is_large, regularizer):
+    """(name, the paper's bias, ...) -> how a layer begins, and what decays."""
+    # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
+    narrower = width**-0.5
+
+    def settings(name, bias, deviation=0.01 * narrower, rectified=True):
+        initial = keras.initializers.RandomNormal(stddev=deviation)
+        if rectified and not is_large:
+            initial = keras.initializers.HeNormal()
+        return {
+            "kernel_initializer": initial,
+            "bias_initializer": keras.initializers.Constant(bias if is_large else 0.0),
+            "kernel_regularizer": regularizer,
+            "name": name,
+        }
+
+    return settings
