@@ -8,12 +8,12 @@ import small_runs
 import tensorflow as tf
 from small_runs import NUM_TEST, NUM_TRAIN, small_config
 
-from towers import build, data
+from towers import build, data, losses
 from towers import config as configuration
 from towers.data.augment import AUGMENTS
 from towers.errors import ConfigError, DataError
 from towers.models import MODELS
-from towers.optimizers import OPTIMIZERS
+from towers.optimizers import OPTIMIZERS, Now
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
 from towers.schedules import SCHEDULES
@@ -115,6 +115,59 @@ def test_the_network_gets_its_size_decay_and_seed_from_the_config():
     assert float(model.get_layer("local3").kernel.regularizer.l2) == 0.25
     other = build.build(dataclasses.replace(config, seed=8)).model
     assert np.any(model.get_layer("conv1").kernel != other.get_layer("conv1").kernel)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
+    config = small_config(optimizer=optimizer, weight_decay=0.5)
+    parts = build.build(config)
+    decays = parts.update.decays
+    values = [v.value for v in parts.model.trainable_variables]
+    penalty = losses.weight_decay(parts.model.trainable_variables, values)
+    if optimizer in ("adamw", "lars"):
+        names = [v.path for v in parts.model.trainable_variables]
+        taken = dict(zip(names, decays, strict=True))
+        assert taken == {"logits/kernel": 0.5, "logits/bias": 0.0}
+        assert penalty is None
+    else:
+        squares = np.square(values[0].numpy(), dtype=np.float64).sum()
+        assert decays == () and float(penalty) == pytest.approx(0.25 * squares)
+
+
+@pytest.mark.parametrize(
+    "optimizer,option",
+    [
+        ("sgd", "momentum"),
+        ("nesterov", "momentum"),
+        ("rmsprop", "rho"),
+        ("rmsprop", "epsilon"),
+        ("adamw", "beta1"),
+        ("adamw", "beta2"),
+        ("adamw", "epsilon"),
+        ("lars", "trust_coefficient"),
+    ],
+)
+def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
+    one, number = tf.fill([2, 2], 3.0), tf.constant(1, tf.int64)
+    moved = []
+    for value in (0.5, 0.25):
+        config = small_config(optimizer=optimizer, **{option: value})
+        made = build.build(config).update.optimizer
+        slots = {name: one for name in made.slots}
+        now = Now(tf.constant(0.1), number, 0.0, tf.norm(one), tf.norm(one))
+        moved.append(made.update(one, slots, one, now)[0])
+    assert np.all(moved[0] != moved[1])
+
+
+def test_the_options_of_the_schedule_reach_it(small):
+    shape = {"decay_factor": 0.25, "epochs_per_decay": 0.5, "num_epochs": 4.0}
+    shape |= {"epoch_factors": "1:0.5", "peak_fraction": 0.75, "learning_rate": 1.0}
+    rates = {"smooth_exponential": 0.0625, "piecewise": 0.5, "one_cycle": 0.36}
+    for schedule, rate in rates.items():
+        update = build.build(small_config(schedule=schedule, **shape)).update
+        # Step 5 of ten images each is the end of the first epoch of 50.
+        found = float(update.learning_rate_fn(tf.constant(5, tf.int64)))
+        assert found == pytest.approx(rate)
 
 
 def test_the_noise_of_dropout_comes_with_the_batches(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from test_strategies import Recipe, assert_equal_to_oracle, create_towers
 
+from towers import config
 from towers.errors import ConfigError
 from towers.losses import take_weight_decay
 from towers.optimizers import (
@@ -153,10 +154,9 @@ def test_every_optimizer_is_tested():
     assert {case.oracle for case in CASES.values()} == set(oracle.OPTIMIZERS)
 
 
-@each_case
-def test_at_a_constant_rate_the_params_are_those_of_keras(case):
-    if case.keras is None:
-        pytest.skip("Keras has no such optimizer")
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].keras])
+def test_at_a_constant_rate_the_params_are_those_of_keras(name):
+    case = CASES[name]
     variables = [keras.Variable(p, dtype="float32") for p in random_arrays(0)]
     optimizer = case.keras(learning_rate=0.125, **case.keras_hyper)
     if case.decays():
@@ -214,6 +214,29 @@ def test_only_who_takes_the_decay_reads_it(case):
     ]
     differs = np.any(moved[0][0] != moved[1][0])
     assert differs == case.create().takes_decay
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "option,value",
+    [
+        ("momentum", 0.5),
+        ("beta1", 0.5),
+        ("beta2", 0.5),
+        ("rho", 0.5),
+        ("epsilon", 0.5),
+        ("trust_coefficient", 0.5),
+    ],
+)
+def test_options_are_called_ignored_where_they_change_no_step(name, option, value):
+    settings = {"optimizer": name, "momentum": 0.9, option: value}
+    lines = config.ignored_options(config.Config(**settings))
+    is_ignored = any(line.startswith(f"{option}=") for line in lines)
+    kernels = []
+    for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):
+        update = Update(create_optimizer(name, **hyper), constant_rate)
+        kernels.append(run(update, num_steps=2)[0][0])
+    assert np.any(kernels[0] != kernels[1]) == (not is_ignored)
 
 
 # Norms.

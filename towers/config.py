@@ -20,15 +20,26 @@ from towers.errors import ConfigError
 DATASETS = ("cifar10", "embedded", "synthetic")
 AUGMENTS = ("none", "tutorial", "pad_crop_flip")
 MODELS = ("cnn",)
-OPTIMIZERS = ("sgd", "nesterov")
-SCHEDULES = ("constant", "exponential", "cosine")
+OPTIMIZERS = ("sgd", "nesterov", "rmsprop", "adamw", "lars")
+SCHEDULES = (
+    "constant",
+    "exponential",
+    "smooth_exponential",
+    "piecewise",
+    "cosine",
+    "linear",
+    "one_cycle",
+)
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 
 # Schedules whose shape depends on the length of the run.
-SCHEDULES_BY_LENGTH = ("cosine",)
+SCHEDULES_BY_LENGTH = ("cosine", "linear", "one_cycle")
+
+# Optimizers whose steps are as long, however long the gradients are.
+SCALE_FREE = ("rmsprop", "adamw", "lars")
 
 
 def _option(
@@ -39,6 +50,7 @@ def _option(
     at_least: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    at_most: float | None = None,
     free: bool = False,
 ) -> Any:
     """A field: its default, help with unit, bounds, and whether a resumed run may
@@ -49,6 +61,7 @@ def _option(
         "at_least": at_least,
         "above": above,
         "below": below,
+        "at_most": at_most,
         "free": free,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -84,6 +97,36 @@ class Config:
         "standardised per image), pad_crop_flip (pad 4, crop, flip).",
         choices=AUGMENTS,
     )
+    color_jitter: float = _option(
+        0.0,
+        "Strength s of random brightness, contrast and saturation, by factors from "
+        "max(0, 1 - s) to 1 + s; 0 for none.",
+        at_least=0,
+    )
+    random_erasing: float = _option(
+        0.0,
+        "Probability that a random rectangle of an image is erased.",
+        at_least=0,
+        at_most=1,
+    )
+    cutout_size: int = _option(
+        0,
+        "Side of the square that is cut out of every image, in pixels; 0 for none.",
+        at_least=0,
+    )
+    mixup: float = _option(
+        0.0,
+        "Mix each image and its label with another one's by shares from Beta(x, x), x "
+        "being this; 0 for none.",
+        at_least=0,
+    )
+    cutmix: float = _option(
+        0.0,
+        "Paste into each image a rectangle of another one, its share of the area and "
+        "of the label from Beta(x, x); 0 for none. With --mixup, one of the two at "
+        "random.",
+        at_least=0,
+    )
     seed: int = _option(
         0,
         "Seed of the parameters, the order and the augmentation.",
@@ -103,15 +146,35 @@ class Config:
     # Optimisation.
     optimizer: str = _option(
         "sgd",
-        "sgd (with --momentum, if any, as a heavy ball) or nesterov.",
+        "sgd (with --momentum, if any, as a heavy ball), nesterov, rmsprop, adamw, or "
+        "lars (layer-wise rates, for large batches).",
         choices=OPTIMIZERS,
     )
     learning_rate: float = _option(0.1, "Initial, or highest, learning rate.", above=0)
     momentum: float = _option(0.0, "Momentum of the velocity.", at_least=0, below=1)
+    beta1: float = _option(
+        0.9, "Decay of adamw's mean of the gradients.", at_least=0, below=1
+    )
+    beta2: float = _option(
+        0.999, "Decay of adamw's mean of their squares.", at_least=0, below=1
+    )
+    rho: float = _option(
+        0.9, "Decay of rmsprop's mean of the squared gradients.", at_least=0, below=1
+    )
+    epsilon: float = _option(
+        1e-7,
+        "Beside the root in adamw's denominator, under it in rmsprop's.",
+        above=0,
+    )
+    trust_coefficient: float = _option(
+        0.001,
+        "With lars, the length of a kernel's step at rate 1 over that of the kernel.",
+        above=0,
+    )
     weight_decay: float = _option(
         0.004,
         "Weight decay: this times half the sum of squares of the kernels that the "
-        "network marks is added to the loss.",
+        "network marks is added to the loss; adamw and lars apply it in their update.",
         at_least=0,
     )
     label_smoothing: float = _option(
@@ -119,15 +182,27 @@ class Config:
     )
     schedule: str = _option(
         "exponential",
-        "Learning rate over the images seen: constant, exponential (a staircase) or "
-        "cosine (to zero at --num_epochs).",
+        "Learning rate over the images seen: constant, exponential (a staircase), "
+        "smooth_exponential, piecewise, or to zero at --num_epochs: cosine, linear, "
+        "one_cycle.",
         choices=SCHEDULES,
     )
     decay_factor: float = _option(
-        0.1, "Factor on the rate at each stair of the exponential schedule.", above=0
+        0.1, "Factor on the rate at each stair of the exponential schedules.", above=0
     )
     epochs_per_decay: float = _option(
-        350.0, "Length of a stair of the exponential schedule, in epochs.", above=0
+        350.0, "Length of a stair of the exponential schedules, in epochs.", above=0
+    )
+    epoch_factors: str = _option(
+        "",
+        "Of the piecewise schedule: from which epoch on the rate is times what, such "
+        "as 30:0.1,60:0.01.",
+    )
+    peak_fraction: float = _option(
+        0.3,
+        "Part of --num_epochs after which the one_cycle schedule is highest.",
+        above=0,
+        below=1,
     )
     warmup_epochs: float = _option(
         0.0, "Epochs over which the rate first rises linearly from 0.", at_least=0
@@ -311,6 +386,7 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
         ("at_least", lambda bound: value < bound),
         ("above", lambda bound: value <= bound),
         ("below", lambda bound: value >= bound),
+        ("at_most", lambda bound: value > bound),
     ):
         if bounds[name] is not None and wrong(bounds[name]):
             words = name.replace("_", " ")
@@ -324,6 +400,13 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             "optimizer=nesterov with momentum=0.0: Nesterov's form needs a momentum; "
             "set --momentum=0.9 or --optimizer=sgd"
+        )
+    if parse_epoch_factors(config.epoch_factors) == () and (
+        config.schedule == "piecewise"
+    ):
+        raise ConfigError(
+            "schedule=piecewise with epoch_factors='': set --epoch_factors, such as "
+            "30:0.1,60:0.01"
         )
     if config.num_towers > config.batch_size:
         raise ConfigError(
@@ -346,6 +429,13 @@ def _check_together(config: Config) -> None:
             "batch_norm=sync with strategy=async_towers: its towers do not meet to "
             "share moments; set --batch_norm=local or choose a synchronous strategy"
         )
+    is_scaled = config.strategy == "async_towers" and config.async_scale_gradients
+    if is_scaled and config.optimizer in SCALE_FREE:
+        raise ConfigError(
+            f"optimizer={config.optimizer} with async_scale_gradients=True: its steps "
+            "are as long, however long the gradients are; set "
+            "--noasync_scale_gradients, and --learning_rate for an update per tower"
+        )
     if config.warmup_epochs > config.num_epochs:
         raise ConfigError(
             f"warmup_epochs={config.warmup_epochs} with "
@@ -358,6 +448,50 @@ def _check_together(config: Config) -> None:
         )
 
 
+def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
+    """'30:0.1,60:0.01' -> ((30.0, 0.1), (60.0, 0.01)); nothing for an empty text.
+
+    Raises:
+        ConfigError: it is written in another way, an epoch is not after the one before,
+            or a factor is negative.
+    """
+    pairs, before = [], 0.0
+    for part in text.split(",") if text else []:
+        try:
+            epoch, factor = map(float, part.split(":"))
+        except ValueError:
+            raise ConfigError(
+                f"epoch_factors={text!r}: {part!r} should be an epoch and a factor, "
+                "such as 30:0.1"
+            ) from None
+        if not before < epoch < math.inf:
+            raise ConfigError(
+                f"epoch_factors={text!r}: epoch {epoch:g} must be above {before:g}"
+            )
+        if not 0 <= factor < math.inf:
+            raise ConfigError(
+                f"epoch_factors={text!r}: factor {factor:g} must be finite, at least 0"
+            )
+        pairs.append((epoch, factor))
+        before = epoch
+    return tuple(pairs)
+
+
+# Options -> the optimizers or schedules that read them.
+_READ_BY_OPTIMIZERS = {
+    ("momentum",): ("sgd", "nesterov", "rmsprop", "lars"),
+    ("beta1", "beta2"): ("adamw",),
+    ("rho",): ("rmsprop",),
+    ("epsilon",): ("rmsprop", "adamw"),
+    ("trust_coefficient",): ("lars",),
+}
+_READ_BY_SCHEDULES = {
+    ("decay_factor", "epochs_per_decay"): ("exponential", "smooth_exponential"),
+    ("epoch_factors",): ("piecewise",),
+    ("peak_fraction",): ("one_cycle",),
+}
+
+
 def ignored_options(config: Config) -> list[str]:
     """One line for each option that was set and has no effect in this configuration."""
     lines = []
@@ -368,8 +502,12 @@ def ignored_options(config: Config) -> list[str]:
                 value = getattr(config, name)
                 lines.append(f"{name}={value} has no effect with {because}")
 
-    if config.schedule != "exponential":
-        ignore(f"schedule={config.schedule}", "decay_factor", "epochs_per_decay")
+    for names, readers in _READ_BY_OPTIMIZERS.items():
+        if config.optimizer not in readers:
+            ignore(f"optimizer={config.optimizer}", *names)
+    for names, readers in _READ_BY_SCHEDULES.items():
+        if config.schedule not in readers:
+            ignore(f"schedule={config.schedule}", *names)
     if config.strategy not in ("towers", "async_towers"):
         ignore(f"strategy={config.strategy}", "parameter_device")
     if config.strategy != "async_towers":
