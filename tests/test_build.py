@@ -176,6 +176,59 @@ def test_the_noise_of_dropout_comes_with_the_batches(monkeypatch):
     assert batch["dropout1_noise"].shape == (10, 36)
 
 
+def test_a_square_larger_than_the_images_is_refused(small):
+    with pytest.raises(ConfigError, match="cutout_size=9 with images of 8x8"):
+        build.build(small_config(cutout_size=9))
+
+
+@pytest.mark.parametrize(
+    "option,value",
+    [
+        ("color_jitter", 0.5),
+        ("random_erasing", 1.0),
+        ("cutout_size", 4),
+        ("mixup", 1.0),
+        ("cutmix", 1.0),
+    ],
+)
+def test_distortions_and_mixing_reach_the_batches(small, option, value):
+    step = tf.constant(3, tf.int64)
+    plain, changed = (
+        build.build(small_config(**options)).train_batches(step)
+        for options in ({}, {option: value})
+    )
+    assert np.mean(plain["images"] != changed["images"]) > 0.05
+    assert changed["labels"].shape == ([10, 5] if "mix" in option else [10])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_towers": 3, "batch_size": 20},
+        pytest.param({"num_towers": 2, "accumulate_steps": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_mixed_batches_train_the_same_however_they_are_cut(small, options):
+    states = []
+    for changes in ({"batch_size": 20}, {"batch_size": 20} | options):
+        if "accumulate_steps" in changes:
+            changes["batch_size"] = 10
+        config = small_config(mixup=0.4, cutmix=1.0, label_smoothing=0.1, **changes)
+        names = tuple(f"/CPU:{i}" for i in range(config.num_towers or 1))
+        strategy = build.create_strategy(
+            config, build.build(config), Devices("CPU", names)
+        )
+        metrics = strategy.train(3)
+        assert 0 <= metrics["accuracy"] <= 1
+        states.append(strategy.state() | {"loss": metrics["loss"]})
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, atol=1e-5, err_msg=name)
+
+
 def test_more_towers_than_images_are_refused(small):
     parts = build.build(small_config(batch_size=2))
     devices = Devices("CPU", tuple(f"/CPU:{i}" for i in range(3)))

@@ -46,7 +46,9 @@ ROOMS = {
     "data": [
         {"randomness", "sources"},
         {"augment", "embedded", "synthetic", "tfds"},
-        {"batches", "cifar10"},
+        {"cifar10", "distortions"},
+        {"mixing"},
+        {"batches"},
         {"__init__"},
     ],
     "models": [{"layers"}, {"cnn"}, {"__init__"}],

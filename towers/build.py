@@ -10,6 +10,8 @@ from towers import data, losses, models, optimizers, schedules
 from towers.config import Config, parse_epoch_factors
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.distortions import extend
+from towers.data.mixing import create_mix
 from towers.data.sources import DataSet, Source
 from towers.errors import ConfigError
 from towers.parallel import STRATEGIES
@@ -57,8 +59,13 @@ def build(config: Config) -> Parts:
     found = data.load(config.dataset, config.data_dir)
     train_source, validation = found.train, ("test", found.test)
     try:
-        augment = AUGMENTS[config.augment](
-            found.train.image_shape, found.mean, found.deviation
+        augment = extend(
+            AUGMENTS[config.augment](
+                found.train.image_shape, found.mean, found.deviation
+            ),
+            color_jitter=config.color_jitter,
+            random_erasing=config.random_erasing,
+            cutout_size=config.cutout_size,
         )
         if config.validation_fraction:
             train_source, held_out = hold_out(
@@ -86,6 +93,7 @@ def build(config: Config) -> Parts:
             config.seed,
             config.images_per_step,
             models.noise_shapes(model),
+            create_mix(config.mixup, config.cutmix, len(found.class_names)),
         ),
         augment=augment,
         validation=validation,
