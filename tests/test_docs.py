@@ -89,6 +89,21 @@ def test_the_numbers_in_the_picture_are_those_of_the_list(name):
     assert drawn == set(listed)
 
 
+@pytest.mark.parametrize(
+    "option,page",
+    [
+        ("schedule", "schedules.md"),
+        ("optimizer", "optimizers.md"),
+        ("augment", "augmentation.md"),
+    ],
+)
+def test_every_choice_has_a_row(option, page):
+    text = (DOCS / page).read_text()
+    for choice in FIELDS[option].metadata["choices"]:
+        row = rf"^\|.* `(--{option}=)?{choice}`.*\|$"
+        assert re.search(row, text, re.MULTILINE), choice
+
+
 def test_the_pages_of_strategies_are_short():
     for page in DOCS.glob("*.md"):
         assert len(page.read_text().splitlines()) <= 80, page.name
@@ -182,5 +197,5 @@ def test_pictures_can_be_read_on_any_background(picture):
 
 
 @each_picture
-def test_pictures_are_of_strategies(picture):
-    assert picture.stem in STRATEGIES
+def test_pictures_are_of_strategies_or_schedules(picture):
+    assert picture.stem in {*STRATEGIES, "schedules"}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from docs import draw_schedules
 from towers import config
 from towers.schedules import SCHEDULES, create_schedule
 
@@ -201,6 +202,15 @@ def test_options_are_called_ignored_where_they_change_no_rate(name, option, valu
     images = 38 * NUM_EXAMPLES
     changes = rate_at(images, name) != rate_at(images, name, **{option: value})
     assert changes == (not is_ignored)
+
+
+# The picture in docs/.
+
+
+def test_the_picture_is_drawn_from_the_schedules():
+    """python -m docs.draw_schedules draws it anew."""
+    assert draw_schedules.PICTURE.read_text() == draw_schedules.picture()
+    assert {name for name, _ in draw_schedules.PANELS} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
