@@ -4,7 +4,8 @@ import pathlib
 
 import tensorflow as tf
 
-from towers.config import Config, parse_epoch_factors
+from towers.config import Config
+from towers.config_checks import parse_epoch_factors
 from towers.schedules import create_schedule
 
 PICTURE = pathlib.Path(__file__).with_name("schedules.svg")

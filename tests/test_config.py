@@ -6,6 +6,7 @@ import json
 import pytest
 
 from towers import config as configuration
+from towers import config_checks
 from towers.config import FIELDS, Config, from_json, replace, to_json
 from towers.errors import ConfigError
 
@@ -324,7 +325,7 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
     ],
 )
 def test_epoch_factors_are_pairs(text, pairs):
-    assert configuration.parse_epoch_factors(text) == pairs
+    assert config_checks.parse_epoch_factors(text) == pairs
     assert Config(epoch_factors=text).epoch_factors == text
 
 
@@ -497,7 +498,7 @@ def test_all_changes_are_told_at_once():
     ],
 )
 def test_options_without_effect_are_told_with_the_reason(options, ignored):
-    lines = configuration.ignored_options(Config(**options))
+    lines = config_checks.ignored_options(Config(**options))
     assert [line.split(" has no effect with ")[0] for line in lines] == ignored
     reasons = {line.split(" has no effect with ")[1] for line in lines}
     assert reasons <= {f"{name}={value}" for name, value in options.items()}
@@ -516,7 +517,7 @@ def test_options_without_effect_are_told_with_the_reason(options, ignored):
     ],
 )
 def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
-    configuration.check_environment(environ)
+    config_checks.check_environment(environ)
 
 
 @pytest.mark.parametrize(
@@ -530,5 +531,5 @@ def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
 )
 def test_another_keras_is_refused_with_the_way_out(environ, name):
     with pytest.raises(ConfigError, match=f"^{name}.*unset") as caught:
-        configuration.check_environment(environ)
+        config_checks.check_environment(environ)
     assert caught.value.exit_code == 2

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 from test_strategies import Recipe, assert_equal_to_oracle, create_towers
 
-from towers import config
+from towers import config_checks
+from towers.config import Config
 from towers.errors import ConfigError
 from towers.losses import take_weight_decay
 from towers.optimizers import (
@@ -230,7 +231,7 @@ def test_only_who_takes_the_decay_reads_it(case):
 )
 def test_options_are_called_ignored_where_they_change_no_step(name, option, value):
     settings = {"optimizer": name, "momentum": 0.9, option: value}
-    lines = config.ignored_options(config.Config(**settings))
+    lines = config_checks.ignored_options(Config(**settings))
     is_ignored = any(line.startswith(f"{option}=") for line in lines)
     kernels = []
     for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):

@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 from towers import data, losses, models, optimizers, schedules
-from towers.config import Config, parse_epoch_factors
+from towers.config import Config
+from towers.config_checks import parse_epoch_factors
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
