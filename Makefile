@@ -100,4 +100,4 @@ lock: setup
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache
-	find configs tests towers benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find configs docs tests towers benchmarks -name __pycache__ -prune -exec rm -rf {} +

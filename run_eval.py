@@ -9,7 +9,8 @@ It follows a run that is under way with --eval_interval_secs.
 from absl import flags
 
 from towers import config_flags, quiet_imports, watchdog
-from towers.config import check_environment, replace
+from towers.config import replace
+from towers.config_checks import check_environment
 from towers.run_folder import RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)

@@ -12,7 +12,7 @@ import pathlib
 from absl import flags
 
 from towers import config_flags, quiet_imports, watchdog
-from towers.config import check_environment
+from towers.config_checks import check_environment
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 

@@ -323,7 +323,8 @@ def clip_by_global_norm(gradients: Arrays, clip_norm: float | None) -> dict:
 
 # The update. An optimizer is update(params, gradients, slots, rate, **hyperparameters)
 # -> (params, slots); its slots start as zeros of the parameters' shapes. The rate is
-# outside the velocity: changing it does not rescale what is remembered.
+# outside the velocity: changing it does not rescale what is remembered. `decay`, of
+# those that apply the weight decay themselves, is parameter name -> coefficient.
 
 
 def sgd(params, gradients, slots, rate):
@@ -348,9 +349,65 @@ def nesterov(params, gradients, slots, rate, *, momentum=0.9):
     return moved, {"velocity": velocity}
 
 
+def rmsprop(params, gradients, slots, rate, *, momentum=0.0, rho=0.9, epsilon=1e-7):
+    """s = mean of squares; v = momentum * v + gradient / sqrt(s + epsilon)."""
+    second = _mean(slots["second_moment"], gradients, rho, power=2)
+    scaled = {n: g / np.sqrt(second[n] + epsilon) for n, g in gradients.items()}
+    moved, velocity = momentum_sgd(params, scaled, slots, rate, momentum=momentum)
+    return moved, {"second_moment": second} | velocity
+
+
+def adamw(
+    params,
+    gradients,
+    slots,
+    rate,
+    *,
+    step,
+    decay,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-7,
+):
+    """Adam's algorithm 1 with its epsilon as in Keras: over the root of 1 - beta2^t."""
+    first = _mean(slots["first_moment"], gradients, beta1, power=1)
+    second = _mean(slots["second_moment"], gradients, beta2, power=2)
+    moved, t = {}, step + 1
+    for name, param in params.items():
+        mean = first[name] / (1 - beta1**t)
+        root = np.sqrt(second[name] / (1 - beta2**t))
+        adam = mean / (root + epsilon / math.sqrt(1 - beta2**t))
+        shrunk = param * (1 - rate * decay.get(name, 0.0))
+        moved[name] = shrunk - rate * adam
+    return moved, {"first_moment": first, "second_moment": second}
+
+
+def lars(
+    params, gradients, slots, rate, *, decay, momentum=0.9, trust_coefficient=0.001
+):
+    """v = momentum * v + local rate * (gradient + decay * param); the local rate of
+    vectors, and where a norm is 0, is 1."""
+    scaled = {}
+    for name, param in params.items():
+        gradient, beta = gradients[name], decay.get(name, 0.0)
+        norms = np.sqrt((param**2).sum()), np.sqrt((gradient**2).sum())
+        local = 1.0
+        if param.ndim > 1 and all(norms):
+            local = trust_coefficient * norms[0] / (norms[1] + beta * norms[0])
+        scaled[name] = local * (gradient + beta * param)
+    return momentum_sgd(params, scaled, slots, rate, momentum=momentum)
+
+
 def _velocity(gradients, slots, momentum):
     old = slots["velocity"]
     return {name: momentum * old[name] + gradients[name] for name in gradients}
+
+
+def _mean(old, gradients, beta, power):
+    return {
+        name: beta * old[name] + (1 - beta) * gradient**power
+        for name, gradient in gradients.items()
+    }
 
 
 class Optimizer(NamedTuple):
@@ -358,12 +415,16 @@ class Optimizer(NamedTuple):
 
     update: Callable
     slot_names: tuple[str, ...]
+    takes_step: bool = False
 
 
 OPTIMIZERS = {
     "sgd": Optimizer(sgd, ()),
     "momentum": Optimizer(momentum_sgd, ("velocity",)),
     "nesterov": Optimizer(nesterov, ("velocity",)),
+    "rmsprop": Optimizer(rmsprop, ("second_moment", "velocity")),
+    "adamw": Optimizer(adamw, ("first_moment", "second_moment"), takes_step=True),
+    "lars": Optimizer(lars, ("velocity",)),
 }
 
 
@@ -475,6 +536,8 @@ def train(
             )
         )
         gradients = clip_by_global_norm(gradients, clip_norm)
+        if rule.takes_step:
+            hyperparameters["step"] = step
         params, slots = rule.update(params, gradients, slots, rate, **hyperparameters)
         state = found.state
         if ema_decay:

@@ -19,7 +19,7 @@ from keras import layers
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_strategies import Recipe, assert_equal_to_oracle
 
-from towers import config, losses, optimizers, run, train, watchdog
+from towers import config, config_checks, losses, optimizers, run, train, watchdog
 from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
 from towers.parallel import coordinator
@@ -794,9 +794,9 @@ def test_row_16_options_that_contradict_it_are_refused():
 
 def test_options_without_effect_are_warned_about():
     options = {"async_scale_gradients": False, "max_staleness": 3}
-    assert config.ignored_options(config.Config(**options)) == [
+    assert config_checks.ignored_options(config.Config(**options)) == [
         "async_scale_gradients=False has no effect with strategy=towers",
         "max_staleness=3 has no effect with strategy=towers",
     ]
     asynchronous = config.Config(strategy="async_towers", **options)
-    assert config.ignored_options(asynchronous) == []
+    assert config_checks.ignored_options(asynchronous) == []

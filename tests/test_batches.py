@@ -1,5 +1,6 @@
 """A batch is a pure function of (seed, step), however it is come by."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -8,6 +9,8 @@ import tensorflow as tf
 
 from towers.data.augment import AUGMENTS
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.distortions import extend
+from towers.data.mixing import create_mix
 from towers.data.sources import ArraySource
 
 MOMENTS = ((100.0,) * 3, (50.0,) * 3)
@@ -76,6 +79,38 @@ def test_every_augmentation_gives_the_same_bits_however_it_is_run(augment):
     assert_same(found, {k: v.numpy() for k, v in compiled.items()})
     (again,) = batches.stream(3).take(1).as_numpy_iterator()
     assert_same(again, found)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        "pad_crop_flip",
+        pytest.param("none", marks=pytest.mark.slow),
+        pytest.param("tutorial", marks=pytest.mark.slow),
+    ],
+)
+def test_distorted_and_mixed_batches_are_the_same_bits_however_they_are_run(augment):
+    plain = train_batches(10, 6, augment)
+    batches = dataclasses.replace(
+        plain,
+        augment=extend(
+            plain.augment, color_jitter=0.4, random_erasing=0.5, cutout_size=3
+        ),
+        mix=create_mix(0.2, 1.0, 10),
+    )
+    found = at(batches, 3)
+    compiled = tf.function(lambda step: batches(step))(tf.constant(3, tf.int64))
+    assert_same(found, {k: v.numpy() for k, v in compiled.items()})
+    (streamed,) = batches.stream(3).take(1).as_numpy_iterator()
+    assert_same(found, streamed)
+    assert found["labels"].dtype == np.float32
+    # Every label has its share, and that of the image before it the rest.
+    labels = at(plain, 3)["labels"]
+    for soft, own, other in zip(
+        found["labels"], labels, np.roll(labels, 1), strict=True
+    ):
+        assert soft[own] + (own != other) * soft[other] == pytest.approx(1)
+    assert not np.array_equal(found["images"], at(plain, 3)["images"])
 
 
 @pytest.mark.parametrize("num_examples,batch_size", SIZES)

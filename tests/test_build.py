@@ -8,12 +8,12 @@ import small_runs
 import tensorflow as tf
 from small_runs import NUM_TEST, NUM_TRAIN, small_config
 
-from towers import build, data
+from towers import build, data, losses
 from towers import config as configuration
 from towers.data.augment import AUGMENTS
 from towers.errors import ConfigError, DataError
 from towers.models import MODELS
-from towers.optimizers import OPTIMIZERS
+from towers.optimizers import OPTIMIZERS, Now
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
 from towers.schedules import SCHEDULES
@@ -117,10 +117,116 @@ def test_the_network_gets_its_size_decay_and_seed_from_the_config():
     assert np.any(model.get_layer("conv1").kernel != other.get_layer("conv1").kernel)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
+    config = small_config(optimizer=optimizer, weight_decay=0.5)
+    parts = build.build(config)
+    decays = parts.update.decays
+    values = [v.value for v in parts.model.trainable_variables]
+    penalty = losses.weight_decay(parts.model.trainable_variables, values)
+    if optimizer in ("adamw", "lars"):
+        names = [v.path for v in parts.model.trainable_variables]
+        taken = dict(zip(names, decays, strict=True))
+        assert taken == {"logits/kernel": 0.5, "logits/bias": 0.0}
+        assert penalty is None
+    else:
+        squares = np.square(values[0].numpy(), dtype=np.float64).sum()
+        assert decays == () and float(penalty) == pytest.approx(0.25 * squares)
+
+
+@pytest.mark.parametrize(
+    "optimizer,option",
+    [
+        ("sgd", "momentum"),
+        ("nesterov", "momentum"),
+        ("rmsprop", "rho"),
+        ("rmsprop", "epsilon"),
+        ("adamw", "beta1"),
+        ("adamw", "beta2"),
+        ("adamw", "epsilon"),
+        ("lars", "trust_coefficient"),
+    ],
+)
+def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
+    one, number = tf.fill([2, 2], 3.0), tf.constant(1, tf.int64)
+    moved = []
+    for value in (0.5, 0.25):
+        config = small_config(optimizer=optimizer, **{option: value})
+        made = build.build(config).update.optimizer
+        slots = {name: one for name in made.slots}
+        now = Now(tf.constant(0.1), number, 0.0, tf.norm(one), tf.norm(one))
+        moved.append(made.update(one, slots, one, now)[0])
+    assert np.all(moved[0] != moved[1])
+
+
+def test_the_options_of_the_schedule_reach_it(small):
+    shape = {"decay_factor": 0.25, "epochs_per_decay": 0.5, "num_epochs": 4.0}
+    shape |= {"epoch_factors": "1:0.5", "peak_fraction": 0.75, "learning_rate": 1.0}
+    rates = {"smooth_exponential": 0.0625, "piecewise": 0.5, "one_cycle": 0.36}
+    for schedule, rate in rates.items():
+        update = build.build(small_config(schedule=schedule, **shape)).update
+        # Step 5 of ten images each is the end of the first epoch of 50.
+        found = float(update.learning_rate_fn(tf.constant(5, tf.int64)))
+        assert found == pytest.approx(rate)
+
+
 def test_the_noise_of_dropout_comes_with_the_batches(monkeypatch):
     small_runs.use(monkeypatch, small_runs.dropout_network)
     batch = build.build(small_config()).train_batches(tf.constant(3, tf.int64))
     assert batch["dropout1_noise"].shape == (10, 36)
+
+
+def test_a_square_larger_than_the_images_is_refused(small):
+    with pytest.raises(ConfigError, match="cutout_size=9 with images of 8x8"):
+        build.build(small_config(cutout_size=9))
+
+
+@pytest.mark.parametrize(
+    "option,value",
+    [
+        ("color_jitter", 0.5),
+        ("random_erasing", 1.0),
+        ("cutout_size", 4),
+        ("mixup", 1.0),
+        ("cutmix", 1.0),
+    ],
+)
+def test_distortions_and_mixing_reach_the_batches(small, option, value):
+    step = tf.constant(3, tf.int64)
+    plain, changed = (
+        build.build(small_config(**options)).train_batches(step)
+        for options in ({}, {option: value})
+    )
+    assert np.mean(plain["images"] != changed["images"]) > 0.05
+    assert changed["labels"].shape == ([10, 5] if "mix" in option else [10])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_towers": 3, "batch_size": 20},
+        pytest.param({"num_towers": 2, "accumulate_steps": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_mixed_batches_train_the_same_however_they_are_cut(small, options):
+    states = []
+    for changes in ({"batch_size": 20}, {"batch_size": 20} | options):
+        if "accumulate_steps" in changes:
+            changes["batch_size"] = 10
+        config = small_config(mixup=0.4, cutmix=1.0, label_smoothing=0.1, **changes)
+        names = tuple(f"/CPU:{i}" for i in range(config.num_towers or 1))
+        strategy = build.create_strategy(
+            config, build.build(config), Devices("CPU", names)
+        )
+        metrics = strategy.train(3)
+        assert 0 <= metrics["accuracy"] <= 1
+        states.append(strategy.state() | {"loss": metrics["loss"]})
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, atol=1e-5, err_msg=name)
 
 
 def test_more_towers_than_images_are_refused(small):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from towers import config as configuration
+from towers import config_checks
 from towers.config import FIELDS, Config, from_json, replace, to_json
 from towers.errors import ConfigError
 
@@ -24,17 +25,29 @@ OTHER = {
     "data_dir": ("data", "elsewhere"),
     "validation_fraction": (0.1, 0.2),
     "augment": ("none", "pad_crop_flip"),
+    "color_jitter": (0.4, 0.2),
+    "random_erasing": (0.25, 1.0),
+    "cutout_size": (8, 16),
+    "mixup": (0.2, 1.0),
+    "cutmix": (1.0, 0.5),
     "seed": (7, 8),
     "width": (0.25, 0.5),
     "precision": ("bfloat16", "float32"),
     "optimizer": ("nesterov", "sgd"),
     "learning_rate": (0.1 + 0.2, 1e-300),
     "momentum": (0.9, 0.5),
+    "beta1": (0.8, 0.0),
+    "beta2": (0.99, 0.95),
+    "rho": (0.99, 0.95),
+    "epsilon": (1e-3, 1e-8),
+    "trust_coefficient": (0.02, 0.01),
     "weight_decay": (0.0, 1.0),
     "label_smoothing": (0.1, 0.2),
     "schedule": ("constant", "exponential"),
     "decay_factor": (0.5, 0.25),
     "epochs_per_decay": (1.5, 2.5),
+    "epoch_factors": ("1:0.1", "1:0.1,2:0.01"),
+    "peak_fraction": (0.2, 0.5),
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
@@ -178,17 +191,33 @@ def test_numbers_are_finite(value):
     [
         ("validation_fraction", 0.0, -0.01),
         ("validation_fraction", 0.999, 1.0),
+        ("color_jitter", 0.0, -0.1),
+        ("random_erasing", 0.0, -0.1),
+        ("random_erasing", 1.0, 1.01),
+        ("cutout_size", 0, -1),
+        ("mixup", 0.0, -0.1),
+        ("cutmix", 0.0, -0.1),
         ("seed", 0, -1),
         ("seed", 2**63 - 1, 2**63),  # it becomes an int64
         ("width", 0.01, 0.0),
         ("learning_rate", 1e-9, 0.0),
         ("momentum", 0.0, -0.1),
         ("momentum", 0.999, 1.0),
+        ("beta1", 0.0, -0.1),
+        ("beta1", 0.999, 1.0),
+        ("beta2", 0.0, -0.1),
+        ("beta2", 0.9999, 1.0),
+        ("rho", 0.0, -0.1),
+        ("rho", 0.999, 1.0),
+        ("epsilon", 1e-12, 0.0),
+        ("trust_coefficient", 1e-9, 0.0),
         ("weight_decay", 0.0, -1e-9),
         ("label_smoothing", 0.0, -0.1),
         ("label_smoothing", 0.999, 1.0),
         ("decay_factor", 1e-9, 0.0),
         ("epochs_per_decay", 1e-9, 0.0),
+        ("peak_fraction", 0.001, 0.0),
+        ("peak_fraction", 0.999, 1.0),
         ("warmup_epochs", 0.0, -0.1),
         ("ema_decay", 0.0, -0.1),
         ("ema_decay", 0.99999, 1.0),
@@ -252,6 +281,14 @@ def test_where_nothing_is_near_nothing_is_guessed():
             ["strategy=async_towers", "batch_norm=sync"],
         ),
         ({"optimizer": "nesterov"}, ["optimizer=nesterov", "momentum=0.0"]),
+        ({"schedule": "piecewise"}, ["schedule=piecewise", "epoch_factors=''"]),
+        *(
+            (
+                {"strategy": "async_towers", "optimizer": name},
+                [f"optimizer={name}", "async_scale_gradients=True"],
+            )
+            for name in ("rmsprop", "adamw", "lars")
+        ),
         (
             {"warmup_epochs": 3.0, "num_epochs": 2.0},
             ["warmup_epochs=3.0", "num_epochs=2.0"],
@@ -273,6 +310,51 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
     Config(num_towers=6, group_size=3)
     Config(warmup_epochs=2.0, num_epochs=2.0)
     Config(device="gpu", parameter_device="gpu")
+    Config(schedule="piecewise", epoch_factors="1:0")
+    Config(strategy="async_towers", optimizer="lars", async_scale_gradients=False)
+    Config(strategy="replicated", optimizer="adamw")
+
+
+# The factors of the piecewise schedule.
+
+
+@pytest.mark.parametrize(
+    "text,pairs",
+    [
+        ("", ()),
+        ("30:0.1", ((30.0, 0.1),)),
+        ("0.5:2, 30:1e-1,60:0", ((0.5, 2.0), (30.0, 0.1), (60.0, 0.0))),
+    ],
+)
+def test_epoch_factors_are_pairs(text, pairs):
+    assert config_checks.parse_epoch_factors(text) == pairs
+    assert Config(epoch_factors=text).epoch_factors == text
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("30", ["'30'", "such as 30:0.1"]),
+        ("30:0.1,", ["''", "such as 30:0.1"]),
+        ("30:0.1:5", ["'30:0.1:5'"]),
+        ("thirty:0.1", ["'thirty:0.1'"]),
+        ("30:0.1;60:0.01", ["'30:0.1;60:0.01'"]),
+        ("0:0.1", ["epoch 0 must be above 0"]),
+        ("30:0.1,20:0.01", ["epoch 20 must be above 30"]),
+        ("30:0.1,30:0.01", ["epoch 30 must be above 30"]),
+        ("nan:0.1", ["epoch nan"]),
+        ("inf:0.1", ["epoch inf"]),
+        ("30:-0.1", ["factor -0.1"]),
+        ("30:nan", ["factor nan"]),
+        ("30:inf", ["factor inf"]),
+    ],
+)
+def test_epoch_factors_that_are_wrong_are_refused_whatever_the_schedule(text, words):
+    for schedule in ("piecewise", "constant"):
+        message = refusal(epoch_factors=text, schedule=schedule)
+        assert message.startswith(f"epoch_factors={text!r}: ")
+        for word in words:
+            assert word in message
 
 
 # Changing and storing.
@@ -335,10 +417,19 @@ def test_another_network_would_be_another_run():
 
 
 @pytest.mark.parametrize(
-    "schedule,is_free", [("constant", True), ("exponential", True), ("cosine", False)]
+    "schedule,is_free",
+    [
+        ("constant", True),
+        ("exponential", True),
+        ("smooth_exponential", True),
+        ("piecewise", True),
+        ("cosine", False),
+        ("linear", False),
+        ("one_cycle", False),
+    ],
 )
 def test_the_length_may_change_where_no_rate_depends_on_it(schedule, is_free):
-    stored = Config(schedule=schedule, num_epochs=2.0)
+    stored = Config(schedule=schedule, num_epochs=2.0, epoch_factors="1:0.1")
     longer = replace(stored, {"num_epochs": 4.0})
     changed = configuration.changed_mathematics(stored, longer)
     assert changed == ({} if is_free else {"num_epochs": (2.0, 4.0)})
@@ -365,6 +456,29 @@ def test_all_changes_are_told_at_once():
             {"schedule": "constant", "decay_factor": 0.5, "epochs_per_decay": 2.0},
             ["decay_factor=0.5", "epochs_per_decay=2.0"],
         ),
+        ({"schedule": "smooth_exponential", "decay_factor": 0.5}, []),
+        ({"schedule": "piecewise", "epoch_factors": "1:0.1"}, []),
+        ({"schedule": "linear", "epoch_factors": "1:0.1"}, ["epoch_factors=1:0.1"]),
+        ({"schedule": "one_cycle", "peak_fraction": 0.5}, []),
+        ({"schedule": "cosine", "peak_fraction": 0.5}, ["peak_fraction=0.5"]),
+        ({"optimizer": "adamw", "beta1": 0.5, "beta2": 0.5, "epsilon": 0.1}, []),
+        (
+            {"optimizer": "adamw", "momentum": 0.5, "rho": 0.5},
+            ["momentum=0.5", "rho=0.5"],
+        ),
+        ({"optimizer": "rmsprop", "momentum": 0.5, "rho": 0.5, "epsilon": 0.1}, []),
+        ({"optimizer": "rmsprop", "beta1": 0.5}, ["beta1=0.5"]),
+        ({"optimizer": "lars", "momentum": 0.5, "trust_coefficient": 0.5}, []),
+        (
+            {
+                "beta1": 0.5,
+                "beta2": 0.5,
+                "rho": 0.5,
+                "epsilon": 0.1,
+                "optimizer": "sgd",
+            },
+            ["beta1=0.5", "beta2=0.5", "rho=0.5", "epsilon=0.1"],
+        ),
         ({"strategy": "replicated", "all_reduce": "ring"}, []),
         ({"strategy": "async_towers", "max_staleness": 2}, []),
         ({"strategy": "replicated", "max_staleness": 2}, ["max_staleness=2"]),
@@ -386,7 +500,7 @@ def test_all_changes_are_told_at_once():
     ],
 )
 def test_options_without_effect_are_told_with_the_reason(options, ignored):
-    lines = configuration.ignored_options(Config(**options))
+    lines = config_checks.ignored_options(Config(**options))
     assert [line.split(" has no effect with ")[0] for line in lines] == ignored
     reasons = {line.split(" has no effect with ")[1] for line in lines}
     assert reasons <= {f"{name}={value}" for name, value in options.items()}
@@ -405,7 +519,7 @@ def test_options_without_effect_are_told_with_the_reason(options, ignored):
     ],
 )
 def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
-    configuration.check_environment(environ)
+    config_checks.check_environment(environ)
 
 
 @pytest.mark.parametrize(
@@ -419,5 +533,5 @@ def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
 )
 def test_another_keras_is_refused_with_the_way_out(environ, name):
     with pytest.raises(ConfigError, match=f"^{name}.*unset") as caught:
-        configuration.check_environment(environ)
+        config_checks.check_environment(environ)
     assert caught.value.exit_code == 2

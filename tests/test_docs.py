@@ -94,6 +94,21 @@ def test_the_page_of_a_strategy_is_short(name):
     assert len((DOCS / f"{name}.md").read_text().splitlines()) <= 80
 
 
+@pytest.mark.parametrize(
+    "option,page",
+    [
+        ("schedule", "schedules.md"),
+        ("optimizer", "optimizers.md"),
+        ("augment", "augmentation.md"),
+    ],
+)
+def test_every_choice_has_a_row(option, page):
+    text = (DOCS / page).read_text()
+    for choice in FIELDS[option].metadata["choices"]:
+        row = rf"^\|.* `(--{option}=)?{choice}`.*\|$"
+        assert re.search(row, text, re.MULTILINE), choice
+
+
 @each_page
 def test_relative_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -182,5 +197,5 @@ def test_pictures_can_be_read_on_any_background(picture):
 
 
 @each_picture
-def test_pictures_are_of_strategies(picture):
-    assert picture.stem in STRATEGIES
+def test_pictures_are_of_strategies_or_schedules(picture):
+    assert picture.stem in {*STRATEGIES, "schedules"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.losses import cross_entropy, weight_decay
+from towers.losses import cross_entropy, take_weight_decay, weight_decay
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -57,6 +57,50 @@ def test_its_gradient_is_softmax_less_target(smoothing):
         loss = tf.reduce_sum(cross_entropy(logits, tf.constant(labels), smoothing))
     expected = softmax(values) - targets(labels, 7, smoothing)
     np.testing.assert_allclose(tape.gradient(loss, logits), expected, atol=1e-12)
+
+
+def soft_labels(n=50, classes=7, seed=1):
+    """float32 rows that add up to 1, most of them of two classes."""
+    rng = np.random.default_rng(seed)
+    pairs, shares = rng.integers(0, classes, (2, n)), rng.random((n, 1))
+    one_hot = np.eye(classes)
+    mixed = shares * one_hot[pairs[0]] + (1 - shares) * one_hot[pairs[1]]
+    return mixed.astype(np.float32)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_of_soft_labels_equals_its_formula_and_that_of_keras(smoothing):
+    logits, _ = example()
+    labels = soft_labels()
+    smooth = (1 - smoothing) * labels.astype(np.float64) + smoothing / 7
+    expected = -(smooth * np.log(softmax(logits))).sum(axis=1)
+    found = cross_entropy(tf.constant(logits), tf.constant(labels), smoothing)
+    assert found.dtype == tf.float64
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    for dtype in (tf.float32, tf.bfloat16):
+        narrow = tf.cast(tf.constant(logits), dtype)
+        found = cross_entropy(narrow, tf.constant(labels), smoothing)
+        keras_loss = keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=smoothing, reduction=None
+        )
+        expected = keras_loss(labels, tf.cast(narrow, tf.float32))
+        assert found.dtype == tf.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_labels_that_are_hard_are_the_labels(smoothing):
+    logits, labels = example()
+    one_hot = tf.one_hot(labels, 7, dtype=tf.float32)
+    gradients = []
+    for target in (tf.constant(labels), one_hot):
+        x = tf.constant(logits)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = cross_entropy(x, target, smoothing)
+        gradients.append((loss, tape.gradient(loss, x)))
+    for hard, soft in zip(*gradients, strict=True):
+        np.testing.assert_allclose(soft, hard, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
@@ -137,6 +181,25 @@ def test_a_network_without_marked_variables_has_no_decay():
     model = networks.residual_network().model
     values = [v.value for v in model.trainable_variables]
     assert weight_decay(model.trainable_variables, values) is None
+
+
+def test_weight_decay_that_is_taken_is_no_longer_in_the_loss():
+    model = decayed_network(weight=0.25)
+    values = [v.value for v in model.trainable_variables]
+    coefficients = take_weight_decay(model.trainable_variables)
+    names = ["/".join(v.path.split("/")[-2:]) for v in model.trainable_variables]
+    taken = dict(zip(names, coefficients, strict=True))
+    assert taken == {name: 0.5 if name in MARKED else 0.0 for name in names}
+    assert weight_decay(model.trainable_variables, values) is None
+    assert model.losses == []
+    assert set(take_weight_decay(model.trainable_variables)) == {0.0}
+
+
+def test_a_penalty_that_is_no_weight_decay_cannot_be_taken():
+    layer = keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L1(0.1))
+    layer.build((None, 3))
+    with pytest.raises(ValueError, match="L1 of .*kernel is no weight decay"):
+        take_weight_decay(layer.trainable_variables)
 
 
 def test_params_of_another_number_are_refused():

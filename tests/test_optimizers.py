@@ -1,28 +1,100 @@
 """Updates against Keras' optimizers, TensorFlow's clipping and NumPy in float64."""
 
+import dataclasses
+
 import keras
+import networks
 import numpy as np
+import oracle
 import pytest
 import tensorflow as tf
+from test_strategies import Recipe, assert_equal_to_oracle, create_towers
 
+from towers import config_checks
+from towers.config import Config
+from towers.errors import ConfigError
+from towers.losses import take_weight_decay
 from towers.optimizers import (
     OPTIMIZERS,
+    Now,
     Update,
     clip_by_global_norm,
     create_optimizer,
     moving_average,
 )
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
-SHAPES = [(4, 3), (3,), ()]
+SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": ()}
+DECAYS = {"kernel": 0.2}
 NUM_STEPS = 6
 
-# Name and momentum, and whether Keras calls it Nesterov's.
-CASES = [("sgd", 0.0, False), ("sgd", 0.9, False), ("nesterov", 0.9, True)]
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An optimizer, its name in the oracle, and the same one of Keras, if it has it."""
+
+    name: str
+    hyper: dict
+    oracle: str
+    keras: type | None
+    keras_hyper: dict
+
+    def create(self):
+        return create_optimizer(self.name, **self.hyper)
+
+    def decays(self):
+        """Parameter name -> weight decay that the optimizer applies itself."""
+        return DECAYS if self.create().takes_decay else {}
+
+    def rule(self):
+        """The oracle's update with the same hyperparameters, and its names of slots."""
+        update, slot_names, takes_step = oracle.OPTIMIZERS[self.oracle]
+        hyper = dict(self.hyper)
+        if self.create().takes_decay:
+            hyper["decay"] = self.decays()
+
+        def step_by(step, *args):
+            return update(*args, **hyper, **({"step": step} if takes_step else {}))
+
+        return step_by, slot_names
+
+
+SGD, RMSPROP = keras.optimizers.SGD, keras.optimizers.RMSprop
+MOMENTUM = {"momentum": 0.9}
+RHO = {"rho": 0.7, "epsilon": 1e-3}
+BETAS = {"beta1": 0.8, "beta2": 0.95, "epsilon": 1e-3}
+CASES = {
+    "sgd": Case("sgd", {}, "sgd", SGD, {}),
+    "momentum": Case("sgd", MOMENTUM, "momentum", SGD, MOMENTUM),
+    "nesterov": Case(
+        "nesterov", MOMENTUM, "nesterov", SGD, MOMENTUM | {"nesterov": True}
+    ),
+    "rmsprop": Case("rmsprop", RHO, "rmsprop", RMSPROP, RHO),
+    "rmsprop_momentum": Case(
+        "rmsprop", RHO | MOMENTUM, "rmsprop", RMSPROP, RHO | MOMENTUM
+    ),
+    "adamw": Case(
+        "adamw",
+        BETAS,
+        "adamw",
+        keras.optimizers.AdamW,
+        {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "weight_decay": 0.2},
+    ),
+    # Keras has no LARS.
+    "lars": Case("lars", MOMENTUM | {"trust_coefficient": 0.1}, "lars", None, {}),
+}
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def random_arrays(seed, dtype=np.float64):
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES]
+    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES.values()]
+
+
+def named(arrays):
+    return dict(zip(SHAPES, arrays, strict=True))
 
 
 def zero_slots(optimizer, params):
@@ -31,6 +103,11 @@ def zero_slots(optimizer, params):
 
 def global_norm(arrays):
     return np.sqrt(sum(np.sum(np.square(a)) for a in arrays))
+
+
+def create_update(case, rate_fn, **kwargs):
+    decays = tuple(case.decays().get(name, 0.0) for name in SHAPES)
+    return Update(case.create(), rate_fn, decays=decays, **kwargs)
 
 
 def run(update, dtype=tf.float64, num_steps=NUM_STEPS):
@@ -47,6 +124,24 @@ def run(update, dtype=tf.float64, num_steps=NUM_STEPS):
     return params, slots, averages
 
 
+def run_oracle(case, clip_norm=0.0, ema_decay=0.0):
+    """The same in NumPy at the rate 0.5 ** step: params, slots, averages by name."""
+    rule, slot_names = case.rule()
+    params, averages = named(random_arrays(0)), named(random_arrays(0))
+    slots = {s: {n: np.zeros_like(p) for n, p in params.items()} for s in slot_names}
+    for step in range(NUM_STEPS):
+        gradients = named(random_arrays(100 + step))
+        gradients = oracle.clip_by_global_norm(gradients, clip_norm)
+        params, slots = rule(step, params, gradients, slots, 0.5**step)
+        averages = oracle.move_averages(averages, params, ema_decay, step)
+    return params, slots, averages
+
+
+def assert_close(tensors, expected, **tolerance):
+    for tensor, (name, value) in zip(tensors, expected.items(), strict=True):
+        np.testing.assert_allclose(tensor, value, err_msg=name, **tolerance)
+
+
 def constant_rate(step):
     return tf.constant(0.125, tf.float64)
 
@@ -56,65 +151,152 @@ def falling_rate(step):
 
 
 def test_every_optimizer_is_tested():
-    assert {name for name, _, _ in CASES} == set(OPTIMIZERS)
+    assert {case.name for case in CASES.values()} == set(OPTIMIZERS)
+    assert {case.oracle for case in CASES.values()} == set(oracle.OPTIMIZERS)
 
 
-@pytest.mark.parametrize("name,momentum,is_nesterov", CASES)
-def test_at_a_constant_rate_the_params_are_those_of_keras(name, momentum, is_nesterov):
-    variables = [
-        keras.Variable(p.astype(np.float32), dtype="float32") for p in random_arrays(0)
-    ]
-    optimizer = keras.optimizers.SGD(0.125, momentum, nesterov=is_nesterov)
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].keras])
+def test_at_a_constant_rate_the_params_are_those_of_keras(name):
+    case = CASES[name]
+    variables = [keras.Variable(p, dtype="float32") for p in random_arrays(0)]
+    optimizer = case.keras(learning_rate=0.125, **case.keras_hyper)
+    if case.decays():
+        optimizer.exclude_from_weight_decay(var_list=variables[1:])
     for step in range(NUM_STEPS):
         gradients = [tf.constant(g, tf.float32) for g in random_arrays(100 + step)]
         optimizer.apply(gradients, variables)
 
-    ours = create_optimizer(name, momentum=momentum)
-    params, _, _ = run(Update(ours, constant_rate), tf.float32)
+    params, _, _ = run(create_update(case, constant_rate), tf.float32)
     for param, variable in zip(params, variables, strict=True):
         np.testing.assert_allclose(param, variable.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name,momentum,is_nesterov", CASES)
-def test_under_a_schedule_the_rate_stays_outside_the_velocity(
-    name, momentum, is_nesterov
-):
-    params, velocity = random_arrays(0), [np.zeros(shape) for shape in SHAPES]
-    for step in range(NUM_STEPS):
-        gradients = random_arrays(100 + step)
-        for i, gradient in enumerate(gradients):
-            velocity[i] = momentum * velocity[i] + gradient
-            ahead = gradient + momentum * velocity[i] if is_nesterov else velocity[i]
-            params[i] = params[i] - 0.5**step * ahead
-
-    optimizer = create_optimizer(name, momentum=momentum)
-    found, slots, averages = run(Update(optimizer, falling_rate))
-    for param, expected in zip(found, params, strict=True):
-        np.testing.assert_allclose(param, expected, rtol=1e-12, atol=1e-12)
+@each_case
+def test_under_a_schedule_the_rate_stays_outside_the_slots(case):
+    found, slots, averages = run(create_update(case, falling_rate))
+    params, expected, _ = run_oracle(case)
+    assert_close(found, params, rtol=1e-12, atol=1e-12)
     assert averages == []
-    for slot, expected in zip(slots, velocity, strict=True):
-        assert set(slot) == ({"velocity"} if momentum else set())
-        if momentum:
-            np.testing.assert_allclose(slot["velocity"], expected, rtol=1e-12)
+    names = case.create().slots
+    assert all(set(slot) == set(names) for slot in slots)
+    for name in names:
+        of_slot = [slot[name] for slot in slots]
+        assert_close(of_slot, expected[name], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name,momentum,is_nesterov", CASES)
-def test_elementwise_means_that_a_slice_can_be_updated_alone(
-    name, momentum, is_nesterov
-):
-    optimizer = create_optimizer(name, momentum=momentum)
+@each_case
+def test_elementwise_means_that_a_slice_can_be_updated_alone(case):
+    optimizer = case.create()
     assert optimizer.elementwise
     rng = np.random.default_rng(0)
-    param, gradient, velocity = (tf.constant(rng.normal(size=(6, 4))) for _ in range(3))
-    slots = {slot: velocity for slot in optimizer.slots}
-    rate = tf.constant(0.1, tf.float64)
-    whole, whole_slots = optimizer.update(param, slots, gradient, rate)
+    param, gradient, slot = (tf.constant(rng.random(size=(6, 4))) for _ in range(3))
+    slots = {name: slot for name in optimizer.slots}
+    norms = [tf.norm(param), tf.norm(gradient)] if optimizer.needs_norms else []
+    now = Now(tf.constant(0.1, tf.float64), tf.constant(3, tf.int64), 0.2, *norms)
+    whole, whole_slots = optimizer.update(param, slots, gradient, now)
     part, part_slots = optimizer.update(
-        param[2:5], {k: v[2:5] for k, v in slots.items()}, gradient[2:5], rate
+        param[2:5], {k: v[2:5] for k, v in slots.items()}, gradient[2:5], now
     )
     np.testing.assert_array_equal(part, whole[2:5])
-    for slot, value in part_slots.items():
-        np.testing.assert_array_equal(value, whole_slots[slot][2:5])
+    for name, value in part_slots.items():
+        np.testing.assert_array_equal(value, whole_slots[name][2:5])
+
+
+@each_case
+def test_only_who_takes_the_decay_reads_it(case):
+    """Where the loss carries the weight decay, it must not be applied once more."""
+    update = case.create().update
+    param, gradient = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.fill([2, 2], 3.0)
+    slots = {name: gradient for name in case.create().slots}
+    norms = tf.norm(param), tf.norm(gradient)
+    moved = [
+        update(param, slots, gradient, Now(0.1, tf.constant(0, tf.int64), d, *norms))
+        for d in (0.0, 0.5)
+    ]
+    differs = np.any(moved[0][0] != moved[1][0])
+    assert differs == case.create().takes_decay
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "option,value",
+    [
+        ("momentum", 0.5),
+        ("beta1", 0.5),
+        ("beta2", 0.5),
+        ("rho", 0.5),
+        ("epsilon", 0.5),
+        ("trust_coefficient", 0.5),
+    ],
+)
+def test_options_are_called_ignored_where_they_change_no_step(name, option, value):
+    settings = {"optimizer": name, "momentum": 0.9, option: value}
+    lines = config_checks.ignored_options(Config(**settings))
+    is_ignored = any(line.startswith(f"{option}=") for line in lines)
+    kernels = []
+    for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):
+        update = Update(create_optimizer(name, **hyper), constant_rate)
+        kernels.append(run(update, num_steps=2)[0][0])
+    assert np.any(kernels[0] != kernels[1]) == (not is_ignored)
+
+
+# Norms.
+
+
+def test_squares_of_shards_add_up_to_those_of_the_whole():
+    update = create_update(CASES["lars"], constant_rate, clip_norm=0.5)
+    params = [tf.constant(p) for p in random_arrays(0)[:2]]
+    gradients = [tf.constant(g) for g in random_arrays(1)[:2]]
+    update = dataclasses.replace(update, decays=update.decays[:2])
+    slots = [{"velocity": p} for p in params]
+    norm, step = tf.linalg.global_norm(gradients), tf.constant(0, tf.int64)
+    squares = update.squares(params, gradients)
+    assert squares.shape == [2, 2]
+    whole, whole_slots, _ = update(step, norm, params, slots, [], gradients)
+
+    def shard(tensors, cut):
+        return [tensor[..., cut] for tensor in tensors]
+
+    cuts = [slice(0, 2), slice(2, 3)]
+    parts = [update.squares(shard(params, c), shard(gradients, c)) for c in cuts]
+    for cut in cuts:
+        found, found_slots, _ = update(
+            step,
+            norm,
+            shard(params, cut),
+            [{"velocity": p} for p in shard(params, cut)],
+            [],
+            shard(gradients, cut),
+            tf.add_n(parts),
+        )
+        for value, wanted in zip(found, shard(whole, cut), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-14)
+        for value, wanted in zip(found_slots, whole_slots, strict=True):
+            wanted = wanted["velocity"][..., cut]
+            np.testing.assert_allclose(value["velocity"], wanted, rtol=1e-14)
+
+
+@each_case
+def test_squares_are_computed_only_where_they_are_needed(case):
+    params = [tf.constant(p) for p in random_arrays(0)]
+    squares = create_update(case, constant_rate).squares(params, params)
+    assert (squares is not None) == case.create().needs_norms
+
+
+@pytest.mark.parametrize("param,gradient", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
+def test_lars_does_not_divide_by_a_norm_of_zero(param, gradient):
+    update = create_update(CASES["lars"], constant_rate)
+    update = dataclasses.replace(update, decays=(0.0,))
+    param, gradient = tf.fill([2, 2], param), tf.fill([2, 2], gradient)
+    [moved], _, _ = update(
+        tf.constant(0, tf.int64),
+        tf.norm(gradient),
+        [param],
+        [{"velocity": tf.zeros([2, 2])}],
+        [],
+        [gradient],
+    )
+    np.testing.assert_allclose(moved, param - 0.125 * gradient)
 
 
 # Clipping.
@@ -197,49 +379,164 @@ def test_late_steps_use_the_decay_itself(step):
 # All of it together.
 
 
-def test_an_update_clips_then_moves_then_averages():
-    params, velocity = random_arrays(0), [np.zeros(shape) for shape in SHAPES]
-    averages = random_arrays(0)
-    for step in range(NUM_STEPS):
-        gradients = random_arrays(100 + step)
-        scale = min(1, 1.5 / global_norm(gradients))
-        assert scale < 1
-        decay = min(0.9, (1 + step) / (10 + step))
-        for i, gradient in enumerate(gradients):
-            velocity[i] = 0.9 * velocity[i] + scale * gradient
-            params[i] = params[i] - 0.5**step * velocity[i]
-            averages[i] = decay * averages[i] + (1 - decay) * params[i]
-
-    optimizer = create_optimizer("sgd", momentum=0.9)
-    found = run(Update(optimizer, falling_rate, clip_norm=1.5, ema_decay=0.9))
-    for values, expected in zip(
-        [found[0], [s["velocity"] for s in found[1]], found[2]],
-        [params, velocity, averages],
-        strict=True,
-    ):
-        for value, wanted in zip(values, expected, strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-12)
+@each_case
+def test_an_update_clips_then_moves_then_averages(case):
+    assert all(global_norm(random_arrays(100 + step)) > 1.5 for step in range(6))
+    update = create_update(case, falling_rate, clip_norm=1.5, ema_decay=0.9)
+    params, slots, averages = run(update)
+    expected = run_oracle(case, clip_norm=1.5, ema_decay=0.9)
+    assert_close(params, expected[0], rtol=1e-12, atol=1e-12)
+    assert_close(averages, expected[2], rtol=1e-12, atol=1e-12)
+    for name in update.optimizer.slots:
+        of_slot = [slot[name] for slot in slots]
+        assert_close(of_slot, expected[1][name], rtol=1e-12, atol=1e-14)
+    unclipped = run_oracle(case, ema_decay=0.9)[0]
+    assert np.any(np.abs(unclipped["kernel"] - expected[0]["kernel"]) > 1e-6)
 
 
-def test_an_update_keeps_the_dtype_of_the_params():
+@each_case
+def test_an_update_keeps_the_dtype_of_the_params(case):
     for dtype in (tf.float32, tf.float64):
-        optimizer = create_optimizer("nesterov", momentum=0.9)
-        params, slots, averages = run(
-            Update(optimizer, falling_rate, clip_norm=1.0, ema_decay=0.9), dtype, 1
-        )
-        slots = [slot["velocity"] for slot in slots]
+        update = create_update(case, falling_rate, clip_norm=1.0, ema_decay=0.9)
+        params, slots, averages = run(update, dtype, 1)
+        slots = [value for slot in slots for value in slot.values()]
         assert {x.dtype for x in params + slots + averages} == {dtype}
 
 
-def test_an_update_creates_no_variable():
+@each_case
+def test_an_update_creates_no_variable(case):
     created = []
 
     def creator(next_creator, **kwargs):
         created.append(kwargs.get("name"))
         return next_creator(**kwargs)
 
-    optimizer = create_optimizer("nesterov", momentum=0.9)
-    update = Update(optimizer, falling_rate, clip_norm=1.0, ema_decay=0.9)
+    update = create_update(case, falling_rate, clip_norm=1.0, ema_decay=0.9)
     with tf.variable_creator_scope(creator):
         run(update, num_steps=1)
     assert created == []
+
+
+# In the strategies. The first three are in the tests of the strategies themselves.
+
+
+@dataclasses.dataclass(frozen=True)
+class TakingRecipe(Recipe):
+    """One of the other optimizers, as the trainer and the oracle are told of it.
+
+    Attributes:
+        hyper: of the optimizer.
+        decays: parameter name -> weight decay that the optimizer applies itself.
+    """
+
+    hyper: dict = dataclasses.field(default_factory=dict)
+    decays: dict | None = None
+
+    def update(self, batch_size):
+        return dataclasses.replace(
+            super().update(batch_size),
+            optimizer=create_optimizer(self.optimizer, **self.hyper),
+            decays=tuple((self.decays or {}).values()),
+        )
+
+    def train_oracle(self, network, batches):
+        taken = {} if self.decays is None else {"decay": self.decays}
+        return oracle.train(
+            network.described,
+            network.params,
+            network.state,
+            networks.oracle_batches(batches),
+            optimizer=self.optimizer,
+            learning_rate=oracle.staircase(self.learning_rate, 0.5, 50, 1.5),
+            weight_decay=network.decay if self.decays is None else {},
+            label_smoothing=self.label_smoothing,
+            clip_norm=self.clip_norm,
+            ema_decay=self.ema_decay,
+            **self.hyper,
+            **taken,
+        )
+
+
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "case,cls,num_towers,options",
+    [
+        ("adamw", Towers, 2, {}),
+        ("lars", ModelParallel, 2, {"group_size": 2}),
+        pytest.param("lars", ModelParallel, 4, {"group_size": 2}, marks=slow),
+        pytest.param("lars", Towers, 3, {}, marks=slow),
+        pytest.param("lars", Replicated, 3, {}, marks=slow),
+        pytest.param("adamw", Replicated, 3, {}, marks=slow),
+        pytest.param("adamw", ModelParallel, 3, {"group_size": 3}, marks=slow),
+        pytest.param("rmsprop_momentum", Towers, 3, {}, marks=slow),
+        pytest.param("rmsprop_momentum", Replicated, 3, {}, marks=slow),
+        pytest.param(
+            "rmsprop_momentum", ModelParallel, 2, {"group_size": 2}, marks=slow
+        ),
+    ],
+)
+def test_strategies_equal_the_oracle(case, cls, num_towers, options):
+    is_split = cls is ModelParallel  # which computes in float32 only
+    network = networks.plain_network("float32" if is_split else "float64")
+    recipe = taking_recipe(case, network)
+    batches = networks.random_batches(5, 13)
+    strategy = create_towers(network, recipe, batches, num_towers, cls=cls, **options)
+    metrics = strategy.train(5)
+    expected = recipe.train_oracle(network, batches)
+    assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
+    tolerance = 1e-5 if is_split else 1e-9
+    assert_equal_to_oracle(strategy.state(), expected, tolerance)
+    report = expected.reports[-1]
+    assert metrics["total_loss"] == pytest.approx(report.total_loss, rel=1e-5)
+    assert (report.total_loss == report.loss) == (recipe.decays is not None)
+
+
+def taking_recipe(case, network):
+    """The recipe of a case; the network's weight decay goes where it belongs."""
+    decays = None
+    if CASES[case].create().takes_decay:
+        taken = take_weight_decay(network.model.trainable_variables)
+        decays = dict(zip(network.params, taken, strict=True))
+        assert {k: v for k, v in decays.items() if v} == network.decay
+    return TakingRecipe(
+        CASES[case].name,
+        clip_norm=0.5,
+        learning_rate=0.01,
+        hyper=CASES[case].hyper,
+        decays=decays,
+    )
+
+
+def test_an_update_that_needs_whole_parameters_is_refused():
+    network = networks.plain_network()
+    recipe = taking_recipe("lars", network)
+    update = recipe.update(8)
+    whole = dataclasses.replace(update.optimizer, elementwise=False)
+    with pytest.raises(ConfigError, match="group_size=2: .* whole parameters"):
+        ModelParallel(
+            network.model,
+            devices=["/CPU:0", "/CPU:1"],
+            group_size=2,
+            loss_fn=None,
+            update=dataclasses.replace(update, optimizer=whole),
+        )
+
+
+class LocalNorms(ModelParallel):
+    """Broken on purpose: every shard takes the norms of its own slices."""
+
+    def _squares(self, met):
+        return None
+
+
+@slow
+def test_the_oracle_objects_to_norms_of_slices():
+    network = networks.plain_network()
+    recipe = taking_recipe("lars", network)
+    batches = networks.random_batches(5, 13)
+    groups = create_towers(network, recipe, batches, 2, cls=LocalNorms, group_size=2)
+    groups.train(5)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_equal_to_oracle(groups.state(), recipe.train_oracle(network, batches))

@@ -523,6 +523,57 @@ def test_two_steps_in_literals(optimizer, options, after_one, after_two, velocit
     assert result.accuracies == [0.5, 0.5]
 
 
+def test_two_steps_of_rmsprop_in_literals():
+    # s = 0.5 * 1, direction 1 / sqrt(0.5); then s = 0.25 + 0.5 * x**2.
+    x, velocity, second = 1.0, 0.0, 0.0
+    for num_steps in (1, 2):
+        second = 0.5 * second + 0.5 * x * x
+        velocity = 0.5 * velocity + x / math.sqrt(second + 0.1)
+        x -= 0.1 * velocity
+        options = {"momentum": 0.5, "rho": 0.5, "epsilon": 0.1}
+        result = decay_alone(num_steps, optimizer="rmsprop", **options)
+        kernel = result.params["logits/kernel"]
+        np.testing.assert_allclose(kernel, [[x, -x]], rtol=1e-14)
+    assert x == pytest.approx(1 - 0.1 / math.sqrt(0.6) - 0.1 * velocity)
+
+
+def test_the_first_steps_of_adam_are_of_one_length_and_the_decay_stands_beside_them():
+    # With a constant gradient both moments, unbiased, are its own: each step is the
+    # rate, and the decay takes 0.1 * 0.2 of what was there.
+    params = {"a": np.array([[1.0]])}
+    slots = {
+        name: {"a": np.zeros((1, 1))} for name in ("first_moment", "second_moment")
+    }
+    for step, expected in enumerate([1 - 0.1 - 0.02, 0.88 - 0.1 - 0.0176]):
+        params, slots = oracle.adamw(
+            params,
+            {"a": np.array([[3.0]])},
+            slots,
+            0.1,
+            step=step,
+            decay={"a": 0.2},
+            epsilon=0.0,
+        )
+        np.testing.assert_allclose(params["a"], expected, rtol=1e-12)
+
+
+def test_a_step_of_lars_in_literals():
+    # |w| = 5 and |g| = 10; with decay 1 the local rate is 0.3 * 5 / (10 + 5) = 0.1.
+    params = {"k": np.array([[3.0, 4.0]]), "b": np.array([3.0]), "z": np.zeros((1, 1))}
+    gradients = {
+        "k": np.array([[6.0, 8.0]]),
+        "b": np.array([8.0]),
+        "z": np.ones((1, 1)),
+    }
+    slots = {"velocity": {name: np.zeros_like(p) for name, p in params.items()}}
+    found, slots = oracle.lars(
+        params, gradients, slots, 0.5, decay={"k": 1.0}, trust_coefficient=0.3
+    )
+    np.testing.assert_allclose(slots["velocity"]["k"], [[0.9, 1.2]], rtol=1e-14)
+    np.testing.assert_allclose(found["k"], [[2.55, 3.4]], rtol=1e-14)
+    assert (found["b"], found["z"]) == (-1.0, -0.5)
+
+
 def test_rate_is_outside_the_velocity():
     rates = {0: 0.1, 2: 0.01}  # by images seen: two per step
     result = decay_alone(

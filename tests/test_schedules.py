@@ -1,12 +1,14 @@
-"""Learning rates against plain Python, counted in images."""
+"""Learning rates against plain Python and NumPy, counted in images."""
 
 import fractions
 import math
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers import config
+from docs import draw_schedules
+from towers import config, config_checks
 from towers.schedules import SCHEDULES, create_schedule
 
 NUM_EXAMPLES = 50_000
@@ -17,6 +19,8 @@ SHAPE = {
     "warmup_epochs": 0.0,
     "decay_factor": 0.1,
     "epochs_per_decay": 30.0,
+    "epoch_factors": ((10.0, 0.5), (30.5, 0.25), (45.0, 0.0)),
+    "peak_fraction": 0.25,
 }
 
 
@@ -79,7 +83,67 @@ def test_the_tutorials_rate_does_not_depend_on_how_images_are_cut_into_steps():
         assert (float(before), float(after)) == (0.1, pytest.approx(0.01))
 
 
-# Cosine.
+# Against a formula in NumPy, over all epochs and beyond the last.
+
+
+def stairs(epochs):
+    return 0.1 * 0.1 ** np.floor(epochs / 30)
+
+
+def one_cycle(epochs):
+    return 0.1 * np.interp(epochs, [0, 15, 60], [1 / 25, 1, 0])
+
+
+FORMULAS = {
+    "constant": lambda epochs: np.full_like(epochs, 0.1),
+    "exponential": stairs,
+    "smooth_exponential": lambda epochs: 0.1 * np.exp(np.log(0.1) * epochs / 30),
+    "piecewise": lambda epochs: (
+        0.1
+        * np.array([1, 0.5, 0.25, 0])[np.searchsorted([10, 30.5, 45], epochs, "right")]
+    ),
+    "cosine": lambda epochs: 0.05 + 0.05 * np.cos(np.pi * np.minimum(epochs / 60, 1)),
+    "linear": lambda epochs: 0.1 * np.interp(epochs, [0, 60], [1, 0]),
+    "one_cycle": one_cycle,
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_equals_its_formula(name):
+    schedule = create_schedule(name, 0.1, **SHAPE)
+    images = np.arange(0, 70 * NUM_EXAMPLES, 12_500)
+    found = [float(schedule(tf.constant(seen, tf.int64))) for seen in images]
+    expected = FORMULAS[name](images / NUM_EXAMPLES)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-17)
+
+
+# Piecewise.
+
+
+@pytest.mark.parametrize("epoch,factors", [(10, (1, 0.5)), (30.5, (0.5, 0.25))])
+def test_a_piece_begins_exactly_with_the_first_image_of_its_epoch(epoch, factors):
+    images = round(epoch * NUM_EXAMPLES)
+    found = [rate_at(images + k, "piecewise", 1.0) for k in (-1, 0)]
+    assert found == list(factors)
+
+
+# Those that end at zero.
+
+
+@pytest.mark.parametrize("name", ["linear", "one_cycle"])
+@pytest.mark.parametrize("images", [60 * NUM_EXAMPLES, 60 * NUM_EXAMPLES + 1, 2**40])
+def test_lines_end_at_zero_and_stay_there(name, images):
+    assert rate_at(images, name) == 0
+    assert rate_at(60 * NUM_EXAMPLES - 1, name) > 0
+
+
+@pytest.mark.parametrize("peak_fraction", [0.01, 0.3, 0.99])
+def test_one_cycle_is_highest_at_its_peak(peak_fraction):
+    peak = round(peak_fraction * 60 * NUM_EXAMPLES)
+    options = {"name": "one_cycle", "peak_fraction": peak_fraction}
+    before, at, after = (rate_at(peak + k, **options) for k in (-1000, 0, 1000))
+    assert at == pytest.approx(0.1, rel=1e-12)
+    assert before < at > after
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 0.75, 0.9])
@@ -119,11 +183,34 @@ def test_the_schedules_that_depend_on_the_length_are_listed(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_only_the_staircase_asks_for_the_options_that_are_called_ignored(name):
-    options = {"decay_factor": 0.5, "epochs_per_decay": 10.0}
-    ignored = config.ignored_options(config.Config(schedule=name, **options))
-    changes = rate_at(10**6, name) != rate_at(10**6, name, **options)
-    assert changes == (not ignored)
+@pytest.mark.parametrize(
+    "option,value",
+    [
+        ("decay_factor", 0.5),
+        ("epochs_per_decay", 10.0),
+        ("epoch_factors", "1:0.3"),
+        ("peak_fraction", 0.9),
+    ],
+)
+def test_options_are_called_ignored_where_they_change_no_rate(name, option, value):
+    settings = {"schedule": name, "epoch_factors": "1:0.1", option: value}
+    lines = config_checks.ignored_options(config.Config(**settings))
+    is_ignored = any(line.startswith(f"{option}=") for line in lines)
+    if option == "epoch_factors":
+        value = config_checks.parse_epoch_factors(value)
+    # Where every stair, piece and slope tells.
+    images = 38 * NUM_EXAMPLES
+    changes = rate_at(images, name) != rate_at(images, name, **{option: value})
+    assert changes == (not is_ignored)
+
+
+# The picture in docs/.
+
+
+def test_the_picture_is_drawn_from_the_schedules():
+    """python -m docs.draw_schedules draws it anew."""
+    assert draw_schedules.PICTURE.read_text() == draw_schedules.picture()
+    assert {name for name, _ in draw_schedules.PANELS} == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

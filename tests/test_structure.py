@@ -21,8 +21,9 @@ ENTRY_POINTS = sorted(ROOT.glob("run_*.py"))
 FLOORS = {
     "towers": -1,
     "errors": 0,
-    "config": 1,
+    "config_checks": 1,
     "rhythm": 1,
+    "config": 2,
     "losses": 2,
     "schedules": 2,
     "optimizers": 2,
@@ -46,7 +47,9 @@ ROOMS = {
     "data": [
         {"randomness", "sources"},
         {"augment", "embedded", "synthetic", "tfds"},
-        {"batches", "cifar10"},
+        {"cifar10", "distortions"},
+        {"mixing"},
+        {"batches"},
         {"__init__"},
     ],
     "models": [
@@ -68,7 +71,7 @@ ROOMS = {
 # What a module may import of the lower floors, where that is not all of them.
 ONLY = {
     # Wrong flags are refused before the four seconds that TensorFlow takes.
-    "config_flags": {"errors", "config"},
+    "config_flags": {"errors", "config", "config_checks"},
     # It knows no model, no data set and no Config; of layers only how to split them.
     "parallel": {"errors", "losses", "optimizers", "models.layers"},
 }
@@ -87,6 +90,7 @@ READERS_OF_CONFIG = {
 # Modules whose tests lie in another file than test_<module>.py, and why.
 GROUPED = {
     "__init__.py": "test_config_flags",  # how a command starts
+    "config_checks.py": "test_config",  # what a Config refuses
     "banner.py": "test_train",  # what a run says and saves is seen in a run
     "run.py": "test_train",
     "data/__init__.py": "test_structure",  # a table

@@ -11,6 +11,7 @@ from towers.losses import cross_entropy
 from towers.parallel.strategy import variable_names
 from towers.parallel.tower import (
     accumulated,
+    count_correct,
     tower_counts,
     tower_gradients,
     tower_logits,
@@ -294,6 +295,13 @@ def test_an_evaluation_counts_by_weight_and_needs_no_noise(name):
 
 
 # The names under which a tower's parameters and state are known.
+
+
+def test_a_mixed_image_is_right_where_its_largest_share_is_predicted():
+    logits = tf.constant([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0], [0.0, 3.0, 1.0]])
+    labels = tf.constant([[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.0, 1.0, 0.0]])
+    assert float(count_correct(logits, labels)) == 2
+    assert float(count_correct(logits, tf.constant([0, 1, 1]))) == 2
 
 
 def test_variables_are_known_by_layer_and_variable():

@@ -309,6 +309,28 @@ def test_row_10_also_where_batches_straddle_epochs(tmp_path, uninterrupted, stop
     assert records(tmp_path) == expected.records
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adamw", "lars"])
+def test_row_10_also_with_other_optimizers_and_mixed_images(
+    tmp_path, uninterrupted, optimizer
+):
+    config = small_config(
+        optimizer=optimizer,
+        learning_rate=0.01,
+        schedule="one_cycle",
+        color_jitter=0.4,
+        random_erasing=0.5,
+        cutout_size=3,
+        mixup=0.2,
+        cutmix=1.0,
+        **FULL,
+    )
+    expected = uninterrupted(config)
+    train(with_changes(config, max_steps=3), tmp_path)
+    assert_equal_states(train(config, tmp_path), expected.state)
+    assert records(tmp_path) == expected.records
+
+
 def test_row_10_other_cuts_into_calls_change_nothing(tmp_path, uninterrupted):
     config = small_config(log_every_steps=1)
     expected = uninterrupted(config)

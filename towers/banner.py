@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import towers
 from towers import build
-from towers import config as configuration
 from towers.config import Config
+from towers.config_checks import ignored_options
 from towers.parallel.devices import Devices
 from towers.parallel.strategy import Strategy
 from towers.run_folder import RunFolder
@@ -52,7 +52,7 @@ def start_banner(
     if config.device_memory_mb:
         lines += [("memory", str(account)) for account in strategy.memory()]
     lines += [("note", remark) for remark in devices.remarks]
-    lines += [("warning", line) for line in configuration.ignored_options(config)]
+    lines += [("warning", line) for line in ignored_options(config)]
     versions = (
         f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
         f"Keras {keras.__version__}, Python {platform.python_version()}"

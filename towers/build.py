@@ -8,8 +8,11 @@ import tensorflow as tf
 
 from towers import data, losses, models, optimizers, schedules
 from towers.config import Config
+from towers.config_checks import parse_epoch_factors
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.distortions import extend
+from towers.data.mixing import create_mix
 from towers.data.sources import DataSet, Source
 from towers.errors import ConfigError
 from towers.parallel import STRATEGIES
@@ -57,8 +60,13 @@ def build(config: Config) -> Parts:
     found = data.load(config.dataset, config.data_dir)
     train_source, validation = found.train, ("test", found.test)
     try:
-        augment = AUGMENTS[config.augment](
-            found.train.image_shape, found.mean, found.deviation
+        augment = extend(
+            AUGMENTS[config.augment](
+                found.train.image_shape, found.mean, found.deviation
+            ),
+            color_jitter=config.color_jitter,
+            random_erasing=config.random_erasing,
+            cutout_size=config.cutout_size,
         )
         if config.validation_fraction:
             train_source, held_out = hold_out(
@@ -86,17 +94,18 @@ def build(config: Config) -> Parts:
             config.seed,
             config.images_per_step,
             models.noise_shapes(model),
+            create_mix(config.mixup, config.cutmix, len(found.class_names)),
         ),
         augment=augment,
         validation=validation,
         model=model,
-        update=_update(config, num_examples),
+        update=_update(config, num_examples, model),
         num_examples=num_examples,
         total_steps=max(1, int(-(-images // config.images_per_step))),
     )
 
 
-def _update(config: Config, num_examples: int) -> optimizers.Update:
+def _update(config: Config, num_examples: int, model: keras.Model) -> optimizers.Update:
     schedule = schedules.create_schedule(
         config.schedule,
         config.learning_rate,
@@ -105,14 +114,27 @@ def _update(config: Config, num_examples: int) -> optimizers.Update:
         warmup_epochs=config.warmup_epochs,
         decay_factor=config.decay_factor,
         epochs_per_decay=config.epochs_per_decay,
+        epoch_factors=parse_epoch_factors(config.epoch_factors),
+        peak_fraction=config.peak_fraction,
     )
+    optimizer = optimizers.create_optimizer(
+        config.optimizer,
+        momentum=config.momentum,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        rho=config.rho,
+        epsilon=config.epsilon,
+        trust_coefficient=config.trust_coefficient,
+    )
+    decays = ()
+    if optimizer.takes_decay:
+        decays = losses.take_weight_decay(model.trainable_variables)
     return optimizers.Update(
-        optimizer=optimizers.create_optimizer(
-            config.optimizer, momentum=config.momentum
-        ),
+        optimizer=optimizer,
         learning_rate_fn=lambda step: schedule(step * config.images_per_step),
         clip_norm=config.clip_norm,
         ema_decay=config.ema_decay,
+        decays=decays,
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run is: one frozen, flat dataclass, and the checks that need no TensorFlow.
+"""What a run is: one frozen, flat dataclass, stored as JSON.
 
 The field's default is the lowest of three layers; a recipe in `configs/` overrides it,
 and a flag overrides the recipe. Where a run happens (its folder, the addresses of a
@@ -6,13 +6,11 @@ cluster) is not part of it.
 """
 
 import dataclasses
-import difflib
 import json
-import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
+from towers.config_checks import check_option, check_together, nearest
 from towers.errors import ConfigError
 
 # The names a user may choose from. The tables they stand for live on higher floors,
@@ -33,15 +31,23 @@ MODELS = (
     "wide_resnet_28_10",
     "convmixer_256_8",
 )
-OPTIMIZERS = ("sgd", "nesterov")
-SCHEDULES = ("constant", "exponential", "cosine")
+OPTIMIZERS = ("sgd", "nesterov", "rmsprop", "adamw", "lars")
+SCHEDULES = (
+    "constant",
+    "exponential",
+    "smooth_exponential",
+    "piecewise",
+    "cosine",
+    "linear",
+    "one_cycle",
+)
 PRECISIONS = ("float32", "bfloat16")
 STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 
 # Schedules whose shape depends on the length of the run.
-SCHEDULES_BY_LENGTH = ("cosine",)
+SCHEDULES_BY_LENGTH = ("cosine", "linear", "one_cycle")
 
 
 def _option(
@@ -52,6 +58,7 @@ def _option(
     at_least: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    at_most: float | None = None,
     free: bool = False,
 ) -> Any:
     """A field: its default, help with unit, bounds, and whether a resumed run may
@@ -62,6 +69,7 @@ def _option(
         "at_least": at_least,
         "above": above,
         "below": below,
+        "at_most": at_most,
         "free": free,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -97,6 +105,36 @@ class Config:
         "standardised per image), pad_crop_flip (pad 4, crop, flip).",
         choices=AUGMENTS,
     )
+    color_jitter: float = _option(
+        0.0,
+        "Strength s of random brightness, contrast and saturation, by factors from "
+        "max(0, 1 - s) to 1 + s; 0 for none.",
+        at_least=0,
+    )
+    random_erasing: float = _option(
+        0.0,
+        "Probability that a random rectangle of an image is erased.",
+        at_least=0,
+        at_most=1,
+    )
+    cutout_size: int = _option(
+        0,
+        "Side of the square that is cut out of every image, in pixels; 0 for none.",
+        at_least=0,
+    )
+    mixup: float = _option(
+        0.0,
+        "Mix each image and its label with another one's by shares from Beta(x, x), x "
+        "being this; 0 for none.",
+        at_least=0,
+    )
+    cutmix: float = _option(
+        0.0,
+        "Paste into each image a rectangle of another one, its share of the area and "
+        "of the label from Beta(x, x); 0 for none. With --mixup, one of the two at "
+        "random.",
+        at_least=0,
+    )
     seed: int = _option(
         0,
         "Seed of the parameters, the order and the augmentation.",
@@ -116,15 +154,35 @@ class Config:
     # Optimisation.
     optimizer: str = _option(
         "sgd",
-        "sgd (with --momentum, if any, as a heavy ball) or nesterov.",
+        "sgd (with --momentum, if any, as a heavy ball), nesterov, rmsprop, adamw, or "
+        "lars (layer-wise rates, for large batches).",
         choices=OPTIMIZERS,
     )
     learning_rate: float = _option(0.1, "Initial, or highest, learning rate.", above=0)
     momentum: float = _option(0.0, "Momentum of the velocity.", at_least=0, below=1)
+    beta1: float = _option(
+        0.9, "Decay of adamw's mean of the gradients.", at_least=0, below=1
+    )
+    beta2: float = _option(
+        0.999, "Decay of adamw's mean of their squares.", at_least=0, below=1
+    )
+    rho: float = _option(
+        0.9, "Decay of rmsprop's mean of the squared gradients.", at_least=0, below=1
+    )
+    epsilon: float = _option(
+        1e-7,
+        "Beside the root in adamw's denominator, under it in rmsprop's.",
+        above=0,
+    )
+    trust_coefficient: float = _option(
+        0.001,
+        "With lars, the length of a kernel's step at rate 1 over that of the kernel.",
+        above=0,
+    )
     weight_decay: float = _option(
         0.004,
         "Weight decay: this times half the sum of squares of the kernels that the "
-        "network marks is added to the loss.",
+        "network marks is added to the loss; adamw and lars apply it in their update.",
         at_least=0,
     )
     label_smoothing: float = _option(
@@ -132,15 +190,27 @@ class Config:
     )
     schedule: str = _option(
         "exponential",
-        "Learning rate over the images seen: constant, exponential (a staircase) or "
-        "cosine (to zero at --num_epochs).",
+        "Learning rate over the images seen: constant, exponential (a staircase), "
+        "smooth_exponential, piecewise, or to zero at --num_epochs: cosine, linear, "
+        "one_cycle.",
         choices=SCHEDULES,
     )
     decay_factor: float = _option(
-        0.1, "Factor on the rate at each stair of the exponential schedule.", above=0
+        0.1, "Factor on the rate at each stair of the exponential schedules.", above=0
     )
     epochs_per_decay: float = _option(
-        350.0, "Length of a stair of the exponential schedule, in epochs.", above=0
+        350.0, "Length of a stair of the exponential schedules, in epochs.", above=0
+    )
+    epoch_factors: str = _option(
+        "",
+        "Of the piecewise schedule: from which epoch on the rate is times what, such "
+        "as 30:0.1,60:0.01.",
+    )
+    peak_fraction: float = _option(
+        0.3,
+        "Part of --num_epochs after which the one_cycle schedule is highest.",
+        above=0,
+        below=1,
     )
     warmup_epochs: float = _option(
         0.0, "Epochs over which the rate first rises linearly from 0.", at_least=0
@@ -296,9 +366,9 @@ class Config:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             object.__setattr__(
-                self, field.name, _checked(field, getattr(self, field.name))
+                self, field.name, check_option(field, getattr(self, field.name))
             )
-        _check_together(self)
+        check_together(self)
 
     @property
     def images_per_step(self) -> int:
@@ -307,102 +377,6 @@ class Config:
 
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}
-
-
-def _checked(field: dataclasses.Field, value: Any) -> Any:
-    """The value in the field's own type, or a ConfigError that names the field."""
-    kind, bounds = field.type, field.metadata
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise ConfigError(
-            f"{field.name}={value!r}: must be {kind.__name__}, "
-            f"is {type(value).__name__}"
-        )
-    if kind is float and not math.isfinite(value):
-        raise ConfigError(f"{field.name}={value}: must be finite")
-    choices = bounds["choices"]
-    if choices and value not in choices:
-        raise ConfigError(
-            f"{field.name}={value!r}: {nearest(value, choices)}must be one of "
-            + ", ".join(choices)
-        )
-    for name, wrong in (
-        ("at_least", lambda bound: value < bound),
-        ("above", lambda bound: value <= bound),
-        ("below", lambda bound: value >= bound),
-    ):
-        if bounds[name] is not None and wrong(bounds[name]):
-            words = name.replace("_", " ")
-            raise ConfigError(f"{field.name}={value}: must be {words} {bounds[name]}")
-    return value
-
-
-def _check_together(config: Config) -> None:
-    """Refuses options that contradict each other, both values in the message."""
-    if config.optimizer == "nesterov" and config.momentum == 0:
-        raise ConfigError(
-            "optimizer=nesterov with momentum=0.0: Nesterov's form needs a momentum; "
-            "set --momentum=0.9 or --optimizer=sgd"
-        )
-    if config.num_towers > config.batch_size:
-        raise ConfigError(
-            f"batch_size={config.batch_size} with num_towers={config.num_towers}: "
-            "every tower needs an image; raise --batch_size or lower --num_towers"
-        )
-    if config.num_towers and config.num_towers % config.group_size:
-        raise ConfigError(
-            f"num_towers={config.num_towers} with group_size={config.group_size}: the "
-            "groups do not divide the towers"
-        )
-    if config.strategy == "async_towers" and config.accumulate_steps > 1:
-        raise ConfigError(
-            f"accumulate_steps={config.accumulate_steps} with strategy=async_towers: "
-            "each tower applies its gradients at once; raise --batch_size or choose a "
-            "synchronous strategy"
-        )
-    if config.strategy == "async_towers" and config.batch_norm == "sync":
-        raise ConfigError(
-            "batch_norm=sync with strategy=async_towers: its towers do not meet to "
-            "share moments; set --batch_norm=local or choose a synchronous strategy"
-        )
-    if config.warmup_epochs > config.num_epochs:
-        raise ConfigError(
-            f"warmup_epochs={config.warmup_epochs} with "
-            f"num_epochs={config.num_epochs}: the warm-up is longer than the run"
-        )
-    if config.device == "cpu" and config.parameter_device == "gpu":
-        raise ConfigError(
-            "parameter_device=gpu with device=cpu: the towers would run on the CPU and "
-            "their variables on a GPU; drop one of the two"
-        )
-
-
-def ignored_options(config: Config) -> list[str]:
-    """One line for each option that was set and has no effect in this configuration."""
-    lines = []
-
-    def ignore(because: str, *names: str) -> None:
-        for name in names:
-            if getattr(config, name) != FIELDS[name].default:
-                value = getattr(config, name)
-                lines.append(f"{name}={value} has no effect with {because}")
-
-    if config.schedule != "exponential":
-        ignore(f"schedule={config.schedule}", "decay_factor", "epochs_per_decay")
-    if config.strategy not in ("towers", "async_towers"):
-        ignore(f"strategy={config.strategy}", "parameter_device")
-    if config.strategy != "async_towers":
-        names = ("async_scale_gradients", "max_staleness")
-        ignore(f"strategy={config.strategy}", *names)
-    if config.strategy != "model_parallel":
-        ignore(f"strategy={config.strategy}", "group_size")
-    if config.strategy != "replicated":
-        names = ("all_reduce", "all_reduce_pack_mb", "all_reduce_dtype")
-        ignore(f"strategy={config.strategy}", *names)
-    if config.dataset in ("embedded", "synthetic"):
-        ignore(f"dataset={config.dataset}", "data_dir")
-    return lines
 
 
 def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -416,12 +390,6 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
         if before != after and not free:
             changed[name] = (before, after)
     return changed
-
-
-def nearest(name: str, names: tuple[str, ...] | list[str]) -> str:
-    """'did you mean ...? ' for the nearest of some names, or nothing."""
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def replace(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -448,18 +416,3 @@ def from_json(text: str) -> Config:
     if not isinstance(values, dict):
         raise ConfigError("not a config.json: an object of options is expected")
     return replace(Config(), values)
-
-
-def check_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses settings of Keras under which the networks would not be TensorFlow's."""
-    backend = environ.get("KERAS_BACKEND", "tensorflow")
-    if backend != "tensorflow":
-        raise ConfigError(
-            f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset "
-            "KERAS_BACKEND or set it to tensorflow"
-        )
-    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        raise ConfigError(
-            "TF_USE_LEGACY_KERAS is set: towers needs Keras 3, which TensorFlow would "
-            "then replace by Keras 2; unset it"
-        )

@@ -5,8 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from towers import build, checkpoints
-from towers import config as configuration
+from towers import build, checkpoints, config_checks
 from towers.config import Config
 from towers.errors import CheckpointError, ConfigError
 from towers.parallel import devices as parallel_devices
@@ -56,7 +55,7 @@ def evaluate(
     Raises:
         CheckpointError: there is no checkpoint, or none that is valid and fits.
     """
-    configuration.check_environment()
+    config_checks.check_environment()
     if step and eval_interval_secs:
         raise ConfigError(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "

@@ -9,12 +9,13 @@ def cross_entropy(
 ) -> tf.Tensor:
     """Softmax cross-entropy of each image.
 
-    The target is (1 - label_smoothing) on the label plus label_smoothing spread evenly
-    over all classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
+    The target is (1 - label_smoothing) times the label plus label_smoothing spread
+    evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
 
     Args:
         logits: floats [n, num_classes]; half-width ones are widened to float32 first.
-        labels: integers [n].
+        labels: integers [n], or of mixed images floats [n, num_classes] whose rows add
+            up to 1.
         label_smoothing: in [0, 1).
 
     Returns:
@@ -22,16 +23,16 @@ def cross_entropy(
     """
     if logits.dtype in (tf.bfloat16, tf.float16):
         logits = tf.cast(logits, tf.float32)
-    if label_smoothing == 0:
+    labels, num_classes = tf.convert_to_tensor(labels), logits.shape[-1]
+    if labels.dtype.is_floating:
+        targets = tf.cast(labels, logits.dtype) * (1 - label_smoothing)
+    elif label_smoothing == 0:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    targets = tf.one_hot(
-        labels,
-        logits.shape[-1],
-        on_value=1 - label_smoothing,
-        off_value=0.0,
-        dtype=logits.dtype,
-    )
-    targets += label_smoothing / logits.shape[-1]
+    else:
+        targets = tf.one_hot(
+            labels, num_classes, 1 - label_smoothing, 0.0, dtype=logits.dtype
+        )
+    targets += label_smoothing / num_classes
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 
@@ -53,6 +54,33 @@ def weight_decay(
         if variable.regularizer is not None
     ]
     return tf.add_n(penalties) if penalties else None
+
+
+def take_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
+    """Takes the weight decay out of the loss, for an optimizer that applies it itself.
+
+    Args:
+        variables: the network's trainable variables; they lose their regularisers.
+
+    Returns:
+        Per variable the coefficient of half its sum of squares; 0 where none was asked.
+
+    Raises:
+        ValueError: a penalty is no weight decay.
+    """
+    coefficients = []
+    for variable in variables:
+        regularizer, variable.regularizer = variable.regularizer, None
+        if regularizer is None:
+            coefficients.append(0.0)
+        elif type(regularizer) is keras.regularizers.L2:
+            coefficients.append(2 * float(regularizer.l2))
+        else:
+            raise ValueError(
+                f"the penalty {type(regularizer).__name__} of {variable.path} is no "
+                "weight decay, and the optimizer applies nothing else"
+            )
+    return tuple(coefficients)
 
 
 def _penalty(regularizer, param):

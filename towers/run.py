@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from towers import build, checkpoints
+from towers import build, checkpoints, config_checks
 from towers import config as configuration
 from towers.config import Config
 from towers.errors import ConfigError
@@ -95,7 +95,7 @@ def check_stored_config(
         if name not in configuration.FIELDS:
             raise ConfigError(
                 f"--allow_change={name}: there is no such option; "
-                + configuration.nearest(name, list(configuration.FIELDS)).strip()
+                + config_checks.nearest(name, list(configuration.FIELDS)).strip()
             )
     if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
         return

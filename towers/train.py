@@ -7,7 +7,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from towers import build, checkpoints
+from towers import build, checkpoints, config_checks
 from towers import config as configuration
 from towers.banner import start_banner
 from towers.config import Config
@@ -48,7 +48,7 @@ def train(
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
     """
-    configuration.check_environment()
+    config_checks.check_environment()
     folder = RunFolder(workdir)
     folder.create()
     with contextlib.ExitStack() as stack:

@@ -1,8 +1,10 @@
 """From stored pixels to what the network sees, a whole batch at a time.
 
-All functions take uint8 [n, height, width, channels] and give float32. Those for
-training also take `draw(purpose, shape)`, which gives the step's random numbers,
-uniform in [0, 1); they hold no state of their own.
+All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
+and give float32. Those for training also take `draw(purpose, shape)`, which gives the
+step's random numbers, uniform in [0, 1); they hold no state of their own.
+
+What may be added in training is in `towers.data.distortions` and `towers.data.mixing`.
 """
 
 import dataclasses
@@ -122,9 +124,7 @@ def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.
     """
     n, full_height, full_width, channels = images.shape
     places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
-    # Rounding may take a product up to the count itself; the last place is then meant.
-    corners = tf.minimum(tf.floor(draw("crop", [n, 2]) * places), places - 1)
-    corners = tf.cast(corners, tf.int32)
+    corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int32)
     rows = corners[:, :1] + tf.range(height)
     columns = tf.where(
         draw("flip", [n, 1]) < 0.5, tf.range(width), width - 1 - tf.range(width)
@@ -134,3 +134,9 @@ def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.
     firsts = tf.range(n)[:, None, None] * (full_height * full_width)
     pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
+
+
+def choose(numbers: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Whole numbers, as floats, below `counts`, from numbers uniform in [0, 1)."""
+    # Rounding may take a product up to the count itself; the last place is then meant.
+    return tf.minimum(tf.floor(numbers * counts), counts - 1)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from towers.data import randomness
 from towers.data.augment import Augment
+from towers.data.mixing import Mix
 from towers.data.sources import Source, Subset
 
 Batch = dict[str, tf.Tensor]
@@ -30,6 +31,7 @@ class TrainBatches:
         batch_size: images of one step over all towers, G.
         noise_shapes: per dropout layer, the name of its noise and the shape of one
             image's.
+        mix: mixes the images of a step, all G of them, and their labels.
     """
 
     source: Source
@@ -39,6 +41,7 @@ class TrainBatches:
     noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
         default_factory=dict
     )
+    mix: Mix | None = None
 
     def __call__(self, step: tf.Tensor) -> Batch:
         """The batch of a step.
@@ -47,8 +50,9 @@ class TrainBatches:
             step: int64 scalar, 0 for the first.
 
         Returns:
-            "images" float32 [G, height, width, channels], "labels" int32 [G], and the
-            noise of each dropout layer, float32 [G, ...].
+            "images" float32 [G, height, width, channels], "labels" int32 [G] or, where
+            images are mixed, float32 [G, num_classes], and the noise of each dropout
+            layer, float32 [G, ...].
         """
         return self._process(step, *self.source.read(self.indices(step)))
 
@@ -98,10 +102,11 @@ class TrainBatches:
 
         size = self.batch_size
         images = tf.ensure_shape(images, [size, *self.source.image_shape])
-        batch = {
-            "images": self.augment.train(images, draw),
-            "labels": tf.ensure_shape(labels, [size]),
-        }
+        images = self.augment.train(images, draw)
+        labels = tf.ensure_shape(labels, [size])
+        if self.mix is not None:
+            images, labels = self.mix(images, labels, draw)
+        batch = {"images": images, "labels": labels}
         for name, shape in self.noise_shapes.items():
             batch[name] = draw(name, [size, *shape])
         return batch

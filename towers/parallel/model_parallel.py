@@ -141,16 +141,31 @@ class ModelParallel(Synchronous):
 
     def _apply(self, step, met):
         # Every device updates what it owns.
+        squares = self._squares(met)
         assignments = []
         for group, devices in enumerate(self._grid):
             for shard, device in enumerate(devices):
                 variables = self._variables[group][shard]
                 with tf.device(device):
                     updated = self._update(
-                        step, met.norm, *variables.read(), met.gradients[group][shard]
+                        step,
+                        met.norm,
+                        *variables.read(),
+                        met.gradients[group][shard],
+                        squares,
                     )
                     assignments += variables.assign(*updated, met.states[group][shard])
         return assignments
+
+    def _squares(self, met):
+        """The sums of squares that the update needs, added up over the shards."""
+        of_shards = []
+        for shard, device in enumerate(self._grid[0]):
+            with tf.device(device):
+                params = self._variables[0][shard].params
+                of_shards.append(self._update.squares(params, met.gradients[0][shard]))
+        with tf.device(HOST):
+            return None if of_shards[0] is None else tf.add_n(of_shards)
 
     # The canonical state: whole tensors.
 

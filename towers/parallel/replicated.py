@@ -92,11 +92,14 @@ class Replicated(Synchronous):
 
     def _apply(self, step, met):
         # Every copy updates itself.
+        with tf.device(self._devices[0]):
+            # Once for all, as the norm.
+            squares = self._update.squares(self._replicas[0].params, met.gradients[0])
         assignments = []
         for tower, replica in enumerate(self._replicas):
             with tf.device(self._devices[tower]):
                 updated = self._update(
-                    step, met.norm, *replica.read(), met.gradients[tower]
+                    step, met.norm, *replica.read(), met.gradients[tower], squares
                 )
                 assignments += replica.assign(*updated, met.states[tower])
         return assignments

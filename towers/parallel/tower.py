@@ -13,7 +13,8 @@ import tensorflow as tf
 from towers import losses
 from towers.parallel.gradients import squared_norm
 
-# (logits [n, num_classes], labels int32 [n]) -> loss of each image [n].
+# (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
+# of mixed images floats [n, num_classes].
 LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -187,10 +188,15 @@ def _inputs(model, batch):
 
 
 def count_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """How many images' largest logit is the label's; a float32 scalar."""
+    """How many images' largest logit is the label's; a float32 scalar.
+
+    The label of a mixed image is that which has the largest share.
+    """
     return tf.reduce_sum(_is_correct(logits, labels))
 
 
 def _is_correct(logits, labels):
+    if len(labels.shape) > 1:
+        labels = tf.argmax(labels, axis=1, output_type=tf.int32)
     predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
     return tf.cast(predictions == labels, tf.float32)

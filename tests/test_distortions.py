@@ -1,0 +1,207 @@
+"""Jittered colours and erased pieces against loops in NumPy, image by image."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_augment import DEVIATION, MEAN, SHAPE, Drawn, N, random_images
+
+from towers.data.augment import AUGMENTS
+from towers.data.distortions import cut_out, erase_randomly, extend, jitter_colors
+
+LARGEST = np.nextafter(np.float32(1), np.float32(0))
+SETTINGS = [
+    {"color_jitter": 0.4},
+    {"random_erasing": 0.5},
+    {"cutout_size": 8},
+    {"color_jitter": 0.4, "random_erasing": 0.5, "cutout_size": 8},
+]
+
+
+def ones(n, height=12, width=10):
+    return tf.ones([n, height, width, 2])
+
+
+def erased_by(found):
+    """Where images of ones, of two channels, were erased: bool [n, height, width]."""
+    found = np.asarray(found)
+    assert set(np.unique(found)) <= {0.0, 1.0}
+    np.testing.assert_array_equal(found[..., 0], found[..., 1])
+    return found[..., 0] == 0
+
+
+# Colours.
+
+
+def jittered(image, brightness, contrast, saturation):
+    """One image in float64, pixel by pixel."""
+    image = image.astype(np.float64) * brightness
+    weights = [0.299, 0.587, 0.114] if image.shape[2] == 3 else [1.0]
+    mean = np.mean(image @ weights)
+    for row in image:
+        for pixel in row:
+            pixel[:] = mean + contrast * (pixel - mean)
+            if len(pixel) == 3:
+                grey = pixel @ weights
+                pixel[:] = grey + saturation * (pixel - grey)
+    return np.clip(image, 0, 255)
+
+
+@pytest.mark.parametrize("shape", [(9, 8, 3), (9, 8, 1)])
+@pytest.mark.parametrize("strength,low,high", [(0.4, 0.6, 1.4), (1.5, 0.0, 2.5)])
+def test_jittered_colours_equal_loops_over_pixels(shape, strength, low, high):
+    images, drawn = random_images(N, shape), Drawn()
+    found = jitter_colors(tf.constant(images), drawn, strength)
+    assert found.dtype == tf.float32 and found.shape == images.shape
+    (numbers,) = drawn.numbers.values()
+    factors = low + (high - low) * numbers.astype(np.float64)
+    assert np.ptp(factors, axis=0).min() > 0.7 * (high - low)
+    for i, image in enumerate(images):
+        expected = jittered(image, *factors[i])
+        np.testing.assert_allclose(found[i], expected, atol=1e-3, err_msg=f"image {i}")
+
+
+def test_factors_of_one_leave_the_colours_alone():
+    images = random_images(3)
+    halves = Drawn(color_jitter=np.full((3, 3), 0.5, np.float32))
+    found = jitter_colors(tf.constant(images), halves, 0.7)
+    np.testing.assert_allclose(found, images, atol=1e-3)
+
+
+# Rectangles.
+
+
+def test_erased_rectangles_equal_loops_over_pixels():
+    n, height, width = 300, 12, 10
+    drawn = Drawn()
+    found = erased_by(erase_randomly(ones(n), drawn, 0.6))
+    numbers = drawn.numbers["random_erasing"].astype(np.float64)
+    for i, (chance, area, aspect, row, column) in enumerate(numbers):
+        expected = np.zeros((height, width), bool)
+        area = (0.02 + 0.38 * area) * height * width
+        aspect = 0.3 + (1 / 0.3 - 0.3) * aspect
+        tall = min(max(round(np.sqrt(area * aspect)), 1), height)
+        wide = min(max(round(np.sqrt(area / aspect)), 1), width)
+        top = int(row * (height - tall + 1))
+        left = int(column * (width - wide + 1))
+        if chance < 0.6:
+            for y in range(top, top + tall):
+                for x in range(left, left + wide):
+                    expected[y, x] = True
+        np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
+
+
+@pytest.mark.parametrize("probability,share", [(0.25, 0.25), (1.0, 1.0)])
+def test_as_many_images_are_erased_as_was_asked(probability, share):
+    found = erased_by(erase_randomly(ones(2000), Drawn(), probability))
+    assert np.mean(found.any(axis=(1, 2))) == pytest.approx(share, abs=0.04)
+    sizes = found[found.any(axis=(1, 2))].mean(axis=(1, 2))
+    # Uniform in 2 % to 40 %, but for the rounding and for those that are cut.
+    assert np.mean(sizes) == pytest.approx(0.21, abs=0.02)
+    assert np.quantile(sizes, 0.9) == pytest.approx(0.362, abs=0.03)
+
+
+@pytest.mark.parametrize("number", [0.0, LARGEST])
+def test_rectangles_lie_inside_the_image_for_any_numbers(number):
+    numbers = np.array([[0, area, 0.5, number, number] for area in (0, LARGEST)])
+    drawn = Drawn(random_erasing=numbers.astype(np.float32))
+    found = erased_by(erase_randomly(ones(2), drawn, 0.5))
+    corner = (0, 0) if number == 0 else (-1, -1)
+    assert found[0][corner] and found[1][corner]
+    assert found[0].sum() < found[1].sum() < found[1].size
+
+
+# Squares.
+
+
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_cut_out_squares_equal_loops_over_pixels(size):
+    n, height, width = 300, 12, 10
+    drawn = Drawn()
+    found = erased_by(cut_out(ones(n), drawn, size))
+    for i, (row, column) in enumerate(drawn.numbers["cutout"].astype(np.float64)):
+        expected = np.zeros((height, width), bool)
+        top, left = int(row * height) - size // 2, int(column * width) - size // 2
+        for y in range(top, top + size):
+            for x in range(left, left + size):
+                if 0 <= y < height and 0 <= x < width:
+                    expected[y, x] = True
+        np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
+
+
+def test_every_pixel_is_the_centre_of_as_many_squares():
+    found = erased_by(cut_out(ones(12_000), Drawn(), 1))
+    np.testing.assert_array_equal(found.sum(axis=(1, 2)), 1)
+    np.testing.assert_allclose(found.sum(axis=0), 100, atol=50)
+
+
+def test_what_is_not_erased_keeps_its_bits():
+    images = tf.constant(np.random.default_rng(0).normal(size=(5, 12, 10, 2)))
+    images = tf.cast(images, tf.float32)
+    for found in (
+        erase_randomly(images, Drawn(), 1.0),
+        cut_out(images, Drawn(), 4),
+    ):
+        kept = found != 0
+        assert 0.3 < np.mean(kept) < 1
+        np.testing.assert_array_equal(found[kept], images[kept])
+
+
+# All of it, on top of an augmentation.
+
+
+def test_the_order_is_colours_augmentation_rectangles_squares():
+    images, drawn = tf.constant(random_images()), Drawn()
+    augment = AUGMENTS["pad_crop_flip"](SHAPE, MEAN, DEVIATION)
+    found = extend(augment, **SETTINGS[-1]).train(images, drawn)
+    steps = jitter_colors(images, drawn, 0.4)
+    steps = augment.train(steps, drawn)
+    steps = cut_out(erase_randomly(steps, drawn, 0.5), drawn, 8)
+    np.testing.assert_array_equal(found, steps)
+    purposes = {"color_jitter", "crop", "flip", "random_erasing", "cutout"}
+    assert set(drawn.numbers) == purposes
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_no_purpose_is_used_twice(name):
+    """Two draws for one purpose would be the same numbers."""
+    asked = []
+
+    def draw(purpose, shape):
+        asked.append(purpose)
+        return tf.zeros(shape)
+
+    augment = extend(AUGMENTS[name](SHAPE, MEAN, DEVIATION), **SETTINGS[-1])
+    augment.train(tf.constant(random_images(2)), draw)
+    assert len(set(asked)) == len(asked) > 2
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name, settings):
+    images, drawn = random_images(), Drawn()
+    plain = AUGMENTS[name](SHAPE, MEAN, DEVIATION)
+    augment = extend(plain, **settings)
+    assert (augment.evaluate, augment.image_shape) == (
+        plain.evaluate,
+        plain.image_shape,
+    )
+    whole = augment.train(tf.constant(images), drawn)
+    assert whole.shape == [N, *augment.image_shape] and whole.dtype == tf.float32
+    numbers = {k: v[5:9] for k, v in drawn.numbers.items()}
+    part = augment.train(tf.constant(images[5:9]), Drawn(**numbers))
+    np.testing.assert_array_equal(part, whole[5:9])
+
+
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_nothing_is_added_unless_it_is_asked_for(name):
+    images, plain = tf.constant(random_images()), AUGMENTS[name](SHAPE, MEAN, DEVIATION)
+    drawn = Drawn()
+    found = extend(plain).train(images, drawn)
+    np.testing.assert_array_equal(found, plain.train(images, drawn))
+
+
+def test_a_square_larger_than_the_image_is_refused_with_both_sizes():
+    augment = AUGMENTS["tutorial"](SHAPE, MEAN, DEVIATION)
+    extend(augment, cutout_size=24)
+    with pytest.raises(ValueError, match="cutout_size=25 with images of 24x24"):
+        extend(augment, cutout_size=25)

@@ -1,0 +1,181 @@
+"""Mixed images and labels against loops in NumPy; shares against the distribution."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_augment import Drawn
+
+from towers.data.mixing import (
+    NUM_QUANTILES,
+    at_quantiles,
+    beta_quantiles,
+    create_mix,
+)
+
+N, HEIGHT, WIDTH, CHANNELS, NUM_CLASSES = 40, 12, 10, 3, 5
+LARGEST = np.nextafter(np.float32(1), np.float32(0))
+
+
+def example(n=N):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(n, HEIGHT, WIDTH, CHANNELS)).astype(np.float32)
+    return images, rng.integers(0, NUM_CLASSES, n, dtype=np.int32)
+
+
+def mixed(mixup, cutmix, drawn, n=N):
+    """Images and labels that were mixed, as arrays."""
+    images, labels = (tf.constant(x) for x in example(n))
+    found, soft = create_mix(mixup, cutmix, NUM_CLASSES)(images, labels, drawn)
+    assert found.dtype == soft.dtype == tf.float32
+    assert found.shape == images.shape and soft.shape == [n, NUM_CLASSES]
+    np.testing.assert_allclose(tf.reduce_sum(soft, 1), 1, rtol=1e-6)
+    return found.numpy(), soft.numpy()
+
+
+def mixed_up(share):
+    """What the loops expect of an image: its own pixels, its label's share."""
+    return np.full((HEIGHT, WIDTH), 1 - share), 1 - share
+
+
+def pasted(share, row, column):
+    own = np.ones((HEIGHT, WIDTH))
+    tall, wide = int(HEIGHT * math.sqrt(share)), int(WIDTH * math.sqrt(share))
+    top, left = int(row * HEIGHT) - tall // 2, int(column * WIDTH) - wide // 2
+    for y in range(top, top + tall):
+        for x in range(left, left + wide):
+            if 0 <= y < HEIGHT and 0 <= x < WIDTH:
+                own[y, x] = 0
+    return own, own.mean()
+
+
+def assert_mixed(found, soft, i, own, own_label):
+    """Image i is mixed with the one before it in these shares of its own."""
+    images, labels = example()
+    own = own[..., None]
+    expected = own * images[i] + (1 - own) * images[i - 1]
+    np.testing.assert_allclose(found[i], expected, atol=1e-5, err_msg=f"image {i}")
+    one_hot = np.eye(NUM_CLASSES)
+    expected = own_label * one_hot[labels[i]] + (1 - own_label) * one_hot[labels[i - 1]]
+    np.testing.assert_allclose(soft[i], expected, atol=1e-5, err_msg=f"label {i}")
+
+
+# Of Beta(1, 1) the quantiles are the numbers themselves.
+
+
+def test_mixup_equals_loops():
+    drawn = Drawn()
+    found, soft = mixed(1.0, 0.0, drawn)
+    assert set(drawn.numbers) == {"mixup"}
+    for i, share in enumerate(drawn.numbers["mixup"].astype(np.float64)):
+        assert_mixed(found, soft, i, *mixed_up(share))
+
+
+def test_cutmix_equals_loops():
+    drawn = Drawn()
+    found, soft = mixed(0.0, 1.0, drawn)
+    assert set(drawn.numbers) == {"cutmix"}
+    for i, numbers in enumerate(drawn.numbers["cutmix"].astype(np.float64)):
+        assert_mixed(found, soft, i, *pasted(*numbers))
+
+
+def test_cutmix_keeps_the_bits_of_both_images():
+    images, _ = example()
+    found, _ = mixed(0.0, 1.0, Drawn())
+    own, other = found == images, found == np.roll(images, 1, axis=0)
+    assert np.all(own | other) and 0.1 < np.mean(other & ~own) < 0.9
+
+
+def test_with_both_each_image_has_one_of_them():
+    drawn = Drawn()
+    found, soft = mixed(1.0, 1.0, drawn)
+    assert set(drawn.numbers) == {"mixup", "cutmix", "mixing"}
+    is_mixed_up = drawn.numbers["mixing"] < 0.5
+    assert 0.25 < np.mean(is_mixed_up) < 0.75
+    for i in range(N):
+        if is_mixed_up[i]:
+            expected = mixed_up(float(drawn.numbers["mixup"][i]))
+        else:
+            expected = pasted(*drawn.numbers["cutmix"][i].astype(np.float64))
+        assert_mixed(found, soft, i, *expected)
+
+
+@pytest.mark.parametrize("number", [0.0, LARGEST])
+def test_the_smallest_and_the_largest_numbers_are_taken(number):
+    images, labels = example(2)
+    for mixup, cutmix, shape in ((0.2, 0.0, [2]), (0.0, 1.0, [2, 3])):
+        name = "mixup" if mixup else "cutmix"
+        drawn = Drawn(**{name: np.full(shape, number, np.float32)})
+        found, soft = mixed(mixup, cutmix, drawn, n=2)
+        if number == 0:
+            np.testing.assert_allclose(found, images, rtol=1e-6)
+            np.testing.assert_allclose(soft, np.eye(NUM_CLASSES)[labels], atol=1e-6)
+        elif mixup:
+            np.testing.assert_allclose(found, images[::-1], atol=1e-3)
+        else:
+            # The centre is the last pixel, so a quarter of the image is pasted.
+            pasted_there = (found == images[::-1]).all(axis=-1)
+            assert np.mean(pasted_there) == pytest.approx(0.25, abs=0.07)
+
+
+def test_an_image_alone_in_its_batch_is_mixed_with_itself():
+    images, labels = example(1)
+    found, soft = mixed(1.0, 0.0, Drawn(), n=1)
+    np.testing.assert_allclose(found, images, rtol=1e-6)
+    np.testing.assert_allclose(soft, np.eye(NUM_CLASSES)[labels], rtol=1e-6)
+
+
+def test_nothing_is_mixed_unless_it_is_asked_for():
+    assert create_mix(0.0, 0.0, NUM_CLASSES) is None
+
+
+# The shares.
+
+
+def distribution(alpha, x):
+    """The distribution function of Beta(alpha, alpha) where it is elementary."""
+    return {
+        0.5: lambda: 2 / np.pi * np.arcsin(np.sqrt(x)),
+        1.0: lambda: x,
+        2.0: lambda: 3 * x**2 - 2 * x**3,
+        3.0: lambda: 10 * x**3 - 15 * x**4 + 6 * x**5,
+    }[alpha]()
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
+def test_quantiles_are_those_of_the_distribution(alpha):
+    quantiles = beta_quantiles(alpha)
+    assert quantiles.dtype == tf.float32
+    quantiles = quantiles.numpy().astype(np.float64)
+    np.testing.assert_allclose(quantiles, 1 - quantiles[::-1], atol=1e-7)
+    # The lower half, where float32 does not round them to 1.
+    lower = np.arange(NUM_QUANTILES // 2)
+    found = distribution(alpha, quantiles[lower])
+    np.testing.assert_allclose(found, lower / NUM_QUANTILES, atol=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
+def test_between_two_quantiles_no_more_than_their_distance_is_lost(alpha):
+    numbers = np.linspace(0, LARGEST, 100_001, dtype=np.float32)
+    shares = at_quantiles(beta_quantiles(alpha), tf.constant(numbers)).numpy()
+    error = np.abs(distribution(alpha, shares.astype(np.float64)) - numbers)
+    assert error.max() < 1 / NUM_QUANTILES
+    assert np.all(np.diff(shares) >= 0)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.2, 0.4, 1.0, 8.0, 1000.0])
+def test_shares_are_distributed_as_those_of_numpy(alpha):
+    n = 20_000
+    rng = np.random.default_rng(1)
+    numbers = tf.constant(rng.random(n, np.float32))
+    found = at_quantiles(beta_quantiles(alpha), numbers).numpy()
+    assert 0 <= found.min() and found.max() <= 1
+    assert np.var(found) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
+    # The largest distance between the two samples' distribution functions; 1.95 is the
+    # Kolmogorov-Smirnov bound at one in a thousand. Beyond seven digits float32 does
+    # not tell shares from 0 and 1.
+    samples = [np.sort(np.round(x, 7)) for x in (found, rng.beta(alpha, alpha, n))]
+    points = np.concatenate(samples)
+    ours, theirs = (np.searchsorted(x, points, "right") / n for x in samples)
+    assert np.abs(ours - theirs).max() < 1.95 * math.sqrt(2 / n)

@@ -1,0 +1,197 @@
+"""What a Config must be like, and what of it has no effect; no TensorFlow is needed.
+
+Each check takes a Config, or an option of it, and ends in one line that names the
+options and the way out.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from towers.errors import ConfigError
+
+# Optimizers whose steps are as long, however long the gradients are.
+SCALE_FREE = ("rmsprop", "adamw", "lars")
+
+# Options -> the optimizers or schedules that read them.
+_READ_BY_OPTIMIZERS = {
+    ("momentum",): ("sgd", "nesterov", "rmsprop", "lars"),
+    ("beta1", "beta2"): ("adamw",),
+    ("rho",): ("rmsprop",),
+    ("epsilon",): ("rmsprop", "adamw"),
+    ("trust_coefficient",): ("lars",),
+}
+_READ_BY_SCHEDULES = {
+    ("decay_factor", "epochs_per_decay"): ("exponential", "smooth_exponential"),
+    ("epoch_factors",): ("piecewise",),
+    ("peak_fraction",): ("one_cycle",),
+}
+
+
+def check_option(field: dataclasses.Field, value: Any) -> Any:
+    """The value in the field's own type, or a ConfigError that names the field."""
+    kind, bounds = field.type, field.metadata
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(
+            f"{field.name}={value!r}: must be {kind.__name__}, "
+            f"is {type(value).__name__}"
+        )
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{field.name}={value}: must be finite")
+    choices = bounds["choices"]
+    if choices and value not in choices:
+        raise ConfigError(
+            f"{field.name}={value!r}: {nearest(value, choices)}must be one of "
+            + ", ".join(choices)
+        )
+    for name, wrong in (
+        ("at_least", lambda bound: value < bound),
+        ("above", lambda bound: value <= bound),
+        ("below", lambda bound: value >= bound),
+        ("at_most", lambda bound: value > bound),
+    ):
+        if bounds[name] is not None and wrong(bounds[name]):
+            words = name.replace("_", " ")
+            raise ConfigError(f"{field.name}={value}: must be {words} {bounds[name]}")
+    return value
+
+
+def check_together(config: Any) -> None:
+    """Refuses options that contradict each other, both values in the message."""
+    if config.optimizer == "nesterov" and config.momentum == 0:
+        raise ConfigError(
+            "optimizer=nesterov with momentum=0.0: Nesterov's form needs a momentum; "
+            "set --momentum=0.9 or --optimizer=sgd"
+        )
+    if parse_epoch_factors(config.epoch_factors) == () and (
+        config.schedule == "piecewise"
+    ):
+        raise ConfigError(
+            "schedule=piecewise with epoch_factors='': set --epoch_factors, such as "
+            "30:0.1,60:0.01"
+        )
+    if config.num_towers > config.batch_size:
+        raise ConfigError(
+            f"batch_size={config.batch_size} with num_towers={config.num_towers}: "
+            "every tower needs an image; raise --batch_size or lower --num_towers"
+        )
+    if config.num_towers and config.num_towers % config.group_size:
+        raise ConfigError(
+            f"num_towers={config.num_towers} with group_size={config.group_size}: the "
+            "groups do not divide the towers"
+        )
+    if config.strategy == "async_towers" and config.accumulate_steps > 1:
+        raise ConfigError(
+            f"accumulate_steps={config.accumulate_steps} with strategy=async_towers: "
+            "each tower applies its gradients at once; raise --batch_size or choose a "
+            "synchronous strategy"
+        )
+    if config.strategy == "async_towers" and config.batch_norm == "sync":
+        raise ConfigError(
+            "batch_norm=sync with strategy=async_towers: its towers do not meet to "
+            "share moments; set --batch_norm=local or choose a synchronous strategy"
+        )
+    is_scaled = config.strategy == "async_towers" and config.async_scale_gradients
+    if is_scaled and config.optimizer in SCALE_FREE:
+        raise ConfigError(
+            f"optimizer={config.optimizer} with async_scale_gradients=True: its steps "
+            "are as long, however long the gradients are; set "
+            "--noasync_scale_gradients, and --learning_rate for an update per tower"
+        )
+    if config.warmup_epochs > config.num_epochs:
+        raise ConfigError(
+            f"warmup_epochs={config.warmup_epochs} with "
+            f"num_epochs={config.num_epochs}: the warm-up is longer than the run"
+        )
+    if config.device == "cpu" and config.parameter_device == "gpu":
+        raise ConfigError(
+            "parameter_device=gpu with device=cpu: the towers would run on the CPU and "
+            "their variables on a GPU; drop one of the two"
+        )
+
+
+def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
+    """'30:0.1,60:0.01' -> ((30.0, 0.1), (60.0, 0.01)); nothing for an empty text.
+
+    Raises:
+        ConfigError: it is written in another way, an epoch is not after the one before,
+            or a factor is negative.
+    """
+    pairs, before = [], 0.0
+    for part in text.split(",") if text else []:
+        try:
+            epoch, factor = map(float, part.split(":"))
+        except ValueError:
+            raise ConfigError(
+                f"epoch_factors={text!r}: {part!r} should be an epoch and a factor, "
+                "such as 30:0.1"
+            ) from None
+        if not before < epoch < math.inf:
+            raise ConfigError(
+                f"epoch_factors={text!r}: epoch {epoch:g} must be above {before:g}"
+            )
+        if not 0 <= factor < math.inf:
+            raise ConfigError(
+                f"epoch_factors={text!r}: factor {factor:g} must be finite, at least 0"
+            )
+        pairs.append((epoch, factor))
+        before = epoch
+    return tuple(pairs)
+
+
+def ignored_options(config: Any) -> list[str]:
+    """One line for each option that was set and has no effect in this configuration."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    lines = []
+
+    def ignore(because: str, *names: str) -> None:
+        for name in names:
+            if getattr(config, name) != defaults[name]:
+                value = getattr(config, name)
+                lines.append(f"{name}={value} has no effect with {because}")
+
+    for names, readers in _READ_BY_OPTIMIZERS.items():
+        if config.optimizer not in readers:
+            ignore(f"optimizer={config.optimizer}", *names)
+    for names, readers in _READ_BY_SCHEDULES.items():
+        if config.schedule not in readers:
+            ignore(f"schedule={config.schedule}", *names)
+    if config.strategy not in ("towers", "async_towers"):
+        ignore(f"strategy={config.strategy}", "parameter_device")
+    if config.strategy != "async_towers":
+        names = ("async_scale_gradients", "max_staleness")
+        ignore(f"strategy={config.strategy}", *names)
+    if config.strategy != "model_parallel":
+        ignore(f"strategy={config.strategy}", "group_size")
+    if config.strategy != "replicated":
+        names = ("all_reduce", "all_reduce_pack_mb", "all_reduce_dtype")
+        ignore(f"strategy={config.strategy}", *names)
+    if config.dataset in ("embedded", "synthetic"):
+        ignore(f"dataset={config.dataset}", "data_dir")
+    return lines
+
+
+def check_environment(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuses settings of Keras under which the networks would not be TensorFlow's."""
+    backend = environ.get("KERAS_BACKEND", "tensorflow")
+    if backend != "tensorflow":
+        raise ConfigError(
+            f"KERAS_BACKEND={backend}: towers trains with TensorFlow; unset "
+            "KERAS_BACKEND or set it to tensorflow"
+        )
+    if environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise ConfigError(
+            "TF_USE_LEGACY_KERAS is set: towers needs Keras 3, which TensorFlow would "
+            "then replace by Keras 2; unset it"
+        )
+
+
+def nearest(name: str, names: tuple[str, ...] | list[str]) -> str:
+    """'did you mean ...? ' for the nearest of some names, or nothing."""
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
