@@ -169,7 +169,7 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
         assert told in out
     log_line = (
         r"^step 6/8 \(75\.0%\)  epoch 1\.80  loss \d\.\d{4}  learning rate 0\.1  "
-        r"[\d,]+ images/s  \d+ s left$"
+        r"[\d,]+ images/s  input wait \d+\.\d%  \d+ s left$"
     )
     assert re.search(log_line, out, re.MULTILINE)
 
@@ -213,7 +213,8 @@ def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     for tag in ("loss", "total_loss", "learning_rate", "accuracy", "gradient_norm"):
         assert steps(tag) == [1, 2, 4, 6, 8, 10]
         assert value(tag, 6) == np.float32(logged[6][tag])
-    assert steps("images_per_sec") == [2, 4, 6, 8, 10]
+    for tag in ("images_per_sec", "input_wait_percent"):
+        assert steps(tag) == [2, 4, 6, 8, 10]
     for tower in range(3):
         of_tower = np.float32(logged[8]["tower_losses"][tower])
         assert value(f"tower_losses/tower_{tower}", 8) == of_tower
