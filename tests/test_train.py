@@ -232,6 +232,29 @@ def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     assert tf.io.decode_png(png).shape == (3 * 8, 4 * 8, 3)
 
 
+@pytest.mark.parametrize("strategy", ["towers", "async_towers"])
+@pytest.mark.parametrize(
+    "place,least,most", [("waiting", 50, 100), ("computing", 0, 30)]
+)
+def test_a_run_tells_how_long_it_waited_for_batches(
+    tmp_path, monkeypatch, capfd, strategy, place, least, most
+):
+    lock = threading.Lock()
+
+    def halt():
+        with lock:  # one disk, that serves one at a time
+            time.sleep(0.05)
+
+    halt_at(monkeypatch, place, halt)
+    train(small_config(strategy=strategy, log_every_steps=10), tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    first, last = map(json.loads, lines)
+    assert "input_wait_percent" not in first  # a step that is traced is not timed
+    assert least <= last["input_wait_percent"] <= most
+    told = f"images/s  input wait {last['input_wait_percent']:.1f}%  0 s left\n"
+    assert told in capfd.readouterr().out
+
+
 def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     config = small_config(**EVALUATED)
     train(config, tmp_path)
