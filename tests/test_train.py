@@ -232,21 +232,29 @@ def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     assert tf.io.decode_png(png).shape == (3 * 8, 4 * 8, 3)
 
 
-@pytest.mark.parametrize("strategy", ["towers", "async_towers"])
 @pytest.mark.parametrize(
-    "place,least,most", [("waiting", 50, 100), ("computing", 0, 30)]
+    "strategy,place,num_steps,least,most",
+    [
+        ("towers", "computing", 10, 0, 30),
+        # More batches than are read ahead while the first step is logged.
+        ("towers", "waiting", 30, 30, 100),
+        ("async_towers", "waiting", 30, 30, 100),
+    ],
 )
 def test_a_run_tells_how_long_it_waited_for_batches(
-    tmp_path, monkeypatch, capfd, strategy, place, least, most
+    tmp_path, monkeypatch, capfd, strategy, place, num_steps, least, most
 ):
     lock = threading.Lock()
 
     def halt():
         with lock:  # one disk, that serves one at a time
-            time.sleep(0.05)
+            time.sleep(1.0 / num_steps)
 
     halt_at(monkeypatch, place, halt)
-    train(small_config(strategy=strategy, log_every_steps=10), tmp_path)
+    config = small_config(
+        strategy=strategy, num_epochs=num_steps / 5, log_every_steps=num_steps
+    )
+    train(config, tmp_path)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     first, last = map(json.loads, lines)
     assert "input_wait_percent" not in first  # a step that is traced is not timed
