@@ -175,9 +175,13 @@ def test_images_of_one_batch_are_augmented_differently():
 
 
 class Stages:
-    """A stream that tells which step each stage has come to, and can be held there."""
+    """A stream that tells which step each stage has come to, and can be held there.
 
-    def __init__(self, held=None):
+    Args:
+        held: (stage, step) that do not end.
+    """
+
+    def __init__(self, *held):
         self._held, self._release = held, threading.Event()
         self._seen, self._changed = set(), threading.Condition()
         # An image shows its number, so that a batch can be told in every stage.
@@ -206,8 +210,8 @@ class Stages:
             with self._changed:
                 self._seen.add(place)
                 self._changed.notify_all()
-            if place == self._held:
-                self._release.wait(WAIT_SECS)
+            if place in self._held:
+                self._release.wait(2 * WAIT_SECS)
             return np.int32(0)
 
         return tf.numpy_function(come, [first], tf.int32)
@@ -238,17 +242,18 @@ def test_batches_are_read_and_processed_while_one_is_computed():
 
 
 def test_batches_are_processed_and_computed_while_one_is_read():
-    with Stages(held=("reading", 3)) as stages:
+    with Stages(("reading", 3)) as stages:
         assert stages.next_step() == 0
         assert stages.comes_to("reading", 3)
         assert [stages.next_step() for _ in range(2)] == [1, 2]
 
 
-def test_batches_are_read_and_computed_while_one_is_processed():
-    with Stages(held=("processing", 2)) as stages:
+def test_batches_are_read_and_computed_while_others_are_processed():
+    """More of them than TensorFlow itself has threads on two cores."""
+    with Stages(*(("processing", step) for step in (2, 3, 4, 5))) as stages:
         assert stages.next_step() == 0
-        assert stages.comes_to("processing", 2)
-        assert stages.comes_to("reading", 3)
+        assert all(stages.comes_to("processing", step) for step in (2, 3, 4, 5))
+        assert stages.comes_to("reading", 6)
         assert stages.next_step() == 1
 
 
