@@ -2,17 +2,19 @@
 
 import dataclasses
 import itertools
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data.augment import AUGMENTS
+from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.sources import ArraySource
 
+WAIT_SECS = 30  # for what should come at once
 MOMENTS = ((100.0,) * 3, (50.0,) * 3)
 NOISE = {"dropout1_noise": (3,), "dropout2_noise": (2, 2)}
 
@@ -202,6 +204,92 @@ def test_augmentation_is_drawn_anew_in_every_step():
 def test_images_of_one_batch_are_augmented_differently():
     batch = at(train_batches(1, 200), 0)
     assert len({image.tobytes() for image in batch["images"]}) > 90
+
+
+# Reading, processing and computing overlap.
+
+
+class Stages:
+    """A stream that tells which step each stage has come to, and can be held there.
+
+    Args:
+        held: (stage, step) that do not end.
+    """
+
+    def __init__(self, *held):
+        self._held, self._release = held, threading.Event()
+        self._seen, self._changed = set(), threading.Condition()
+        # An image shows its number, so that a batch can be told in every stage.
+        self.num_examples, self.image_shape = 60, (1, 1, 1)
+        augment = Augment(self._process, self._process, self.image_shape)
+        batches = TrainBatches(self, augment, seed=0, batch_size=5)
+        self._steps = {
+            int(batches.indices(tf.constant(step, tf.int64))[0]): step
+            for step in range(12)
+        }
+        self.batches = iter(batches.stream(0))
+
+    def read(self, indices):
+        with tf.control_dependencies([self._come_to("reading", indices[0])]):
+            images = tf.cast(indices, tf.uint8)[:, None, None, None]
+        return images, tf.cast(indices, tf.int32)
+
+    def _process(self, images, draw):
+        first = tf.cast(images[0, 0, 0, 0], tf.int64)
+        with tf.control_dependencies([self._come_to("processing", first)]):
+            return tf.cast(images, tf.float32)
+
+    def _come_to(self, stage, first):
+        def come(first):
+            place = stage, self._steps[int(first)]
+            with self._changed:
+                self._seen.add(place)
+                self._changed.notify_all()
+            if place in self._held:
+                self._release.wait(2 * WAIT_SECS)
+            return np.int32(0)
+
+        return tf.numpy_function(come, [first], tf.int32)
+
+    def comes_to(self, stage, step):
+        """Whether a stage gets there with nothing but what has been done so far."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: (stage, step) in self._seen, WAIT_SECS
+            )
+
+    def next_step(self):
+        """The step whose batch comes next."""
+        return self._steps[int(next(self.batches)["labels"][0])]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._release.set()
+
+
+def test_batches_are_read_and_processed_while_one_is_computed():
+    with Stages() as stages:
+        assert stages.next_step() == 0
+        assert stages.comes_to("processing", 2)
+        assert stages.comes_to("reading", 3)
+
+
+def test_batches_are_processed_and_computed_while_one_is_read():
+    with Stages(("reading", 3)) as stages:
+        assert stages.next_step() == 0
+        assert stages.comes_to("reading", 3)
+        assert [stages.next_step() for _ in range(2)] == [1, 2]
+
+
+def test_batches_are_read_and_computed_while_others_are_processed():
+    """More of them than TensorFlow itself has threads on two cores."""
+    with Stages(*(("processing", step) for step in (2, 3, 4, 5))) as stages:
+        assert stages.next_step() == 0
+        assert all(stages.comes_to("processing", step) for step in (2, 3, 4, 5))
+        assert stages.comes_to("reading", 6)
+        assert stages.next_step() == 1
 
 
 # Evaluation.

@@ -20,6 +20,7 @@ class Work:
 
     Args:
         before_fetch, before_apply: called with a tower and the number of its update.
+        options: of the coordinator.
     """
 
     def __init__(
@@ -28,14 +29,12 @@ class Work:
         *,
         before_fetch=lambda tower, number: None,
         before_apply=lambda tower, number: None,
-        max_staleness=0,
+        **options,
     ):
         self.record, self.shares = [], []
         self.num_drawn, self.num_towers = 0, num_towers
         self.before_fetch, self.before_apply = before_fetch, before_apply
-        self.coordinator = Coordinator(
-            num_towers, 0, max_staleness=max_staleness, record=self.record
-        )
+        self.coordinator = Coordinator(num_towers, 0, record=self.record, **options)
 
     def draw(self):
         self.num_drawn += 1
@@ -111,6 +110,58 @@ def test_no_tower_runs_further_ahead_than_shares_are_drawn():
     held.set()
     run.join(WAIT_SECS)
     assert max(work.coordinator.staleness) <= 2 * SHARES_AHEAD + 1
+
+
+# Waiting for batches, by a clock that the tests set.
+
+
+def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn():
+    now, wanted = [0.0], threading.Semaphore(0)
+
+    def clock():
+        seen = now[0]
+        if threading.current_thread().name == "tower_0":
+            wanted.release()
+        return seen
+
+    def draw():
+        assert wanted.acquire(timeout=WAIT_SECS)
+        now[0] += 3
+        return Work.draw(work)
+
+    def before_apply(tower, number):
+        now[0] += 1
+
+    work = Work(1, before_apply=before_apply, clock=clock)
+    work.coordinator.run(4, draw, work.tower)
+    assert work.coordinator.input_wait_secs == [12.0]
+    assert now == [16.0]
+    wanted.acquire()  # the share after the last, which is not waited for
+    work.coordinator.run(2, draw, work.tower)
+    assert work.coordinator.input_wait_secs == [6.0]
+
+
+def test_to_wait_for_a_slower_tower_is_not_to_wait_for_a_batch():
+    now, starved, num_wanted = [0.0], threading.Event(), [0]
+
+    def clock():
+        seen = now[0]
+        if threading.current_thread().name == "tower_1":
+            num_wanted[0] += 1
+            # It has had the first share and those ahead; no other one can be drawn.
+            if num_wanted[0] == 2 + SHARES_AHEAD:
+                starved.set()
+        return seen
+
+    def before_fetch(tower, number):
+        if (tower, number) == (0, 0):
+            assert starved.wait(WAIT_SECS)
+            now[0] += 5
+
+    work = Work(2, before_fetch=before_fetch, clock=clock)
+    work.run(10)
+    assert now == [5.0] and len(work.shares) == 20
+    assert work.coordinator.input_wait_secs == [0.0, 0.0]
 
 
 # The bound on staleness.

@@ -93,15 +93,23 @@ def test_the_first_call_of_a_start_is_not_timed():
     assert (watch.timed_steps, watch.timed_secs, watch.train_secs) == (10, 5.0, 35.0)
 
 
-def test_a_lap_is_the_speed_since_the_last_one():
+def test_a_lap_is_the_speed_and_the_wait_since_the_last_one():
+    watch = Stopwatch()
+    watch.add(1, 30.0, 30.0)
+    watch.add(10, 5.0, 4.0)
+    watch.add(10, 15.0, 1.0)
+    assert watch.lap() == (1.0, 25.0)
+    watch.add(6, 3.0)
+    assert watch.lap() == (2.0, 0.0)
+    assert watch.lap() == (2.0, 0.0)  # nothing new was timed
+
+
+@pytest.mark.parametrize("waited,percent", [(-3.0, 0.0), (7.0, 100.0)])
+def test_a_clock_that_is_set_meanwhile_makes_no_share_beyond_the_whole(waited, percent):
     watch = Stopwatch()
     watch.add(1, 30.0)
-    watch.add(10, 5.0)
-    watch.add(10, 15.0)
-    assert watch.lap() == 1.0
-    watch.add(6, 3.0)
-    assert watch.lap() == 2.0
-    assert watch.lap() == 2.0  # nothing new was timed
+    watch.add(10, 5.0, waited)
+    assert watch.lap() == (2.0, percent)
 
 
 def test_steps_in_a_time_follow_the_mean_of_all_timed_steps():
@@ -124,7 +132,7 @@ def test_a_stopwatch_goes_on_after_a_restart_and_warms_up_again():
     assert again.lap() is None
     assert again.steps_in(2.0) == 4
     again.add(10, 1.0)
-    assert again.lap() == 10.0
+    assert again.lap().steps_per_sec == 10.0
 
 
 def test_a_call_that_was_stopped_before_a_step_is_no_speed():

@@ -232,6 +232,38 @@ def test_request_stop_ends_after_the_step_in_hand():
     assert towers.progress() == (0, "idle")
 
 
+def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
+    """By a clock that stands still but for 3 s in a draw and 1 s in a tower's loss."""
+    now = np.float64([0.0])
+
+    def clock(secs=0.0):
+        def operation():
+            now[0] += secs
+            return now[0]
+
+        return tf.ensure_shape(tf.numpy_function(operation, [], tf.float64), [])
+
+    def passing(secs, tensor):
+        with tf.control_dependencies([clock(secs)]):
+            return tf.identity(tensor)
+
+    network, batches = networks.plain_network(), networks.random_batches(4, 8)
+    towers = create_towers(network, Recipe(), batches, 2)
+    stream, loss_fn = towers._stream, towers._loss_fn
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # drawn when wanted
+    towers._stream = lambda first_step: (
+        stream(first_step)
+        .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
+        .with_options(options)
+    )
+    towers._loss_fn = lambda logits, labels: loss_fn(logits, passing(1.0, labels))
+    monkeypatch.setattr(tf, "timestamp", clock)
+    assert towers.train(3)["input_wait_secs"] == 9.0
+    assert now == [15.0]
+    assert towers.train(1)["input_wait_secs"] == 3.0
+
+
 @both
 @pytest.mark.parametrize("num_towers", [1, 3, 8])
 def test_evaluation_counts_every_weighted_image_once(cls, num_towers):

@@ -40,10 +40,10 @@ def test_durations_are_words(secs, words):
 
 def test_the_log_line_says_where_the_run_stands():
     record = {"step": 400, "epoch": 1.024, "loss": 1.23456, "learning_rate": 0.05}
-    line = log_line(record | {"images_per_sec": 12345.6}, 1600, 100.0)
-    assert line == (
+    timed = {"images_per_sec": 12345.6, "input_wait_percent": 3.14159}
+    assert log_line(record | timed, 1600, 100.0) == (
         "step 400/1600 (25.0%)  epoch 1.02  loss 1.2346  learning rate 0.05  "
-        "12,346 images/s  12 s left"
+        "12,346 images/s  input wait 3.1%  12 s left"
     )
 
 

@@ -31,6 +31,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from towers import checkpoints, data, run, watchdog
 from towers.config import Config
+from towers.data import batches
 from towers.data.augment import AUGMENTS
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource
@@ -169,7 +170,7 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
         assert told in out
     log_line = (
         r"^step 6/8 \(75\.0%\)  epoch 1\.80  loss \d\.\d{4}  learning rate 0\.1  "
-        r"[\d,]+ images/s  \d+ s left$"
+        r"[\d,]+ images/s  input wait \d+\.\d%  \d+ s left$"
     )
     assert re.search(log_line, out, re.MULTILINE)
 
@@ -213,7 +214,8 @@ def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     for tag in ("loss", "total_loss", "learning_rate", "accuracy", "gradient_norm"):
         assert steps(tag) == [1, 2, 4, 6, 8, 10]
         assert value(tag, 6) == np.float32(logged[6][tag])
-    assert steps("images_per_sec") == [2, 4, 6, 8, 10]
+    for tag in ("images_per_sec", "input_wait_percent"):
+        assert steps(tag) == [2, 4, 6, 8, 10]
     for tower in range(3):
         of_tower = np.float32(logged[8]["tower_losses"][tower])
         assert value(f"tower_losses/tower_{tower}", 8) == of_tower
@@ -229,6 +231,38 @@ def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     width, height, png = value("next_batch", 4)
     assert (int(width), int(height)) == (4 * 8, 3 * 8)  # ten images side by side
     assert tf.io.decode_png(png).shape == (3 * 8, 4 * 8, 3)
+
+
+@pytest.mark.parametrize(
+    "strategy,place,num_steps,least,most",
+    [
+        ("towers", "computing", 10, 0, 30),
+        ("towers", "waiting", 20, 30, 100),
+        ("async_towers", "waiting", 20, 30, 100),
+    ],
+)
+def test_a_run_tells_how_long_it_waited_for_batches(
+    tmp_path, monkeypatch, capfd, strategy, place, num_steps, least, most
+):
+    lock = threading.Lock()
+
+    def halt():
+        with lock:  # one disk, that serves one at a time
+            time.sleep(1.0 / num_steps)
+
+    halt_at(monkeypatch, place, halt)
+    # So that not all batches are read ahead while the first step is logged.
+    monkeypatch.setattr(batches, "NUM_THREADS", 1)
+    config = small_config(
+        strategy=strategy, num_epochs=num_steps / 5, log_every_steps=num_steps
+    )
+    train(config, tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    first, last = map(json.loads, lines)
+    assert "input_wait_percent" not in first  # a step that is traced is not timed
+    assert least <= last["input_wait_percent"] <= most
+    told = f"images/s  input wait {last['input_wait_percent']:.1f}%  0 s left\n"
+    assert told in capfd.readouterr().out
 
 
 def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):

@@ -6,6 +6,7 @@ was not.
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,13 @@ def _next(step, every):
     return (step // every + 1) * every if every else math.inf
 
 
+class Lap(NamedTuple):
+    """Steps per second, and in how much of their time they waited for batches."""
+
+    steps_per_sec: float
+    input_wait_percent: float
+
+
 @dataclasses.dataclass
 class Stopwatch:
     """Time spent in training steps.
@@ -77,25 +85,29 @@ class Stopwatch:
 
     def __post_init__(self):
         self._is_warm = False
-        self._lap_steps, self._lap_secs = 0, 0.0
-        self._steps_per_sec: float | None = None
+        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
+        self._lap: Lap | None = None
 
-    def add(self, num_steps: int, secs: float) -> None:
-        """Counts a call of `num_steps` steps that took `secs`."""
+    def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
+        """Counts a call of `num_steps` steps that took `secs`, those of waiting for
+        batches included."""
         self.train_secs += secs
         if self._is_warm and num_steps:
             self.timed_steps += num_steps
             self.timed_secs += secs
             self._lap_steps += num_steps
             self._lap_secs += secs
+            self._lap_wait_secs += input_wait_secs
         self._is_warm = True
 
-    def lap(self) -> float | None:
-        """Steps per second since the last lap; None while nothing was timed."""
+    def lap(self) -> Lap | None:
+        """What was timed since the last lap; None while nothing was."""
         if self._lap_secs:
-            self._steps_per_sec = self._lap_steps / self._lap_secs
-            self._lap_steps, self._lap_secs = 0, 0.0
-        return self._steps_per_sec
+            # The wait is told by another clock, which may be set meanwhile.
+            waited = min(max(self._lap_wait_secs / self._lap_secs, 0.0), 1.0)
+            self._lap = Lap(self._lap_steps / self._lap_secs, 100 * waited)
+            self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
+        return self._lap
 
     def steps_in(self, secs: float) -> int:
         """How many steps fill so much time; at least 1, and 1 until that is known."""

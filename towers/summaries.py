@@ -39,8 +39,8 @@ def log_line(
     """The line of a step.
 
     Args:
-        record: "step", "epoch", "loss", "learning_rate", and "images_per_sec" once it
-            is known.
+        record: "step", "epoch", "loss", "learning_rate", and once they are known
+            "images_per_sec" and "input_wait_percent".
         last_step: where the run ends.
         steps_per_sec: for the time left; None until it is known.
     """
@@ -48,7 +48,10 @@ def log_line(
     speed = "first step traced"
     if steps_per_sec:
         left = duration((last_step - step) / steps_per_sec)
-        speed = f"{record['images_per_sec']:,.0f} images/s  {left} left"
+        speed = (
+            f"{record['images_per_sec']:,.0f} images/s  "
+            f"input wait {record['input_wait_percent']:.1f}%  {left} left"
+        )
     return (
         f"step {step}/{last_step} ({step / last_step:.1%})  "
         f"epoch {record['epoch']:.2f}  loss {record['loss']:.4f}  "

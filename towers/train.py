@@ -152,23 +152,25 @@ def train_loop(run: Run) -> None:
             break
         step = metrics.pop("step")
         staleness.extend(metrics.pop("staleness", ()))
-        stopwatch.add(step - run.step, time.monotonic() - started)
+        waited = metrics.pop("input_wait_secs")
+        stopwatch.add(step - run.step, time.monotonic() - started, waited)
         run.step = step
         record = {"step": step, "epoch": step * config.images_per_step / num_examples}
         run.unfinished = record
 
         # Write.
         if rhythm.logs(step):
-            steps_per_sec = stopwatch.lap()
-            if steps_per_sec:
-                metrics["images_per_sec"] = steps_per_sec * config.images_per_step
+            lap = stopwatch.lap()
+            if lap:
+                metrics["images_per_sec"] = lap.steps_per_sec * config.images_per_step
+                metrics["input_wait_percent"] = lap.input_wait_percent
             if staleness:
                 metrics["staleness_mean"] = np.mean(staleness)
                 metrics["staleness_max"] = np.max(staleness)
                 board.histograms(step, {"updates": staleness}, "staleness")
                 staleness.clear()
             record |= metrics
-            say(log_line(record, run.last_step, steps_per_sec))
+            say(log_line(record, run.last_step, lap and lap.steps_per_sec))
             board.scalars(step, metrics)
         if rhythm.summarizes(step):
             board.histograms(step, _params(strategy.state()), "params")

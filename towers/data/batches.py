@@ -7,6 +7,7 @@ towers there are.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,6 +19,10 @@ from towers.data.mixing import Mix
 from towers.data.sources import Source, Subset
 
 Batch = dict[str, tf.Tensor]
+
+# Of a stream, for itself. On few cores TensorFlow's own threads are so few that calls
+# which wait, as for a disk, would keep the other stages and the step waiting too.
+NUM_THREADS = max(8, os.cpu_count())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +83,7 @@ class TrainBatches:
             num_parallel_calls=tf.data.AUTOTUNE,
         )
         batches = batches.map(self._process, num_parallel_calls=tf.data.AUTOTUNE)
-        return batches.prefetch(2)
+        return _read_ahead(batches)
 
     def _index_stream(self, first_step):
         """`indices` for every step, at the cost of one shuffle an epoch."""
@@ -112,6 +117,12 @@ class TrainBatches:
         return batch
 
 
+def _read_ahead(batches):
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = NUM_THREADS
+    return batches.prefetch(2).with_options(options)
+
+
 def evaluation_stream(
     source: Source, augment: Augment, batch_size: int
 ) -> tf.data.Dataset:
@@ -139,7 +150,7 @@ def evaluation_stream(
     batches = tf.data.Dataset.range(0, length, batch_size)
     batches = batches.map(read, num_parallel_calls=tf.data.AUTOTUNE)
     batches = batches.map(process, num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.prefetch(2)
+    return _read_ahead(batches)
 
 
 def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:

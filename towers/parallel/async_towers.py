@@ -262,6 +262,7 @@ class AsyncTowers(TowerStrategy):
             "learning_rate": rate.numpy(),
             "gradient_norm": np.mean(values["gradient_norm"]),
             "staleness": np.array(self._coordinator.staleness),
+            "input_wait_secs": np.mean(self._coordinator.input_wait_secs),
         }
 
     def gradients(self) -> dict[str, tf.Tensor]:

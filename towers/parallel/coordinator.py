@@ -8,6 +8,7 @@ import collections
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,10 +33,13 @@ class Coordinator:
         max_staleness: towers wait so that no update is staler; 0 does not bound it.
         record: is given each ("fetch" or "apply", tower, number of that tower's update
             counted from 0) in the order in which they take place.
+        clock: seconds, as `time.monotonic`.
 
     Attributes:
         lock: between two updates for whoever holds it.
         staleness: of the updates of the last `run`, in the order of their applies.
+        input_wait_secs: per tower, how long it waited in the last `run` for batches
+            that were being drawn; not for slower towers, which put the drawing off.
     """
 
     def __init__(
@@ -45,11 +49,15 @@ class Coordinator:
         *,
         max_staleness: int = 0,
         record: list[tuple[str, int, int]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.lock = threading.Condition()
         self.staleness: list[int] = []
+        self.input_wait_secs = [0.0] * num_towers
+        self._clock = clock
         self._max_staleness = max_staleness
         self._record = record
+        # Per tower (share, when its batch was begun and drawn).
         self._shares = [collections.deque() for _ in range(num_towers)]
         # Per tower its updates, from step 0 on.
         self._begun = [steps] * num_towers
@@ -84,6 +92,7 @@ class Coordinator:
         """
         self._target = self._applied[0] + num_steps
         self.staleness = []
+        self.input_wait_secs = [0.0] * len(self._applied)
         calls = {"batches": functools.partial(self._draw_ahead, draw)}
         for tower in range(len(self._applied)):
             calls[f"tower_{tower}"] = functools.partial(work, tower)
@@ -146,14 +155,17 @@ class Coordinator:
                 )
                 if drawn() >= self._last_step():
                     return
+            begun = self._clock()
             shares = draw()
+            drawn_at = self._clock()
             with self.lock:
                 for queue, share in zip(self._shares, shares, strict=True):
-                    queue.append(share)
+                    queue.append((share, begun, drawn_at))
                 self.lock.notify_all()
 
     def take_share(self, tower: int) -> Any | None:
         """A tower's share of its next batch, waited for; None once it is to end."""
+        wanted = self._clock()
         with self.lock:
             self.lock.wait_for(
                 lambda: self._shares[tower] or self._begun[tower] >= self._last_step()
@@ -162,7 +174,9 @@ class Coordinator:
                 return None
             self._begun[tower] += 1
             self.lock.notify_all()
-            return self._shares[tower].popleft()
+            share, begun, drawn_at = self._shares[tower].popleft()
+        self.input_wait_secs[tower] += max(0.0, drawn_at - max(wanted, begun))
+        return share
 
     def num_begun(self, tower: int) -> int:
         """The updates of a tower, counted from step 0, the one under way included."""

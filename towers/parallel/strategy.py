@@ -37,7 +37,9 @@ class Strategy(abc.ABC):
             images of the batch and "total_loss" with weight decay; "tower_losses" the
             loss of each tower; "accuracy" the share of the batch's images that were
             right; "learning_rate"; "gradient_norm" of the mean gradient before
-            clipping.
+            clipping. "input_wait_secs" alone is that of all steps of this call: how
+            long they waited for their batches, in seconds; of asynchronous towers the
+            mean over the towers.
 
         Raises:
             NumericError: a tower's loss or gradients are not finite. The parameters are

@@ -124,26 +124,32 @@ class Synchronous(TowerStrategy):
     # Many steps in one compiled call.
 
     def _loop(self, batches, num_steps):
-        def wanted(done, taken, metrics):
+        def wanted(done, taken, wait_secs, metrics):
             return (done < num_steps) & taken & ~self._stop.read_value()
 
-        def body(done, taken, metrics):
+        def body(done, taken, wait_secs, metrics):
             with tf.device(HOST):
                 # The phase changes only once the step before is finished.
                 with tf.control_dependencies([done, taken]):
                     waiting = self._phase.assign(WAITING, read_value=False)
                 with tf.control_dependencies([waiting]):
+                    since = tf.timestamp()
+                with tf.control_dependencies([since]):
                     batch = next(batches)
                 with tf.control_dependencies(list(batch.values())):
+                    wait_secs += tf.timestamp() - since
+                with tf.control_dependencies([wait_secs]):
                     computing = self._phase.assign(COMPUTING, read_value=False)
                 with tf.control_dependencies([computing]):
                     batch = {name: tf.identity(x) for name, x in batch.items()}
-            return done + 1, *self._train_step(batch)
+            taken, metrics = self._train_step(batch)
+            return done + 1, taken, wait_secs, metrics
 
+        no_secs = tf.zeros([], tf.float64)
         return tf.while_loop(
             wanted,
             body,
-            (tf.constant(0), tf.constant(True), self._zero_metrics()),
+            (tf.constant(0), tf.constant(True), no_secs, self._zero_metrics()),
             parallel_iterations=1,
         )
 
@@ -219,7 +225,9 @@ class Synchronous(TowerStrategy):
     def train(self, num_steps: int) -> dict:
         if self._batches is None:
             self._batches = iter(self._stream(int(self._step)))
-        done, taken, metrics = self._train_loop(self._batches, tf.constant(num_steps))
+        done, taken, wait_secs, metrics = self._train_loop(
+            self._batches, tf.constant(num_steps)
+        )
         self._traced = True
         self._phase.assign(IDLE)
         if int(done) == 0:
@@ -230,7 +238,7 @@ class Synchronous(TowerStrategy):
             # The batch and the parameters are still there to be asked which tower.
             finite, _ = self._look_at_next_step()
             check_finite(step + 1, finite.numpy(), metrics["tower_losses"])
-        return {"step": step, **metrics}
+        return {"step": step, **metrics, "input_wait_secs": float(wait_secs)}
 
     def trace(self) -> None:
         """Traces the step without taking one; the first `train` then need not."""
