@@ -65,6 +65,7 @@ OTHER = {
     "all_reduce_pack_mb": (0.0, 4.0),
     "all_reduce_dtype": ("bfloat16", "float32"),
     "batch_size": (64, 32),
+    "init_from": ("runs/a", "runs/b"),
     "accumulate_steps": (2, 3),
     "deterministic": (True, False),
     "num_epochs": (3.0, 4.0),

@@ -92,7 +92,6 @@ GROUPED = {
     "__init__.py": "test_config_flags",  # how a command starts
     "config_checks.py": "test_config",  # what a Config refuses
     "banner.py": "test_train",  # what a run says and saves is seen in a run
-    "run.py": "test_train",
     "data/__init__.py": "test_structure",  # a table
     "models/__init__.py": "test_models",
     # Rows in a table of networks, and what only networks are made of.

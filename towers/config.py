@@ -314,6 +314,12 @@ class Config:
         False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs).", free=True
     )
 
+    init_from: str = _option(
+        "",
+        "Run folder whose parameters a new run starts from at step 0, where names and "
+        "shapes match; empty for drawn ones.",
+    )
+
     # Length and rhythm.
     num_epochs: float = _option(
         60.0, "Length of the run, in passes over the training images.", above=0

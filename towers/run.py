@@ -8,7 +8,7 @@ import numpy as np
 from towers import build, checkpoints, config_checks
 from towers import config as configuration
 from towers.config import Config
-from towers.errors import ConfigError
+from towers.errors import CheckpointError, ConfigError
 from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
 from towers.rhythm import Stopwatch
 from towers.run_folder import RunFolder
@@ -69,9 +69,12 @@ def save(run: Run) -> None:
 
 
 def restore(run: Run) -> None:
-    """Continues from the newest valid checkpoint, if there is any."""
+    """Continues from the newest valid checkpoint; where there is none, starts from the
+    parameters of another run if `init_from` names one."""
     checkpoint = checkpoints.restore_latest(run.folder.checkpoints, say)
     if checkpoint is None:
+        if run.config.init_from:
+            _start_from(run)
         return
     checkpoints.check_architecture(
         checkpoints.architecture(run.strategy.state()),
@@ -85,6 +88,47 @@ def restore(run: Run) -> None:
         **{field.name: stored[field.name] for field in dataclasses.fields(Stopwatch)}
     )
     say(f"restored step {run.step} from {checkpoint.path}")
+
+
+def _start_from(run):
+    """Takes another run's parameters and model state where name and shape match.
+
+    Moving averages start at the parameters, slots and the step at zero, as always.
+    """
+    folder = RunFolder(run.config.init_from)
+    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"init_from={run.config.init_from}: {folder.checkpoints} holds no "
+            "checkpoint"
+        )
+    state, taken, rest = run.strategy.state(), set(), []
+    for name, value in state.items():
+        kind, _, variable = name.partition("/")
+        if kind not in ("params", "state", "averages"):
+            continue
+        source = f"params/{variable}" if kind == "averages" else name
+        found = checkpoint.tensors.get(source)
+        if found is not None and found.shape == value.shape:
+            state[name] = found
+            taken.add(source)
+        elif source == name:
+            there = "is not there" if found is None else f"is {list(found.shape)} there"
+            rest.append(f"{name} {list(value.shape)} {there}")
+    if not taken:
+        raise CheckpointError(
+            f"init_from={run.config.init_from}: nothing in {checkpoint.path} fits; "
+            f"{rest[0]}"
+        )
+    rest += [
+        f"{name} is only there"
+        for name in checkpoint.tensors
+        if name.split("/")[0] in ("params", "state") and name not in state
+    ]
+    run.strategy.load(state)
+    say(f"starting from {len(taken)} variables of {checkpoint.path}")
+    for line in rest:
+        say(f"not taken: {line}")
 
 
 def check_stored_config(

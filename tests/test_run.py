@@ -1,0 +1,102 @@
+"""A run that starts from another one's parameters."""
+
+import keras
+import numpy as np
+import pytest
+import small_runs
+from keras import layers
+from small_runs import small_config
+
+from towers import checkpoints
+from towers.errors import CheckpointError, ConfigError
+from towers.train import train
+
+# So small a rate leaves every float32 parameter where it was.
+STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}
+
+
+def network_of_other_names(*, image_shape, num_classes, width, regularizer):
+    images = keras.Input(image_shape, name="images")
+    x = layers.Flatten(name="flatten")(images)
+    return keras.Model(images, layers.Dense(num_classes, name="last")(x))
+
+
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory):
+    """Convolution with a bias, dense layer; three steps."""
+    workdir = tmp_path_factory.mktemp("other")
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch, small_runs.dropout_network)
+        state = train(small_config(max_steps=3), workdir)
+    return workdir, state
+
+
+def test_a_new_run_starts_from_another_ones_parameters(
+    tmp_path, other_run, monkeypatch
+):
+    workdir, theirs = other_run
+    small_runs.use(monkeypatch, small_runs.dropout_network)
+    state = train(small_config(**STILL, seed=5, init_from=str(workdir)), tmp_path)
+    assert state["step"] == 1
+    for name, value in theirs.items():
+        kind, _, variable = name.partition("/")
+        if kind == "params":
+            np.testing.assert_array_equal(state[name], value, err_msg=name)
+            average = state[f"averages/{variable}"]
+            np.testing.assert_allclose(average, value, rtol=1e-6, err_msg=name)
+        if kind == "slots":
+            assert not np.array_equal(state[name], value), name
+
+
+def test_what_does_not_fit_is_drawn_and_listed(tmp_path, other_run, monkeypatch, capfd):
+    """The other network has batch normalisation in the place of a bias."""
+    workdir, theirs = other_run
+    small_runs.use(monkeypatch, small_runs.full_network)
+    train(small_config(**STILL), tmp_path / "drawn")
+    capfd.readouterr()
+    state = train(small_config(**STILL, init_from=str(workdir)), tmp_path / "taken")
+    drawn = checkpoints.restore_latest(tmp_path / "drawn" / "checkpoints").tensors
+
+    for name in ("params/conv1/kernel", "params/logits/kernel", "params/logits/bias"):
+        np.testing.assert_array_equal(state[name], theirs[name])
+    np.testing.assert_array_equal(state["params/norm1/gamma"], np.ones(4))
+    assert not np.array_equal(
+        drawn["params/conv1/kernel"], theirs["params/conv1/kernel"]
+    )
+    out = capfd.readouterr().out
+    assert f"starting from 3 variables of {workdir}" in out
+    not_taken = [line for line in out.splitlines() if line.startswith("not taken: ")]
+    assert not_taken == [
+        "not taken: params/norm1/gamma [4] is not there",
+        "not taken: params/norm1/beta [4] is not there",
+        "not taken: state/norm1/moving_mean [4] is not there",
+        "not taken: state/norm1/moving_variance [4] is not there",
+        "not taken: params/conv1/bias is only there",
+    ]
+
+
+def test_a_run_that_was_begun_continues_and_does_not_start_again(
+    tmp_path, other_run, monkeypatch, capfd
+):
+    workdir, _ = other_run
+    small_runs.use(monkeypatch, small_runs.dropout_network)
+    train(small_config(max_steps=1, init_from=str(workdir)), tmp_path)
+    capfd.readouterr()
+    train(small_config(max_steps=2, init_from=str(workdir)), tmp_path)
+    out = capfd.readouterr().out
+    assert "restored step 1" in out and "starting from" not in out
+    with pytest.raises(ConfigError, match="init_from was .* and is ''"):
+        train(small_config(max_steps=3), tmp_path)
+
+
+def test_a_folder_without_a_checkpoint_or_with_nothing_that_fits_is_refused(
+    tmp_path, other_run, monkeypatch
+):
+    workdir, _ = other_run
+    small_runs.use(monkeypatch, network_of_other_names)
+    with pytest.raises(CheckpointError, match=r"^init_from=nowhere: .* no checkpoint"):
+        train(small_config(init_from="nowhere"), tmp_path / "a")
+    with pytest.raises(
+        CheckpointError, match=r"nothing in .* fits; params/last/kernel"
+    ):
+        train(small_config(init_from=str(workdir)), tmp_path / "b")
