@@ -54,6 +54,18 @@ def is_channelwise(layer: keras.Operation) -> bool:
     return isinstance(layer, CHANNELWISE)
 
 
+def needs_all_inputs(layer: keras.Operation) -> bool:
+    """Whether a split layer reads every channel of its input on every shard."""
+    return getattr(layer, "groups", 1) == 1
+
+
+def reads_neighbours(layer: keras.Operation) -> bool:
+    """Whether a shard's output needs some channels of other shards' inputs."""
+    if isinstance(layer, LocalResponseNormalization):
+        return layer.groups == 1
+    return isinstance(layer, PadChannels)
+
+
 class Shards:
     """The layers of each shard of a network, and the shapes of its variables.
 
@@ -88,16 +100,6 @@ class Shards:
         sizes = shares(tensor.shape[-1], self.num_shards)
         first = sum(sizes[:shard])
         return tensor[..., first : first + sizes[shard]]
-
-    def needs_all_inputs(self, layer: keras.Operation) -> bool:
-        """Whether a split layer reads every channel of its input on every shard."""
-        return getattr(layer, "groups", 1) == 1
-
-    def reads_neighbours(self, layer: keras.Operation) -> bool:
-        """Whether a shard's output needs some channels of other shards' inputs."""
-        if isinstance(layer, LocalResponseNormalization):
-            return layer.groups == 1
-        return isinstance(layer, PadChannels)
 
     def _split(self, layer):
         kind = next((k for k in SPLIT if type(layer) is k), None)

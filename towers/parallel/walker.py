@@ -206,7 +206,7 @@ class _Walk:
     def _visit(self, layer, *args, **kwargs):
         spreads = [x for x in tree.flatten((args, kwargs)) if isinstance(x, Spread)]
         if type(layer) in split.SPLIT:
-            if self._shards.needs_all_inputs(layer):
+            if split.needs_all_inputs(layer):
                 spreads = [self._whole(spreads[0])]
             else:
                 spreads = [self._sliced(spreads[0])]
@@ -214,7 +214,7 @@ class _Walk:
         elif isinstance(layer, layers.Flatten):
             # Slices of channels are not neighbours once flattened.
             spreads, whole = [self._whole(spreads[0])], True
-        elif self._shards.reads_neighbours(layer) and not spreads[0].whole:
+        elif split.reads_neighbours(layer) and not spreads[0].whole:
             function = _ON_SLICES[type(layer)]
             values = [function(self._tape, layer, x) for x in spreads[0].values]
             return Spread(values, whole=False)
