@@ -58,14 +58,10 @@ def curve(schedule, left: int, bottom: int) -> list[tuple[int, int]]:
     before it and with it, so that steps are upright."""
     images = [half * NUM_EXAMPLES // 2 for half in range(int(2 * NUM_EPOCHS) + 1)]
     seen = [0, *(n for first in images[1:] for n in (first - 1, first))]
-
-    @tf.function
-    def rates_at(images_seen):
-        return tf.map_fn(schedule, images_seen, fn_output_signature=tf.float64)
-
-    rates = rates_at(tf.constant(seen, tf.int64))
     points = []
-    for count, rate in zip(seen, rates.numpy(), strict=True):
+    for count, rate in zip(
+        seen, schedule(tf.constant(seen, tf.int64)).numpy(), strict=True
+    ):
         x = left + PLOT_WIDTH * count / (NUM_EPOCHS * NUM_EXAMPLES)
         y = bottom - PLOT_HEIGHT * rate / LEARNING_RATE
         points.append((round(10 * x), round(10 * y)))

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-# A schedule takes the images seen, an int64 scalar, and gives the rate, float64.
+# A schedule takes the images seen, an int64 scalar, and gives the rate, float64; of a
+# tensor of them it gives the rates.
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 # Where `one_cycle` begins, as a part of its highest rate; fastai and PyTorch divide by
@@ -19,7 +20,9 @@ CYCLE_START = 0.04
 
 
 def constant(learning_rate: float, **_) -> Schedule:
-    return lambda images_seen: tf.constant(learning_rate, tf.float64)
+    return lambda images_seen: tf.fill(
+        tf.shape(images_seen), tf.constant(learning_rate, tf.float64)
+    )
 
 
 def exponential(
@@ -74,9 +77,9 @@ def piecewise(
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
     def rate(images_seen):
-        seen = tf.cast(images_seen, tf.float64)
+        seen = tf.cast(images_seen, tf.float64)[..., None]
         passed = seen >= tf.constant(boundaries, tf.float64)
-        piece = tf.reduce_sum(tf.cast(passed, tf.int32))
+        piece = tf.reduce_sum(tf.cast(passed, tf.int32), axis=-1)
         return learning_rate * tf.gather(tf.constant(factors, tf.float64), piece)
 
     return rate
