@@ -44,10 +44,15 @@ FLOORS = {
 # Within a sub-package, from the ground up; those of one line do not import each other.
 ROOMS = {
     "data": [
-        {"randomness", "sources"},
-        {"augment", "embedded", "synthetic", "tfds"},
-        {"batches", "cifar10"},
+        {"idx", "indexed", "randomness", "records", "sources"},
+        {"augment", "embedded", "encoded", "synthetic", "tfds"},
+        {"batches", "download", "image_folder", "tfds_source"},
+        {"official"},
+        {"cifar", "mnist"},
+        {"cifar10", "cifar100"},
         {"__init__"},
+        {"check"},
+        {"__main__"},
     ],
     "models": [{"layers"}, {"cnn"}, {"__init__"}],
     "parallel": [
@@ -85,6 +90,13 @@ GROUPED = {
     "banner.py": "test_train",  # what a run says and saves is seen in a run
     "run.py": "test_train",
     "data/__init__.py": "test_structure",  # a table
+    "data/__main__.py": "test_check",  # the command that checks
+    # What the data sets of one layout, or of all, share is seen in each of them.
+    "data/cifar.py": "test_cifar10",
+    "data/idx.py": "test_mnist",
+    "data/indexed.py": "test_tfds_source",
+    "data/official.py": "test_cifar10",
+    "data/records.py": "test_cifar10",
     "models/__init__.py": "test_models",
     "models/cnn.py": "test_models",  # a row in a table of networks
     "parallel/__init__.py": "test_structure",  # a table

@@ -17,7 +17,17 @@ from towers.errors import ConfigError
 
 # The names a user may choose from. The tables they stand for live on higher floors,
 # which import TensorFlow; tests hold the two against each other.
-DATASETS = ("cifar10", "embedded", "synthetic")
+DATASETS = (
+    "cifar10",
+    "cifar100",
+    "mnist",
+    "fashion_mnist",
+    "image_folder",
+    "embedded",
+    "synthetic",
+)
+# Beside those, any data set that tensorflow-datasets has prepared: tfds:NAME.
+TFDS = "tfds:"
 AUGMENTS = ("none", "tutorial", "pad_crop_flip")
 MODELS = ("cnn",)
 OPTIMIZERS = ("sgd", "nesterov")
@@ -36,16 +46,19 @@ def _option(
     help: str,
     *,
     choices: tuple[str, ...] | None = None,
+    or_prefix: str = "",
     at_least: float | None = None,
     above: float | None = None,
     below: float | None = None,
     free: bool = False,
 ) -> Any:
     """A field: its default, help with unit, bounds, and whether a resumed run may
-    change it freely because it does not touch the mathematics."""
+    change it freely because it does not touch the mathematics. Beside the choices it
+    takes any name after the prefix."""
     metadata = {
         "help": help,
         "choices": choices,
+        "or_prefix": or_prefix,
         "at_least": at_least,
         "above": above,
         "below": below,
@@ -64,11 +77,30 @@ class Config:
     """
 
     # Data.
-    dataset: str = _option("cifar10", "Data set.", choices=DATASETS)
+    dataset: str = _option(
+        "cifar10",
+        f"Data set: {', '.join(DATASETS)}, or {TFDS}NAME for any that "
+        "tensorflow-datasets has prepared.",
+        choices=DATASETS,
+        or_prefix=TFDS,
+    )
     data_dir: str = _option(
         "",
         "Folder that holds the data set; empty looks in data/ and in the default "
         "folder of tensorflow-datasets.",
+        free=True,
+    )
+    image_size: int = _option(
+        0,
+        "Pixels of height and width to which the images of image_folder and tfds:NAME "
+        "are resized and cropped; 0 takes them as they are, which must be alike.",
+        at_least=0,
+    )
+    image_cache_mb: float = _option(
+        2000.0,
+        "Megabytes of decoded images of image_folder and tfds:NAME that are kept in "
+        "memory; 0 decodes them in every epoch.",
+        at_least=0,
         free=True,
     )
     validation_fraction: float = _option(
@@ -301,11 +333,13 @@ def _checked(field: dataclasses.Field, value: Any) -> Any:
         )
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{field.name}={value}: must be finite")
-    choices = bounds["choices"]
-    if choices and value not in choices:
+    choices, prefix = bounds["choices"], bounds["or_prefix"]
+    is_prefixed = prefix and value.startswith(prefix) and value != prefix
+    if choices and value not in choices and not is_prefixed:
         raise ConfigError(
             f"{field.name}={value!r}: {nearest(value, choices)}must be one of "
             + ", ".join(choices)
+            + (f" or {prefix}NAME" if prefix else "")
         )
     for name, wrong in (
         ("at_least", lambda bound: value < bound),
@@ -382,6 +416,8 @@ def ignored_options(config: Config) -> list[str]:
         ignore(f"strategy={config.strategy}", *names)
     if config.dataset in ("embedded", "synthetic"):
         ignore(f"dataset={config.dataset}", "data_dir")
+    if config.dataset != "image_folder" and not config.dataset.startswith(TFDS):
+        ignore(f"dataset={config.dataset}", "image_size", "image_cache_mb")
     return lines
 
 
