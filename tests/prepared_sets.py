@@ -33,12 +33,13 @@ def random_examples(num_examples, seed):
     ]
 
 
-def store(data_dir, train, test=None, name="shapes", spec=None, **options):
+def store(data_dir, train, test=None, name="shapes", spec=None, others=None, **options):
     """A folder that TFDS itself writes, in its own shuffled order."""
     import tensorflow_datasets
 
     spec = spec or features()
-    splits = {"train": train} if test is None else {"train": train, "test": test}
+    splits = {"train": train, "test": test, **(others or {})}
+    splits = {split: x for split, x in splits.items() if x is not None}
     builder = tensorflow_datasets.dataset_builders.store_as_tfds_dataset(
         name=name,
         version="1.2.3",

@@ -49,7 +49,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
     flags = parser.parse_args(arguments)
     name = flags.dataset
-    if name not in data.DATASETS and not name.removeprefix(data.TFDS) != name:
+    is_prepared = name.startswith(data.TFDS) and name != data.TFDS
+    if name not in data.DATASETS and not is_prepared:
         near = difflib.get_close_matches(name, data.DATASETS, n=1)
         raise ConfigError(
             f"--dataset={name}: {f'did you mean {near[0]!r}? ' if near else ''}must be "

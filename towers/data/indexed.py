@@ -32,7 +32,7 @@ class IndexedFile:
     def __init__(self, path: str):
         self._path = path + ".bin"
         try:
-            with np.load(path + ".npz") as index:
+            with open(path + ".npz", "rb") as file, np.load(file) as index:
                 self._offsets, self._labels = index["offsets"], index["labels"]
                 self.origin = str(index["origin"])
             self._file = os.open(self._path, os.O_RDONLY)

@@ -201,11 +201,9 @@ def _open_split(folder, builder, split, keys, num_classes):
 
     info = builder.info
     place = f"{folder}: split '{split}'"
-    decoders = tfds.decode.PartialDecoding(
-        dict.fromkeys(keys, True), decoders={keys[0]: tfds.decode.SkipDecoding()}
-    )
+    as_stored = {keys[0]: tfds.decode.SkipDecoding()}
     if info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
-        examples = builder.as_data_source(split, decoders=decoders)
+        examples = builder.as_data_source(split, decoders=as_stored)
 
         def read(index):
             try:
@@ -220,7 +218,9 @@ def _open_split(folder, builder, split, keys, num_classes):
         stored = builder.as_dataset(
             split=split,
             shuffle_files=False,
-            decoders=decoders,
+            decoders=tfds.decode.PartialDecoding(
+                dict.fromkeys(keys, True), decoders=as_stored
+            ),
             read_config=tfds.ReadConfig(try_autocache=False),
         )
         for example in stored.prefetch(100).as_numpy_iterator():
@@ -230,7 +230,7 @@ def _open_split(folder, builder, split, keys, num_classes):
         os.path.join(folder, f"towers-{split}"),
         f"{info.full_name} {split}: {keys[0]}, {keys[1]}",
         info.splits[split].num_examples,
-        info.splits[split].num_bytes,
+        int(info.splits[split].num_bytes),
         examples,
     )
     return Prepared(copy.read, len(copy), place, num_classes)
