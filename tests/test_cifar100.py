@@ -127,6 +127,25 @@ def test_archive_is_read_in_place(folder, tmp_path, monkeypatch):
     assert_holds(cifar100.load(str(path.parent)))
 
 
+def test_prepared_folder_gives_what_the_files_give(folder, tmp_path, monkeypatch):
+    """Written by the real builder from the small files."""
+    import tensorflow_datasets
+
+    names = "\n".join(cifar100.FINE_LABEL_NAMES) + "\n"
+    (folder / "fine_label_names.txt").write_text(names)
+    (folder / "coarse_label_names.txt").write_text("\n".join(map(str, range(20))))
+    monkeypatch.setattr(
+        tensorflow_datasets.download.DownloadManager,
+        "download_and_extract",
+        lambda self, url: str(tmp_path),
+    )
+    home = tmp_path / "tfds"
+    tensorflow_datasets.builder("cifar100", data_dir=home).download_and_prepare()
+    data_set = cifar100.load(str(home))
+    assert_holds(data_set)
+    assert data_set.found.startswith("tensorflow-datasets cifar100/")
+
+
 @pytest.mark.parametrize("place", ["cifar-100-python/train", "train", "test"])
 def test_row_22_pickled_layout_is_refused(tmp_path, place):
     path = tmp_path / "home" / place

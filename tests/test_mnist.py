@@ -13,6 +13,7 @@ from towers.data import mnist
 from towers.errors import DataError
 
 COUNTS = {"train": 6, "t10k": 4}
+SPLITS = ("train", "test")
 LOADERS = {"mnist": mnist.load, "fashion_mnist": mnist.load_fashion}
 
 
@@ -90,6 +91,30 @@ def test_files_are_found_packed_or_not(tmp_path, name, place, packed):
     assert_holds(data_set, examples)
     assert data_set.name == name and len(data_set.class_names) == 10
     assert "(official IDX files)" in data_set.found
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_what_tensorflow_datasets_prepared_is_found(tmp_path, name):
+    import tensorflow_datasets as tfds
+
+    rng = np.random.default_rng(0)
+    known = {"mnist": mnist.MNIST, "fashion_mnist": mnist.FASHION_MNIST}[name]
+    image = rng.integers(0, 256, (28, 28, 1)).astype(np.uint8)
+    tfds.dataset_builders.store_as_tfds_dataset(
+        name=name,
+        version="3.0.1",
+        features=tfds.features.FeaturesDict(
+            {
+                "image": tfds.features.Image(shape=(28, 28, 1)),
+                "label": tfds.features.ClassLabel(names=known.official.class_names),
+            }
+        ),
+        split_datasets=dict.fromkeys(SPLITS, [(0, {"image": image, "label": 7})]),
+        data_dir=tmp_path / "shared",
+    )
+    images, labels = LOADERS[name]("").test.read([0])
+    np.testing.assert_array_equal(images[0], image)
+    assert labels.numpy().tolist() == [7]
 
 
 def test_both_sets_can_lie_in_one_folder(tmp_path):
