@@ -5,6 +5,7 @@ TOWERS_CIFAR10_DIR naming a folder that holds `cifar-10-batches-bin`, the real p
 are looked at too.
 """
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -19,7 +20,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data import cifar10, tfds
+from towers.data import cifar10, download, tfds
+from towers.data.records import read_records
 from towers.errors import DataError
 
 FILES = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -44,10 +46,20 @@ def nothing_at_home(monkeypatch, tmp_path):
         monkeypatch.delenv(f"{name}_PROXY".upper(), raising=False)
 
 
+def replace(monkeypatch, **changes):
+    """Changes what is known of the data set."""
+    changed = dataclasses.replace(cifar10.CIFAR10, **changes)
+    monkeypatch.setattr(cifar10, "CIFAR10", changed)
+
+
 @pytest.fixture
 def small_files(monkeypatch):
     """Files of four records, so that few bytes have to be written."""
-    monkeypatch.setattr(cifar10, "RECORDS_PER_FILE", NUM_RECORDS)
+    replace(
+        monkeypatch,
+        train_files=dict.fromkeys(FILES[:5], NUM_RECORDS),
+        test_file=(FILES[5], NUM_RECORDS),
+    )
 
 
 @pytest.fixture
@@ -120,7 +132,7 @@ def message(function, *arguments):
 def test_records_are_label_then_planes(tmp_path):
     content, labels, images = random_file(0, 7)
     (tmp_path / "x.bin").write_bytes(content)
-    found_images, found_labels = cifar10.read_records(str(tmp_path / "x.bin"), 7)
+    found_images, found_labels = read_records(str(tmp_path / "x.bin"), 7, {"label": 10})
     np.testing.assert_array_equal(found_images, images)
     np.testing.assert_array_equal(found_labels, labels)
     assert found_images.dtype == np.uint8 and found_labels.dtype == np.int32
@@ -272,8 +284,8 @@ def write_archive(path, members, monkeypatch):
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     content = path.read_bytes()
-    monkeypatch.setattr(cifar10, "ARCHIVE_BYTES", len(content))
-    monkeypatch.setattr(cifar10, "ARCHIVE_SHA256", hashlib.sha256(content).hexdigest())
+    sha256 = hashlib.sha256(content).hexdigest()
+    replace(monkeypatch, archive_bytes=len(content), archive_sha256=sha256)
 
 
 @pytest.fixture
@@ -311,7 +323,7 @@ def test_row_20_archive_with_wrong_sum(tmp_path, monkeypatch, small_files, membe
     content[-1] ^= 1
     path.write_bytes(content)
     text = message(cifar10.load, str(tmp_path))
-    assert f"expected sha256 {cifar10.ARCHIVE_SHA256}" in text
+    assert f"expected sha256 {cifar10.CIFAR10.archive_sha256}" in text
     assert f"found {hashlib.sha256(content).hexdigest()}" in text
     assert str(path) in text and "delete it and fetch" in text
 
@@ -346,8 +358,8 @@ def test_archive_with_a_bad_member(
 def test_archive_that_is_none(tmp_path, monkeypatch, content):
     path = tmp_path / "cifar-10-binary.tar.gz"
     path.write_bytes(content)
-    monkeypatch.setattr(cifar10, "ARCHIVE_BYTES", len(content))
-    monkeypatch.setattr(cifar10, "ARCHIVE_SHA256", hashlib.sha256(content).hexdigest())
+    sha256 = hashlib.sha256(content).hexdigest()
+    replace(monkeypatch, archive_bytes=len(content), archive_sha256=sha256)
     assert str(path) in message(cifar10.load, str(tmp_path))
 
 
@@ -363,8 +375,11 @@ def test_sum_is_the_one_tensorflow_datasets_has():
     package = os.path.dirname(tensorflow_datasets.__file__)
     with open(os.path.join(package, "url_checksums", "cifar10.txt")) as file:
         url, size, sha256, name = file.read().split()
-    assert (cifar10.URL, cifar10.ARCHIVE) == (url, name)
-    assert (cifar10.ARCHIVE_BYTES, cifar10.ARCHIVE_SHA256) == (int(size), sha256)
+    assert (cifar10.CIFAR10.url, cifar10.CIFAR10.archive) == (url, name)
+    assert (cifar10.CIFAR10.archive_bytes, cifar10.CIFAR10.archive_sha256) == (
+        int(size),
+        sha256,
+    )
 
 
 # Through tensorflow-datasets.
@@ -435,7 +450,7 @@ def test_prepared_folder_of_something_else_is_refused(tmp_path, no_network):
 def assert_says_everything(text, data_dir, shared):
     assert "cifar-10-batches-bin" in text and "cifar-10-binary.tar.gz" in text
     assert str(data_dir) in text and str(shared) in text
-    assert cifar10.URL in text and "--data_dir" in text
+    assert cifar10.CIFAR10.url in text and "--data_dir" in text
     assert "--dataset=embedded needs no data" in text
 
 
@@ -479,8 +494,8 @@ def test_failed_download_says_how_to_get_it(tmp_path, monkeypatch):
     def fail(name, data_dir):
         raise DataError(f"no {name} for {data_dir}")
 
-    monkeypatch.setattr(tfds, "unreachable", lambda url: None)
-    monkeypatch.setattr(tfds, "download", fail)
+    monkeypatch.setattr(download, "unreachable", lambda url: None)
+    monkeypatch.setattr(download, "download", fail)
     text = message(cifar10.load, str(tmp_path / "here"))
     assert text.startswith(f"no cifar10 for {tmp_path / 'here'}; to get it, fetch")
     text = message(cifar10.load, "")

@@ -23,6 +23,8 @@ ASKED_FOR = """
 OTHER = {
     "dataset": ("embedded", "synthetic"),
     "data_dir": ("data", "elsewhere"),
+    "image_size": (32, 64),
+    "image_cache_mb": (0.0, 100.0),
     "validation_fraction": (0.1, 0.2),
     "augment": ("none", "pad_crop_flip"),
     "color_jitter": (0.4, 0.2),
@@ -84,6 +86,7 @@ ONLY_CHOICE = {"model"}
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = {
     "data_dir",
+    "image_cache_mb",
     "strategy",
     "num_towers",
     "device",
@@ -229,6 +232,8 @@ def test_numbers_are_finite(value):
         ("max_staleness", 0, -1),
         ("group_size", 1, 0),
         ("all_reduce_pack_mb", 0.0, -1.0),
+        ("image_size", 0, -1),
+        ("image_cache_mb", 0.0, -1.0),
         ("num_epochs", 0.01, 0.0),
         ("max_steps", 0, -1),
         ("steps_per_loop", 1, 0),
@@ -262,6 +267,13 @@ def test_a_wrong_choice_names_the_nearest_and_lists_all(name, typed, meant):
     message = refusal(**{name: typed})
     assert f"did you mean {meant!r}?" in message
     assert ", ".join(FIELDS[name].metadata["choices"]) in message
+
+
+@pytest.mark.parametrize("name", ["tfds:mnist", "tfds:imagenet_resized/64x64"])
+def test_any_prepared_data_set_may_be_named(name):
+    assert Config(dataset=name).dataset == name
+    for wrong in ("tfds:", "tfdsmnist"):
+        assert "synthetic or tfds:NAME" in refusal(dataset=wrong)
 
 
 def test_where_nothing_is_near_nothing_is_guessed():
@@ -498,6 +510,9 @@ def test_all_changes_are_told_at_once():
         ({"dataset": "embedded"}, []),
         ({"dataset": "embedded", "data_dir": "data"}, ["data_dir=data"]),
         ({"dataset": "synthetic", "data_dir": "data"}, ["data_dir=data"]),
+        ({"dataset": "image_folder", "image_size": 32, "image_cache_mb": 1.0}, []),
+        ({"dataset": "tfds:mnist", "image_size": 32}, []),
+        ({"dataset": "mnist", "image_size": 32}, ["image_size=32"]),
     ],
 )
 def test_options_without_effect_are_told_with_the_reason(options, ignored):

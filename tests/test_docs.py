@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from absl import flags
 
-from towers.config import FIELDS
+from towers.config import DATASETS, FIELDS
 from towers.config_flags import config_of_flags, define_config_flags, given_flags
 from towers.parallel import STRATEGIES
 
@@ -28,6 +28,8 @@ OTHERS = {
     "logdir": "tensorboard",
     "check": "ruff format",
     "upgrade": "UV_FLAGS=",
+    "grid": "python -m towers.data",
+    "file_format": "tfds build",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -199,3 +201,13 @@ def test_pictures_can_be_read_on_any_background(picture):
 @each_picture
 def test_pictures_are_of_strategies_or_schedules(picture):
     assert picture.stem in {*STRATEGIES, "schedules"}
+
+
+# Data sets.
+
+
+def test_every_data_set_has_a_row():
+    rows = re.findall(
+        r"^\| `([\w:]+)` \|", (DOCS / "data.md").read_text(), re.MULTILINE
+    )
+    assert sorted(rows) == sorted([*DATASETS, "tfds:NAME"])

@@ -3,6 +3,7 @@
 import inspect
 
 import pytest
+import tensorflow as tf
 
 from towers import errors
 
@@ -20,7 +21,7 @@ def test_exit_codes_are_the_promised_ones():
     found = {
         name: error.exit_code
         for name, error in inspect.getmembers(errors, inspect.isclass)
-        if error is not errors.TowersError
+        if issubclass(error, errors.TowersError) and error is not errors.TowersError
     }
     assert found == EXIT_CODES
 
@@ -36,3 +37,34 @@ def test_every_error_is_told_in_one_line_and_none_is_another(name):
 
 def test_a_wrong_option_is_a_value_error():
     assert issubclass(errors.ConfigError, ValueError)
+
+
+def test_a_data_error_comes_out_of_tensorflow_as_what_it_was():
+    def read(index):
+        raise errors.DataError("a/b.png: is empty; `python -m x` finds it")
+
+    def call(index):
+        return tf.numpy_function(read, [index], tf.int64)
+
+    numbers = tf.data.Dataset.range(3).map(call)
+    for fails in (
+        lambda: next(iter(numbers)),
+        lambda: tf.function(call)(tf.constant(1)),
+    ):
+        with pytest.raises(errors.DataError) as caught:
+            with errors.data_errors_of_tensorflow():
+                fails()
+        assert str(caught.value) == "a/b.png: is empty; `python -m x` finds it"
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), errors.NumericError("DataError: x")])
+def test_other_errors_stay_what_they_are(error):
+    with pytest.raises(type(error)) as caught, errors.data_errors_of_tensorflow():
+        raise error
+    assert caught.value is error
+
+
+def test_one_line_is_one_line():
+    assert errors.one_line(ValueError("a\n  b")) == "a b"
+    assert errors.one_line(ValueError()) == "ValueError"
+    assert len(errors.one_line(ValueError("x" * 5000))) == 800

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from small_runs import assert_equal_states, records
 
 from towers import checkpoints
-from towers.data import cifar10
+from towers.data.cifar10 import CIFAR10
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRAIN = [ROOT / "run_train.py"]
@@ -379,19 +378,18 @@ def no_data(folder):
 
 
 def pickled_data(folder):
-    (folder / cifar10.PICKLED_FOLDER).mkdir()
+    (folder / CIFAR10.pickled_folder).mkdir()
     content = pickle.dumps(Exploding(folder / "executed"))
-    for name in cifar10.PICKLED_FILES:
-        (folder / cifar10.PICKLED_FOLDER / name).write_bytes(content)
+    for name in CIFAR10.pickled_files:
+        (folder / CIFAR10.pickled_folder / name).write_bytes(content)
 
 
 def truncated_data(folder):
-    images = folder / cifar10.FOLDER
+    images = folder / CIFAR10.folder
     images.mkdir()
-    records_per_file = np.zeros(cifar10.RECORDS_PER_FILE, cifar10.RECORD)
-    for name in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
-        (images / name).write_bytes(records_per_file.tobytes())
-    with open(images / cifar10.TRAIN_FILES[2], "r+b") as file:
+    for name, num_records in CIFAR10.files.items():
+        (images / name).write_bytes(bytes(3073 * num_records))
+    with open(images / "data_batch_3.bin", "r+b") as file:
         file.truncate(1_000_000)
 
 
@@ -400,7 +398,7 @@ def truncated_data(folder):
     "lay_out,messages",
     [
         (no_data, ["CIFAR-10 was not found", "--dataset=embedded", "--data_dir"]),
-        (pickled_data, [cifar10.PICKLED_FOLDER, cifar10.FOLDER]),
+        (pickled_data, [CIFAR10.pickled_folder, CIFAR10.folder]),
         (truncated_data, ["data_batch_3.bin"]),
     ],
 )

@@ -45,12 +45,15 @@ FLOORS = {
 # Within a sub-package, from the ground up; those of one line do not import each other.
 ROOMS = {
     "data": [
-        {"randomness", "sources"},
-        {"augment", "embedded", "synthetic", "tfds"},
-        {"cifar10", "distortions"},
-        {"mixing"},
-        {"batches"},
+        {"idx", "indexed", "randomness", "records", "sources"},
+        {"augment", "embedded", "encoded", "synthetic", "tfds"},
+        {"distortions", "download", "image_folder", "tfds_source"},
+        {"mixing", "official"},
+        {"batches", "cifar", "mnist"},
+        {"cifar10", "cifar100"},
         {"__init__"},
+        {"check"},
+        {"__main__"},
     ],
     "models": [
         {"flops", "layers", "sizes"},
@@ -93,6 +96,13 @@ GROUPED = {
     "config_checks.py": "test_config",  # what a Config refuses
     "banner.py": "test_train",  # what a run says and saves is seen in a run
     "data/__init__.py": "test_structure",  # a table
+    "data/__main__.py": "test_check",  # the command that checks
+    # What the data sets of one layout, or of all, share is seen in each of them.
+    "data/cifar.py": "test_cifar10",
+    "data/idx.py": "test_mnist",
+    "data/indexed.py": "test_tfds_source",
+    "data/official.py": "test_cifar10",
+    "data/records.py": "test_cifar10",
     "models/__init__.py": "test_models",
     # Rows in a table of networks, and what only networks are made of.
     "models/alexnet.py": "test_models",

@@ -57,7 +57,12 @@ def build(config: Config) -> Parts:
         DataError: the data set is not there or not what it should be.
         ConfigError: the options do not fit the data set.
     """
-    found = data.load(config.dataset, config.data_dir)
+    found = data.load(
+        config.dataset,
+        config.data_dir,
+        image_size=config.image_size,
+        image_cache_mb=config.image_cache_mb,
+    )
     train_source, validation = found.train, ("test", found.test)
     try:
         augment = extend(

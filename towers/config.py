@@ -10,12 +10,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from towers.config_checks import check_option, check_together, nearest
+from towers.config_checks import TFDS, check_option, check_together, nearest
 from towers.errors import ConfigError
 
 # The names a user may choose from. The tables they stand for live on higher floors,
 # which import TensorFlow; tests hold the two against each other.
-DATASETS = ("cifar10", "embedded", "synthetic")
+DATASETS = (
+    "cifar10",
+    "cifar100",
+    "mnist",
+    "fashion_mnist",
+    "image_folder",
+    "embedded",
+    "synthetic",
+)
 AUGMENTS = ("none", "tutorial", "pad_crop_flip")
 MODELS = (
     "cnn",
@@ -55,6 +63,7 @@ def _option(
     help: str,
     *,
     choices: tuple[str, ...] | None = None,
+    or_prefix: str = "",
     at_least: float | None = None,
     above: float | None = None,
     below: float | None = None,
@@ -62,10 +71,12 @@ def _option(
     free: bool = False,
 ) -> Any:
     """A field: its default, help with unit, bounds, and whether a resumed run may
-    change it freely because it does not touch the mathematics."""
+    change it freely because it does not touch the mathematics. Beside the choices it
+    takes any name after the prefix."""
     metadata = {
         "help": help,
         "choices": choices,
+        "or_prefix": or_prefix,
         "at_least": at_least,
         "above": above,
         "below": below,
@@ -85,11 +96,30 @@ class Config:
     """
 
     # Data.
-    dataset: str = _option("cifar10", "Data set.", choices=DATASETS)
+    dataset: str = _option(
+        "cifar10",
+        f"Data set: {', '.join(DATASETS)}, or {TFDS}NAME for any that "
+        "tensorflow-datasets has prepared.",
+        choices=DATASETS,
+        or_prefix=TFDS,
+    )
     data_dir: str = _option(
         "",
         "Folder that holds the data set; empty looks in data/ and in the default "
         "folder of tensorflow-datasets.",
+        free=True,
+    )
+    image_size: int = _option(
+        0,
+        "Pixels of height and width to which the images of image_folder and tfds:NAME "
+        "are resized and cropped; 0 takes them as they are, which must be alike.",
+        at_least=0,
+    )
+    image_cache_mb: float = _option(
+        2000.0,
+        "Megabytes of decoded images of image_folder and tfds:NAME that are kept in "
+        "memory; 0 decodes them in every epoch.",
+        at_least=0,
         free=True,
     )
     validation_fraction: float = _option(

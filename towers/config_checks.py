@@ -13,6 +13,9 @@ from typing import Any
 
 from towers.errors import ConfigError
 
+# Any data set that tensorflow-datasets has prepared: tfds:NAME.
+TFDS = "tfds:"
+
 # Optimizers whose steps are as long, however long the gradients are.
 SCALE_FREE = ("rmsprop", "adamw", "lars")
 
@@ -43,11 +46,13 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
         )
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{field.name}={value}: must be finite")
-    choices = bounds["choices"]
-    if choices and value not in choices:
+    choices, prefix = bounds["choices"], bounds["or_prefix"]
+    is_prefixed = prefix and value.startswith(prefix) and value != prefix
+    if choices and value not in choices and not is_prefixed:
         raise ConfigError(
             f"{field.name}={value!r}: {nearest(value, choices)}must be one of "
             + ", ".join(choices)
+            + (f" or {prefix}NAME" if prefix else "")
         )
     for name, wrong in (
         ("at_least", lambda bound: value < bound),
@@ -173,6 +178,8 @@ def ignored_options(config: Any) -> list[str]:
         ignore(f"strategy={config.strategy}", *names)
     if config.dataset in ("embedded", "synthetic"):
         ignore(f"dataset={config.dataset}", "data_dir")
+    if config.dataset != "image_folder" and not config.dataset.startswith(TFDS):
+        ignore(f"dataset={config.dataset}", "image_size", "image_cache_mb")
     return lines
 
 

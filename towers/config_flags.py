@@ -48,7 +48,7 @@ def define_config_flags(
         field = FIELDS[name]
         default = defaults.get(name, field.default)
         help_text, choices = field.metadata["help"], field.metadata["choices"]
-        if choices:
+        if choices and not field.metadata["or_prefix"]:
             flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
             _DEFINE[field.type](name, default, help_text, flag_values=values)

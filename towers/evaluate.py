@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from towers import build, checkpoints, config_checks
 from towers.config import Config
-from towers.errors import CheckpointError, ConfigError
+from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.parallel import devices as parallel_devices
 from towers.parallel.strategy import Strategy
 from towers.run_folder import RunFolder
@@ -87,7 +87,8 @@ def evaluate(
                 expected, checkpoints.architecture(checkpoint.tensors)
             )
             strategy.load(checkpoint.tensors)
-            counts = accuracy(strategy, stream, use_ema)
+            with data_errors_of_tensorflow():
+                counts = accuracy(strategy, stream, use_ema)
             result = _result(checkpoint, counts)
             kind = "test_accuracy_averaged" if use_ema else "test_accuracy"
             board.scalars(checkpoint.step, {kind: counts["accuracy"]})

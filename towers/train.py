@@ -11,7 +11,12 @@ from towers import build, checkpoints, config_checks
 from towers import config as configuration
 from towers.banner import start_banner
 from towers.config import Config
-from towers.errors import NumericError, Preempted
+from towers.errors import (
+    DataError,
+    NumericError,
+    Preempted,
+    data_errors_of_tensorflow,
+)
 from towers.evaluate import accuracy
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
@@ -94,10 +99,11 @@ def train(
 
         # Train.
         try:
-            train_loop(run)
+            with data_errors_of_tensorflow():
+                train_loop(run)
         except Preempted:
             pass  # a call was left behind, the parameters being a finished step's
-        except NumericError:
+        except (NumericError, DataError):
             save(run)  # the parameters are those before the bad step
             raise
         save(run)

@@ -1,10 +1,16 @@
 """Indexable sources of labelled images, and the data set that two of them make."""
 
 import dataclasses
+import os
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
+
+from towers.errors import DataError
+
+# Of the images of a data set that comes without any for testing.
+TEST_FRACTION = 0.1
 
 
 class Source(Protocol):
@@ -79,17 +85,60 @@ class DataSet:
     found: str
 
 
+def data_folder(data_dir: str) -> str:
+    """The absolute path of the folder that --data_dir means, which may be missing.
+
+    Raises:
+        DataError: it is a file.
+    """
+    root = os.path.abspath(os.path.expanduser(data_dir or "data"))
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise DataError(f"{root} is not a folder; --data_dir names the folder it is in")
+    return root
+
+
+def split_off_test(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Splits a data set that has no images for testing, the same way every time.
+
+    Args:
+        labels: of all images; any that are the same where they are not known.
+
+    Returns:
+        Indices of what is left for training, and of TEST_FRACTION of each class, at
+        least one image of it where it has two, drawn by chance; both ascending.
+    """
+    rng = np.random.Generator(np.random.Philox(0))
+    is_test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        of_class = rng.permutation(np.flatnonzero(labels == label))
+        count = max(round(TEST_FRACTION * len(of_class)), int(len(of_class) > 1))
+        is_test[of_class[:count]] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of uint8 [n, h, w, c], 0..255."""
-    values = np.arange(256.0)
-    means, deviations = [], []
+    return moments(channel_counts(images))
+
+
+def channel_counts(images: np.ndarray) -> np.ndarray:
+    """[c, 256]: how often each value stands in each channel of uint8 [n, h, w, c]."""
+    counts = np.zeros((images.shape[-1], 256))
     for channel in range(images.shape[-1]):
-        counts = np.zeros(256)
         # In pieces: the counting makes wide copies, which should stay in the cache.
         for first in range(0, len(images), 64):
             piece = images[first : first + 64, ..., channel]
-            counts += np.bincount(piece.reshape(-1), minlength=256)
-        mean = float(counts @ values / counts.sum())
+            counts[channel] += np.bincount(piece.reshape(-1), minlength=256)
+    return counts
+
+
+def moments(counts: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel from `channel_counts`."""
+    values = np.arange(256.0)
+    means, deviations = [], []
+    for of_channel in counts:
+        mean = float(of_channel @ values / of_channel.sum())
+        variance = of_channel @ (values - mean) ** 2 / of_channel.sum()
         means.append(mean)
-        deviations.append(float(np.sqrt(counts @ (values - mean) ** 2 / counts.sum())))
+        deviations.append(float(np.sqrt(variance)))
     return tuple(means), tuple(deviations)

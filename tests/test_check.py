@@ -1,0 +1,176 @@
+"""python -m towers.data: what it says, what it draws, and how it ends."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pictures import png, random_pixels, write_folder
+
+from towers.data import DATASETS
+from towers.data.__main__ import main
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "root", "train", {"ant": 12, "cat": 3})
+    write_folder(tmp_path / "root", "test", {"ant": 2, "cat": 1}, seed=1)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def run(root, capfd):
+    """Runs the command on the folder: exit code, lines on stdout, lines on stderr."""
+
+    def run(*arguments):
+        code = main(["--dataset=image_folder", f"--data_dir={root}", *arguments])
+        said = capfd.readouterr()
+        return code, said.out.splitlines(), said.err.splitlines()
+
+    return run
+
+
+def test_a_sound_data_set_is_described(run, root):
+    code, lines, errors = run()
+    assert (code, errors) == (0, [])
+    pixels = [random_pixels([0, k, i]) for k, n in ((0, 12), (1, 3)) for i in range(n)]
+    mean, deviation = np.mean(pixels, (0, 1, 2)), np.std(pixels, (0, 1, 2))
+    assert lines == [
+        f"data set    image_folder, {root} (test/ for testing)",
+        "images      15 training, 3 test",
+        "read as     8x6 (height x width), 3 channel(s)",
+        "stored as   8x6 (18)",
+        "mean        " + " ".join(f"{x:.2f}" for x in mean),
+        "deviation   " + " ".join(f"{x:.2f}" for x in deviation),
+        "classes     2: training, test images",
+        "            ant       12        2",
+        "            cat        3        1",
+        f"picture     {root.parent}/image_folder.png: a row for each of 2 classes",
+    ]
+
+
+def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
+    assert run("--grid=drawn.png")[0] == 0
+    picture = tf.io.decode_png((tmp_path / "drawn.png").read_bytes()).numpy()
+    # 8x6 pixels six times enlarged, with gaps of two.
+    assert picture.shape == (2 * 50 + 2, 10 * 38 + 2, 3)
+    for row, label, column in ((0, 0, 0), (0, 0, 9), (1, 1, 2)):
+        top, left = 50 * row + 2, 38 * column + 2
+        cell = picture[top : top + 48, left : left + 36]
+        expected = random_pixels([0, label, column])
+        np.testing.assert_array_equal(cell[::6, ::6], expected)
+        np.testing.assert_array_equal(cell[5::6, 5::6], expected)
+    assert (picture[52:, 38 * 3 :] == 128).all()  # the class has only three
+    assert (picture[:2] == 128).all()
+
+
+def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
+    (root / "train" / "ant" / "00.png").write_bytes(b"")
+    (root / "train" / "cat" / "01.png").write_bytes(png(random_pixels(0, 9, 9)))
+    (root / "test" / "cat" / "00.png").write_bytes(b"GIF")
+    code, lines, errors = run()
+    assert code == 3
+    faults = [line.removeprefix("fault       ") for line in lines if "fault " in line]
+    assert [fault.split(": ")[0].removeprefix(f"{root}/") for fault in faults] == [
+        "train/ant/00.png",
+        "train/cat/01.png",
+        "test/cat/00.png",
+    ]
+    assert "is 9x9 (height x width) where 8x6 is expected" in faults[1]
+    assert "            ant       11        2" in lines
+    assert "            cat        2        0" in lines
+    assert "stored as   8x6 (15), 9x9 (1)" in lines
+    (line,) = errors
+    assert line.startswith("towers.data: 3 of 18 images of image_folder cannot be used")
+
+    code, lines, _ = run("--image_size=6")
+    assert code == 3 and sum("fault " in line for line in lines) == 2
+    assert "read as     6x6 (height x width), 3 channel(s)" in lines
+
+
+def test_many_sizes_are_summed_up_and_a_sample_is_said_to_be_one(
+    run, root, monkeypatch
+):
+    for i in range(6):
+        content = png(random_pixels(i, 8 + i, 20 - i))
+        (root / "train" / "ant" / f"0{i}.png").write_bytes(content)
+    monkeypatch.setattr("towers.data.encoded.SAMPLE", 3)
+    code, lines, _ = run("--image_size=8")
+    assert code == 0
+    sizes = "7 sizes: heights 8 to 13, widths 6 to 20, shorter sides 6 to 13"
+    assert f"stored as   {sizes}" in lines
+    assert sum("(training uses those of a sample: " in line for line in lines) == 2
+
+
+def test_a_data_set_in_memory_is_described_too(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--dataset=synthetic"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert "images      10,000 training, 2,000 test" in lines
+    assert not [line for line in lines if "stored as" in line or "sample" in line]
+    assert (tmp_path / "synthetic.png").exists()
+
+
+def test_row_23_what_cannot_be_listed_ends_in_one_line(run, root):
+    (root / "train" / "eel").mkdir()
+    code, lines, errors = run()
+    assert (code, lines) == (3, [])
+    (line,) = errors
+    assert line.startswith(f"towers.data: {root}/train/eel: holds no .png")
+
+
+@pytest.mark.parametrize(
+    "arguments,words",
+    [
+        (
+            ["--dataset=cifar"],
+            ["--dataset=cifar", "did you mean 'cifar10'", "tfds:NAME"],
+        ),
+        (["--dataset=tfds:"], ["--dataset=tfds:", "tfds:NAME"]),
+        ([], ["--dataset"]),
+        (["--dataset=mnist", "--image_size=x"], ["--image_size", "'x'"]),
+        (["--dataset=mnist", "--image_size=-1"], ["--image_size=-1", "at least 0"]),
+        (["--dataset=mnist", "--gird=x"], ["--gird=x"]),
+        (
+            ["--dataset=embedded", "--grid=none/x.png"],
+            ["none/x.png: cannot be written"],
+        ),
+    ],
+)
+def test_row_17_a_wrong_flag_ends_in_one_line_and_2(arguments, words, capfd):
+    assert main(arguments) == 2
+    said = capfd.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == "" and line.startswith("towers.data: ")
+    for word in words:
+        assert word in line
+
+
+def test_a_wrong_flag_is_told_before_tensorflow_is_imported():
+    started = time.monotonic()
+    script = "import sys, runpy; sys.argv[1:] = ['--dataset=x']\n"
+    script += "try: runpy.run_module('towers.data', run_name='__main__')\n"
+    script += "except SystemExit as end: print(end.code, 'tensorflow' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "2 False\n"
+    assert time.monotonic() - started < 3
+
+
+def test_help_names_every_data_set():
+    done = subprocess.run(
+        [sys.executable, "-m", "towers.data", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    for name in [*DATASETS, "tfds:NAME"]:
+        assert name in done.stdout

@@ -1,0 +1,256 @@
+"""Image folders: how they are listed, split and refused (row 23)."""
+
+import shutil
+
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from pictures import png, random_pixels, write_folder
+
+from towers import data, evaluate, train
+from towers.data import image_folder
+from towers.data.encoded import Decoding
+from towers.data.sources import split_off_test
+from towers.errors import DataError
+
+COUNTS = {"cat": 5, "ant": 3, "dog": 4}
+TEST_COUNTS = {"ant": 2, "dog": 1, "cat": 2}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A sound folder: three classes, in no order on the disk."""
+    write_folder(tmp_path / "root", "train", COUNTS)
+    write_folder(tmp_path / "root", "test", TEST_COUNTS, seed=1)
+    return tmp_path / "root"
+
+
+def load(root, **decoding):
+    return image_folder.load(str(root), Decoding(**decoding))
+
+
+def all_of(source):
+    images, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
+    return images.numpy(), labels.numpy()
+
+
+def message(root, **decoding):
+    with pytest.raises(DataError) as caught:
+        load(root, **decoding)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_classes_and_files_come_in_the_order_of_their_names(root):
+    data_set = load(root)
+    assert data_set.name == "image_folder"
+    assert data_set.class_names == ("ant", "cat", "dog")
+    assert data_set.found == f"{root} (test/ for testing)"
+    trained = [
+        random_pixels([0, k, i]) for k, n in ((1, 3), (0, 5), (2, 4)) for i in range(n)
+    ]
+    tested = [
+        random_pixels([1, k, i]) for k, n in ((0, 2), (2, 2), (1, 1)) for i in range(n)
+    ]
+    images, labels = all_of(data_set.train)
+    np.testing.assert_array_equal(images, trained)
+    np.testing.assert_array_equal(labels, [0] * 3 + [1] * 5 + [2] * 4)
+    np.testing.assert_allclose(data_set.mean, np.mean(trained, (0, 1, 2)))
+    np.testing.assert_allclose(data_set.deviation, np.std(trained, (0, 1, 2)))
+    images, labels = all_of(data_set.test)
+    np.testing.assert_array_equal(images, tested)
+    np.testing.assert_array_equal(labels, [0, 0, 1, 1, 2])
+
+
+def test_the_table_of_data_sets_hands_the_options_on(root, monkeypatch):
+    data_set = data.load("image_folder", str(root), image_size=4, image_cache_mb=0.0)
+    assert data_set.train.image_shape == (4, 4, 3) and data_set.train.cache_mb == 0
+    monkeypatch.chdir(root.parent)
+    root.rename(root.parent / "data")
+    assert data.load("image_folder").train.image_shape == (8, 6, 3)
+
+
+def test_the_cache_is_one_for_both_splits(root):
+    image_mb = 8 * 6 * 3 / 1e6
+    data_set = load(root, cache_mb=14.5 * image_mb)
+    assert data_set.train.cache_mb == pytest.approx(12 * image_mb)
+    assert data_set.test.cache_mb == pytest.approx(2 * image_mb)
+    assert load(root, cache_mb=5 * image_mb).test.cache_mb == 0
+
+
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_other_names_of_the_folder_for_testing(root, name):
+    shutil.move(root / "test", root / name)
+    data_set = load(root)
+    assert data_set.test.num_examples == 5 and f"{name}/ for testing" in data_set.found
+    shutil.copytree(root / name, root / "test")
+    assert f"(test/ for testing, {name}/ unused)" in load(root).found
+
+
+def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
+    cats = root / "train" / "cat"
+    (cats / "01.png").rename(cats / "01.PNG")
+    (cats / "02.png").rename(cats / "02.JPEG")
+    pixels = np.full((8, 6, 3), 77, np.uint8)
+    (cats / "03.png").unlink()
+    (cats / "03.jpg").write_bytes(tf.io.encode_jpeg(pixels).numpy())
+    (cats / "04.png").rename(root / "elsewhere")
+    (cats / "04.png").symlink_to(root / "elsewhere")
+    images, labels = all_of(load(root).train)
+    assert (labels == 1).sum() == 5
+    np.testing.assert_array_equal(images[labels == 1][3], pixels)
+    np.testing.assert_array_equal(images[labels == 1][4], random_pixels([0, 0, 4]))
+
+
+def test_odd_sizes_are_brought_to_one(root):
+    (root / "train" / "cat" / "03.png").write_bytes(png(random_pixels(0, 30, 40)))
+    assert "03.png: is 30x40 (height x width) where 8x6 is expected" in message(root)
+    data_set = load(root, image_size=5)
+    assert data_set.train.image_shape == data_set.test.image_shape == (5, 5, 3)
+    assert all_of(data_set.train)[0].shape == (12, 5, 5, 3)
+
+
+# Without a folder for testing.
+
+
+def test_a_tenth_of_each_class_is_held_out(tmp_path):
+    write_folder(tmp_path, "train", {"a": 20, "b": 9, "c": 1})
+    data_set = load(tmp_path)
+    assert "10% of each class held out for testing" in data_set.found
+    (train_images, train_labels), (images, labels) = map(
+        all_of, (data_set.train, data_set.test)
+    )
+    assert np.bincount(train_labels).tolist() == [18, 8, 1]
+    assert np.bincount(labels).tolist() == [2, 1]
+    seen = {image.tobytes() for image in [*train_images, *images]}
+    assert len(seen) == 30
+    np.testing.assert_allclose(data_set.mean, train_images.mean((0, 1, 2)))
+    again, _ = all_of(load(tmp_path).test)
+    np.testing.assert_array_equal(again, images)
+
+
+def test_held_out_images_come_from_everywhere():
+    labels = np.arange(10_000) % 4
+    rest, held_out = split_off_test(labels)
+    np.testing.assert_array_equal(np.sort([*rest, *held_out]), np.arange(10_000))
+    np.testing.assert_array_equal(np.bincount(labels[held_out]), [250] * 4)
+    # The mean of 1,000 places, each with a deviation of 2,900.
+    assert abs(held_out.mean() - 5000) < 5 * 2900 / 1000**0.5
+
+
+# What is refused, and what is passed over.
+
+
+def test_row_23_stray_files_are_passed_over_and_counted(root):
+    (root / "train" / "cat" / "notes.txt").touch()
+    (root / "test" / "labels.csv").touch()
+    (root / "train" / ".DS_Store").touch()
+    (root / "train" / ".cache").mkdir()
+    (root / "readme.md").touch()
+    found = load(root).found
+    assert f"; 2 other file(s), as {root}/train/cat/notes.txt, passed over" in found
+
+
+def empty_class(root):
+    (root / "train" / "eel").mkdir()
+
+
+def class_of_other_files(root):
+    (root / "train" / "eel").mkdir()
+    (root / "train" / "eel" / "notes.txt").touch()
+
+
+def one_class(root):
+    shutil.rmtree(root / "train" / "cat")
+    shutil.rmtree(root / "train" / "dog")
+
+
+def no_train(root):
+    (root / "train").rename(root / "training")
+
+
+def image_of_no_class(root):
+    (root / "train" / "x.png").touch()
+
+
+def other_kind(root):
+    (root / "train" / "cat" / "x.TIFF").touch()
+
+
+def folder_in_a_class(root):
+    (root / "train" / "cat" / "images.png").mkdir()
+
+
+def dead_link(root):
+    (root / "train" / "cat" / "x.png").symlink_to(root / "nowhere")
+
+
+def unknown_class(root):
+    (root / "test" / "eel").mkdir()
+
+
+def empty_test(root):
+    shutil.rmtree(root / "test")
+    (root / "test" / "cat").mkdir(parents=True)
+
+
+def empty_image(root):
+    (root / "train" / "ant" / "00.png").write_bytes(b"")
+
+
+def broken_image(root):
+    (root / "train" / "dog" / "02.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+
+
+@pytest.mark.parametrize(
+    "spoil,place,words",
+    [
+        (empty_class, "train/eel", "holds no .png, .jpg or .jpeg file"),
+        (class_of_other_files, "train/eel", "holds no .png, .jpg or .jpeg file"),
+        (one_class, "train", "1 folder(s), and at least two classes"),
+        (no_train, "", "has no folder train/; an image folder has train/CLASS/*.png"),
+        (image_of_no_class, "train/x.png", "is an image of no class"),
+        (other_kind, "train/cat/x.TIFF", "only .png, .jpg and .jpeg files are read"),
+        (folder_in_a_class, "train/cat/images.png", "is a folder in the folder of a"),
+        (dead_link, "train/cat/x.png", "is a link that leads nowhere"),
+        (unknown_class, "test/eel", "there is no such class in train/"),
+        (empty_test, "test", "holds no images"),
+        (empty_image, "train/ant/00.png", "the file is empty"),
+        (broken_image, "train/dog/02.png", "cannot be decoded: Invalid PNG"),
+    ],
+)
+def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
+    spoil(root)
+    text = message(root)
+    assert text.startswith(f"{root / place}") and words in text
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    assert message(tmp_path / "none").startswith(
+        f"{tmp_path}/none has no folder train/"
+    )
+
+
+# In a run.
+
+
+def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
+    root, tmp_path, monkeypatch
+):
+    """The file is spoiled after the start, as one is that the sample did not hold."""
+    small_runs.use(monkeypatch, data_set=load(root, cache_mb=0))
+    config = small_runs.small_config(batch_size=4, num_epochs=2.0)
+    path = root / "train" / "dog" / "02.png"
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(DataError) as caught:
+        train.train(config, tmp_path / "run")
+    assert str(caught.value).startswith(f"{path}: cannot be decoded: ")
+    path.write_bytes(png(random_pixels([0, 2, 2])))
+    assert train.train(config, tmp_path / "run")["step"] == 6
+
+    path = root / "test" / "cat" / "01.png"
+    path.write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        evaluate.evaluate(config, tmp_path / "run")
+    assert str(caught.value).startswith(f"{path}: the file is empty")

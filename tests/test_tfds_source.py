@@ -1,0 +1,261 @@
+"""tfds:NAME: data sets that tensorflow-datasets itself has written into a folder."""
+
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from prepared_sets import CLASSES, all_of, features, message, random_examples, store
+
+from towers import data
+from towers.data import indexed, tfds_source
+from towers.data.encoded import Decoding, Survey
+
+FORMATS = ["tfrecord", "array_record"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_home(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "shared"))
+
+
+def spec(**changes):
+    return features(id=None, **changes)
+
+
+def load(data_dir, name="shapes", **decoding):
+    return tfds_source.load(name, str(data_dir), Decoding(**decoding))
+
+
+def refusal(data_dir, name="shapes"):
+    return message(load, data_dir, name)
+
+
+def pairs(images, labels):
+    """Images with their labels in an order of their own: TFDS shuffles them."""
+    both = zip(images, labels, strict=True)
+    return sorted((np.asarray(image).tobytes(), int(label)) for image, label in both)
+
+
+def stored_pairs(examples):
+    return pairs([x["image"] for x in examples], [x["label"] for x in examples])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    home = tmp_path_factory.mktemp("stored")
+    store(home, random_examples(6, 0), random_examples(2, 1), spec=spec())
+    return home
+
+
+@pytest.fixture
+def prepared(stored, tmp_path):
+    """The folder of a data set of six and two images, to do with as one likes."""
+    shutil.copytree(stored / "shapes", tmp_path / "shapes")
+    return str(tmp_path / "shapes" / "1.2.3")
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_what_was_stored_is_read(tmp_path, file_format, capsys):
+    train, test = random_examples(13, 0), random_examples(5, 1)
+    folder = store(tmp_path, train, test, spec=spec(), file_format=file_format)
+    capsys.readouterr()
+    data_set = data.load("tfds:shapes", str(tmp_path))
+    copies = [f"{folder}/towers-{split}.bin" for split in ("train", "test")]
+    said = capsys.readouterr().out
+    if file_format == "tfrecord":
+        for path, line in zip(copies, said.splitlines(), strict=True):
+            assert line.startswith("copying 0.0 MB to ") and line.endswith(" once ...")
+            assert path in line and os.path.exists(path)
+    else:
+        assert not said and not any(map(os.path.exists, copies))
+    assert data_set.name == "tfds:shapes" and data_set.class_names == tuple(CLASSES)
+    assert data_set.train.image_shape == (8, 6, 3)
+    assert pairs(*all_of(data_set.train)) == stored_pairs(train)
+    assert pairs(*all_of(data_set.test)) == stored_pairs(test)
+    pixels = np.stack([x["image"] for x in train])
+    np.testing.assert_allclose(data_set.mean, pixels.mean((0, 1, 2)))
+    np.testing.assert_allclose(data_set.deviation, pixels.std((0, 1, 2)))
+    assert data_set.found == (
+        f"tensorflow-datasets shapes/1.2.3 in {folder} (split test for testing)"
+    )
+
+    again = data.load("tfds:shapes", str(tmp_path))
+    np.testing.assert_array_equal(all_of(again.train)[0], all_of(data_set.train)[0])
+    assert not capsys.readouterr().out
+
+
+def test_images_of_any_size_and_other_features(tmp_path):
+    from tensorflow_datasets import features as kinds
+
+    rng = np.random.default_rng(0)
+    examples = [
+        {
+            "photo": rng.integers(0, 256, (8, 20 + i, 1)).astype(np.uint8),
+            "kind": i % 3,
+            "note": "x",
+        }
+        for i in range(12)
+    ]
+    features = kinds.FeaturesDict(
+        {
+            "photo": kinds.Image(shape=(None, None, 1)),
+            "kind": kinds.ClassLabel(num_classes=3),
+            "note": kinds.Text(),
+        }
+    )
+    for file_format in FORMATS:
+        name = f"set_{file_format}"
+        store(tmp_path, examples, None, name, features, file_format=file_format)
+        assert "--image_size=N" in refusal(tmp_path, name)
+        data_set = load(tmp_path, name, image_size=8)
+        assert data_set.train.image_shape == (8, 8, 1)
+        assert data_set.class_names == ("0", "1", "2")
+        counts = data_set.train.num_examples, data_set.test.num_examples
+        assert counts == (11, 1) and "10% held out for testing" in data_set.found
+        found = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
+        # What is 8 pixels high is cropped and no more where the width is even.
+        even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
+        cropped = [x["photo"][:, (x["photo"].shape[1] - 8) // 2 :][:, :8] for x in even]
+        assert set(pairs(cropped, [x["kind"] for x in even])) <= set(found)
+
+
+def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path):
+    hidden = [{**x, "label": -1} for x in random_examples(4, 1)]
+    splits = {"test": hidden, "validation": random_examples(3, 2)}
+    train = random_examples(5, 0)
+    for file_format in FORMATS:
+        name = f"set_{file_format}"
+        store(
+            tmp_path, train, None, name, spec(), file_format=file_format, others=splits
+        )
+        data_set = load(tmp_path, name)
+        assert pairs(*all_of(data_set.test)) == stored_pairs(splits["validation"])
+        assert "(split validation for testing)" in data_set.found
+
+
+def test_a_configuration_is_named_after_a_slash(prepared, tmp_path, monkeypatch):
+    (tmp_path / "sets" / "parent").mkdir(parents=True)
+    (tmp_path / "shapes").rename(tmp_path / "sets" / "parent" / "small")
+    assert load(tmp_path / "sets", "parent/small").train.num_examples == 6
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    assert load("", "parent/small").test.num_examples == 2
+    text = refusal(tmp_path / "sets", "parent")
+    assert (
+        "is prepared as parent/small" in text and "--dataset=tfds:parent/small" in text
+    )
+
+
+def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
+    text = refusal(tmp_path, "flowers")
+    assert text.startswith("tfds:flowers was not found: no flowers/VERSION in ")
+    assert str(tmp_path) in text and str(tmp_path / "shared") in text
+    assert text.endswith("tfds build flowers --file_format=array_record")
+
+
+def test_what_is_no_set_of_labelled_images_is_refused(tmp_path):
+    from tensorflow_datasets import features as kinds
+
+    some = [{**x, "other": x["label"]} for x in random_examples(2, 0)]
+    real = [{**x, "image": np.zeros((8, 6, 1), np.float32)} for x in some]
+    names = kinds.ClassLabel(names=CLASSES)
+    for name, examples, wrong, expected in (
+        ("a", some, spec(label=None), "its features are image (Image)"),
+        ("b", some, spec(image=None), "its features are label (ClassLabel)"),
+        ("c", some, spec(other=names), "other (ClassLabel)"),
+        (
+            "d",
+            real,
+            spec(image=kinds.Image(shape=(8, 6, 1), dtype=np.float32)),
+            "is of type float32; only images of 8 or 16 bits",
+        ),
+    ):
+        store(tmp_path, examples, None, f"set_{name}", wrong)
+        assert expected in refusal(tmp_path, f"set_{name}")
+
+
+def test_row_21_a_label_out_of_range_is_named(tmp_path):
+    examples = random_examples(6, 0)
+    folder = store(tmp_path, examples, examples, spec=spec())
+    load(tmp_path)
+    with np.load(f"{folder}/towers-train.npz") as index:
+        changed = dict(index)
+    changed["labels"][4] = 3
+    np.savez(f"{folder}/towers-train.npz", **changed)
+    text = refusal(tmp_path)
+    assert text.startswith(
+        f"{folder}: split 'train', image 4 (counted from 0): has the "
+    )
+    assert "has the label 3, expected 0 to 2" in text
+    survey = Survey()
+    load(tmp_path, survey=survey)
+    assert len(survey.faults) == 1
+
+
+# The copy.
+
+
+@pytest.mark.parametrize("name", ["train.tfrecord", "test.tfrecord"])
+def test_damaged_records_are_found_when_they_are_copied(prepared, tmp_path, name):
+    path = f"{prepared}/shapes-{name}-00000-of-00001"
+    with open(path, "r+b") as file:
+        file.seek(150)
+        file.write(b"xyz")
+    assert refusal(tmp_path).startswith(f"{prepared}: tensorflow-datasets cannot read ")
+    split = name.split(".")[0]
+    left = [x for x in os.listdir(prepared) if x.startswith(f"towers-{split}")]
+    assert left == [f"towers-{split}.lock"]
+
+
+@pytest.mark.parametrize(
+    "ending,change",
+    [
+        ("bin", lambda x: x[:-1]),
+        ("bin", lambda x: x + b"\0"),
+        ("npz", lambda x: x[:-1]),
+        ("npz", lambda x: b""),
+    ],
+)
+def test_a_damaged_copy_is_refused(prepared, tmp_path, ending, change):
+    load(tmp_path)
+    path = pathlib.Path(f"{prepared}/towers-train.{ending}")
+    path.write_bytes(change(path.read_bytes()))
+    assert f"delete {prepared}/towers-train.*" in refusal(tmp_path)
+
+
+def test_the_copy_of_something_else_is_made_anew(prepared, tmp_path, capsys):
+    load(tmp_path)
+    before = os.stat(f"{prepared}/towers-train.bin").st_ino
+    with np.load(f"{prepared}/towers-train.npz") as index:
+        np.savez(f"{prepared}/towers-train.npz", **{**index, "origin": "another"})
+    capsys.readouterr()
+    load(tmp_path)
+    assert capsys.readouterr().out.count("copying") == 1
+    assert os.stat(f"{prepared}/towers-train.bin").st_ino != before
+
+
+class Usage:
+    free = 5
+
+
+def test_a_disk_that_is_too_small_is_told_with_both_numbers(
+    prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(indexed.shutil, "disk_usage", lambda folder: Usage())
+    text = refusal(tmp_path)
+    assert "needs 1000" in text and text.endswith("bytes, and 5 are free")
+
+
+def test_a_folder_that_cannot_be_written_is_named(prepared, tmp_path, monkeypatch):
+    def refuse(path, *args, **kwargs):
+        if str(path).endswith(".lock"):
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path, *args, **kwargs)
+
+    opened = open
+    monkeypatch.setattr("builtins.open", refuse)
+    text = refusal(tmp_path)
+    assert text.startswith(f"{prepared}: a copy that can be indexed, of ")
+    assert text.endswith("would be written there: Permission denied")

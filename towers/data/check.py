@@ -1,0 +1,182 @@
+"""A look at every image of a data set before anyone trains on it."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from towers import data
+from towers.data.encoded import Survey
+from towers.data.sources import DataSet, Source, channel_counts, moments
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+
+# The picture: so many classes at most, so many images of each, so many pixels at least.
+GRID_CLASSES = 20
+GRID_IMAGES = 10
+CELL_PIXELS = 48
+GAP_PIXELS = 2
+
+BATCH_SIZE = 100
+# Kinds of stored sizes that are listed one by one.
+LISTED_SIZES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What was found in one split.
+
+    Attributes:
+        labels: int64 [num_classes], images of each class that can be read.
+        values: float64 [channels, 256], how often each value stands in each channel.
+        samples: label -> the first images of the class.
+    """
+
+    labels: np.ndarray
+    values: np.ndarray
+    samples: dict[int, list[np.ndarray]]
+
+
+def check(
+    name: str,
+    data_dir: str = "",
+    *,
+    image_size: int = 0,
+    grid_path: str = "",
+    say: Callable[[str], None] = print,
+) -> None:
+    """Reads every image once, says what there is, and draws some.
+
+    Args:
+        name, data_dir, image_size: see `data.load`.
+        grid_path: PNG file for the picture; empty for NAME.png in the working folder.
+        say: takes a line of the report.
+
+    Raises:
+        DataError: the data set cannot be loaded, or images cannot be read; those are
+            all named in the report.
+        ConfigError: the picture cannot be written.
+    """
+    grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
+    if not os.access(os.path.dirname(grid_path), os.W_OK):
+        raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
+    survey = Survey()
+    # Nothing is kept, so that every image is decoded, and its size seen, once.
+    data_set = data.load(
+        name, data_dir, image_size=image_size, image_cache_mb=0.0, survey=survey
+    )
+    survey.sizes.clear()
+    train, test = (
+        look_through(source, len(data_set.class_names))
+        for source in (data_set.train, data_set.test)
+    )
+    _write(grid_path, grid(train, data_set.train.image_shape))
+    for line in report(data_set, train, test, survey):
+        say(line)
+    say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
+    if survey.faults:
+        total = data_set.train.num_examples + data_set.test.num_examples
+        raise DataError(
+            f"{len(survey.faults)} of {total} images of {name} cannot be used; each is "
+            "named above: replace it, or take it away"
+        )
+
+
+def look_through(source: Source, num_classes: int) -> Seen:
+    """Reads every image of a source once.
+
+    Raises:
+        DataError: one cannot be read, and there is no survey to take that down.
+    """
+    batches = tf.data.Dataset.range(source.num_examples).batch(BATCH_SIZE)
+    batches = batches.map(source.read, num_parallel_calls=tf.data.AUTOTUNE)
+    counts = np.zeros(num_classes, np.int64)
+    values = np.zeros((source.image_shape[-1], 256))
+    samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
+    with data_errors_of_tensorflow():
+        for images, labels in batches.as_numpy_iterator():
+            images, labels = images[labels >= 0], labels[labels >= 0]
+            counts += np.bincount(labels, minlength=num_classes)
+            values += channel_counts(images)
+            for label, of_class in samples.items():
+                wanted = GRID_IMAGES - len(of_class)
+                if wanted:
+                    of_class.extend(images[labels == label][:wanted])
+    return Seen(counts, values, samples)
+
+
+def report(data_set: DataSet, train: Seen, test: Seen, survey: Survey) -> list[str]:
+    """The lines of the report but for the picture's."""
+    height, width, channels = data_set.train.image_shape
+    lines = [
+        ("data set", f"{data_set.name}, {data_set.found}"),
+        ("images", f"{train.labels.sum():,} training, {test.labels.sum():,} test"),
+        ("read as", f"{height}x{width} (height x width), {channels} channel(s)"),
+    ]
+    if survey.sizes:
+        lines.append(("stored as", _sizes(survey.sizes)))
+    if train.values.any():
+        found = moments(train.values)
+        used = data_set.mean, data_set.deviation
+        for name, values, used_values in zip(
+            ("mean", "deviation"), found, used, strict=True
+        ):
+            line = _numbers(values)
+            if _numbers(used_values) != line:
+                line += f" (training uses those of a sample: {_numbers(used_values)})"
+            lines.append((name, line))
+    lines.append(("classes", f"{len(data_set.class_names)}: training, test images"))
+    longest = max(map(len, data_set.class_names))
+    lines += [
+        ("", f"{name:{longest}} {train.labels[label]:8,} {test.labels[label]:8,}")
+        for label, name in enumerate(data_set.class_names)
+    ]
+    lines += [("fault", f"{place}: {words}") for place, words in survey.faults.items()]
+    return [f"{name:11} {text}" for name, text in lines]
+
+
+def _sizes(sizes) -> str:
+    """Each size with its count, or from which to which they go."""
+    if len(sizes) <= LISTED_SIZES:
+        return ", ".join(
+            f"{height}x{width} ({count:,})"
+            for (height, width), count in sizes.most_common()
+        )
+    heights, widths = zip(*sizes, strict=True)
+    shorter = sorted(map(min, sizes))
+    return (
+        f"{len(sizes)} sizes: heights {min(heights)} to {max(heights)}, widths "
+        f"{min(widths)} to {max(widths)}, shorter sides {shorter[0]} to {shorter[-1]}"
+    )
+
+
+def _numbers(values) -> str:
+    return " ".join(f"{value:.2f}" for value in values)
+
+
+def grid(seen: Seen, image_shape: tuple[int, int, int]) -> np.ndarray:
+    """uint8 [height, width, 3]: a row for each class, small images enlarged."""
+    height, width, _ = image_shape
+    factor = -(-CELL_PIXELS // max(height, width))
+    cell = np.array([height, width]) * factor + GAP_PIXELS
+    rows, columns = len(seen.samples), GRID_IMAGES
+    picture = np.full((*(cell * [rows, columns] + GAP_PIXELS), 3), 128, np.uint8)
+    for row, images in enumerate(seen.samples.values()):
+        for column, image in enumerate(images):
+            top, left = cell * [row, column] + GAP_PIXELS
+            large = image.repeat(factor, 0).repeat(factor, 1)
+            # A grey image is copied to all three channels.
+            picture[top : top + len(large), left : left + large.shape[1]] = large
+    return picture
+
+
+def _write(path, picture):
+    try:
+        with open(path, "wb") as file:
+            file.write(tf.io.encode_png(picture).numpy())
+    except OSError as error:
+        raise ConfigError(
+            f"--grid={path}: cannot be written: {error.strerror}"
+        ) from error

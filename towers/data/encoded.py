@@ -1,0 +1,306 @@
+"""A source of images that are encoded (PNG, JPEG) and decoded when they are read.
+
+What was decoded once stays in memory as far as it fits, so from the second epoch on
+reading is a look-up. Nothing else is kept: the data set may be larger than memory.
+"""
+
+import atexit
+import collections
+import dataclasses
+import re
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data.sources import Source, channel_counts, moments
+from towers.errors import DataError, data_errors_of_tensorflow, one_line
+
+# Mean and deviation are those of so many training images, drawn by chance, always the
+# same ones: a mean is then off by 1 of 255 or so (the images' own means differ by 50).
+SAMPLE = 5000
+
+MEGABYTE = 1_000_000
+
+
+class Encoded(Protocol):
+    """Encoded images with their labels, by index."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """The file of one image, and its label.
+
+        Raises:
+            OSError, ValueError: it cannot be read; the words say why.
+        """
+        ...
+
+    def place(self, index: int) -> str:
+        """Where it lies, for messages."""
+        ...
+
+
+@dataclasses.dataclass
+class Survey:
+    """What a look at all images finds out; see `Decoding`.
+
+    Attributes:
+        faults: place -> what is wrong with the image there.
+        sizes: (height, width) of a stored image -> how often it was decoded.
+    """
+
+    faults: dict[str, str] = dataclasses.field(default_factory=dict)
+    sizes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """How encoded images become arrays.
+
+    Attributes:
+        image_size: height and width to which images are resized and cropped; 0 takes
+            them as they are, which must then be alike.
+        cache_mb: megabytes of decoded images that are kept in memory.
+        survey: takes down faults and sizes; an image with a fault is then black and its
+            label -1. Without one the first fault is raised.
+    """
+
+    image_size: int = 0
+    cache_mb: float = 2000.0
+    survey: Survey | None = None
+
+
+AS_STORED = Decoding()
+
+
+class _Reads:
+    """The calls of Python by `tf.data`, which must be over before the interpreter ends.
+
+    A thread of `tf.data` that asks for a dying interpreter is never heard of again, and
+    what holds the iterator then waits for it for ever. So at the end calls are refused,
+    and none is left once there was none for a while: a stream reads only so far ahead.
+    """
+
+    QUIET_SECS = 0.5
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._begun = self._ended = 0
+        self._is_closed = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._begun += 1
+
+    def __exit__(self, *_) -> None:
+        with self._lock:
+            self._ended += 1
+
+    def check_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the interpreter ends")
+
+    def close(self) -> None:
+        self._is_closed = True
+        seen = 0
+        while self._begun > min(seen, self._ended):
+            seen = self._begun
+            time.sleep(self.QUIET_SECS)
+
+
+_reads = _Reads()
+atexit.register(_reads.close)
+
+
+class EncodedSource:
+    """Images that are decoded where they are read, in the threads that read.
+
+    Args:
+        encoded: the images.
+        image_shape: height, width, channels of what is read. Channels are 1 or 3; grey
+            images are repeated or colours weighted accordingly, transparency is
+            dropped, 16 bits are cut to their upper 8.
+        decoding: how.
+
+    Attributes:
+        cache_mb: megabytes of its cache when all of it is filled.
+    """
+
+    def __init__(
+        self, encoded: Encoded, image_shape: tuple[int, int, int], decoding: Decoding
+    ):
+        self.num_examples = len(encoded)
+        self.image_shape = image_shape
+        self._encoded = encoded
+        self._decoding = decoding
+        image_mb = np.prod(image_shape) / MEGABYTE
+        num_kept = min(len(encoded), int(decoding.cache_mb / image_mb))
+        self.cache_mb = num_kept * image_mb
+        # Memory is taken as it is written to.
+        self._images = np.zeros((num_kept, *image_shape), np.uint8)
+        self._labels = np.zeros(num_kept, np.int32)
+        self._is_kept = np.zeros(num_kept, bool)
+
+    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As every source does; not under XLA.
+
+        An image that cannot be read raises an error of TensorFlow's in whose text
+        `data_errors_of_tensorflow` finds the DataError.
+        """
+        with tf.device("CPU:0"):
+            images, labels = tf.numpy_function(
+                self._read, [indices], [tf.uint8, tf.int32], name="decode"
+            )
+        return (
+            tf.ensure_shape(images, [*indices.shape, *self.image_shape]),
+            tf.ensure_shape(labels, indices.shape),
+        )
+
+    def _read(self, indices):
+        with _reads:
+            return self._look_up(indices)
+
+    def _look_up(self, indices):
+        num_kept = len(self._is_kept)
+        if indices.size and indices.max() < num_kept and self._is_kept[indices].all():
+            return self._images.take(indices, 0), self._labels.take(indices)
+        images = np.empty((len(indices), *self.image_shape), np.uint8)
+        labels = np.empty(len(indices), np.int32)
+        with tf.device("CPU:0"):
+            for place, index in enumerate(indices.tolist()):
+                _reads.check_open()
+                if index < num_kept and self._is_kept[index]:
+                    images[place] = self._images[index]
+                    labels[place] = self._labels[index]
+                    continue
+                images[place], labels[place] = self._decode(index)
+                if index < num_kept:
+                    # Another thread may do the same: it writes the same.
+                    self._images[index] = images[place]
+                    self._labels[index] = labels[place]
+                    self._is_kept[index] = True
+        return images, labels
+
+    def _decode(self, index):
+        try:
+            content, label = self._encoded.read(index)
+            image = decode(content, self.image_shape[-1], self._decoding.survey)
+            return fit(image, self.image_shape[:2], self._decoding.image_size), label
+        except (OSError, ValueError) as error:
+            refuse(self._encoded, index, error, self._decoding.survey)
+            return np.uint8(0), -1
+
+
+def refuse(
+    encoded: Encoded, index: int, error: Exception, survey: Survey | None
+) -> None:
+    """Takes down a fault where there is a survey, else raises it as a DataError."""
+    place = " ".join(encoded.place(index).split())
+    words = getattr(error, "strerror", None) or one_line(error)
+    if survey is None:
+        raise DataError(f"{place}: {words}; `python -m towers.data` finds all such")
+    survey.faults[place] = words
+
+
+def decode(content: bytes, channels: int, survey: Survey | None = None) -> tf.Tensor:
+    """uint8 [height, width, channels] of an image file.
+
+    Raises:
+        ValueError: it is none, or is damaged. A JPEG file has no checksums: where bits
+            have changed it may still be decoded to something else.
+    """
+    if not content:
+        raise ValueError("the file is empty")
+    try:
+        image = tf.raw_ops.DecodeImage(
+            contents=tf.constant(content),  # the operation itself takes twice as long
+            channels=channels,
+            dtype=tf.uint8,
+            expand_animations=False,
+        )
+    except tf.errors.OpError as error:
+        words = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", one_line(error))
+        raise ValueError(f"cannot be decoded: {words}") from None
+    if survey is not None:
+        survey.sizes[tuple(image.shape[:2])] += 1
+    return image
+
+
+def fit(image: tf.Tensor, size: Sequence[int], image_size: int) -> np.ndarray:
+    """The middle square of an image, resized with a triangular filter as wide as a
+    pixel of the larger of the two images, so that nothing is skipped.
+
+    Args:
+        image: uint8 [height, width, channels].
+        size: (height, width) that is wanted.
+        image_size: height and width where the image may be resized, else 0.
+
+    Returns:
+        uint8 [*size, channels].
+
+    Raises:
+        ValueError: the image has another size and must not be resized.
+    """
+    height, width, _ = image.shape
+    if (height, width) == tuple(size):
+        return image.numpy()
+    if not image_size:
+        raise ValueError(
+            f"is {height}x{width} (height x width) where {size[0]}x{size[1]} is "
+            "expected; --image_size=N resizes and crops all images"
+        )
+    scale = image_size / min(height, width)
+    cut_off = [(image_size - scale * length) / 2 for length in (height, width)]
+    resized = tf.raw_ops.ScaleAndTranslate(
+        images=tf.expand_dims(image, 0),
+        size=size,
+        scale=[scale, scale],
+        translation=cut_off,
+        kernel_type="triangle",
+        antialias=True,
+    )
+    return np.clip(np.rint(resized[0].numpy()), 0, 255).astype(np.uint8)
+
+
+def find_image_shape(
+    encoded: Encoded, channels: int, decoding: Decoding
+) -> tuple[int, int, int]:
+    """The shape to read images in: `image_size`, or that of the first image.
+
+    Raises:
+        DataError: the first one, or with a survey every one, cannot be decoded.
+    """
+    if decoding.image_size:
+        return (decoding.image_size, decoding.image_size, channels)
+    for index in range(len(encoded)):
+        try:
+            content, _ = encoded.read(index)
+            return tuple(decode(content, channels).shape)
+        except (OSError, ValueError) as error:
+            refuse(encoded, index, error, decoding.survey)
+    raise DataError(f"{encoded.place(0)} and all that follow: no image can be decoded")
+
+
+def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, 0..255, over SAMPLE images or all.
+
+    Raises:
+        DataError: one of them cannot be read.
+    """
+    indices = np.arange(source.num_examples)
+    if len(indices) > SAMPLE:
+        rng = np.random.Generator(np.random.Philox(0))
+        indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
+    batches = tf.data.Dataset.from_tensor_slices(indices).batch(50)
+    batches = batches.map(source.read, num_parallel_calls=tf.data.AUTOTUNE)
+    counts = np.zeros((source.image_shape[-1], 256))
+    with data_errors_of_tensorflow():
+        for images, labels in batches.as_numpy_iterator():
+            counts += channel_counts(images[labels >= 0])
+    if not counts.any():
+        raise DataError(f"none of {len(indices)} training images can be read")
+    return moments(counts)

@@ -1,0 +1,77 @@
+"""IDX files, in which MNIST is published: a header, then bytes in row-major order.
+
+The header is two zero bytes, the type of the values (0x08 for unsigned bytes), the
+number of dimensions, and each dimension as four bytes, the highest first
+(yann.lecun.com/exdb/mnist, "File formats").
+"""
+
+import gzip
+import math
+import zlib
+
+import numpy as np
+
+from towers.errors import DataError
+
+UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Reads one file, packed where its name ends with `.gz`.
+
+    Args:
+        path: of the file.
+        shape: that it must have; the first dimension counts the records.
+
+    Returns:
+        uint8 [*shape].
+
+    Raises:
+        DataError: it is missing, not such a file, of another shape, or cut short.
+    """
+    header = bytes([0, 0, UNSIGNED_BYTE, len(shape)])
+    header += b"".join(size.to_bytes(4, "big") for size in shape)
+    num_bytes = math.prod(shape)
+    opener = gzip.open if path.endswith(".gz") else open
+    try:
+        with opener(path, "rb") as file:
+            found = file.read(len(header))
+            _check_header(path, found, header)
+            # One byte more than there should be tells a file that goes on.
+            content = file.read(num_bytes + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: cannot be read: {why}") from error
+    if len(content) != num_bytes:
+        record_bytes = num_bytes // shape[0]
+        where = (
+            f"it goes on after record {shape[0] - 1}, the last"
+            if len(content) > num_bytes
+            else f"it breaks off in record {len(content) // record_bytes}"
+        )
+        raise DataError(
+            f"{path}: expected {num_bytes} bytes after the header ({shape[0]} records "
+            f"of {record_bytes}): {where} (records are counted from 0)"
+        )
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _check_header(path: str, found: bytes, expected: bytes) -> None:
+    if found == expected:
+        return
+    if found[:4] != expected[:4]:
+        raise DataError(
+            f"{path}: is not an IDX file of bytes with {expected[3]} dimension(s): its "
+            f"magic number is 0x{found[:4].hex()}, expected 0x{expected[:4].hex()}"
+        )
+    if len(found) < len(expected):
+        raise DataError(f"{path}: breaks off in its header, after {len(found)} bytes")
+    raise DataError(
+        f"{path}: holds {_sizes(found)} (records, then height and width), expected "
+        f"{_sizes(expected)}"
+    )
+
+
+def _sizes(header: bytes) -> str:
+    sizes = np.frombuffer(header, ">u4")[1:]
+    return "x".join(map(str, sizes))

@@ -1,0 +1,202 @@
+"""A folder of image files, one folder a class: `train/CLASS/*.png|jpg|jpeg`.
+
+Names are read at the start, contents when they are needed.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from towers.data.encoded import (
+    AS_STORED,
+    Decoding,
+    EncodedSource,
+    find_image_shape,
+    sampled_moments,
+)
+from towers.data.sources import (
+    TEST_FRACTION,
+    DataSet,
+    Subset,
+    data_folder,
+    split_off_test,
+)
+from towers.errors import DataError
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+# Images that would be missed if they were passed over like other files.
+OTHER_IMAGES = tuple(
+    ".avif .bmp .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff .webp".split()
+)
+TEST_FOLDERS = ("test", "val", "validation")
+CHANNELS = 3
+
+LAYOUT = (
+    "an image folder has train/CLASS/*.png|jpg|jpeg and, if it has images for testing, "
+    "test/, val/ or validation/ alike; --data_dir names the folder that train/ is in"
+)
+
+
+class ImageFiles:
+    """The image files of a list of classes; an `Encoded`.
+
+    Args:
+        folder: that the folders of the classes are in.
+        names: per class, in the order of the labels, its folder and its files.
+    """
+
+    def __init__(self, folder: str, names: dict[str, list[str]]):
+        self.labels = np.repeat(
+            np.arange(len(names), dtype=np.int32), [len(x) for x in names.values()]
+        )
+        self._folder = folder
+        self._classes = list(names)
+        self._names = [name for of_class in names.values() for name in of_class]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        with open(self.place(index), "rb") as file:
+            return file.read(), int(self.labels[index])
+
+    def place(self, index: int) -> str:
+        class_name = self._classes[self.labels[index]]
+        return os.path.join(self._folder, class_name, self._names[index])
+
+
+def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
+    """Lists an image folder; its files are decoded when they are read.
+
+    The classes are the folders in `train/`, their order is that of the names, and so is
+    the order of the files. Names that begin with a dot are passed over, as are files
+    that are no images; `found` counts those. Without a folder for testing a tenth of
+    each class is held out, drawn by chance, the same in every run.
+
+    Args:
+        data_dir: the folder; empty means `data`.
+        decoding: size of the images, and what is kept of them.
+
+    Returns:
+        Sources of uint8 [n, height, width, 3]. Mean and deviation are those of a
+        sample; see `encoded.SAMPLE`.
+
+    Raises:
+        DataError: the folder is not laid out like that; it has fewer than two classes,
+            one without images, or for testing one that is not trained; there are image
+            files of other kinds, or an image of the sample cannot be read.
+    """
+    root = data_folder(data_dir)
+    folder = os.path.join(root, "train")
+    if not os.path.isdir(folder):
+        raise DataError(f"{root} has no folder train/; {LAYOUT}")
+    passed_over = []
+    names = _list_classes(folder, passed_over)
+    if len(names) < 2:
+        raise DataError(
+            f"{folder}: {len(names)} folder(s), and at least two classes are wanted; "
+            f"{LAYOUT}"
+        )
+    for class_name, files in names.items():
+        if not files:
+            raise DataError(
+                f"{os.path.join(folder, class_name)}: holds no .png, .jpg or .jpeg "
+                "file; remove the folder, or put the images of the class there"
+            )
+    files = ImageFiles(folder, names)
+    image_shape = find_image_shape(files, CHANNELS, decoding)
+    train = EncodedSource(files, image_shape, decoding)
+    test_folders = [x for x in TEST_FOLDERS if os.path.isdir(os.path.join(root, x))]
+    if test_folders:
+        test = _load_test(
+            os.path.join(root, test_folders[0]),
+            list(names),
+            train,
+            decoding,
+            passed_over,
+        )
+        said = f"{test_folders[0]}/ for testing"
+        if test_folders[1:]:
+            said += f", {test_folders[1]}/ unused"
+    else:
+        rest, held_out = split_off_test(files.labels)
+        train, test = Subset(train, rest), Subset(train, held_out)
+        said = f"{TEST_FRACTION:.0%} of each class held out for testing"
+    mean, deviation = sampled_moments(train)
+    if passed_over:
+        said += f"; {len(passed_over)} other file(s), as {passed_over[0]}, passed over"
+    return DataSet(
+        name="image_folder",
+        train=train,
+        test=test,
+        class_names=tuple(names),
+        mean=mean,
+        deviation=deviation,
+        found=f"{root} ({said})",
+    )
+
+
+def _load_test(folder, class_names, train, decoding, passed_over):
+    """The images for testing, of the classes and with the shape of those for training;
+    they are kept where there is room left."""
+    names = _list_classes(folder, passed_over)
+    unknown = sorted(set(names) - set(class_names))
+    if unknown:
+        raise DataError(
+            f"{os.path.join(folder, unknown[0])}: there is no such class in train/; "
+            f"that has {', '.join(class_names[:20])}"
+        )
+    files = ImageFiles(folder, {name: names.get(name, []) for name in class_names})
+    if not len(files):
+        raise DataError(f"{folder}: holds no images; {LAYOUT}")
+    return EncodedSource(
+        files,
+        train.image_shape,
+        dataclasses.replace(decoding, cache_mb=decoding.cache_mb - train.cache_mb),
+    )
+
+
+def _list_classes(folder: str, passed_over: list[str]) -> dict[str, list[str]]:
+    """Class -> its image files, both in the order of the names."""
+    names = {}
+    for entry in _entries(folder):
+        if entry.is_dir():
+            names[entry.name] = sorted(_list_images(entry.path, passed_over))
+        elif entry.name.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
+            raise DataError(f"{entry.path}: is an image of no class; {LAYOUT}")
+        else:
+            passed_over.append(entry.path)
+    return dict(sorted(names.items()))
+
+
+def _list_images(folder: str, passed_over: list[str]) -> Iterator[str]:
+    for entry in _entries(folder):
+        # Its kind stands in the listing; nothing is asked about each file.
+        if entry.name.lower().endswith(ENDINGS) and entry.is_file():
+            yield entry.name
+        elif entry.is_dir():
+            raise DataError(
+                f"{entry.path}: is a folder in the folder of a class, which holds "
+                "images only; move them up, or the folder away"
+            )
+        elif entry.name.lower().endswith(OTHER_IMAGES):
+            raise DataError(
+                f"{entry.path}: only .png, .jpg and .jpeg files are read; convert it, "
+                "or move it away"
+            )
+        elif entry.is_symlink() and not os.path.exists(entry.path):
+            raise DataError(f"{entry.path}: is a link that leads nowhere")
+        else:
+            passed_over.append(entry.path)
+
+
+def _entries(folder: str) -> Iterator[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    yield entry
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from error

@@ -1,0 +1,154 @@
+"""Encoded images in one file, one after the other, and their places in a second.
+
+For what is stored in an order that cannot be indexed: it is copied once. The second
+file is written last, so where it is there the first one is whole.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from towers.errors import DataError
+
+# Left free on the disk, so that the copy is not what fills it.
+SPARE_BYTES = 100_000_000
+
+
+class IndexedFile:
+    """The images of `path + ".bin"`, an `Encoded`; `path + ".npz"` says where they are.
+
+    Args:
+        path: without ending.
+
+    Raises:
+        DataError: the two do not belong together, or one cannot be read.
+    """
+
+    def __init__(self, path: str):
+        self._path = path + ".bin"
+        try:
+            with open(path + ".npz", "rb") as file, np.load(file) as index:
+                self._offsets, self._labels = index["offsets"], index["labels"]
+                self.origin = str(index["origin"])
+            self._file = os.open(self._path, os.O_RDONLY)
+            size = os.fstat(self._file).st_size
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{path}: the copy cannot be read: {error}; delete {path}.*"
+            ) from error
+        if size != self._offsets[-1] or len(self._labels) + 1 != len(self._offsets):
+            raise DataError(
+                f"{self._path}: expected {self._offsets[-1]} bytes of "
+                f"{len(self._labels)} images, found {size}; delete {path}.*"
+            )
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        first, end = map(int, self._offsets[index : index + 2])
+        return os.pread(self._file, end - first, first), int(self._labels[index])
+
+    def place(self, index: int) -> str:
+        return f"{self._path}: image {index} (counted from 0)"
+
+
+def open_or_copy(
+    path: str,
+    origin: str,
+    num_examples: int,
+    num_bytes: int,
+    examples: Callable[[], Iterable[tuple[bytes, int]]],
+) -> IndexedFile:
+    """The copy at `path`, made where it is missing or one of something else.
+
+    Args:
+        path: of the copy, without ending.
+        origin: what is copied, in words that change when it does.
+        num_examples: how many images there must be.
+        num_bytes: about how large the copy will be; said before it is made.
+        examples: gives the encoded images and their labels.
+
+    Raises:
+        DataError: there is no room or no leave to write, or the examples are fewer.
+    """
+    folder = os.path.dirname(path)
+    try:
+        found = _find(path, origin)
+        if found:
+            return found
+        with open(path + ".lock", "wb") as lock:
+            # Another process may be copying the same; then its copy will do.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = _find(path, origin)
+            if not found:
+                _check_room(folder, num_bytes)
+                size = f"{num_bytes / 1e6:,.1f} MB"
+                print(f"copying {size} to {path}.bin, once ...", flush=True)
+                _copy(path, origin, num_examples, examples())
+            return found or IndexedFile(path)
+    except PermissionError as error:
+        raise DataError(
+            f"{folder}: a copy that can be indexed, of {num_bytes} bytes, would be "
+            f"written there: {error.strerror}"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _find(path, origin):
+    if not os.path.exists(path + ".npz"):
+        return None
+    found = IndexedFile(path)
+    return found if found.origin == origin else None
+
+
+def _check_room(folder, num_bytes):
+    needed, free = num_bytes + SPARE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise DataError(
+            f"{folder}: a copy that can be indexed needs {needed} bytes, and {free} "
+            "are free"
+        )
+
+
+def _copy(path, origin, num_examples, examples):
+    offsets, labels = [0], []
+    try:
+        with open(path + ".bin.partial", "wb") as file:
+            for content, label in examples:
+                file.write(content)
+                offsets.append(offsets[-1] + len(content))
+                labels.append(label)
+            _flush(file)
+        if len(labels) != num_examples:
+            raise DataError(
+                f"{path}: {num_examples} images were to be copied, found {len(labels)}"
+            )
+        with open(path + ".npz.partial", "wb") as file:
+            np.savez(
+                file,
+                offsets=np.array(offsets, np.int64),
+                labels=np.array(labels, np.int32),
+                origin=origin,
+            )
+            _flush(file)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path + ".npz")
+        os.replace(path + ".bin.partial", path + ".bin")
+        os.replace(path + ".npz.partial", path + ".npz")
+    except BaseException:
+        for ending in (".bin.partial", ".npz.partial"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path + ending)
+        raise
+
+
+def _flush(file):
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,236 @@
+"""`tfds:NAME`: any prepared data set of tensorflow-datasets with an image and a label,
+of any size, decoded when it is read.
+
+Prepared as array_record it is read in place. Other formats cannot be indexed: their
+encoded images are copied once into a file beside them.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from towers.data import indexed, tfds
+from towers.data.encoded import (
+    AS_STORED,
+    Decoding,
+    EncodedSource,
+    find_image_shape,
+    sampled_moments,
+)
+from towers.data.sources import (
+    TEST_FRACTION,
+    DataSet,
+    Subset,
+    data_folder,
+    split_off_test,
+)
+from towers.errors import DataError, one_line
+
+PREFIX = "tfds:"
+TEST_SPLITS = ("test", "validation")
+
+
+class Prepared:
+    """The images of one split, an `Encoded` that looks at the labels.
+
+    Args:
+        read: index -> encoded image, label.
+        num_examples: of the split.
+        place: of the split, for messages.
+        num_classes: that there may be.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], tuple[bytes, int]],
+        num_examples: int,
+        place: str,
+        num_classes: int,
+    ):
+        self._read = read
+        self._num_examples = num_examples
+        self._place = place
+        self._num_classes = num_classes
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        content, label = self._read(index)
+        if not 0 <= label < self._num_classes:
+            raise ValueError(
+                f"has the label {label}, expected 0 to {self._num_classes - 1}"
+            )
+        return content, label
+
+    def is_labelled(self) -> bool:
+        """Whether the first image has a label; those that a contest hides are -1."""
+        try:
+            return self._read(0)[1] != -1
+        except (OSError, ValueError):
+            return True
+
+    def place(self, index: int) -> str:
+        return f"{self._place}, image {index} (counted from 0)"
+
+
+def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
+    """Opens a prepared data set; the network is not asked.
+
+    Without a split `test` or `validation` that has labels, a tenth of the split `train`
+    is held out for testing, drawn by chance, the same in every run.
+
+    Args:
+        name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
+        data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
+            folder of tensorflow-datasets comes next.
+        decoding: size of the images, and what is kept of them.
+
+    Returns:
+        Sources of uint8 [n, height, width, 1 or 3]. Mean and deviation are those of a
+        sample; see `encoded.SAMPLE`.
+
+    Raises:
+        DataError: it is not there, is damaged, or has no image with a label.
+    """
+    folder = _find(name, data_dir)
+    with tfds.reading(folder) as builder:
+        image_key, label_key = image_and_label(folder, builder.info)
+        image, label = (builder.info.features[key] for key in (image_key, label_key))
+
+        def open_split(split):
+            keys, num_classes = (image_key, label_key), label.num_classes
+            return _open_split(folder, builder, split, keys, num_classes)
+
+        if "train" not in builder.info.splits:
+            raise DataError(
+                f"{folder}: has no split 'train', only {', '.join(builder.info.splits)}"
+            )
+        encoded = open_split("train")
+        channels = 1 if image.shape[-1] == 1 else 3
+        image_shape = find_image_shape(encoded, channels, decoding)
+        train = EncodedSource(encoded, image_shape, decoding)
+        for split in TEST_SPLITS:
+            encoded = split in builder.info.splits and open_split(split)
+            if encoded and encoded.is_labelled():
+                left = decoding.cache_mb - train.cache_mb
+                smaller = dataclasses.replace(decoding, cache_mb=left)
+                test = EncodedSource(encoded, image_shape, smaller)
+                said = f"split {split} for testing"
+                break
+        else:
+            # The labels are not known before all images are read.
+            rest, held_out = split_off_test(np.zeros(train.num_examples))
+            train, test = Subset(train, rest), Subset(train, held_out)
+            said = f"{TEST_FRACTION:.0%} held out for testing"
+    mean, deviation = sampled_moments(train)
+    return DataSet(
+        name=PREFIX + name,
+        train=train,
+        test=test,
+        class_names=tuple(label.names),
+        mean=mean,
+        deviation=deviation,
+        found=f"tensorflow-datasets {builder.info.full_name} in {folder} ({said})",
+    )
+
+
+def image_and_label(folder: str, info: Any) -> tuple[str, str]:
+    """The keys of the features to learn from: the supervised ones, else the only image
+    and the only label.
+
+    Raises:
+        DataError: there are none, or several.
+    """
+    import tensorflow_datasets as tfds
+
+    features = info.features
+    images, labels = (
+        [key for key, feature in features.items() if isinstance(feature, kind)]
+        for kind in (tfds.features.Image, tfds.features.ClassLabel)
+    )
+    supervised = info.supervised_keys
+    if supervised and supervised[0] in images and supervised[1] in labels:
+        images, labels = [supervised[0]], [supervised[1]]
+    if len(images) != 1 or len(labels) != 1:
+        raise DataError(
+            f"{folder}: one image with one class label is wanted, but its features are "
+            + ", ".join(f"{k} ({type(v).__name__})" for k, v in features.items())
+        )
+    image = features[images[0]]
+    if image.np_dtype not in (np.uint8, np.uint16):
+        raise DataError(
+            f"{folder}: {images[0]} is of type {np.dtype(image.np_dtype)}; only images "
+            "of 8 or 16 bits are read"
+        )
+    return images[0], labels[0]
+
+
+def _find(name: str, data_dir: str) -> str:
+    """The prepared folder, in `data_dir` or in the default one."""
+    root, shared = data_folder(data_dir), tfds.default_dir()
+    for place in (root, shared):
+        prepared = tfds.find_prepared(name, place)
+        if prepared:
+            return prepared
+    configs = [
+        f"{name}/{entry}"
+        for place in (root, shared)
+        if os.path.isdir(os.path.join(place, name))
+        for entry in sorted(os.listdir(os.path.join(place, name)))
+        if tfds.find_prepared(f"{name}/{entry}", place)
+    ]
+    if configs:
+        raise DataError(
+            f"{PREFIX}{name} is prepared as {', '.join(configs)}; choose one of them: "
+            f"--dataset={PREFIX}{configs[0]}"
+        )
+    raise DataError(
+        f"{PREFIX}{name} was not found: no {name}/VERSION in {root} (--data_dir) or "
+        f"{shared}; to prepare it, on a machine with a network: tfds build {name} "
+        "--file_format=array_record"
+    )
+
+
+def _open_split(folder, builder, split, keys, num_classes):
+    """The encoded images of a split, in the order of its files."""
+    import tensorflow_datasets as tfds
+
+    info = builder.info
+    place = f"{folder}: split '{split}'"
+    as_stored = {keys[0]: tfds.decode.SkipDecoding()}
+    if info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
+        examples = builder.as_data_source(split, decoders=as_stored)
+
+        def read(index):
+            try:
+                example = examples[index]
+            except Exception as error:  # Whatever array_record lets through.
+                raise ValueError(f"cannot be read: {one_line(error)}") from error
+            return example[keys[0]], int(example[keys[1]])
+
+        return Prepared(read, len(examples), place, num_classes)
+
+    def examples():
+        stored = builder.as_dataset(
+            split=split,
+            shuffle_files=False,
+            decoders=tfds.decode.PartialDecoding(
+                dict.fromkeys(keys, True), decoders=as_stored
+            ),
+            read_config=tfds.ReadConfig(try_autocache=False),
+        )
+        for example in stored.prefetch(100).as_numpy_iterator():
+            yield example[keys[0]], int(example[keys[1]])
+
+    copy = indexed.open_or_copy(
+        os.path.join(folder, f"towers-{split}"),
+        f"{info.full_name} {split}: {keys[0]}, {keys[1]}",
+        info.splits[split].num_examples,
+        int(info.splits[split].num_bytes),
+        examples,
+    )
+    return Prepared(copy.read, len(copy), place, num_classes)
