@@ -14,7 +14,7 @@ from pictures import chunk, png, png_file, random_pixels
 
 from towers.data import encoded
 from towers.data.encoded import Decoding, EncodedSource, Survey, decode, fit
-from towers.errors import DataError, data_errors_of_tensorflow
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11
 SHAPE = (8, 6, 3)
@@ -90,6 +90,12 @@ def test_what_fits_is_decoded_once(files, pixels, cache_mb, kept):
         np.testing.assert_array_equal(images, pixels)
         np.testing.assert_array_equal(labels, files.labels)
         assert files.num_reads == NUM_EXAMPLES + epoch * (NUM_EXAMPLES - kept)
+
+
+def test_a_cache_that_memory_cannot_hold_is_refused(files, monkeypatch):
+    monkeypatch.setattr(Files, "__len__", lambda self: 10**15)
+    with pytest.raises(ConfigError, match="image_cache_mb=1e.12: there is not so much"):
+        EncodedSource(files, SHAPE, Decoding(cache_mb=1e12))
 
 
 def test_threads_that_read_the_same_get_the_same(files, pixels):

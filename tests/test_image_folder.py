@@ -11,7 +11,7 @@ from pictures import png, random_pixels, write_folder
 from towers import data, evaluate, train
 from towers.data import image_folder
 from towers.data.encoded import Decoding
-from towers.data.sources import split_off_test
+from towers.data.sources import ArraySource, split_off_test
 from towers.errors import DataError
 
 COUNTS = {"cat": 5, "ant": 3, "dog": 4}
@@ -132,7 +132,8 @@ def test_a_tenth_of_each_class_is_held_out(tmp_path):
 
 def test_held_out_images_come_from_everywhere():
     labels = np.arange(10_000) % 4
-    rest, held_out = split_off_test(labels)
+    source = ArraySource(np.zeros((10_000, 1, 1, 1), np.uint8), np.arange(10_000))
+    rest, held_out = (all_of(x)[1] for x in split_off_test(source, labels, "here"))
     np.testing.assert_array_equal(np.sort([*rest, *held_out]), np.arange(10_000))
     np.testing.assert_array_equal(np.bincount(labels[held_out]), [250] * 4)
     # The mean of 1,000 places, each with a deviation of 2,900.
@@ -195,6 +196,11 @@ def empty_test(root):
     (root / "test" / "cat").mkdir(parents=True)
 
 
+def one_image_each(root):
+    shutil.rmtree(root)
+    write_folder(root, "train", {"ant": 1, "cat": 1})
+
+
 def empty_image(root):
     (root / "train" / "ant" / "00.png").write_bytes(b"")
 
@@ -216,6 +222,7 @@ def broken_image(root):
         (dead_link, "train/cat/x.png", "is a link that leads nowhere"),
         (unknown_class, "test/eel", "there is no such class in train/"),
         (empty_test, "test", "holds no images"),
+        (one_image_each, "train", "no class has two images"),
         (empty_image, "train/ant/00.png", "the file is empty"),
         (broken_image, "train/dog/02.png", "cannot be decoded: Invalid PNG"),
     ],

@@ -17,7 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.sources import Source, channel_counts, moments
-from towers.errors import DataError, data_errors_of_tensorflow, one_line
+from towers.errors import (
+    ConfigError,
+    DataError,
+    data_errors_of_tensorflow,
+    one_line,
+)
 
 # Mean and deviation are those of so many training images, drawn by chance, always the
 # same ones: a mean is then off by 1 of 255 or so (the images' own means differ by 50).
@@ -51,10 +56,12 @@ class Survey:
     Attributes:
         faults: place -> what is wrong with the image there.
         sizes: (height, width) of a stored image -> how often it was decoded.
+        lock: held by the thread that takes something down.
     """
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
     sizes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,8 +147,14 @@ class EncodedSource:
         image_mb = np.prod(image_shape) / MEGABYTE
         num_kept = min(len(encoded), int(decoding.cache_mb / image_mb))
         self.cache_mb = num_kept * image_mb
-        # Memory is taken as it is written to.
-        self._images = np.zeros((num_kept, *image_shape), np.uint8)
+        try:
+            # Memory is taken as it is written to.
+            self._images = np.zeros((num_kept, *image_shape), np.uint8)
+        except MemoryError:
+            raise ConfigError(
+                f"image_cache_mb={decoding.cache_mb:g}: there is not so much memory; "
+                "what does not fit is decoded in every epoch"
+            ) from None
         self._labels = np.zeros(num_kept, np.int32)
         self._is_kept = np.zeros(num_kept, bool)
 
@@ -203,7 +216,8 @@ def refuse(
     words = getattr(error, "strerror", None) or one_line(error)
     if survey is None:
         raise DataError(f"{place}: {words}; `python -m towers.data` finds all such")
-    survey.faults[place] = words
+    with survey.lock:
+        survey.faults[place] = words
 
 
 def decode(content: bytes, channels: int, survey: Survey | None = None) -> tf.Tensor:
@@ -226,13 +240,14 @@ def decode(content: bytes, channels: int, survey: Survey | None = None) -> tf.Te
         words = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", one_line(error))
         raise ValueError(f"cannot be decoded: {words}") from None
     if survey is not None:
-        survey.sizes[tuple(image.shape[:2])] += 1
+        with survey.lock:
+            survey.sizes[tuple(image.shape[:2])] += 1
     return image
 
 
 def fit(image: tf.Tensor, size: Sequence[int], image_size: int) -> np.ndarray:
-    """The middle square of an image, resized with a triangular filter as wide as a
-    pixel of the larger of the two images, so that nothing is skipped.
+    """The middle square of an image, resized with a triangular filter that widens as
+    the image shrinks, so that every pixel of the square counts.
 
     Args:
         image: uint8 [height, width, channels].

@@ -19,7 +19,6 @@ from towers.data.encoded import (
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
-    Subset,
     data_folder,
     split_off_test,
 )
@@ -121,8 +120,7 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
         if test_folders[1:]:
             said += f", {test_folders[1]}/ unused"
     else:
-        rest, held_out = split_off_test(files.labels)
-        train, test = Subset(train, rest), Subset(train, held_out)
+        train, test = split_off_test(train, files.labels, folder)
         said = f"{TEST_FRACTION:.0%} of each class held out for testing"
     mean, deviation = sampled_moments(train)
     if passed_over:

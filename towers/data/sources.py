@@ -97,15 +97,22 @@ def data_folder(data_dir: str) -> str:
     return root
 
 
-def split_off_test(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Splits a data set that has no images for testing, the same way every time.
+def split_off_test(
+    source: Source, labels: np.ndarray, place: str
+) -> tuple[Subset, Subset]:
+    """Splits a source that has no images for testing, the same way every time.
 
     Args:
-        labels: of all images; any that are the same where they are not known.
+        source: all images.
+        labels: theirs; any that are the same where they are not known.
+        place: where they lie, for messages.
 
     Returns:
-        Indices of what is left for training, and of TEST_FRACTION of each class, at
-        least one image of it where it has two, drawn by chance; both ascending.
+        What is left for training, and TEST_FRACTION of each class, at least one image
+        of it where it has two, drawn by chance; both in the order of the source.
+
+    Raises:
+        DataError: there are too few images.
     """
     rng = np.random.Generator(np.random.Philox(0))
     is_test = np.zeros(len(labels), bool)
@@ -113,7 +120,12 @@ def split_off_test(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         of_class = rng.permutation(np.flatnonzero(labels == label))
         count = max(round(TEST_FRACTION * len(of_class)), int(len(of_class) > 1))
         is_test[of_class[:count]] = True
-    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if not is_test.any():
+        raise DataError(
+            f"{place}: no class has two images, one of which could be held out for "
+            "testing"
+        )
+    return tuple(Subset(source, np.flatnonzero(x)) for x in (~is_test, is_test))
 
 
 def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

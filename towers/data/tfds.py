@@ -15,7 +15,7 @@ import tensorflow as tf
 from absl import logging
 
 from towers.data.sources import ArraySource, DataSet, channel_moments
-from towers.errors import DataError, one_line
+from towers.errors import DataError, TowersError, one_line
 
 
 def default_dir() -> str:
@@ -57,8 +57,10 @@ def reading(folder: str) -> Iterator[Any]:
     logging.set_verbosity(logging.ERROR)
     try:
         yield tfds.builder_from_directory(folder)
-    except DataError:
+    except TowersError:
         raise
+    except ImportError as error:  # array_record is not there for every system.
+        raise DataError(f"{folder}: cannot be read here: {one_line(error)}") from error
     except Exception as error:  # TFDS lets those of TensorFlow, protobuf, json through.
         raise DataError(
             f"{folder}: tensorflow-datasets cannot read it: {one_line(error)}; "

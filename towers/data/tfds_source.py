@@ -23,7 +23,6 @@ from towers.data.encoded import (
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
-    Subset,
     data_folder,
     split_off_test,
 )
@@ -109,22 +108,21 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
             raise DataError(
                 f"{folder}: has no split 'train', only {', '.join(builder.info.splits)}"
             )
-        encoded = open_split("train")
+        train_images = open_split("train")
         channels = 1 if image.shape[-1] == 1 else 3
-        image_shape = find_image_shape(encoded, channels, decoding)
-        train = EncodedSource(encoded, image_shape, decoding)
+        image_shape = find_image_shape(train_images, channels, decoding)
+        train = EncodedSource(train_images, image_shape, decoding)
         for split in TEST_SPLITS:
-            encoded = split in builder.info.splits and open_split(split)
-            if encoded and encoded.is_labelled():
+            images = split in builder.info.splits and open_split(split)
+            if images and images.is_labelled():
                 left = decoding.cache_mb - train.cache_mb
                 smaller = dataclasses.replace(decoding, cache_mb=left)
-                test = EncodedSource(encoded, image_shape, smaller)
+                test = EncodedSource(images, image_shape, smaller)
                 said = f"split {split} for testing"
                 break
         else:
             # The labels are not known before all images are read.
-            rest, held_out = split_off_test(np.zeros(train.num_examples))
-            train, test = Subset(train, rest), Subset(train, held_out)
+            train, test = split_off_test(train, np.zeros(len(train_images)), folder)
             said = f"{TEST_FRACTION:.0%} held out for testing"
     mean, deviation = sampled_moments(train)
     return DataSet(
