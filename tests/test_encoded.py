@@ -13,7 +13,8 @@ import tensorflow as tf
 from pictures import chunk, png, png_file, random_pixels
 
 from towers.data import encoded
-from towers.data.encoded import Decoding, EncodedSource, Survey, decode, fit
+from towers.data.decoding import Decoding, Survey, decode, find_image_shape, fit
+from towers.data.encoded import EncodedSource
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11
@@ -240,18 +241,18 @@ def test_an_image_of_the_right_size_is_left_alone():
 
 
 def test_the_size_is_that_of_the_first_image_or_the_one_asked_for(files):
-    assert encoded.find_image_shape(files, 3, Decoding()) == SHAPE
-    assert encoded.find_image_shape(files, 1, Decoding(image_size=5)) == (5, 5, 1)
+    assert find_image_shape(files, 3, Decoding()) == SHAPE
+    assert find_image_shape(files, 1, Decoding(image_size=5)) == (5, 5, 1)
     files.contents[0] = b""
     assert "0.png: the file is empty" in message(
-        lambda: encoded.find_image_shape(files, 3, Decoding())
+        lambda: find_image_shape(files, 3, Decoding())
     )
     survey = Survey()
-    assert encoded.find_image_shape(files, 3, Decoding(survey=survey)) == SHAPE
+    assert find_image_shape(files, 3, Decoding(survey=survey)) == SHAPE
     assert list(survey.faults) == ["folder/0.png"]
     nothing = Files([b"", b""])
     assert "no image can be decoded" in message(
-        lambda: encoded.find_image_shape(nothing, 3, Decoding(survey=survey))
+        lambda: find_image_shape(nothing, 3, Decoding(survey=survey))
     )
 
 
@@ -334,7 +335,8 @@ import atexit
 atexit.register(lambda: print("under way:", files.under_way))  # the last to be called
 import tensorflow as tf
 from test_encoded import SHAPE, SlowFiles, png, random_pixels
-from towers.data.encoded import Decoding, EncodedSource
+from towers.data.decoding import Decoding
+from towers.data.encoded import EncodedSource
 
 files = SlowFiles(png(random_pixels(0)))
 source = EncodedSource(files, SHAPE, Decoding(cache_mb=0))

@@ -10,7 +10,7 @@ from pictures import png, random_pixels, write_folder
 
 from towers import data, evaluate, train
 from towers.data import image_folder
-from towers.data.encoded import Decoding
+from towers.data.decoding import Decoding
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import DataError
 

@@ -45,7 +45,7 @@ FLOORS = {
 # Within a sub-package, from the ground up; those of one line do not import each other.
 ROOMS = {
     "data": [
-        {"idx", "indexed", "randomness", "records", "sources"},
+        {"decoding", "idx", "indexed", "randomness", "records", "sources"},
         {"augment", "embedded", "encoded", "synthetic", "tfds"},
         {"distortions", "download", "image_folder", "tfds_source"},
         {"mixing", "official"},
@@ -99,6 +99,7 @@ GROUPED = {
     "data/__main__.py": "test_check",  # the command that checks
     # What the data sets of one layout, or of all, share is seen in each of them.
     "data/cifar.py": "test_cifar10",
+    "data/decoding.py": "test_encoded",  # images are read and decoded in one
     "data/idx.py": "test_mnist",
     "data/indexed.py": "test_tfds_source",
     "data/official.py": "test_cifar10",

@@ -10,7 +10,7 @@ from prepared_sets import CLASSES, all_of, features, message, random_examples, s
 
 from towers import data
 from towers.data import indexed, tfds_source
-from towers.data.encoded import Decoding, Survey
+from towers.data.decoding import Decoding, Survey
 
 FORMATS = ["tfrecord", "array_record"]
 

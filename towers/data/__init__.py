@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from towers.data.encoded import Survey
+    from towers.data.decoding import Survey
     from towers.data.sources import DataSet
 
 
@@ -50,14 +50,14 @@ def load(
         name: a key of DATASETS, or tfds:NAME.
         data_dir: where the user keeps it; empty for the usual places.
         image_size, image_cache_mb, survey: of images that are decoded when they are
-            read; see `encoded.Decoding`.
+            read; see `decoding.Decoding`.
 
     Raises:
         DataError: it is not there, or not what it should be.
     """
     if not is_decoded(name):
         return DATASETS[name](data_dir)
-    from towers.data.encoded import Decoding
+    from towers.data.decoding import Decoding
 
     decoding = Decoding(image_size, image_cache_mb, survey)
     if name.startswith(TFDS):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import data
-from towers.data.encoded import Survey
+from towers.data.decoding import Survey
 from towers.data.sources import DataSet, Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 

@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 
 from towers.data import indexed, tfds
-from towers.data.encoded import (
-    AS_STORED,
-    Decoding,
-    EncodedSource,
-    find_image_shape,
-    sampled_moments,
-)
+from towers.data.decoding import AS_STORED, Decoding, find_image_shape
+from towers.data.encoded import EncodedSource, sampled_moments
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
