@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from test_strategies import Recipe, create_towers, partition_graphs
+from recipes import Recipe, create_strategy
+from test_strategies import partition_graphs
 
 from towers.errors import ConfigError
 from towers.models import keras_settings
 from towers.parallel.device_tape import DeviceTape, Value
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.split import Shards
+from towers.parallel.towers import Towers
 
 # The tape over devices.
 
@@ -101,6 +103,22 @@ def test_shards_own_slices_that_make_up_the_whole():
     assert [tuple(b.kernel.shape) for b in built] == [s.shape for s in slices]
 
 
+@pytest.mark.parametrize(
+    "cls,options",
+    [(ModelParallel, {"group_size": 2}), (Towers, {"sync_batch_norm": True})],
+)
+def test_layers_compute_in_their_own_precision(cls, options):
+    """With bfloat16 as well, where parameters and images are float32."""
+    network = networks.residual_network("mixed_bfloat16")
+    batches = networks.random_batches(1, 8)
+    strategy = create_strategy(cls, network, Recipe(), batches, 2, **options)
+    graph = strategy._look_call.get_concrete_function(batches[0]).graph
+    products = [op for op in graph.get_operations() if op.type in ("Conv2D", "MatMul")]
+    assert {op.type for op in products} == {"Conv2D", "MatMul"}
+    assert {op.outputs[0].dtype for op in products} == {tf.bfloat16}
+    assert strategy.train(1)["step"] == 1
+
+
 # What crosses devices.
 
 
@@ -134,13 +152,8 @@ def sent_bytes(strategy, batch):
 def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
-    groups = create_towers(
-        network,
-        Recipe(),
-        batches,
-        group_size,
-        cls=ModelParallel,
-        group_size=group_size,
+    groups = create_strategy(
+        ModelParallel, network, Recipe(), batches, group_size, group_size=group_size
     )
     groups.trace()
     assert groups.moved_bytes > 0
@@ -159,14 +172,8 @@ def test_columns_that_match_the_split_need_no_transfer():
         shape=networks.IMAGE_SHAPE,
     )
     network = networks.Network(model, [], {})
-    groups = create_towers(
-        network,
-        Recipe(),
-        networks.random_batches(2, 10),
-        2,
-        cls=ModelParallel,
-        group_size=2,
-    )
+    batches = networks.random_batches(2, 10)
+    groups = create_strategy(ModelParallel, network, Recipe(), batches, 2, group_size=2)
     groups.trace()
     features, floats = 10 * 8, 4
     logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)
