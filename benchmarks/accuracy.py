@@ -2,10 +2,11 @@
 
     python -m benchmarks.accuracy --data_dir=DATA --epochs 5 --seeds 5
 
-One tower with several seeds shows how far chance alone carries the result; then every
-strategy trains with seed 0, as `run_train.py` and `run_eval.py` do. Each run has a
-process of its own, because the number of logical devices is fixed per process. Results
-go to the file --out as they come: the same command goes on where it was interrupted.
+One tower and four with several seeds show how far chance alone carries the result, and
+the difference that towers make; the other strategies train with seed 0. All train and
+are evaluated as by `run_train.py` and `run_eval.py`, each in a process of its own,
+because the number of logical devices is fixed per process. Results go to the file --out
+as they come: the same command goes on where it was interrupted.
 """
 
 import argparse
@@ -29,24 +30,14 @@ RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
 UNOBSERVED = {"eval_every_epochs": 0.0, "summary_every_steps": 0}
 
 FOUR = {"num_towers": 4}
-VARIANTS = {
-    "towers, 4": {"strategy": "towers", **FOUR},
-    "replicated, 4": {"strategy": "replicated", **FOUR},
-    "replicated, 4, bfloat16 all-reduce": {
-        "strategy": "replicated",
-        "all_reduce_dtype": "bfloat16",
-        **FOUR,
-    },
-    "model_parallel, 2 groups of 2": {
-        "strategy": "model_parallel",
-        "group_size": 2,
-        **FOUR,
-    },
-    "model_parallel, 1 group of 4": {
-        "strategy": "model_parallel",
-        "group_size": 4,
-        **FOUR,
-    },
+REPLICATED = {"strategy": "replicated", **FOUR}
+SPLIT = {"strategy": "model_parallel", **FOUR}
+SEEDED = {"one tower": {}, "towers, 4": FOUR}
+OTHERS = {
+    "replicated, 4": REPLICATED,
+    "replicated, 4, bfloat16 all-reduce": REPLICATED | {"all_reduce_dtype": "bfloat16"},
+    "model_parallel, 2 groups of 2": SPLIT | {"group_size": 2},
+    "model_parallel, 1 group of 4": SPLIT | {"group_size": 4},
     "one tower, 2 micro-batches of half the size": {"accumulate_steps": 2},
     "async_towers, 4": {"strategy": "async_towers", **FOUR},
 }
@@ -61,9 +52,13 @@ MEASURES = {
 
 
 def configs_by_name(base: Config, num_seeds: int) -> dict[str, Config]:
-    """Every run of the comparison; the seeds of one tower come first."""
-    changes = {seed_name(seed): {"seed": seed} for seed in range(num_seeds)}
-    changes |= VARIANTS
+    """Every run of the comparison; those of several seeds come first."""
+    changes = {
+        f"{name}, seed {seed}": change | {"seed": seed}
+        for name, change in SEEDED.items()
+        for seed in range(num_seeds)
+    }
+    changes |= OTHERS
     one = dataclasses.replace(base, seed=0, num_towers=1, device="cpu", **UNOBSERVED)
     found = {}
     for name, change in changes.items():
@@ -73,17 +68,13 @@ def configs_by_name(base: Config, num_seeds: int) -> dict[str, Config]:
     return found
 
 
-def seed_name(seed: int) -> str:
-    return f"one tower, seed {seed}"
-
-
 def train_and_evaluate(config: Config) -> dict:
     """The accuracy and loss of a run, with raw and averaged parameters, and seconds."""
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()
         train.train(config, workdir)
         secs = time.monotonic() - started
-        record = {"steps": 0, "secs": secs}
+        record = {"secs": secs}
         for suffix, use_ema in (("", False), ("_averaged", True)):
             if use_ema and not config.ema_decay:
                 continue
@@ -98,17 +89,27 @@ def results(out: pathlib.Path, configs: dict[str, Config]) -> dict[str, dict]:
     """Name -> record of the runs that are done, with the very same config."""
     if not out.exists():
         return {}
-    records = [json.loads(line) for line in out.read_text().splitlines()]
-    wanted = {name: dataclasses.asdict(config) for name, config in configs.items()}
-    return {r["name"]: r for r in records if r["config"] == wanted.get(r["name"])}
+    done = [json.loads(line) for line in out.read_text().splitlines()]
+    found = {}
+    for name, config in configs.items():
+        wanted = dataclasses.asdict(config)
+        for record in done:
+            if record["config"] == wanted:
+                found[name] = record
+    return found
 
 
 def table(records: dict[str, dict], num_seeds: int) -> str:
-    """A row per run; differences from the mean over the seeds, in deviations of it."""
+    """A row per run; differences from the mean over the seeds of one tower, in
+    deviations of those. Then what four towers make of it, seed by seed."""
     measures = [m for m in MEASURES if all(m in r for r in records.values())]
-    of_seeds = {
-        m: [records[seed_name(seed)][m] for seed in range(num_seeds)] for m in measures
-    }
+    one, four = (
+        {
+            m: np.array([records[f"{name}, seed {i}"][m] for i in range(num_seeds)])
+            for m in measures
+        }
+        for name in SEEDED
+    )
     headings = " | ".join(f"{MEASURES[m]} | in deviations" for m in measures)
     lines = [
         f"| run | {headings} | seconds |",
@@ -117,18 +118,22 @@ def table(records: dict[str, dict], num_seeds: int) -> str:
     for name, record in records.items():
         cells = []
         for m in measures:
-            away = record[m] - np.mean(of_seeds[m])
-            cells.append(f"{record[m]:.4f}")
-            cells.append(f"{away / _deviation(of_seeds[m]):+.1f}")
+            away = (record[m] - one[m].mean()) / one[m].std(ddof=1)
+            cells.append(f"{record[m]:.4f} | {away:+.1f}")
         lines.append(f"| {name} | {' | '.join(cells)} | {record['secs']:.0f} |")
-    for title, of in (("mean of the seeds", np.mean), ("their deviation", _deviation)):
-        cells = " | ".join(f"{of(of_seeds[m]):.4f} |" for m in measures)
+    summary = {
+        "one tower, mean": {m: one[m].mean() for m in measures},
+        "one tower, deviation": {m: one[m].std(ddof=1) for m in measures},
+        "towers, 4, mean": {m: four[m].mean() for m in measures},
+        "their difference": {m: (four[m] - one[m]).mean() for m in measures},
+        "its standard error": {
+            m: (four[m] - one[m]).std(ddof=1) / num_seeds**0.5 for m in measures
+        },
+    }
+    for title, values in summary.items():
+        cells = " | ".join(f"{values[m]:.4f} |" for m in measures)
         lines.append(f"| {title} | {cells} | |")
     return "\n".join(lines)
-
-
-def _deviation(values):
-    return np.std(values, ddof=1)
 
 
 def main():
@@ -136,7 +141,7 @@ def main():
     parser.add_argument("--config", default="cifar10_cnn", help="recipe")
     parser.add_argument("--data_dir", default="", help="folder of the data set")
     parser.add_argument("--epochs", type=float, default=5.0)
-    parser.add_argument("--seeds", type=int, default=5, help="of one tower, at least 2")
+    parser.add_argument("--seeds", type=int, default=5, help="at least 2")
     parser.add_argument("--out", type=pathlib.Path, default="accuracy.jsonl")
     parser.add_argument("--run", help="train only the run of this name, here and now")
     options = parser.parse_args()
@@ -169,10 +174,10 @@ def main():
     print(measure.report_head("Accuracy of every strategy on more towers"))
     print(
         f"{options.config} for {options.epochs:g} epochs "
-        f"({records[seed_name(0)]['steps']:,} steps); "
-        "seed 0 where none is named; differences are from the mean of the seeds, in "
-        "standard deviations of the seeds; seconds are those of training, with "
-        "reading the data and tracing\n"
+        f"({records['one tower, seed 0']['steps']:,} steps); seed 0 where none is "
+        "named; deviations are those of one tower over the seeds, from their mean; the "
+        "difference of four towers is taken seed by seed; seconds are those of "
+        "training, with reading the data and tracing\n"
     )
     print(table(records, options.seeds))
 
