@@ -5,7 +5,8 @@ TensorFlow. The tests of every parallel strategy compare parameters, slots, movi
 averages and model state with it. One step is, in this order:
 
  1. forward and backward, giving the gradient of the mean cross-entropy of the batch
-    (with batch normalisation on N towers: the image-weighted mean over the towers);
+    (with batch normalisation on N towers: the image-weighted mean over the towers, and
+    over the micro-batches where a step has several);
  2. the gradient of the weight decay is added, once;
  3. clipping by the global norm of all that;
  4. the optimizer's update at the rate of the images seen before the step;
@@ -233,20 +234,28 @@ def tower_gradients(
     batch: Batch,
     num_towers: int,
     label_smoothing: float = 0.0,
+    states: Sequence[Arrays] | None = None,
 ) -> list[Gradients]:
-    """What every tower computes from its own share, all from the same old state."""
+    """What every tower computes from its own share.
+
+    All begin with the same `state`, unless `states` has one for each.
+    """
     noise = batch.noise or {}
     return [
         loss_and_gradients(
             network,
             params,
-            state,
+            old_state,
             batch.images[share],
             batch.labels[share],
             noise={name: array[share] for name, array in noise.items()},
             label_smoothing=label_smoothing,
         )
-        for share in shares(len(batch.labels), num_towers)
+        for share, old_state in zip(
+            shares(len(batch.labels), num_towers),
+            states or [state] * num_towers,
+            strict=True,
+        )
     ]
 
 
@@ -277,17 +286,43 @@ def batch_gradients(
     batch: Batch,
     num_towers: int = 1,
     label_smoothing: float = 0.0,
+    accumulate_steps: int = 1,
 ) -> Gradients:
     """The gradient of the whole batch that N towers should agree on.
 
-    Only batch normalisation sees the other images of its tower, so only a network with
-    it is really cut in shares; any other one is computed whole, whatever `num_towers`.
+    Only batch normalisation sees the other images of its tower and micro-batch, so only
+    a network with it is really cut; any other one is computed whole. The state of each
+    tower then goes from one micro-batch to the next, and the towers' last ones count.
     """
     if not any(node.kind == "batch_norm" for node in network):
-        num_towers = 1
-    return average_towers(
-        tower_gradients(network, params, state, batch, num_towers, label_smoothing)
-    )
+        num_towers = accumulate_steps = 1
+    states, found = None, []
+    for micro_batch in micro_batches(batch, accumulate_steps):
+        towers = tower_gradients(
+            network, params, state, micro_batch, num_towers, label_smoothing, states
+        )
+        states = [tower.state for tower in towers]
+        found.append(average_towers(towers))
+    return average_towers(found)._replace(state=found[-1].state)
+
+
+def micro_batches(batch: Batch, accumulate_steps: int) -> list[Batch]:
+    """Cuts the batch in contiguous micro-batches of one size."""
+    size, rest = divmod(len(batch.labels), accumulate_steps)
+    if rest:
+        raise ValueError(
+            f"{len(batch.labels)} images are not {accumulate_steps} micro-batches"
+        )
+    cuts = [slice(i * size, (i + 1) * size) for i in range(accumulate_steps)]
+    noise = batch.noise or {}
+    return [
+        Batch(
+            batch.images[cut],
+            batch.labels[cut],
+            {name: array[cut] for name, array in noise.items()},
+        )
+        for cut in cuts
+    ]
 
 
 def weight_decay_loss(params: Arrays, weight_decay: Mapping[str, float]) -> float:
@@ -469,6 +504,7 @@ def train(
     clip_norm: float | None = None,
     ema_decay: float | None = None,
     num_towers: int = 1,
+    accumulate_steps: int = 1,
     first_step: int = 0,
     slots: Mapping[str, Arrays] | None = None,
     averages: Arrays | None = None,
@@ -490,6 +526,7 @@ def train(
       ema_decay: keeps moving averages of the parameters; None or 0 for none.
       num_towers: on how many towers batch normalisation is local. Give 1 for
         synchronised batch normalisation.
+      accumulate_steps: micro-batches of a batch, each normalised by itself.
       first_step, slots, averages: where a run begins that goes on from an earlier one.
     """
     rule = OPTIMIZERS[optimizer]
@@ -516,21 +553,28 @@ def train(
         if len(batch.labels) != batch_size:
             raise ValueError(f"{len(batch.labels)} images after {batch_size}")
         found = batch_gradients(
-            network, params, state, batch, num_towers, label_smoothing
+            network,
+            params,
+            state,
+            batch,
+            num_towers,
+            label_smoothing,
+            accumulate_steps,
         )
         gradients = add_weight_decay(found.gradients, params, weight_decay)
         rate = learning_rate
         if callable(learning_rate):
             rate = float(learning_rate(step * batch_size))
-        towers = shares(batch_size, num_towers)
+        image_losses = found.image_losses.reshape(accumulate_steps, -1)
+        towers = shares(image_losses.shape[1], num_towers)
         reports.append(
             StepReport(
                 step=step,
                 loss=found.loss,
                 total_loss=found.loss + weight_decay_loss(params, weight_decay),
                 accuracy=found.accuracy,
-                tower_losses=[float(found.image_losses[t].mean()) for t in towers],
-                tower_images=[t.stop - t.start for t in towers],
+                tower_losses=[float(image_losses[:, t].mean()) for t in towers],
+                tower_images=[accumulate_steps * (t.stop - t.start) for t in towers],
                 learning_rate=rate,
                 gradient_norm=global_norm(gradients),
             )

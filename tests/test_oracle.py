@@ -438,7 +438,8 @@ def test_uneven_towers_equal_one_device_without_batch_norm():
     assert abs(unweighted - whole.loss) > 1e-4
 
 
-def test_local_batch_norm_state_is_the_image_weighted_mean_in_literals():
+def network_of_one_norm():
+    """Normalises one number; the logits are it and its negative."""
     network = [
         layer("batch_norm", "norm", momentum=0.5),
         layer("flatten", "flat"),
@@ -450,6 +451,11 @@ def test_local_batch_norm_state_is_the_image_weighted_mean_in_literals():
         "logits/kernel": np.array([[1.0, -1.0]]),
     }
     state = {"norm/moving_mean": np.zeros(1), "norm/moving_variance": np.ones(1)}
+    return network, params, state
+
+
+def test_local_batch_norm_state_is_the_image_weighted_mean_in_literals():
+    network, params, state = network_of_one_norm()
     images = np.array([1.0, 2.0, 3.0, 4.0, 5.0]).reshape(5, 1, 1, 1)
     labels = np.array([0, 1, 0, 1, 0])
     result = oracle.train(
@@ -468,6 +474,64 @@ def test_local_batch_norm_state_is_the_image_weighted_mean_in_literals():
     assert report.loss == pytest.approx(
         (3 * report.tower_losses[0] + 2 * report.tower_losses[1]) / 5
     )
+
+
+def test_micro_batches_chain_the_states_of_local_batch_norm_in_literals():
+    network, params, state = network_of_one_norm()
+    # Two micro-batches of five images on two towers: (1, 2, 3), (4, 5); (3, 5, 7),
+    # (8, 10).
+    images = np.array([1.0, 2, 3, 4, 5, 3, 5, 7, 8, 10]).reshape(10, 1, 1, 1)
+    labels = np.array([0, 1, 0, 1, 0, 0, 0, 1, 1, 0])
+    result = oracle.train(
+        network,
+        params,
+        state,
+        [(images, labels)],
+        learning_rate=0.0,
+        num_towers=2,
+        accumulate_steps=2,
+    )
+    # Tower 1 has means 2 and 5 and variances 2/3 and 8/3, tower 2 means 4.5 and 9 and
+    # variances 1/4 and 1.
+    means = (0.25 * 2 + 0.5 * 5, 0.25 * 4.5 + 0.5 * 9)
+    variances = (0.25 + 0.25 * 2 / 3 + 0.5 * 8 / 3, 0.25 + 0.25 / 4 + 0.5)
+    for name, (one, two) in (("mean", means), ("variance", variances)):
+        found = result.state[f"norm/moving_{name}"]
+        assert found == pytest.approx((3 * one + 2 * two) / 5)
+    # Tower 2 sees 4 and 5 at -+ 0.5 / sqrt(0.251), then 8 and 10 at -+ 1 / sqrt(1.001).
+    report = result.reports[0]
+    assert report.tower_images == [6, 4]
+    margins = (2 * 0.5 / math.sqrt(0.25 + 1e-3), 2 * 1 / math.sqrt(1 + 1e-3))
+    expected = np.mean([math.log1p(math.exp(-margin)) for margin in margins])
+    assert report.tower_losses[1] == pytest.approx(expected)
+    assert report.loss == pytest.approx(
+        (3 * report.tower_losses[0] + 2 * report.tower_losses[1]) / 5
+    )
+
+
+def test_gradient_of_micro_batches_is_the_mean_of_each_by_itself():
+    network, params, state = residual_network()
+    first, second = random_batches(4, 2)
+    both = oracle.Batch(
+        np.concatenate([first.images, second.images]),
+        np.concatenate([first.labels, second.labels]),
+        {k: np.concatenate([v, second.noise[k]]) for k, v in first.noise.items()},
+    )
+    found = oracle.batch_gradients(
+        network, params, state, both, num_towers=2, accumulate_steps=2
+    )
+    halves = [
+        oracle.batch_gradients(network, params, state, batch, num_towers=2)
+        for batch in (first, second)
+    ]
+    mean = {
+        name: (halves[0].gradients[name] + halves[1].gradients[name]) / 2
+        for name in params
+    }
+    assert_same_arrays(found.gradients, mean)
+    whole = oracle.batch_gradients(network, params, state, both, num_towers=2)
+    difference = whole.gradients["conv1/kernel"] - mean["conv1/kernel"]
+    assert np.abs(difference).max() > 1e-6
 
 
 def test_num_towers_changes_nothing_without_batch_norm_and_something_with():
@@ -690,6 +754,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="dropout needs noise"):
         images, labels, _ = random_batches(4, 1)[0]
         oracle.train(network, params, state, [(images, labels)])
+    with pytest.raises(ValueError, match="4 images are not 3 micro-batches"):
+        oracle.micro_batches(random_batches(4, 1)[0], 3)
     with pytest.raises(ValueError, match="3 images after 4"):
         batches = random_batches(4, 1) + random_batches(3, 1)
         oracle.train(network, params, state, batches)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
-from test_strategies import Recipe, create_towers, partition_graphs
+from recipes import Recipe, create_strategy
+from test_strategies import partition_graphs
 
 from towers import losses
 from towers.errors import ConfigError
@@ -23,6 +24,7 @@ from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.split import Shards
 from towers.parallel.tower import tower_gradients
+from towers.parallel.towers import Towers
 from towers.parallel.walker import Walker
 
 # The tape over devices.
@@ -210,6 +212,22 @@ def test_padded_channels_move_no_more_than_they_must(
     np.testing.assert_array_equal(gradient, wanted)
 
 
+@pytest.mark.parametrize(
+    "cls,options",
+    [(ModelParallel, {"group_size": 2}), (Towers, {"sync_batch_norm": True})],
+)
+def test_layers_compute_in_their_own_precision(cls, options):
+    """With bfloat16 as well, where parameters and images are float32."""
+    network = networks.residual_network("mixed_bfloat16")
+    batches = networks.random_batches(1, 8)
+    strategy = create_strategy(cls, network, Recipe(), batches, 2, **options)
+    graph = strategy._look_call.get_concrete_function(batches[0]).graph
+    products = [op for op in graph.get_operations() if op.type in ("Conv2D", "MatMul")]
+    assert {op.type for op in products} == {"Conv2D", "MatMul"}
+    assert {op.outputs[0].dtype for op in products} == {tf.bfloat16}
+    assert strategy.train(1)["step"] == 1
+
+
 # What crosses devices.
 
 
@@ -243,13 +261,8 @@ def sent_bytes(strategy, batch):
 def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
-    groups = create_towers(
-        network,
-        Recipe(),
-        batches,
-        group_size,
-        cls=ModelParallel,
-        group_size=group_size,
+    groups = create_strategy(
+        ModelParallel, network, Recipe(), batches, group_size, group_size=group_size
     )
     groups.trace()
     assert groups.moved_bytes > 0
@@ -268,14 +281,8 @@ def test_columns_that_match_the_split_need_no_transfer():
         shape=networks.IMAGE_SHAPE,
     )
     network = networks.Network(model, [], {})
-    groups = create_towers(
-        network,
-        Recipe(),
-        networks.random_batches(2, 10),
-        2,
-        cls=ModelParallel,
-        group_size=2,
-    )
+    batches = networks.random_batches(2, 10)
+    groups = create_strategy(ModelParallel, network, Recipe(), batches, 2, group_size=2)
     groups.trace()
     features, floats = 10 * 8, 4
     logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)

@@ -198,7 +198,8 @@ class _Walk:
             values.append([])
             for device in devices:
                 with tf.device(device):
-                    values[-1].append(Value(tf.identity(tensor), device))
+                    own = tf.cast(tf.identity(tensor), x.dtype)
+                    values[-1].append(Value(own, device))
         return Spread(values, whole=True)
 
     # One operation.
@@ -253,10 +254,13 @@ class _Walk:
                 return own(*own_args, **own_kwargs)
             if split.takes_training(own):
                 own_kwargs["training"] = self._training
-            output, new_state = own.stateless_call(
-                list(tensors[: len(params)]), state, *own_args, **own_kwargs
-            )
-            return [output, *new_state]
+            # Not `stateless_call`, which leaves out the casts to the layer's precision.
+            variables = [*own.trainable_variables, *own.non_trainable_variables]
+            values = [*tensors[: len(params)], *state]
+            with keras.StatelessScope(zip(variables, values, strict=True)) as scope:
+                output = own(*own_args, **own_kwargs)
+                new_state = map(scope.get_current_value, own.non_trainable_variables)
+                return [output, *new_state]
 
         device = self._devices[group][shard]
         output, *new_state = self._tape.apply(device, function, params + inputs)

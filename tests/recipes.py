@@ -1,0 +1,164 @@
+"""What a strategy and the oracle are both told, and how their results are compared."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import networks
+import numpy as np
+import oracle
+import pytest
+import tensorflow as tf
+
+from towers import losses, optimizers, schedules
+from towers.parallel.strategy import Strategy
+
+# A stair of the schedule falls within a few steps.
+NUM_EXAMPLES = 50
+DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 1.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """An optimizer of the oracle, and what else shapes an update."""
+
+    optimizer: str = "momentum"
+    clip_norm: float = 0.0
+    ema_decay: float = 0.999
+    label_smoothing: float = 0.1
+    learning_rate: float = 0.05
+
+    @property
+    def momentum(self) -> float:
+        return 0.0 if self.optimizer == "sgd" else 0.9
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """Those of the oracle's optimizer."""
+        return {"momentum": self.momentum} if self.momentum else {}
+
+    def loss_fn(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """The trainer's."""
+        return losses.cross_entropy(logits, labels, self.label_smoothing)
+
+    def update(self, images_per_step: int) -> optimizers.Update:
+        """The trainer's, with its schedule by the images seen."""
+        schedule = schedules.create_schedule(
+            "exponential",
+            self.learning_rate,
+            num_examples=NUM_EXAMPLES,
+            warmup_epochs=0,
+            decay_factor=DECAY_FACTOR,
+            epochs_per_decay=EPOCHS_PER_DECAY,
+        )
+        name = "nesterov" if self.optimizer == "nesterov" else "sgd"
+        return optimizers.Update(
+            optimizers.create_optimizer(name, momentum=self.momentum),
+            lambda step: schedule(step * images_per_step),
+            self.clip_norm,
+            self.ema_decay,
+        )
+
+    @property
+    def rate_fn(self) -> Callable[[int], float]:
+        """The oracle's schedule: images seen -> learning rate."""
+        return oracle.staircase(
+            self.learning_rate, DECAY_FACTOR, NUM_EXAMPLES, EPOCHS_PER_DECAY
+        )
+
+    def oracle(
+        self,
+        network: networks.Network,
+        batches: Sequence[Mapping[str, np.ndarray]],
+        num_towers: int = 1,
+        accumulate_steps: int = 1,
+    ) -> oracle.OracleResult:
+        """What the oracle makes of the same batches."""
+        return oracle.train(
+            network.described,
+            network.params,
+            network.state,
+            networks.oracle_batches(batches),
+            optimizer=self.optimizer,
+            learning_rate=self.rate_fn,
+            weight_decay=network.decay,
+            label_smoothing=self.label_smoothing,
+            clip_norm=self.clip_norm,
+            ema_decay=self.ema_decay,
+            num_towers=num_towers,
+            accumulate_steps=accumulate_steps,
+            **self.hyperparameters,
+        )
+
+
+def create_strategy(
+    cls: type[Strategy],
+    network: networks.Network,
+    recipe: Recipe,
+    batches: Sequence[Mapping[str, np.ndarray]],
+    num_devices: int,
+    **options,
+) -> Strategy:
+    """A strategy on so many CPU devices that trains on the batches."""
+    images_per_step = len(batches[0]["labels"])
+    return cls(
+        network.model,
+        loss_fn=recipe.loss_fn,
+        update=recipe.update(images_per_step),
+        stream=networks.stream_of(batches),
+        batch_size=images_per_step // options.get("accumulate_steps", 1),
+        devices=[f"/CPU:{device}" for device in range(num_devices)],
+        **options,
+    )
+
+
+def assert_equal_to_oracle(
+    state: Mapping[str, np.ndarray],
+    expected: oracle.OracleResult,
+    tolerance: float = 1e-5,
+) -> None:
+    """Parameters, slots, averages and model state agree; none is missing or left."""
+    wanted = {f"params/{k}": v for k, v in expected.params.items()}
+    wanted |= {f"state/{k}": v for k, v in expected.state.items()}
+    wanted |= {f"averages/{k}": v for k, v in expected.averages.items()}
+    for slot, values in expected.slots.items():
+        wanted |= {f"slots/{k}/{slot}": v for k, v in values.items()}
+    assert_close(state, wanted | {"step": state["step"]}, tolerance)
+
+
+def assert_close(
+    state: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    tolerance: float = 1e-5,
+) -> None:
+    """The same names, with values within the tolerance."""
+    assert set(state) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            state[name], value, atol=tolerance, rtol=tolerance, err_msg=name
+        )
+
+
+def clip_norm_for(
+    network: networks.Network, batches: Sequence[Mapping[str, np.ndarray]]
+) -> float:
+    """A bound that clips some steps and not others.
+
+    Where all are clipped, a gradient of the wrong length passes unnoticed.
+    """
+    [report] = Recipe().oracle(network, batches[:1]).reports
+    return 0.9 * report.gradient_norm
+
+
+def assert_some_are_clipped(
+    reports: Sequence[oracle.StepReport], recipe: Recipe
+) -> None:
+    """Some steps, or asynchronous updates, and not all."""
+    norms = [report.gradient_norm for report in reports]
+    assert min(norms) < recipe.clip_norm < max(norms)
+
+
+def assert_metrics(metrics: Mapping, report: oracle.StepReport) -> None:
+    """The metrics of a step are those of the oracle's."""
+    assert metrics["step"] == report.step + 1
+    for name in ("loss", "total_loss", "accuracy", "learning_rate", "gradient_norm"):
+        assert metrics[name] == pytest.approx(getattr(report, name), rel=1e-4), name
