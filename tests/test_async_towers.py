@@ -16,15 +16,24 @@ import pytest
 import small_runs
 import tensorflow as tf
 from keras import layers
+from recipes import (
+    Recipe,
+    assert_equal_to_oracle,
+    assert_metrics,
+    assert_some_are_clipped,
+    clip_norm_for,
+    create_strategy,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_strategies import Recipe, assert_equal_to_oracle
 
-from towers import config, config_checks, losses, optimizers, run, train, watchdog
+from towers import config, config_checks, optimizers, run, train, watchdog
 from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
 from towers.parallel import coordinator
 from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.coordinator import SHARES_AHEAD
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
 from towers.parallel.strategy import CONSISTENT_PHASES
 from towers.parallel.towers import Towers
 
@@ -32,18 +41,7 @@ WAIT_SECS = 30  # for what should come at once
 
 
 def create(network, recipe, batches, num_towers, cls=AsyncTowers, **options):
-    batch_size = len(batches[0]["labels"])
-    return cls(
-        network.model,
-        loss_fn=lambda logits, labels: losses.cross_entropy(
-            logits, labels, recipe.label_smoothing
-        ),
-        update=recipe.update(batch_size),
-        stream=networks.stream_of(batches),
-        batch_size=batch_size,
-        devices=[f"/CPU:{tower}" for tower in range(num_towers)],
-        **options,
-    )
+    return create_strategy(cls, network, recipe, batches, num_towers, **options)
 
 
 # The replay.
@@ -57,7 +55,6 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
         of their applies, and the staleness of each.
     """
     rule = oracle.OPTIMIZERS[recipe.optimizer]
-    hyper = {} if recipe.optimizer == "sgd" else {"momentum": recipe.momentum}
     params = {k: v.astype(np.float64) for k, v in network.params.items()}
     state, averages = dict(network.state), params
     slots = {
@@ -87,9 +84,11 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
         clipped = oracle.clip_by_global_norm(gradients, recipe.clip_norm)
         scale = len(labels[share]) / len(labels) if scale_gradients else 1.0
         step = len(reports) // num_towers
-        rate = oracle.staircase(recipe.learning_rate, 0.5, 50, 1.5)(step * len(labels))
+        rate = recipe.rate_fn(step * len(labels))
         scaled = {name: scale * gradient for name, gradient in clipped.items()}
-        params, slots = rule.update(params, scaled, slots, rate, **hyper)
+        params, slots = rule.update(
+            params, scaled, slots, rate, **recipe.hyperparameters
+        )
         state = found.state
         staleness.append(len(reports) - num_updates)
         decay = oracle.weight_decay_loss(seen_params, network.decay)
@@ -184,17 +183,13 @@ def train_scripted(network, recipe, batches, num_towers, cls=AsyncTowers, **opti
 def test_one_tower_equals_the_oracle(name):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(10, 13)
-    recipe = Recipe(clip_norm=0.5)
+    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
     expected = recipe.oracle(network, batches, 1)
     towers = create(network, recipe, batches, 1)
     seen = [towers.train(1), towers.train(4), towers.train(5)]
     assert_equal_to_oracle(towers.state(), expected)
     for metrics, step in zip(seen, (1, 5, 10), strict=True):
-        report = expected.reports[step - 1]
-        for field in ("loss", "total_loss", "accuracy", "learning_rate"):
-            assert metrics[field] == pytest.approx(getattr(report, field), rel=1e-4)
-        assert metrics["gradient_norm"] == pytest.approx(report.gradient_norm, rel=1e-4)
-        assert metrics["step"] == step
+        assert_metrics(metrics, expected.reports[step - 1])
         assert not metrics["staleness"].any()
 
 
@@ -204,10 +199,10 @@ def test_one_tower_equals_the_oracle(name):
 def test_towers_equal_the_replay_of_their_record(num_towers, batch_size):
     network = networks.plain_network()
     batches = networks.random_batches(6, batch_size)
-    recipe = Recipe(clip_norm=0.5)
+    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
     towers, record, calls = train_scripted(network, recipe, batches, num_towers)
     expected, staleness = replay(network, recipe, batches, num_towers, record)
-    assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
+    assert_some_are_clipped(expected.reports, recipe)
     assert max(staleness) >= num_towers - 1
 
     assert_equal_to_oracle(towers.state(), expected)
@@ -220,7 +215,7 @@ def test_towers_equal_the_replay_of_their_record(num_towers, batch_size):
 def test_every_optimizer_equals_the_replay(optimizer):
     network = networks.plain_network()
     batches = networks.random_batches(6, 13)
-    recipe = Recipe(optimizer, momentum=0.0 if optimizer == "sgd" else 0.9)
+    recipe = Recipe(optimizer)
     towers, record, _ = train_scripted(network, recipe, batches, 3)
     expected, _ = replay(network, recipe, batches, 3, record)
     assert_equal_to_oracle(towers.state(), expected)
@@ -237,7 +232,7 @@ def test_batch_normalisation_keeps_the_state_of_the_last_update():
 def test_float64_towers_equal_the_replay_to_ten_digits():
     network = networks.residual_network("float64")
     batches = networks.random_batches(6, 13)
-    recipe = Recipe(clip_norm=0.5)
+    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
     towers, record, _ = train_scripted(network, recipe, batches, 2)
     expected, _ = replay(network, recipe, batches, 2, record)
     assert_equal_to_oracle(towers.state(), expected, tolerance=1e-10)
@@ -258,7 +253,7 @@ def test_unscaled_gradients_equal_the_replay():
 def test_towers_that_run_freely_equal_the_replay(max_staleness):
     network = networks.plain_network()
     batches, record = networks.random_batches(20, 13), []
-    recipe = Recipe(clip_norm=0.5)
+    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
     towers = create(
         network, recipe, batches, 3, record=record, max_staleness=max_staleness
     )
@@ -274,7 +269,7 @@ def test_towers_that_run_freely_equal_the_replay(max_staleness):
 def test_metrics_are_those_of_the_last_step():
     network = networks.plain_network()
     batches = networks.random_batches(6, 13)
-    recipe = Recipe(clip_norm=0.5)
+    recipe = Recipe(clip_norm=clip_norm_for(network, batches))
     towers, record, [*_, metrics] = train_scripted(network, recipe, batches, 3)
     expected, _ = replay(network, recipe, batches, 3, record)
     applied = [tower for event, tower, _ in record if event == "apply"]
@@ -702,9 +697,16 @@ def test_state_goes_bit_for_bit_to_and_from_other_strategies():
     assert middle.progress() == (2, "tracing the step")
     assert middle.train(2)["step"] == 4
     assert {number for _, _, number in record} == {2, 3}
-    target = create(network, Recipe(), batches, 1, Towers)
-    target.load(middle.state())
-    small_runs.assert_equal_states(target.state(), middle.state())
+    for num_devices, cls, options in (
+        (4, ModelParallel, {"group_size": 2}),
+        (2, Replicated, {}),
+        (1, Towers, {}),
+    ):
+        target = create(network, Recipe(), batches, num_devices, cls, **options)
+        target.load(middle.state())
+        small_runs.assert_equal_states(target.state(), middle.state())
+        middle.load(target.state())
+        small_runs.assert_equal_states(middle.state(), target.state())
     assert target.train(1)["step"] == 5
 
 

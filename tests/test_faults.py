@@ -140,7 +140,10 @@ def uninterrupted(tmp_path_factory):
         (["--batch_size=4", "--num_towers=8"], r"batch_size=4 with num_towers=8: .*--"),
         (["--optimizer=nesterov"], r"optimizer=nesterov with momentum=0.0: .*--"),
         (["--learning_rate=-1"], r"learning_rate=-1.0: must be above 0"),
-        (["--config=quickstrat"], r"did you mean 'quickstart'\? .*cifar10_cnn, quick"),
+        (
+            ["--config=quickstrat"],
+            r"did you mean 'quickstart'\? .*cifar10_cnn, ",
+        ),
         (["--config=nonesuch"], r"recipes: .*cifar10_cnn, .*quickstart"),
         (["quickstart"], r"'quickstart' is no flag"),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from test_strategies import Recipe, assert_equal_to_oracle, create_towers
+from recipes import Recipe, assert_equal_to_oracle, create_strategy
 
 from towers import config_checks
 from towers.config import Config
@@ -482,7 +482,7 @@ def test_strategies_equal_the_oracle(case, cls, num_towers, options):
     network = networks.plain_network("float32" if is_split else "float64")
     recipe = taking_recipe(case, network)
     batches = networks.random_batches(5, 13)
-    strategy = create_towers(network, recipe, batches, num_towers, cls=cls, **options)
+    strategy = create_strategy(cls, network, recipe, batches, num_towers, **options)
     metrics = strategy.train(5)
     expected = recipe.train_oracle(network, batches)
     assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
@@ -536,7 +536,7 @@ def test_the_oracle_objects_to_norms_of_slices():
     network = networks.plain_network()
     recipe = taking_recipe("lars", network)
     batches = networks.random_batches(5, 13)
-    groups = create_towers(network, recipe, batches, 2, cls=LocalNorms, group_size=2)
+    groups = create_strategy(LocalNorms, network, recipe, batches, 2, group_size=2)
     groups.train(5)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_equal_to_oracle(groups.state(), recipe.train_oracle(network, batches))
