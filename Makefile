@@ -11,6 +11,8 @@ UV_FLAGS ?=
 
 RUN := runs/quickstart
 PY := .venv/bin/python
+# In two processes: what takes the time is tracing, on one core.
+PYTEST := $(PY) -m pytest -n 2 --dist worksteal
 PIP := $(PY) -m pip -qq --disable-pip-version-check --no-input
 # Only the packages that a lock names, exactly and by hash.
 INSTALL := $(PIP) install --require-hashes --no-deps
@@ -37,12 +39,12 @@ train: setup
 test: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest
+	$(PYTEST)
 
 test-all: setup
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 # .venv/.installed is a copy of the lock that .venv was installed from: while both are
 # the same there is nothing to do. .venv/.unfinished stands while an installation runs;

@@ -16,6 +16,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from keras import layers
+from marks import slow
 from recipes import (
     Recipe,
     assert_equal_to_oracle,
@@ -194,7 +195,7 @@ def test_one_tower_equals_the_oracle(name):
 
 
 @pytest.mark.parametrize(
-    "num_towers,batch_size", [(2, 13), (3, 13), (4, 16), (4, 13), (8, 13)]
+    "num_towers,batch_size", [(2, 13), (4, 16), slow(3, 13), slow(4, 13), slow(8, 13)]
 )
 def test_towers_equal_the_replay_of_their_record(num_towers, batch_size):
     network = networks.plain_network()

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
@@ -52,7 +53,12 @@ def assert_same(found, expected):
 
 # num_examples, batch_size: batches that divide an epoch, straddle two or many, are as
 # large as one, and of one image.
-SIZES = [(12, 4), (10, 4), (7, 5), (5, 5), (3, 8), (4, 9), (3, 11), (1, 3), (6, 1)]
+SIZES = [
+    (12, 4),
+    (7, 5),
+    (3, 11),
+    *[slow(*sizes) for sizes in [(10, 4), (5, 5), (3, 8), (4, 9), (1, 3), (6, 1)]],
+]
 
 
 @pytest.mark.parametrize("num_examples,batch_size", SIZES)
@@ -87,8 +93,8 @@ def test_every_augmentation_gives_the_same_bits_however_it_is_run(augment):
     "augment",
     [
         "pad_crop_flip",
-        pytest.param("none", marks=pytest.mark.slow),
-        pytest.param("tutorial", marks=pytest.mark.slow),
+        slow("none"),
+        slow("tutorial"),
     ],
 )
 def test_distorted_and_mixed_batches_are_the_same_bits_however_they_are_run(augment):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 
 from towers.data import embedded
 from towers.data.sources import DataSet, Subset
@@ -158,7 +159,7 @@ def test_a_subset_reads_its_own_examples(loaded):
     np.testing.assert_array_equal(labels, loaded.train_labels[listed])
 
 
-@pytest.mark.parametrize("standardised", [False, True])
+@pytest.mark.parametrize("standardised", [False, slow(True)])
 def test_ridge_regression_on_the_pixels_stays_under_60_percent(loaded, standardised):
     train = loaded.train_images.reshape(10_000, -1).astype(np.float32) / 255
     test = loaded.test_images.reshape(2_000, -1).astype(np.float32) / 255

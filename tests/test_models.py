@@ -16,6 +16,7 @@ import oracle
 import pytest
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from marks import slow
 from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_strategy
 
@@ -604,10 +605,10 @@ def bytes_of_a_split_in_two(model, batch_size):
         ("lenet", 4),
         ("alexnet_two_columns", 4),
         ("resnet8", 4),
-        pytest.param("convmixer_8_1", 2, marks=pytest.mark.slow),
-        pytest.param("alexnet_large", 2, marks=pytest.mark.slow),
-        pytest.param("resnet18", 2, marks=pytest.mark.slow),
-        pytest.param("wide_resnet_10_2", 2, marks=pytest.mark.slow),
+        slow("convmixer_8_1", 2),
+        slow("alexnet_large", 2),
+        slow("resnet18", 2),
+        slow("wide_resnet_10_2", 2),
     ],
 )
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from small_runs import (
     assert_equal_states,
     dropout_network,
@@ -295,10 +296,10 @@ FULL = {"num_towers": 2, "eval_every_epochs": 0.5}
     "stops,changes",
     [
         ([3], {}),  # in mid-epoch
-        ([5], {}),  # at an epoch's edge
+        slow([5], {}),  # at an epoch's edge
         ([10], {}),  # at the last step
-        ([12], {}),  # after the end
-        pytest.param([1, 2, 9], {"steps_per_loop": 1}, marks=pytest.mark.slow),
+        slow([12], {}),  # after the end
+        slow([1, 2, 9], {"steps_per_loop": 1}),
     ],
 )
 def test_row_10_a_continued_run_equals_the_uninterrupted_one(
@@ -332,7 +333,7 @@ def test_row_10_would_notice_other_random_numbers(tmp_path, uninterrupted, monke
         assert_equal_states(state, expected.state)
 
 
-@pytest.mark.parametrize("stop", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop", [4, slow(8)])
 def test_row_10_also_where_batches_straddle_epochs(tmp_path, uninterrupted, stop):
     config = small_config(
         batch_size=12, num_epochs=2.3, schedule="cosine", warmup_epochs=0.5
@@ -711,14 +712,12 @@ def train_and_halt(config, workdir, place, halt):
     [
         ("tracing", 1, True, [], signal.SIGTERM),
         ("computing", 4, False, [4, 5], signal.SIGTERM),
-        pytest.param(
-            *("computing", 4, False, [4, 5], signal.SIGINT), marks=pytest.mark.slow
-        ),
+        slow("computing", 4, False, [4, 5], signal.SIGINT),
         ("waiting", 6, True, [3, 4, 5], signal.SIGTERM),  # batches are read ahead
-        ("drawing", 1, True, [4], signal.SIGTERM),
+        slow("drawing", 1, True, [4], signal.SIGTERM),
         ("evaluating", 2, True, [5], signal.SIGINT),  # that of the averages
-        ("evaluating", 3, True, [10], signal.SIGTERM),  # at the last step
-        ("saving", 1, False, [3], signal.SIGTERM),
+        slow("evaluating", 3, True, [10], signal.SIGTERM),  # at the last step
+        slow("saving", 1, False, [3], signal.SIGTERM),
     ],
 )
 def test_row_12_a_signal_saves_and_the_same_command_continues(

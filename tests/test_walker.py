@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from marks import slow
 from recipes import Recipe, create_strategy
 from test_strategies import partition_graphs
 
@@ -256,8 +257,10 @@ def sent_bytes(strategy, batch):
     return total
 
 
-@pytest.mark.parametrize("group_size", [2, 3])
-@pytest.mark.parametrize("name", ["plain", "residual"])
+@pytest.mark.parametrize(
+    "name,group_size",
+    [("plain", 2), slow("plain", 3), slow("residual", 2), ("residual", 3)],
+)
 def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
