@@ -53,6 +53,24 @@ def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices, pack_
         np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pack_mb", [0.0, 8.0])
+@pytest.mark.parametrize("weights", [[0.25] * 4, [0.5, 0.2, 0.2, 0.1]])
+@pytest.mark.parametrize("algorithm", HERE)
+def test_weights_make_it_a_mean(algorithm, weights, pack_mb):
+    values = values_of(4)
+    for of_device in values:  # counts, on which all agree
+        of_device.insert(2, np.array([7, 2**30], np.int32))
+    results = run(values, algorithm=algorithm, pack_mb=pack_mb, weights=weights)
+    for place in range(len(values[0])):
+        expected = np.average(
+            [v[place].astype(np.float64) for v in values], axis=0, weights=weights
+        )
+        for of_device in results:
+            assert of_device[place].dtype == values[0][place].dtype
+            np.testing.assert_array_equal(of_device[place], results[0][place])
+        np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("algorithm", HERE)
 @pytest.mark.parametrize("num_devices", [2, 3, 8])
 def test_half_width_rounds_no_more_than_bfloat16_does(algorithm, num_devices):

@@ -503,8 +503,8 @@ def test_all_changes_are_told_at_once():
             ["parameter_device=gpu"],
         ),
         (
-            {"strategy": "towers", "all_reduce": "ring", "all_reduce_pack_mb": 1.0},
-            ["all_reduce=ring", "all_reduce_pack_mb=1.0"],
+            {"strategy": "towers", "all_reduce": "ring", "all_reduce_pack_mb": 2.0},
+            ["all_reduce=ring", "all_reduce_pack_mb=2.0"],
         ),
         ({"data_dir": "data"}, []),
         ({"dataset": "embedded"}, []),

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.losses import cross_entropy, take_weight_decay, weight_decay
+from towers.losses import (
+    add_weight_decay,
+    cross_entropy,
+    take_weight_decay,
+    weight_decay,
+)
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -168,6 +173,27 @@ def test_weight_decay_asks_the_given_params_of_the_marked_variables_only():
             np.testing.assert_allclose(gradient, params[name], rtol=1e-6)
         else:
             assert gradient is None
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.0])
+def test_weight_decay_is_added_to_the_gradients_of_the_mean_loss(weight):
+    model = decayed_network(weight)
+    rng = np.random.default_rng(0)
+    params, gradients = (
+        [rng.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
+        for _ in range(2)
+    )
+    given = [[tf.constant(x) for x in tensors] for tensors in (params, gradients)]
+    decay, found = add_weight_decay(model.trainable_variables, *given)
+    coefficients = take_weight_decay(model.trainable_variables)
+    assert sum(coefficients) == 4 * weight
+    expected = sum(
+        c / 2 * np.square(p, dtype=np.float64).sum()
+        for c, p in zip(coefficients, params, strict=True)
+    )
+    assert (0.0 if decay is None else float(decay)) == pytest.approx(expected)
+    for c, p, g, ours in zip(coefficients, params, gradients, found, strict=True):
+        np.testing.assert_allclose(ours, g + c * p, rtol=1e-6)
 
 
 def test_weight_decay_of_the_models_own_values_equals_the_losses_of_keras():

@@ -474,6 +474,15 @@ class OfEachTower:
         return changed
 
 
+class DecayOfEachTower:
+    """Broken on purpose: every tower's weight decay counts in full."""
+
+    def _add_weight_decay(self, params, gradients):
+        for _ in self._devices:
+            decay, gradients = super()._add_weight_decay(params, gradients)
+        return decay, gradients
+
+
 class SkippedTower(OfEachTower):
     """Broken on purpose: the last tower's gradients never arrive."""
 
@@ -533,6 +542,9 @@ BROKEN = [
     (ClippedBeforeTheMean, "replicated"),
     (ClippedBeforeTheMean, "model_parallel"),
     (NormOfItsOwn, "model_parallel"),
+    (DecayOfEachTower, "towers"),
+    slow(DecayOfEachTower, "replicated"),
+    slow(DecayOfEachTower, "model_parallel"),
     (LateRate, "towers"),
 ]
 

@@ -15,7 +15,6 @@ from towers.parallel.tower import (
     tower_counts,
     tower_gradients,
     tower_logits,
-    tower_loss,
 )
 
 SMOOTHING = 0.1
@@ -66,12 +65,10 @@ def run_oracle(network, params, state, batch):
 
 def assert_equals_oracle(result, network, params, state, batch):
     expected = run_oracle(network, params, state, batch)
-    decay = oracle.weight_decay_loss(params, network.decay)
     assert float(result.loss) == pytest.approx(expected.loss, rel=1e-5)
-    assert float(result.total_loss) == pytest.approx(expected.loss + decay, rel=1e-5)
     assert float(result.correct) == round(expected.accuracy * len(batch["labels"]))
-    wanted = oracle.add_weight_decay(expected.gradients, params, network.decay)
-    for (name, gradient), found in zip(wanted.items(), result.gradients, strict=True):
+    for name, found in zip(params, result.gradients, strict=True):
+        gradient = expected.gradients[name]
         np.testing.assert_allclose(found, gradient, rtol=1e-4, atol=1e-6, err_msg=name)
     for (name, value), found in zip(expected.state.items(), result.state, strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -129,23 +126,6 @@ def test_the_same_arguments_give_the_same_result(name):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_the_total_loss_adds_the_decay_of_the_given_params():
-    network = networks.plain_network()
-    params, state, batch = given(network)
-    total_loss, loss, _, _ = tower_loss(
-        network.model, loss_fn, tensors(params), tensors(state), batch
-    )
-    decay = 0.5 * networks.WEIGHT_DECAY * np.square(params["fc1/kernel"]).sum()
-    assert decay > 0.01
-    assert float(total_loss) - float(loss) == pytest.approx(decay, rel=1e-4)
-
-
-def test_without_decay_the_total_loss_is_the_loss():
-    network = networks.residual_network()
-    result = run_tower(network, *given(network))
-    assert float(result.total_loss) == float(result.loss)
-
-
 def test_the_noise_that_is_given_is_the_mask():
     network = networks.plain_network()
     params, state, batch = given(network)
@@ -187,7 +167,7 @@ def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
     result = tower_gradients(
         model, lambda x, labels: tf.sqrt(x[:, 0]), params, [], batch
     )
-    assert float(result.total_loss) == 0
+    assert float(result.loss) == 0
     assert not bool(result.is_finite())
 
 
@@ -201,12 +181,7 @@ def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
         tensors(state),
         {name: tf.constant(value) for name, value in batch.items()},
     )
-    has_gradient = {
-        name: gradient is not None
-        for name, gradient in zip(params, result.gradients, strict=True)
-    }
-    assert has_gradient["fc1/kernel"], "it decays"
-    assert not has_gradient["logits/kernel"]
+    assert result.gradients == [None] * len(params)
 
 
 # Micro-batches.
@@ -249,7 +224,6 @@ def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next(
             carried = reports[-1].state
         loss = np.mean([report.loss for report in reports])
         assert float(found.loss) == pytest.approx(loss, rel=1e-5)
-        assert float(found.total_loss) == pytest.approx(loss, rel=1e-5)
         assert float(found.correct) == round(sum(2 * r.accuracy for r in reports))
         assert bool(found.is_finite())
         for name, gradient in zip(params, found.gradients, strict=True):

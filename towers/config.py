@@ -321,7 +321,7 @@ class Config:
         free=True,
     )
     all_reduce_pack_mb: float = _option(
-        8.0,
+        1.0,
         "Megabytes of the buffers in which gradients are all-reduced; 0 packs none.",
         at_least=0,
         free=True,

@@ -56,6 +56,32 @@ def weight_decay(
     return tf.add_n(penalties) if penalties else None
 
 
+def add_weight_decay(
+    variables: list[keras.Variable],
+    params: list[tf.Tensor],
+    gradients: list[tf.Tensor],
+) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+    """From the gradients of the mean loss to those with weight decay.
+
+    Args:
+        variables, params: as in `weight_decay`.
+        gradients: in the same order.
+
+    Returns:
+        (weight decay or None, gradients).
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(params)
+        decay = weight_decay(variables, params)
+    if decay is None:
+        return None, list(gradients)
+    of_decay = tape.gradient(decay, params)
+    return decay, [
+        g if more is None else g + more
+        for g, more in zip(gradients, of_decay, strict=True)
+    ]
+
+
 def take_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
     """Takes the weight decay out of the loss, for an optimizer that applies it itself.
 

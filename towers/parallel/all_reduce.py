@@ -1,4 +1,4 @@
-"""Summing tensors over devices so that every device gets the same sum, bit for bit.
+"""Adding tensors up over devices so that each gets the same sum, bit for bit.
 
 All algorithms are plain data flow in one graph: a copy to another device is an
 identity there. Every element of the sum is computed once and then sent on, so that no
@@ -12,11 +12,39 @@ two devices can round differently.
     nccl    NVIDIA's library, through TensorFlow; needs two or more physical GPUs
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from towers.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Wire:
+    """How tensors travel between devices.
+
+    Attributes:
+        dtype: the type that is sent; None for the tensors' own.
+        scale: what every sum is multiplied with, once, before it is handed out.
+    """
+
+    dtype: tf.DType | None = None
+    scale: float = 1.0
+
+    def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
+        """What is sent of a tensor that is still to be added to, made on `device`."""
+        if self.dtype is None or self.dtype == tensor.dtype:
+            return tensor
+        with tf.device(device):
+            return tf.cast(tensor, self.dtype)
+
+    def total(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
+        """What is sent of a sum, made on `device`."""
+        if self.scale != 1:
+            with tf.device(device):
+                tensor *= tf.constant(self.scale, tensor.dtype)
+        return self.part(tensor, device)
 
 
 def _to(tensor, device):
@@ -30,32 +58,38 @@ def _add(a, b, device, dtype):
         return tf.cast(a, dtype) + tf.cast(b, dtype)
 
 
-def star(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+def star(
+    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
+) -> list[tf.Tensor]:
     dtype = tensors[0].dtype
-    total = tensors[0]
-    for tensor, device in zip(tensors[1:], devices[1:], strict=True):
-        total = _add(total, wire(tensor, device), devices[0], dtype)
-    return _hand_out(wire(total, devices[0]), devices, dtype)
+    sent = [wire.part(*pair) for pair in zip(tensors, devices, strict=True)]
+    with tf.device(devices[0]):
+        total = tf.add_n([tensors[0], *[tf.cast(x, dtype) for x in sent[1:]]])
+    return _hand_out(wire.total(total, devices[0]), devices, dtype)
 
 
-def tree(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+def tree(
+    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
+) -> list[tf.Tensor]:
     dtype = tensors[0].dtype
     partial, stride = list(tensors), 1
     parents = {}
     while stride < len(devices):
         for low in range(0, len(devices) - stride, 2 * stride):
             high = low + stride
-            sent = wire(partial[high], devices[high])
+            sent = wire.part(partial[high], devices[high])
             partial[low] = _add(partial[low], sent, devices[low], dtype)
             parents[high] = low
         stride *= 2
-    sums = {0: wire(partial[0], devices[0])}
+    sums = {0: wire.total(partial[0], devices[0])}
     for high in sorted(parents, key=lambda d: d & -d, reverse=True):
         sums[high] = _to(sums[parents[high]], devices[high])
     return [_widened(sums[d], device, dtype) for d, device in enumerate(devices)]
 
 
-def ring(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+def ring(
+    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
+) -> list[tf.Tensor]:
     count, dtype = len(devices), tensors[0].dtype
     length = tensors[0].shape.num_elements()
     sizes = [length // count + (i < length % count) for i in range(count)]
@@ -68,10 +102,10 @@ def ring(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.
         # Around once: piece p starts on device p and is added to on each one after it.
         total, at = pieces[piece][piece], piece
         for _ in range(count - 1):
-            sent, at = wire(total, devices[at]), (at + 1) % count
+            sent, at = wire.part(total, devices[at]), (at + 1) % count
             total = _add(sent, pieces[at][piece], devices[at], dtype)
         # And once more: the sum is handed on as it is.
-        total = wire(total, devices[at])
+        total = wire.total(total, devices[at])
         for _ in range(count):
             gathered[at][piece] = total
             at = (at + 1) % count
@@ -84,13 +118,15 @@ def ring(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.
     return results
 
 
-def nccl(tensors: Sequence[tf.Tensor], devices: Sequence[str], wire) -> list[tf.Tensor]:
+def nccl(
+    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
+) -> list[tf.Tensor]:
     dtype, results = tensors[0].dtype, []
     name = f"{tensors[0].op.name}_all_reduce"
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
             reduced = tf.raw_ops.NcclAllReduce(
-                input=wire(tensor, device),
+                input=wire.total(tensor, device),
                 reduction="sum",
                 num_devices=len(devices),
                 shared_name=name,
@@ -111,6 +147,7 @@ def all_reduce(
     tensors: Sequence[Sequence[tf.Tensor]],
     devices: Sequence[str],
     *,
+    weights: Sequence[float] | None = None,
     algorithm: str = "star",
     pack_mb: float = 0.0,
     dtype: tf.DType | None = None,
@@ -120,6 +157,9 @@ def all_reduce(
     Args:
         tensors: per device a list of tensors, of the same shapes and types on each.
         devices: one device name per list.
+        weights: per device what its tensors count, adding up to 1 for a mean; the sum
+            by default. Tensors that are not floats have no mean: of them, on which the
+            devices agree, the first device's are handed out.
         algorithm: a key of ALGORITHMS.
         pack_mb: tensors are packed into buffers of at most so many megabytes, or of one
             larger tensor, because few large copies are cheaper than many small ones; 0
@@ -128,26 +168,27 @@ def all_reduce(
             the tensors' own type. By default that type travels.
 
     Returns:
-        Per device the list of sums, the same bits on every device.
+        Per device the list of sums or means, the same bits on every device.
     """
     if len(devices) == 1:
         return [list(tensors[0])]
-    reduce = ALGORITHMS[algorithm]
-
-    def wire(tensor, device):
-        """What is sent: narrowed, where asked for, on the device that sends."""
-        if dtype is None or dtype == tensor.dtype:
-            return tensor
-        with tf.device(device):
-            return tf.cast(tensor, dtype)
-
+    weights = [1.0] * len(devices) if weights is None else list(weights)
+    # Equal weights wait for the sum: one pass over it in place of one on each device.
+    equal = len(set(weights)) == 1
+    wire = Wire(dtype, weights[0] if equal else 1.0)
+    is_mean = set(weights) != {1.0}
     results = [[None] * len(tensors[0]) for _ in devices]
     for bucket in buckets(tensors[0], pack_mb):
         packed = [
             _packed([of_device[i] for i in bucket], device)
             for of_device, device in zip(tensors, devices, strict=True)
         ]
-        sums = reduce(packed, devices, wire)
+        if is_mean and not packed[0].dtype.is_floating:
+            sums = _hand_out(packed[0], devices, packed[0].dtype)
+        else:
+            if not equal:
+                packed = _weighted(packed, devices, weights)
+            sums = ALGORITHMS[algorithm](packed, devices, wire)
         for result, total, device in zip(results, sums, devices, strict=True):
             shapes = [tensors[0][i].shape for i in bucket]
             for i, tensor in zip(bucket, _unpacked(total, shapes, device), strict=True):
@@ -175,6 +216,14 @@ def check_algorithm(algorithm: str, num_gpus: int) -> None:
             f"all_reduce=nccl with {num_gpus} GPU(s): NCCL needs two or more; use "
             "star, tree or ring"
         )
+
+
+def _weighted(tensors, devices, weights):
+    weighted = []
+    for tensor, device, weight in zip(tensors, devices, weights, strict=True):
+        with tf.device(device):
+            weighted.append(tensor * tf.constant(weight, tensor.dtype))
+    return weighted
 
 
 def _hand_out(total, devices, dtype):

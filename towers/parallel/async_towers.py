@@ -36,7 +36,7 @@ from towers.parallel.strategy import (
     PHASES,
     TRACING,
     WAITING,
-    check_finite,
+    not_finite,
 )
 from towers.parallel.tower import tower_gradients
 from towers.parallel.tower_strategy import HOST, TowerStrategy
@@ -131,14 +131,13 @@ class AsyncTowers(TowerStrategy):
             gradients, state, metrics = self._compute_calls[tower](params, state, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
-        finite = np.ones(len(self._devices), bool)
-        finite[tower] = metrics["finite"]
-        check_finite(
-            self._coordinator.num_begun(tower),
-            finite,
-            np.full(len(self._devices), metrics["loss"]),
-            "the update was not applied",
-        )
+        if not metrics["finite"]:
+            raise not_finite(
+                self._coordinator.num_begun(tower),
+                np.arange(len(self._devices)) != tower,
+                np.full(len(self._devices), metrics["loss"]),
+                "the update was not applied",
+            )
         return gradients, state, metrics
 
     def _apply(self, tower, gradients, state, metrics):
@@ -158,15 +157,19 @@ class AsyncTowers(TowerStrategy):
         with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
             result = tower_gradients(self._model, self._loss_fn, params, state, share)
             check_gradients([zip(result.gradients, self._names, strict=True)])
-            norm = tf.sqrt(squared_norm(result.gradients))
-            finite = result.is_finite()
+            decay, gradients = self._add_weight_decay(params, result.gradients)
+            total_loss = result.loss
+            if decay is not None:
+                total_loss += tf.cast(decay, total_loss.dtype)
+            norm = tf.sqrt(squared_norm(gradients))
+            finite = tf.math.is_finite(total_loss + norm)
         with tf.device(self._parameter_device):
             # They travel now, and not under the lock.
-            gradients = [tf.identity(gradient) for gradient in result.gradients]
+            gradients = [tf.identity(gradient) for gradient in gradients]
             state = [tf.identity(entry) for entry in result.state]
         metrics = {
             "loss": result.loss,
-            "total_loss": result.total_loss,
+            "total_loss": total_loss,
             "correct": result.correct,
             "gradient_norm": norm,
             "finite": finite,

@@ -102,33 +102,6 @@ def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.
     )
 
 
-def weighted_tensors(
-    tensors: Sequence[Sequence[tf.Tensor]],
-    weights: Sequence[float],
-    devices: Sequence[str],
-) -> list[list[tf.Tensor]]:
-    """Each tower's tensors times its weight, on its device, for a sum to come.
-
-    Of tensors that are not floats, on which the towers agree, the first tower's count.
-    """
-    weighted = []
-    for tower, (of_tower, weight, device) in enumerate(
-        zip(tensors, weights, devices, strict=True)
-    ):
-        with tf.device(device):
-            weighted.append(
-                [
-                    tensor
-                    * tf.constant(
-                        weight if tensor.dtype.is_floating else tower == 0,
-                        tensor.dtype,
-                    )
-                    for tensor in of_tower
-                ]
-            )
-    return weighted
-
-
 def average_states(
     tower_states: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
 ) -> list[tf.Tensor]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import all_reduce
-from towers.parallel.gradients import squared_norm, weighted_tensors
+from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
@@ -82,7 +82,11 @@ class ModelParallel(Synchronous):
                         {n: shards.slice(v, shard) for n, v in values.items()}
                         for values in (params, state)
                     ]
-                    self._variables[-1].append(Variables(*slices, self._update))
+                    # No step reads the averages: the first group's are enough.
+                    keeps_averages = group == self._grid[0]
+                    self._variables[-1].append(
+                        Variables(*slices, self._update, keeps_averages)
+                    )
 
     def _variable_sets(self):
         return [variables for of_group in self._variables for variables in of_group]
@@ -90,8 +94,9 @@ class ModelParallel(Synchronous):
     def _fetch(self, use_averages=False):
         """[group][shard] parameters and model state, where they are."""
         fetched = []
-        for group, variables in zip(self._grid, self._variables, strict=True):
+        for group, own in zip(self._grid, self._variables, strict=True):
             fetched.append([])
+            variables = self._variables[0] if use_averages else own
             for device, of_shard in zip(group, variables, strict=True):
                 with tf.device(device):
                     fetched[-1].append(of_shard.fetch(use_averages))
@@ -119,13 +124,26 @@ class ModelParallel(Synchronous):
         # Groups meet shard by shard.
         gradients = self._mean_over_groups(results, "gradients")
         states = self._mean_over_groups(results, "state")
+
+        # Every device adds the weight decay of what it owns.
+        decays = []
+        for group, devices in enumerate(self._grid):
+            for shard, device in enumerate(devices):
+                params = self._variables[group][shard].params
+                with tf.device(device):
+                    decay, gradients[group][shard] = self._add_weight_decay(
+                        [p.read_value() for p in params], gradients[group][shard]
+                    )
+                if group == 0 and decay is not None:
+                    decays.append(decay)
         squares = []
         for shard, device in enumerate(self._grid[0]):
             with tf.device(device):
                 squares.append(squared_norm(gradients[0][shard]))
         with tf.device(HOST):
             norm = tf.sqrt(tf.add_n(squares))
-        return Met(results, norm, gradients, states, gradients[0])
+            decay = tf.add_n(decays) if decays else None
+        return Met(results, decay, norm, gradients, states, gradients[0])
 
     def _mean_over_groups(self, results, field):
         """The image-weighted mean of each shard's tensors, [group][shard]."""
@@ -133,8 +151,7 @@ class ModelParallel(Synchronous):
         for shard in range(len(self._grid[0])):
             devices = [group[shard] for group in self._grid]
             tensors = [getattr(of_group[shard], field) for of_group in results]
-            weighted = weighted_tensors(tensors, self._weights, devices)
-            reduced = all_reduce(weighted, devices)
+            reduced = all_reduce(tensors, devices, weights=self._weights)
             for of_group, tensors in zip(means, reduced, strict=True):
                 of_group.append(tensors)
         return means

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers.errors import NumericError
 from towers.parallel.all_reduce import all_reduce, check_algorithm
-from towers.parallel.gradients import squared_norm, weighted_tensors
+from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.variables import Variables
 
@@ -49,9 +49,14 @@ class Replicated(Synchronous):
         self._replicas = [self._get_params(device) for device in self._devices]
 
     def _get_params(self, device):
-        """A copy of all variables on a device."""
+        """A copy of the variables on a device. The moving averages, which no step
+        reads, are on the first device alone."""
         with tf.device(device):
-            return Variables(*self._initial_values(), self._update)
+            return Variables(
+                *self._initial_values(),
+                self._update,
+                keeps_averages=device == self._devices[0],
+            )
 
     def describe(self):
         algorithm = self._reduction["algorithm"]
@@ -65,13 +70,15 @@ class Replicated(Synchronous):
 
     def _logits(self, batches, use_averages):
         return self._logits_of_whole(
-            batches, lambda tower: self._replicas[tower].fetch(use_averages)
+            batches,
+            lambda tower: self._replicas[0 if use_averages else tower].fetch(
+                use_averages
+            ),
         )
 
     def _all_reduce(self, tensors, **reduction):
         """The image-weighted mean over the devices, on every device."""
-        weighted = weighted_tensors(tensors, self._weights, self._devices)
-        return all_reduce(weighted, self._devices, **reduction)
+        return all_reduce(tensors, self._devices, weights=self._weights, **reduction)
 
     def _meet(self, batch):
         # Every device computes the gradients of its share with its own copy.
@@ -85,10 +92,20 @@ class Replicated(Synchronous):
         gradients = self._all_reduce([r.gradients for r in results], **self._reduction)
         # Narrowed statistics would no longer move once a change is below a rounding.
         states = self._all_reduce([r.state for r in results])
+
+        # Every device adds the weight decay of its own copy.
+        decays = []
+        for tower, (params, _) in enumerate(fetched):
+            with tf.device(self._devices[tower]):
+                decay, gradients[tower] = self._add_weight_decay(
+                    params, gradients[tower]
+                )
+                decays.append(decay)
         with tf.device(self._devices[0]):
             # Once for all: a sum may round differently on another device.
             norm = tf.sqrt(squared_norm(gradients[0]))
-        return Met([[r] for r in results], norm, gradients, states, gradients[:1])
+        results = [[r] for r in results]
+        return Met(results, decays[0], norm, gradients, states, gradients[:1])
 
     def _apply(self, step, met):
         # Every copy updates itself.

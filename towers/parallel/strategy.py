@@ -117,29 +117,27 @@ def variable_names(variables: list[keras.Variable]) -> list[str]:
     return names
 
 
-def check_finite(
+def not_finite(
     step: int,
     finite: np.ndarray,
     losses: np.ndarray,
     remains: str = "the parameters are those before this step",
-) -> None:
-    """Names the towers and the step where something was not finite.
+) -> NumericError:
+    """The error that names the towers and the step where something was not finite.
 
     Args:
         step: the number of the step that was not taken, counted from 1.
-        finite: bool [num_towers].
+        finite: bool [num_towers]; where all are, it was what they make together.
         losses: [num_towers].
         remains: what the message says of the parameters.
-
-    Raises:
-        NumericError: not all are finite.
     """
-    if np.all(finite):
-        return
     bad = [
         f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
     ]
-    raise NumericError(
-        f"step {step}: the loss or a gradient of {', '.join(bad)} is not finite; "
-        f"{remains}. A lower --learning_rate or --clip_norm may help"
+    what = f"the loss or a gradient of {', '.join(bad)}"
+    if not bad:
+        what = "the weight decay, or the mean gradient with it,"
+    return NumericError(
+        f"step {step}: {what} is not finite; {remains}. A lower --learning_rate or "
+        "--clip_norm may help"
     )

@@ -17,7 +17,7 @@ from towers.parallel.strategy import (
     PHASES,
     TRACING,
     WAITING,
-    check_finite,
+    not_finite,
 )
 from towers.parallel.tower import TowerResult, accumulated, tower_gradients
 from towers.parallel.tower_strategy import HOST, TowerStrategy
@@ -29,13 +29,15 @@ class Met(NamedTuple):
 
     Attributes:
         results: [tower][shard] what was computed.
-        norm: global norm of the mean gradient.
+        decay: the weight decay, a scalar, or None.
+        norm: global norm of the mean gradient, that of the weight decay included.
         gradients, states: the means, in whatever form the strategy's `_apply` takes.
         slices: the mean gradients, in one piece per parameter or, where several devices
             own it, in slices of the last axis: [slice][parameter].
     """
 
     results: list[list[TowerResult]]
+    decay: tf.Tensor | None
     norm: tf.Tensor
     gradients: list
     states: list
@@ -90,7 +92,7 @@ class Synchronous(TowerStrategy):
         met = self._meet(batch)
         with tf.device(HOST):
             results = [of_tower[0] for of_tower in met.results]
-            metrics = self._metrics(results, met.norm)
+            metrics = self._metrics(results, met)
             # What is not finite in one tower is not finite in the mean either.
             finite = tf.math.is_finite(met.norm + metrics["total_loss"])
             return tf.cond(
@@ -197,17 +199,20 @@ class Synchronous(TowerStrategy):
         return results
 
     def _metrics(
-        self, results: Sequence[TowerResult], norm: tf.Tensor
+        self, results: Sequence[TowerResult], met: Met
     ) -> dict[str, tf.Tensor]:
         """The metrics of a step from those of its towers; on the host."""
         num_images = sum(self._sizes) * self._accumulate_steps
+        loss = weighted_mean([r.loss for r in results], self._weights)
+        no_decay = tf.zeros([], loss.dtype)
+        decay = no_decay if met.decay is None else tf.cast(met.decay, loss.dtype)
         return {
-            "loss": weighted_mean([r.loss for r in results], self._weights),
-            "total_loss": weighted_mean([r.total_loss for r in results], self._weights),
+            "loss": loss,
+            "total_loss": loss + decay,
             "tower_losses": tf.stack([r.loss for r in results]),
             "accuracy": tf.add_n([r.correct for r in results]) / num_images,
             "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
-            "gradient_norm": norm,
+            "gradient_norm": met.norm,
         }
 
     def _zero_metrics(self):
@@ -237,7 +242,7 @@ class Synchronous(TowerStrategy):
         if not bool(taken):
             # The batch and the parameters are still there to be asked which tower.
             finite, _ = self._look_at_next_step()
-            check_finite(step + 1, finite.numpy(), metrics["tower_losses"])
+            raise not_finite(step + 1, finite.numpy(), metrics["tower_losses"])
         return {"step": step, **metrics, "input_wait_secs": float(wait_secs)}
 
     def trace(self) -> None:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers import losses
 from towers.parallel.gradients import squared_norm
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
@@ -22,24 +21,23 @@ class TowerResult(NamedTuple):
     """What a tower computes from its share of a batch.
 
     Attributes:
-        gradients: of the total loss, in the order of the parameters; None where the
-            loss does not depend on a parameter.
+        gradients: of the loss, in the order of the parameters; None where the loss does
+            not depend on a parameter.
         state: the new model state.
-        loss: mean cross-entropy over the share, a scalar.
-        total_loss: the loss and the weight decay.
+        loss: mean cross-entropy over the share, a scalar. Weight decay does not depend
+            on the images: it is added once, to the mean over the towers.
         correct: number of images whose largest logit is the label's, float scalar.
     """
 
     gradients: list[tf.Tensor | None]
     state: list[tf.Tensor]
     loss: tf.Tensor
-    total_loss: tf.Tensor
     correct: tf.Tensor
 
     def is_finite(self) -> tf.Tensor:
         """Whether the loss and all gradients are finite, a bool scalar."""
         norm = squared_norm(self.gradients)
-        return tf.math.is_finite(self.total_loss) & tf.math.is_finite(norm)
+        return tf.math.is_finite(self.loss) & tf.math.is_finite(norm)
 
 
 def tower_loss(
@@ -48,7 +46,7 @@ def tower_loss(
     params: Sequence[tf.Tensor],
     state: Sequence[tf.Tensor],
     batch: Mapping[str, tf.Tensor],
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
     """The loss of one tower's share.
 
     Args:
@@ -59,16 +57,14 @@ def tower_loss(
         batch: the model's inputs by name, and "labels".
 
     Returns:
-        (total loss, loss, correct, new state).
+        (loss, correct, new state).
     """
     logits, new_state = model.stateless_call(
         params, state, _inputs(model, batch), training=True
     )
     loss = tf.reduce_mean(loss_fn(logits, batch["labels"]))
-    decay = losses.weight_decay(model.trainable_variables, params)
-    total_loss = loss if decay is None else loss + tf.cast(decay, loss.dtype)
     correct = count_correct(logits, batch["labels"])
-    return total_loss, loss, correct, [tf.convert_to_tensor(s) for s in new_state]
+    return loss, correct, [tf.convert_to_tensor(s) for s in new_state]
 
 
 def tower_gradients(
@@ -81,12 +77,10 @@ def tower_gradients(
     """The loss of one tower's share and its gradients; arguments as in `tower_loss`."""
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(params)
-        total_loss, loss, correct, new_state = tower_loss(
-            model, loss_fn, params, state, batch
-        )
-    gradients = tape.gradient(total_loss, params)
+        loss, correct, new_state = tower_loss(model, loss_fn, params, state, batch)
+    gradients = tape.gradient(loss, params)
     gradients = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
-    return TowerResult(gradients, new_state, loss, total_loss, correct)
+    return TowerResult(gradients, new_state, loss, correct)
 
 
 def accumulated(
@@ -122,7 +116,6 @@ def accumulated(
                 ],
                 state=b.state,
                 loss=a.loss + b.loss,
-                total_loss=a.total_loss + b.total_loss,
                 correct=a.correct + b.correct,
             )
             for a, b in zip(so_far, results, strict=True)
@@ -139,7 +132,6 @@ def accumulated(
         total._replace(
             gradients=[gradient / accumulate_steps for gradient in total.gradients],
             loss=total.loss / accumulate_steps,
-            total_loss=total.total_loss / accumulate_steps,
         )
         for total in totals
     ]

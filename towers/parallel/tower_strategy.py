@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers import losses
 from towers.optimizers import Update
 from towers.parallel.gradients import shares, split_batch
 from towers.parallel.memory import Account, create_accounts
@@ -96,6 +97,12 @@ class TowerStrategy(Strategy):
         return (
             {n: v.value for n, v in zip(self._names, params, strict=True)},
             {n: v.value for n, v in zip(self._state_names, state, strict=True)},
+        )
+
+    def _add_weight_decay(self, params, gradients):
+        """(weight decay or None, the gradients with that of the weight decay)."""
+        return losses.add_weight_decay(
+            self._model.trainable_variables, params, gradients
         )
 
     def describe(self) -> list[str]:

@@ -13,6 +13,7 @@ class Variables:
     Args:
         params, state: name -> initial value, in the model's order.
         update: says which slots and whether averages are kept.
+        keeps_averages: whether they are, if any, kept here.
 
     Attributes:
         params, averages, state: variables in the model's order.
@@ -24,6 +25,7 @@ class Variables:
         params: Mapping[str, tf.Tensor],
         state: Mapping[str, tf.Tensor],
         update: Update,
+        keeps_averages: bool = True,
     ):
         self._names, self._state_names = list(params), list(state)
         with tf.name_scope("params"):
@@ -40,7 +42,7 @@ class Variables:
             for param in self.params
         ]
         self.averages = []
-        if update.ema_decay:
+        if update.ema_decay and keeps_averages:
             self.averages = [tf.Variable(p, trainable=False) for p in self.params]
 
     def fetch(

@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 from keras import layers, tree
 
-from towers import losses
 from towers.models.layers import LocalResponseNormalization, PadChannels
 from towers.parallel import slices, split
 from towers.parallel.device_tape import DeviceTape, Value
@@ -100,6 +99,7 @@ class Walker:
         """
         tape = DeviceTape()
         walk = _Walk(self, tape, variables, training=True)
+        scales = [weight * len(weights) for weight in weights]  # 1 where equal
         logits = walk.forward(batches)
         targets, group_metrics = [], []
         for group, batch in enumerate(batches):
@@ -111,30 +111,29 @@ class Walker:
                 return tf.reduce_mean(self._loss_fn(x, labels))
 
             [loss] = tape.apply(device, mean_loss, [logits[group]])
-            penalties = walk.penalties(group)
-            targets += [(x, weights[group]) for x in (loss, *penalties)]
+            targets.append((loss, scales[group]))
             with tf.device(device):
-                total = tf.add_n([x.tensor for x in (loss, *penalties)])
                 correct = count_correct(logits[group].tensor, labels)
-            group_metrics.append((loss.tensor, total, correct))
+            group_metrics.append((loss.tensor, correct))
         tape.backward(targets)
         self.moved_bytes = sum(
             tensor.shape.num_elements() * tensor.dtype.size for tensor in tape.moved
         )
         return [
             [
-                self._result(walk, group, shard, weights[group], *group_metrics[group])
+                self._result(walk, group, shard, scales[group], *group_metrics[group])
                 for shard in range(len(self._devices[group]))
             ]
             for group in range(len(batches))
         ]
 
-    def _result(self, walk, group, shard, weight, loss, total, correct):
+    def _result(self, walk, group, shard, scale, loss, correct):
         with tf.device(self._devices[group][shard]):
             gradients = [param.gradient() for param in walk.params[group][shard]]
-            gradients = [None if g is None else g / weight for g in gradients]
+            if scale != 1:
+                gradients = [None if g is None else g / scale for g in gradients]
         state = walk.state[group][shard]
-        return TowerResult(gradients, state, loss, total, correct)
+        return TowerResult(gradients, state, loss, correct)
 
     def logits(
         self,
@@ -172,21 +171,6 @@ class _Walk:
             inputs, operation_fn=lambda layer: functools.partial(self._visit, layer)
         )
         return [self._gathered(logits, group, [0])[0] for group in range(len(batches))]
-
-    def penalties(self, group):
-        """Per shard the weight decay of its parameters."""
-        variables, found = self._model.trainable_variables, []
-        if all(variable.regularizer is None for variable in variables):
-            return []
-        for params, device in zip(
-            self.params[group], self._devices[group], strict=True
-        ):
-
-            def penalty(*tensors):
-                return losses.weight_decay(variables, tensors)
-
-            found += self._tape.apply(device, penalty, params)
-        return found
 
     def _load(self, x, batches):
         """An input of the model, on every device."""
