@@ -231,7 +231,7 @@ def test_numbers_are_finite(value):
         ("accumulate_steps", 1, 0),
         ("max_staleness", 0, -1),
         ("group_size", 1, 0),
-        ("all_reduce_pack_mb", 0.0, -1.0),
+        ("all_reduce_pack_mb", -1.0, -1.5),
         ("image_size", 0, -1),
         ("image_cache_mb", 0.0, -1.0),
         ("num_epochs", 0.01, 0.0),

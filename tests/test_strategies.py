@@ -477,9 +477,9 @@ class OfEachTower:
 class DecayOfEachTower:
     """Broken on purpose: every tower's weight decay counts in full."""
 
-    def _add_weight_decay(self, params, gradients):
+    def _add_weight_decay(self, params, gradients, *weight):
         for _ in self._devices:
-            decay, gradients = super()._add_weight_decay(params, gradients)
+            decay, gradients = super()._add_weight_decay(params, gradients, *weight)
         return decay, gradients
 
 

@@ -191,9 +191,12 @@ def _strategy_options(config: Config, devices: Devices) -> dict:
     if config.strategy == "model_parallel":
         options["group_size"] = config.group_size
     if config.strategy == "replicated":
+        pack_mb = config.all_reduce_pack_mb
+        if pack_mb < 0:
+            pack_mb = 1.0 if devices.kind == "GPU" else 0.0
         options |= {
             "algorithm": config.all_reduce,
-            "pack_mb": config.all_reduce_pack_mb,
+            "pack_mb": pack_mb,
             "reduce_dtype": tf.as_dtype(config.all_reduce_dtype),
         }
     return options

@@ -321,9 +321,10 @@ class Config:
         free=True,
     )
     all_reduce_pack_mb: float = _option(
-        1.0,
-        "Megabytes of the buffers in which gradients are all-reduced; 0 packs none.",
-        at_least=0,
+        -1.0,
+        "Megabytes of the buffers in which gradients are all-reduced; 0 packs none; -1 "
+        "is 1 on GPUs and 0 on a CPU, whose memory all towers share.",
+        at_least=-1,
         free=True,
     )
     all_reduce_dtype: str = _option(

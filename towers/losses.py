@@ -60,12 +60,15 @@ def add_weight_decay(
     variables: list[keras.Variable],
     params: list[tf.Tensor],
     gradients: list[tf.Tensor],
+    weight: float = 1.0,
 ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
     """From the gradients of the mean loss to those with weight decay.
 
     Args:
         variables, params: as in `weight_decay`.
         gradients: in the same order.
+        weight: what these gradients will count in a mean, in which the weight decay is
+            to count in full.
 
     Returns:
         (weight decay or None, gradients).
@@ -73,9 +76,10 @@ def add_weight_decay(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(params)
         decay = weight_decay(variables, params)
-    if decay is None:
-        return None, list(gradients)
-    of_decay = tape.gradient(decay, params)
+        if decay is None:
+            return None, list(gradients)
+        in_full = decay if weight == 1 else decay / weight
+    of_decay = tape.gradient(in_full, params)
     return decay, [
         g if more is None else g + more
         for g, more in zip(gradients, of_decay, strict=True)

@@ -121,36 +121,36 @@ class ModelParallel(Synchronous):
         fetched = [values for of_group in self._fetch() for values in of_group]
         results = self._by_group(self._results(fetched, batch))
 
-        # Groups meet shard by shard.
-        gradients = self._mean_over_groups(results, "gradients")
-        states = self._mean_over_groups(results, "state")
-
-        # Every device adds the weight decay of what it owns.
+        # Weight decay does not depend on the images: the first group adds it for all,
+        # each device that of its shard.
+        gradients = [[result.gradients for result in group] for group in results]
         decays = []
-        for group, devices in enumerate(self._grid):
-            for shard, device in enumerate(devices):
-                params = self._variables[group][shard].params
-                with tf.device(device):
-                    decay, gradients[group][shard] = self._add_weight_decay(
-                        [p.read_value() for p in params], gradients[group][shard]
-                    )
-                if group == 0 and decay is not None:
-                    decays.append(decay)
+        for shard, device in enumerate(self._grid[0]):
+            params, _ = fetched[shard]
+            with tf.device(device):
+                decay, gradients[0][shard] = self._add_weight_decay(
+                    params, gradients[0][shard], self._weights[0]
+                )
+            decays.append(decay)
+
+        # Groups meet shard by shard.
+        gradients = self._mean_over_groups(gradients)
+        states = self._mean_over_groups([[r.state for r in g] for g in results])
         squares = []
         for shard, device in enumerate(self._grid[0]):
             with tf.device(device):
                 squares.append(squared_norm(gradients[0][shard]))
         with tf.device(HOST):
             norm = tf.sqrt(tf.add_n(squares))
-            decay = tf.add_n(decays) if decays else None
+            decay = None if decays[0] is None else tf.add_n(decays)
         return Met(results, decay, norm, gradients, states, gradients[0])
 
-    def _mean_over_groups(self, results, field):
+    def _mean_over_groups(self, values):
         """The image-weighted mean of each shard's tensors, [group][shard]."""
         means = [[] for _ in self._grid]
         for shard in range(len(self._grid[0])):
             devices = [group[shard] for group in self._grid]
-            tensors = [getattr(of_group[shard], field) for of_group in results]
+            tensors = [of_group[shard] for of_group in values]
             reduced = all_reduce(tensors, devices, weights=self._weights)
             for of_group, tensors in zip(means, reduced, strict=True):
                 of_group.append(tensors)

@@ -88,24 +88,22 @@ class Replicated(Synchronous):
                 fetched.append(replica.fetch())
         results = self._results(fetched, batch)
 
+        # Weight decay does not depend on the images: the first device adds it for all.
+        gradients = [r.gradients for r in results]
+        with tf.device(self._devices[0]):
+            decay, gradients[0] = self._add_weight_decay(
+                fetched[0][0], gradients[0], self._weights[0]
+            )
+
         # The gradients meet on every device.
-        gradients = self._all_reduce([r.gradients for r in results], **self._reduction)
+        gradients = self._all_reduce(gradients, **self._reduction)
         # Narrowed statistics would no longer move once a change is below a rounding.
         states = self._all_reduce([r.state for r in results])
-
-        # Every device adds the weight decay of its own copy.
-        decays = []
-        for tower, (params, _) in enumerate(fetched):
-            with tf.device(self._devices[tower]):
-                decay, gradients[tower] = self._add_weight_decay(
-                    params, gradients[tower]
-                )
-                decays.append(decay)
         with tf.device(self._devices[0]):
             # Once for all: a sum may round differently on another device.
             norm = tf.sqrt(squared_norm(gradients[0]))
         results = [[r] for r in results]
-        return Met(results, decays[0], norm, gradients, states, gradients[:1])
+        return Met(results, decay, norm, gradients, states, gradients[:1])
 
     def _apply(self, step, met):
         # Every copy updates itself.

@@ -99,10 +99,10 @@ class TowerStrategy(Strategy):
             {n: v.value for n, v in zip(self._state_names, state, strict=True)},
         )
 
-    def _add_weight_decay(self, params, gradients):
+    def _add_weight_decay(self, params, gradients, weight=1.0):
         """(weight decay or None, the gradients with that of the weight decay)."""
         return losses.add_weight_decay(
-            self._model.trainable_variables, params, gradients
+            self._model.trainable_variables, params, gradients, weight
         )
 
     def describe(self) -> list[str]:
