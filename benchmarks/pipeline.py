@@ -32,7 +32,6 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure, stages
-from benchmarks.overhead import StillBatches
 from towers import build, config, losses
 from towers.data.batches import TrainBatches
 from towers.parallel import devices
@@ -148,7 +147,7 @@ def waiting_towers(parts: build.Parts, device: str, secs: float):
 
 
 def measure_training(
-    create_strategy: Callable[[TrainBatches | StillBatches], Strategy],
+    create_strategy: Callable[[TrainBatches | measure.StillBatches], Strategy],
     parts: build.Parts,
     options: argparse.Namespace,
 ) -> tuple[dict[str, list[Cost]], dict[str, list[Cost]], dict[str, Stream]]:
@@ -159,7 +158,7 @@ def measure_training(
         drawing alone, where a stream does more than wait; and the streams.
     """
     costs, drawn = collections.defaultdict(list), collections.defaultdict(list)
-    still = StillBatches(parts.train_batches(tf.constant(0, tf.int64)))
+    still = measure.StillBatches(parts.train_batches(tf.constant(0, tf.int64)))
 
     def train_on(name, batches):
         return training(create_strategy(batches), options.steps, costs[name])
