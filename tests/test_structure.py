@@ -62,7 +62,7 @@ ROOMS = {
         {"__init__"},
     ],
     "parallel": [
-        {"coordinator", "device_tape", "devices", "gradients", "memory"},
+        {"coordinator", "device_tape", "devices", "gradients", "loss_scale", "memory"},
         {"all_reduce", "slices", "split", "strategy", "tower", "variables"},
         {"tower_strategy", "walker"},
         {"synchronous"},

@@ -185,6 +185,7 @@ def _strategy_options(config: Config, devices: Devices) -> dict:
     options = {
         "accumulate_steps": config.accumulate_steps,
         "sync_batch_norm": config.batch_norm == "sync",
+        "scale_loss": config.precision == "float16",
     }
     if config.strategy == "towers":
         options["parameter_device"] = parameter_device

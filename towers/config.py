@@ -49,7 +49,7 @@ SCHEDULES = (
     "linear",
     "one_cycle",
 )
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
@@ -177,7 +177,8 @@ class Config:
     width: float = _option(1.0, "Factor on the channels of every layer.", above=0)
     precision: str = _option(
         "float32",
-        "Arithmetic of the network; parameters, slots and sums stay float32.",
+        "Arithmetic of the network; parameters, slots and sums stay float32. With "
+        "float16 the loss is scaled, and a step that overflows is passed over.",
         choices=PRECISIONS,
     )
 

@@ -101,6 +101,12 @@ def check_together(config: Any) -> None:
             "batch_norm=sync with strategy=async_towers: its towers do not meet to "
             "share moments; set --batch_norm=local or choose a synchronous strategy"
         )
+    if config.strategy == "async_towers" and config.precision == "float16":
+        raise ConfigError(
+            "precision=float16 with strategy=async_towers: its towers have no common "
+            "step that could be passed over where one overflows; set "
+            "--precision=bfloat16 or choose a synchronous strategy"
+        )
     is_scaled = config.strategy == "async_towers" and config.async_scale_gradients
     if is_scaled and config.optimizer in SCALE_FREE:
         raise ConfigError(

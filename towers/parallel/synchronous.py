@@ -11,6 +11,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from towers.parallel.gradients import check_gradients, split_batch, weighted_mean
+from towers.parallel.loss_scale import LossScale
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -52,12 +53,21 @@ class Synchronous(TowerStrategy):
             `batch_size` is that of a micro-batch.
         sync_batch_norm: whether the towers share the moments of batch normalisation,
             as if one device saw the whole batch.
+        scale_loss: whether the loss is scaled dynamically, see `loss_scale`. A step
+            whose gradients are not finite is then passed over, and counts.
         The other arguments are those of `TowerStrategy`.
     """
 
     def __init__(
-        self, *args, accumulate_steps: int = 1, sync_batch_norm: bool = False, **kwargs
+        self,
+        *args,
+        accumulate_steps: int = 1,
+        sync_batch_norm: bool = False,
+        scale_loss: bool = False,
+        **kwargs,
     ):
+        with tf.device(HOST):
+            self._loss_scale = LossScale() if scale_loss else None
         super().__init__(*args, **kwargs)
         self._accumulate_steps = accumulate_steps
         self._walker = None
@@ -96,14 +106,31 @@ class Synchronous(TowerStrategy):
             # What is not finite in one tower is not finite in the mean either.
             finite = tf.math.is_finite(met.norm + metrics["total_loss"])
             return tf.cond(
-                finite, lambda: self._update_all(met), lambda: False
+                finite, lambda: self._update_all(met), self._pass_over
             ), metrics
 
     def _update_all(self, met):
         assignments = self._apply(self._step.read_value(), met)
-        with tf.control_dependencies(assignments), tf.device(HOST):
-            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
-                return tf.constant(True)
+        with tf.device(HOST):
+            if self._loss_scale is not None:
+                assignments += self._loss_scale.after_good_step()
+            return self._step_taken(assignments)
+
+    def _pass_over(self):
+        """A step without an update, where a smaller scale may help; whether it may."""
+        if self._loss_scale is None:
+            return False
+        return tf.cond(
+            self._loss_scale.can_fall(),
+            lambda: self._step_taken(self._loss_scale.after_bad_step()),
+            lambda: False,
+        )
+
+    def _step_taken(self, assignments):
+        with tf.control_dependencies(assignments):
+            counted = self._step.assign_add(1, read_value=False)
+        with tf.control_dependencies([counted]):
+            return tf.constant(True)
 
     def _look(self, batch):
         """A step that is not taken: (which towers are finite, mean gradients)."""
@@ -122,6 +149,10 @@ class Synchronous(TowerStrategy):
         _, slices = self._look_at_next_step()
         whole = [tf.concat(x, -1) for x in zip(*slices, strict=True)]
         return dict(zip(self._names, whole, strict=True))
+
+    def _progress_variables(self):
+        of_scale = {} if self._loss_scale is None else self._loss_scale.named()
+        return of_scale | super()._progress_variables()
 
     # Many steps in one compiled call.
 
@@ -184,9 +215,10 @@ class Synchronous(TowerStrategy):
 
     def _compute(self, variables, batches):
         """Every tower's gradients of its share of one micro-batch."""
+        scale = None if self._loss_scale is None else self._loss_scale.read()
         if self._walker is not None:
             grid = [[of_tower] for of_tower in variables]
-            found = self._walker.gradients(grid, batches, self._weights)
+            found = self._walker.gradients(grid, batches, self._weights, scale)
             return [result for [result] in found]
         results = []
         for tower, ((params, state), share) in enumerate(
@@ -194,7 +226,9 @@ class Synchronous(TowerStrategy):
         ):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
                 results.append(
-                    tower_gradients(self._model, self._loss_fn, params, state, share)
+                    tower_gradients(
+                        self._model, self._loss_fn, params, state, share, scale
+                    )
                 )
         return results
 
@@ -206,6 +240,9 @@ class Synchronous(TowerStrategy):
         loss = weighted_mean([r.loss for r in results], self._weights)
         no_decay = tf.zeros([], loss.dtype)
         decay = no_decay if met.decay is None else tf.cast(met.decay, loss.dtype)
+        scale = {}
+        if self._loss_scale is not None:
+            scale = {"loss_scale": self._loss_scale.read()}
         return {
             "loss": loss,
             "total_loss": loss + decay,
@@ -213,6 +250,7 @@ class Synchronous(TowerStrategy):
             "accuracy": tf.add_n([r.correct for r in results]) / num_images,
             "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
             "gradient_norm": met.norm,
+            **scale,
         }
 
     def _zero_metrics(self):
@@ -225,6 +263,7 @@ class Synchronous(TowerStrategy):
             "accuracy": tf.zeros([]),
             "learning_rate": tf.zeros([], tf.float64),
             "gradient_norm": tf.zeros([], dtype),
+            **({} if self._loss_scale is None else {"loss_scale": tf.zeros([])}),
         }
 
     def train(self, num_steps: int) -> dict:

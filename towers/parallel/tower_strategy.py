@@ -74,7 +74,7 @@ class TowerStrategy(Strategy):
 
     @abc.abstractmethod
     def _named_variables(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable, without the step."""
+        """Canonical name -> variable, without those of the progress."""
 
     @abc.abstractmethod
     def _variable_sets(self) -> list[Variables]:
@@ -152,12 +152,16 @@ class TowerStrategy(Strategy):
 
     # The canonical state.
 
+    def _progress_variables(self) -> dict[str, tf.Variable]:
+        """Canonical name -> variable of what says how far the training is."""
+        return {"step": self._step}
+
     def state(self) -> dict[str, np.ndarray]:
-        named = self._named_variables() | {"step": self._step}
+        named = self._named_variables() | self._progress_variables()
         return {name: variable.numpy() for name, variable in named.items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        named = self._named_variables() | {"step": self._step}
+        named = self._named_variables() | self._progress_variables()
         for name, variable in named.items():
             variable.assign(state[name])
         self._batches = None
