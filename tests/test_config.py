@@ -81,13 +81,14 @@ OTHER = {
     "keep_checkpoints": (1, 2),
     "stuck_after_secs": (0.0, 10.0),
 }
-ONLY_CHOICE = {"model"}
+ONLY_CHOICE = {"model", "compile"}  # what they exclude is in `unusual`
 
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = {
     "data_dir",
     "image_cache_mb",
     "strategy",
+    "compile",
     "num_towers",
     "device",
     "parameter_device",

@@ -168,6 +168,7 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
         devices=devices.towers,
+        compile_towers=config.compile == "xla",
         **_strategy_options(config, devices),
     )
 

@@ -49,6 +49,7 @@ SCHEDULES = (
     "linear",
     "one_cycle",
 )
+COMPILERS = ("none", "xla")
 PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
@@ -180,6 +181,12 @@ class Config:
         "Arithmetic of the network; parameters, slots and sums stay float32. With "
         "float16 the loss is scaled, and a step that overflows is passed over.",
         choices=PRECISIONS,
+    )
+    compile: str = _option(
+        "none",
+        "xla: the forward and backward part of each tower is compiled as one.",
+        choices=COMPILERS,
+        free=True,
     )
 
     # Optimisation.

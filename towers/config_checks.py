@@ -107,6 +107,21 @@ def check_together(config: Any) -> None:
             "step that could be passed over where one overflows; set "
             "--precision=bfloat16 or choose a synchronous strategy"
         )
+    if config.compile == "xla":
+        reasons = {
+            "strategy=model_parallel": config.strategy == "model_parallel",
+            "batch_norm=sync": config.batch_norm == "sync",
+        }
+        for reason in (name for name, applies in reasons.items() if applies):
+            raise ConfigError(
+                f"compile=xla with {reason}: what is compiled must not cross devices; "
+                "drop one of the two"
+            )
+        if config.device_memory_mb:
+            raise ConfigError(
+                f"device_memory_mb={config.device_memory_mb} with compile=xla: what "
+                "XLA keeps cannot be accounted; drop one of the two"
+            )
     is_scaled = config.strategy == "async_towers" and config.async_scale_gradients
     if is_scaled and config.optimizer in SCALE_FREE:
         raise ConfigError(

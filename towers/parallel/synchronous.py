@@ -20,7 +20,7 @@ from towers.parallel.strategy import (
     WAITING,
     not_finite,
 )
-from towers.parallel.tower import TowerResult, accumulated, tower_gradients
+from towers.parallel.tower import TowerResult, accumulated
 from towers.parallel.tower_strategy import HOST, TowerStrategy
 from towers.parallel.walker import Walker
 
@@ -225,11 +225,7 @@ class Synchronous(TowerStrategy):
             zip(variables, batches, strict=True)
         ):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                results.append(
-                    tower_gradients(
-                        self._model, self._loss_fn, params, state, share, scale
-                    )
-                )
+                results.append(self._tower_gradients(params, state, share, scale))
         return results
 
     def _metrics(
