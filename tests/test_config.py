@@ -53,6 +53,7 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
+    "input": ("resident", "stream"),
     "strategy": ("replicated", "towers"),
     "num_towers": (4, 8),
     "device": ("gpu", "auto"),
@@ -87,6 +88,7 @@ ONLY_CHOICE = {"model", "compile"}  # what they exclude is in `unusual`
 FREE = {
     "data_dir",
     "image_cache_mb",
+    "input",
     "strategy",
     "compile",
     "num_towers",

@@ -50,7 +50,7 @@ ROOMS = {
         {"distortions", "download", "image_folder", "tfds_source"},
         {"mixing", "official"},
         {"batches", "cifar", "mnist"},
-        {"cifar10", "cifar100"},
+        {"cifar10", "cifar100", "resident"},
         {"__init__"},
         {"check"},
         {"__main__"},

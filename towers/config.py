@@ -49,6 +49,7 @@ SCHEDULES = (
     "linear",
     "one_cycle",
 )
+INPUTS = ("auto", "stream", "resident")
 COMPILERS = ("none", "xla")
 PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
@@ -115,6 +116,14 @@ class Config:
         "Pixels of height and width to which the images of image_folder and tfds:NAME "
         "are resized and cropped; 0 takes them as they are, which must be alike.",
         at_least=0,
+    )
+    input: str = _option(
+        "auto",
+        "Batches are read ahead (stream), or made inside the compiled step from images "
+        "that lie on the first tower's device (resident); auto: resident on GPUs where "
+        "the data lies in memory.",
+        choices=INPUTS,
+        free=True,
     )
     image_cache_mb: float = _option(
         2000.0,

@@ -107,6 +107,11 @@ def check_together(config: Any) -> None:
             "step that could be passed over where one overflows; set "
             "--precision=bfloat16 or choose a synchronous strategy"
         )
+    if config.strategy == "async_towers" and config.input == "resident":
+        raise ConfigError(
+            "input=resident with strategy=async_towers: its towers draw their shares "
+            "from one stream; set --input=stream or choose a synchronous strategy"
+        )
     if config.compile == "xla":
         reasons = {
             "strategy=model_parallel": config.strategy == "model_parallel",

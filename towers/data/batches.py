@@ -48,26 +48,37 @@ class TrainBatches:
     )
     mix: Mix | None = None
 
-    def __call__(self, step: tf.Tensor) -> Batch:
+    def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
         """The batch of a step.
 
         Args:
             step: int64 scalar, 0 for the first.
+            orders: what `orders` gives for the step's first epoch, where it is known.
 
         Returns:
             "images" float32 [G, height, width, channels], "labels" int32 [G] or, where
             images are mixed, float32 [G, num_classes], and the noise of each dropout
             layer, float32 [G, ...].
         """
-        return self._process(step, *self.source.read(self.indices(step)))
+        return self._process(step, *self.source.read(self.indices(step, orders)))
 
-    def indices(self, step: tf.Tensor) -> tf.Tensor:
+    def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
+        """int64: the epoch of the first example of a step."""
+        return step * self.batch_size // self.source.num_examples
+
+    def orders(self, epoch: tf.Tensor) -> tf.Tensor:
+        """int64 [epochs, num_examples]: the orders of an epoch and of as many after it
+        as a batch that begins in it may reach."""
+        most_epochs = (self.batch_size - 2) // self.source.num_examples + 2
+        return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
+
+    def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
         """int64 [G]: which examples step number `step` takes."""
         length, size = self.source.num_examples, self.batch_size
         positions = step * size + tf.range(size, dtype=tf.int64)
-        first_epoch = positions[0] // length
-        most_epochs = (size - 2) // length + 2
-        orders = tf.stack([self._order(first_epoch + k) for k in range(most_epochs)])
+        first_epoch = self.first_epoch(step)
+        if orders is None:
+            orders = self.orders(first_epoch)
         places = tf.stack([positions // length - first_epoch, positions % length], 1)
         return tf.gather_nd(orders, places)
 

@@ -5,7 +5,7 @@ what is updated there (`_apply`).
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -53,6 +53,8 @@ class Synchronous(TowerStrategy):
             `batch_size` is that of a micro-batch.
         sync_batch_norm: whether the towers share the moments of batch normalisation,
             as if one device saw the whole batch.
+        resident: makes the batches inside the compiled step, in place of the stream:
+            `start(step) -> carry` and (step, carry) -> (batch, carry).
         scale_loss: whether the loss is scaled dynamically, see `loss_scale`. A step
             whose gradients are not finite is then passed over, and counts.
         The other arguments are those of `TowerStrategy`.
@@ -63,6 +65,7 @@ class Synchronous(TowerStrategy):
         *args,
         accumulate_steps: int = 1,
         sync_batch_norm: bool = False,
+        resident: Callable | None = None,
         scale_loss: bool = False,
         **kwargs,
     ):
@@ -70,6 +73,7 @@ class Synchronous(TowerStrategy):
             self._loss_scale = LossScale() if scale_loss else None
         super().__init__(*args, **kwargs)
         self._accumulate_steps = accumulate_steps
+        self._resident = resident
         self._walker = None
         if sync_batch_norm:
             grid = [[device] for device in self._devices]
@@ -157,10 +161,10 @@ class Synchronous(TowerStrategy):
     # Many steps in one compiled call.
 
     def _loop(self, batches, num_steps):
-        def wanted(done, taken, wait_secs, metrics):
+        def wanted(done, taken, wait_secs, carry, metrics):
             return (done < num_steps) & taken & ~self._stop.read_value()
 
-        def body(done, taken, wait_secs, metrics):
+        def body(done, taken, wait_secs, carry, metrics):
             with tf.device(HOST):
                 # The phase changes only once the step before is finished.
                 with tf.control_dependencies([done, taken]):
@@ -168,7 +172,7 @@ class Synchronous(TowerStrategy):
                 with tf.control_dependencies([waiting]):
                     since = tf.timestamp()
                 with tf.control_dependencies([since]):
-                    batch = next(batches)
+                    batch, carry = self._next(batches, carry)
                 with tf.control_dependencies(list(batch.values())):
                     wait_secs += tf.timestamp() - since
                 with tf.control_dependencies([wait_secs]):
@@ -176,15 +180,23 @@ class Synchronous(TowerStrategy):
                 with tf.control_dependencies([computing]):
                     batch = {name: tf.identity(x) for name, x in batch.items()}
             taken, metrics = self._train_step(batch)
-            return done + 1, taken, wait_secs, metrics
+            return done + 1, taken, wait_secs, carry, metrics
 
-        no_secs = tf.zeros([], tf.float64)
-        return tf.while_loop(
+        no_secs, carry = tf.zeros([], tf.float64), ()
+        if self._resident is not None:
+            carry = self._resident.start(self._step.read_value())
+        done, taken, wait_secs, _, metrics = tf.while_loop(
             wanted,
             body,
-            (tf.constant(0), tf.constant(True), no_secs, self._zero_metrics()),
+            (tf.constant(0), tf.constant(True), no_secs, carry, self._zero_metrics()),
             parallel_iterations=1,
         )
+        return done, taken, wait_secs, metrics
+
+    def _next(self, batches, carry):
+        if self._resident is None:
+            return next(batches), carry
+        return self._resident(self._step.read_value(), carry)
 
     def _results(
         self,
@@ -263,7 +275,7 @@ class Synchronous(TowerStrategy):
         }
 
     def train(self, num_steps: int) -> dict:
-        if self._batches is None:
+        if self._batches is None and self._resident is None:
             self._batches = iter(self._stream(int(self._step)))
         done, taken, wait_secs, metrics = self._train_loop(
             self._batches, tf.constant(num_steps)
@@ -282,7 +294,9 @@ class Synchronous(TowerStrategy):
 
     def trace(self) -> None:
         """Traces the step without taking one; the first `train` then need not."""
-        batches = tf.data.IteratorSpec(self._stream(0).element_spec)
+        batches = None
+        if self._resident is None:
+            batches = tf.data.IteratorSpec(self._stream(0).element_spec)
         self._train_loop.get_concrete_function(batches, tf.TensorSpec([], tf.int32))
 
     def _graphs(self):
