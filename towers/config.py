@@ -24,7 +24,7 @@ DATASETS = (
     "embedded",
     "synthetic",
 )
-AUGMENTS = ("none", "tutorial", "pad_crop_flip")
+AUGMENTS = ("none", "tutorial", "pad_crop_flip", "translate_flip")
 MODELS = (
     "cnn",
     "lenet",

@@ -60,7 +60,8 @@ class TrainBatches:
             images are mixed, float32 [G, num_classes], and the noise of each dropout
             layer, float32 [G, ...].
         """
-        return self._process(step, *self.source.read(self.indices(step, orders)))
+        indices = self.indices(step, orders)
+        return self._process(step, indices, *self.source.read(indices))
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
         """int64: the epoch of the first example of a step."""
@@ -74,8 +75,8 @@ class TrainBatches:
 
     def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
         """int64 [G]: which examples step number `step` takes."""
-        length, size = self.source.num_examples, self.batch_size
-        positions = step * size + tf.range(size, dtype=tf.int64)
+        length = self.source.num_examples
+        positions = self._positions(step)
         first_epoch = self.first_epoch(step)
         if orders is None:
             orders = self.orders(first_epoch)
@@ -90,7 +91,7 @@ class TrainBatches:
         steps = tf.data.Dataset.counter(first_step)
         batches = tf.data.Dataset.zip(steps, self._index_stream(first_step))
         batches = batches.map(
-            lambda step, indices: (step, *self.source.read(indices)),
+            lambda step, indices: (step, indices, *self.source.read(indices)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
         batches = batches.map(self._process, num_parallel_calls=tf.data.AUTOTUNE)
@@ -112,11 +113,15 @@ class TrainBatches:
             self.seed, "order", epoch, self.source.num_examples
         )
 
-    def _process(self, step, images, labels):
-        def draw(purpose, shape):
-            return randomness.uniform(self.seed, purpose, step, shape)
+    def _positions(self, step):
+        """int64 [G]: places in the endless stream."""
+        return step * self.batch_size + tf.range(self.batch_size, dtype=tf.int64)
 
+    def _process(self, step, indices, images, labels):
         size = self.batch_size
+        indices = tf.ensure_shape(indices, [size])
+        epochs = self._positions(step) // self.source.num_examples
+        draw = randomness.Draw(self.seed, step, indices, epochs)
         images = tf.ensure_shape(images, [size, *self.source.image_shape])
         images = self.augment.train(images, draw)
         labels = tf.ensure_shape(labels, [size])
