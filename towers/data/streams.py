@@ -1,9 +1,9 @@
 """How this library runs `tf.data`: threads of its own, and no tuning.
 
 `tf.data` tunes its parallelism in a thread that sleeps for up to a minute, and whoever
-drops an iterator waits for that thread. It is woken for that, but now and then misses the
-call (seen with TensorFlow 2.21: of 60 iterators six seconds old one took 2.7 s and one
-0.4 s to drop, older ones up to 43 s). So nothing is tuned here, and the numbers are
+drops an iterator waits for that thread. It is woken for that, but now and then misses
+the call (seen with TensorFlow 2.21: of 60 iterators six seconds old one took 2.7 s and
+one 0.4 s to drop, older ones up to 43 s). So nothing is tuned here, and the numbers are
 written down.
 """
 
