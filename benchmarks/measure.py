@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.data.streams import without_tuning
+
 # Products of these shapes (m, k, n); the best rate counts, because no one shape suits
 # every machine.
 MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
@@ -47,7 +49,7 @@ class StillBatches:
         self._batch = batch
 
     def stream(self, first_step: int) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(self._batch).repeat()
+        return without_tuning(tf.data.Dataset.from_tensors(self._batch).repeat())
 
 
 def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import layers
 from oracle import layer
 
+from towers.data.streams import without_tuning
 from towers.models import initialize, keras_settings
 from towers.models.layers import Dropout, LocalResponseNormalization
 
@@ -158,6 +159,6 @@ def stream_of(batches: list[dict]):
 
     def stream(first_step):
         rest = {k: v[first_step:] for k, v in stacked.items()}
-        return tf.data.Dataset.from_tensor_slices(rest)
+        return without_tuning(tf.data.Dataset.from_tensor_slices(rest))
 
     return stream

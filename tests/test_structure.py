@@ -45,7 +45,7 @@ FLOORS = {
 # Within a sub-package, from the ground up; those of one line do not import each other.
 ROOMS = {
     "data": [
-        {"decoding", "idx", "indexed", "randomness", "records", "sources"},
+        {"decoding", "idx", "indexed", "randomness", "records", "sources", "streams"},
         {"augment", "embedded", "encoded", "synthetic", "tfds"},
         {"distortions", "download", "image_folder", "tfds_source"},
         {"mixing", "official"},

@@ -32,7 +32,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from towers import checkpoints, data, run, watchdog
 from towers.config import Config
-from towers.data import batches
+from towers.data import streams
 from towers.data.augment import AUGMENTS
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource
@@ -253,7 +253,7 @@ def test_a_run_tells_how_long_it_waited_for_batches(
 
     halt_at(monkeypatch, place, halt)
     # So that not all batches are read ahead while the first step is logged.
-    monkeypatch.setattr(batches, "NUM_THREADS", 1)
+    monkeypatch.setattr(streams, "NUM_THREADS", 1)
     config = small_config(
         strategy=strategy, num_epochs=num_steps / 5, log_every_steps=num_steps
     )

@@ -7,22 +7,17 @@ towers there are.
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
-from towers.data import randomness
+from towers.data import randomness, streams
 from towers.data.augment import Augment
 from towers.data.mixing import Mix
 from towers.data.sources import Source, Subset
 
 Batch = dict[str, tf.Tensor]
-
-# Of a stream, for itself. On few cores TensorFlow's own threads are so few that calls
-# which wait, as for a disk, would keep the other stages and the step waiting too.
-NUM_THREADS = max(8, os.cpu_count())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,9 +87,9 @@ class TrainBatches:
         batches = tf.data.Dataset.zip(steps, self._index_stream(first_step))
         batches = batches.map(
             lambda step, indices: (step, indices, *self.source.read(indices)),
-            num_parallel_calls=tf.data.AUTOTUNE,
+            num_parallel_calls=streams.NUM_CALLS,
         )
-        batches = batches.map(self._process, num_parallel_calls=tf.data.AUTOTUNE)
+        batches = batches.map(self._process, num_parallel_calls=streams.NUM_CALLS)
         return _read_ahead(batches)
 
     def _index_stream(self, first_step):
@@ -134,9 +129,7 @@ class TrainBatches:
 
 
 def _read_ahead(batches):
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = NUM_THREADS
-    return batches.prefetch(2).with_options(options)
+    return streams.without_tuning(batches.prefetch(2))
 
 
 def evaluation_stream(
@@ -164,8 +157,8 @@ def evaluation_stream(
         }
 
     batches = tf.data.Dataset.range(0, length, batch_size)
-    batches = batches.map(read, num_parallel_calls=tf.data.AUTOTUNE)
-    batches = batches.map(process, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = batches.map(read, num_parallel_calls=streams.NUM_CALLS)
+    batches = batches.map(process, num_parallel_calls=streams.NUM_CALLS)
     return _read_ahead(batches)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import data
+from towers.data import streams
 from towers.data.decoding import Survey
 from towers.data.sources import DataSet, Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
@@ -91,12 +92,12 @@ def look_through(source: Source, num_classes: int) -> Seen:
         DataError: one cannot be read, and there is no survey to take that down.
     """
     batches = tf.data.Dataset.range(source.num_examples).batch(BATCH_SIZE)
-    batches = batches.map(source.read, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = batches.map(source.read, num_parallel_calls=streams.NUM_CALLS)
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
     with data_errors_of_tensorflow():
-        for images, labels in batches.as_numpy_iterator():
+        for images, labels in streams.without_tuning(batches).as_numpy_iterator():
             images, labels = images[labels >= 0], labels[labels >= 0]
             counts += np.bincount(labels, minlength=num_classes)
             values += channel_counts(images)

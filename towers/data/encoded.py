@@ -11,6 +11,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
+from towers.data import streams
 from towers.data.decoding import Decoding, Encoded, decode, fit, refuse
 from towers.data.sources import Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
@@ -157,10 +158,10 @@ def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
         rng = np.random.Generator(np.random.Philox(0))
         indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
     batches = tf.data.Dataset.from_tensor_slices(indices).batch(50)
-    batches = batches.map(source.read, num_parallel_calls=tf.data.AUTOTUNE)
+    batches = batches.map(source.read, num_parallel_calls=streams.NUM_CALLS)
     counts = np.zeros((source.image_shape[-1], 256))
     with data_errors_of_tensorflow():
-        for images, labels in batches.as_numpy_iterator():
+        for images, labels in streams.without_tuning(batches).as_numpy_iterator():
             counts += channel_counts(images[labels >= 0])
     if not counts.any():
         raise DataError(f"none of {len(indices)} training images can be read")
