@@ -139,6 +139,7 @@ def main():
         dataset="cifar10" if options.data_dir else "synthetic",
         data_dir=options.data_dir,
         batch_size=options.batch_size,
+        input="stream",
         num_epochs=1000.0,
         eval_every_epochs=0.0,
         summary_every_steps=0,

@@ -76,6 +76,7 @@ def main():
         model=options.model,
         augment=options.augment,
         batch_size=options.batch_size,
+        input="stream",
     )
     found = variants(len(chosen.towers))
     found = {n: v for n, v in found.items() if n == "towers 1" or options.only in n}

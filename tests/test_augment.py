@@ -1,10 +1,14 @@
 """Augmentation of whole batches against tf.image and NumPy, image by image."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from towers.data.augment import AUGMENTS, crop_and_flip, standardize
+from towers.data.batches import TrainBatches
+from towers.data.sources import ArraySource
 
 MEAN, DEVIATION = (100.0, 120.0, 140.0), (50.0, 60.0, 70.0)
 SHAPE = (32, 32, 3)
@@ -16,11 +20,26 @@ def random_images(n=N, shape=SHAPE, seed=0):
 
 
 class Drawn:
-    """Random numbers that are remembered under their purpose."""
+    """Random numbers that are remembered under their purpose.
 
-    def __init__(self, seed=0, **fixed):
+    Args:
+        seed: of the numbers that are not fixed.
+        n: images.
+        fixed: purpose -> numbers; "epochs" are those in which the images are seen.
+    """
+
+    def __init__(self, seed=0, n=N, **fixed):
         self._rng = np.random.default_rng(seed)
-        self.numbers = dict(fixed)
+        self._n = n
+        self.numbers = {}
+        epochs = fixed.pop("epochs", self._rng.integers(0, 4, n))
+        self.epochs = tf.constant(epochs, tf.int64)
+        self.numbers |= fixed
+
+    def of_examples(self, purpose, count):
+        return self(purpose, [self._n, count])
+
+    of_views = of_examples
 
     def __call__(self, purpose, shape):
         if purpose not in self.numbers:
@@ -193,6 +212,49 @@ def test_the_smallest_and_the_largest_number_give_the_first_and_the_last_place()
     assert list(mirrored) == [False, True, True]
 
 
+def test_translate_flip_equals_numpy_image_by_image():
+    images, drawn = random_images(), Drawn()
+    found = augment("translate_flip").train(tf.constant(images), drawn)
+    assert set(drawn.numbers) == {"translation", "flip"}
+    standard = (images - np.float64(MEAN)) / DEVIATION
+    for i, image in enumerate(standard):
+        padded = np.pad(image, [(2, 2), (2, 2), (0, 0)], mode="reflect")
+        top, left = np.floor(drawn.numbers["translation"][i] * 5).astype(int)
+        image = padded[top : top + 32, left : left + 32]
+        if (drawn.numbers["flip"][i] < 0.5) != drawn.epochs[i].numpy() % 2:
+            image = image[:, ::-1]
+        np.testing.assert_allclose(found[i], image, rtol=1e-5, atol=1e-5)
+
+
+def test_flips_alternate_and_views_do_not_depend_on_the_batch_size():
+    images = coordinates(12, 8, 8)
+    source = ArraySource(images, np.zeros(12, np.int32))
+    of_translate_flip = AUGMENTS["translate_flip"]((8, 8, 3), (0.0,) * 3, (1.0,) * 3)
+    seen = []
+    for size in (6, 5):
+        batches = TrainBatches(source, of_translate_flip, seed=1, batch_size=size)
+        views = collections.defaultdict(list)
+        for step in range(60 // size):
+            step = tf.constant(step, tf.int64)
+            of_step = zip(
+                batches.indices(step).numpy(), batches(step)["images"], strict=True
+            )
+            for index, image in of_step:
+                views[int(index)].append(image.numpy())
+        seen.append(views)
+    for index in range(12):
+        views = seen[0][index]
+        np.testing.assert_array_equal(views, seen[1][index])
+        columns = np.stack(views)[..., 1]
+        mirrored = columns[:, 0, 2] > columns[:, 0, -3]
+        assert list(mirrored) in (
+            [True, False] * 2 + [True],
+            [False, True] * 2 + [False],
+        )
+    first = [view[0][0, 2, 1] > view[0][0, -3, 1] for view in seen[0].values()]
+    assert 0 < sum(first) < 12
+
+
 # Shapes, and the same again.
 
 
@@ -201,7 +263,7 @@ def test_the_smallest_and_the_largest_number_give_the_first_and_the_last_place()
 def test_what_comes_out_has_the_shape_that_is_told(name, shape):
     augmented = AUGMENTS[name](shape, MEAN[: shape[2]], DEVIATION[: shape[2]])
     images = tf.constant(random_images(4, shape))
-    assert augmented.train(images, Drawn()).shape == [4, *augmented.image_shape]
+    assert augmented.train(images, Drawn(n=4)).shape == [4, *augmented.image_shape]
     assert augmented.evaluate(images).shape == [4, *augmented.image_shape]
 
 
@@ -221,8 +283,9 @@ def test_an_image_does_not_depend_on_its_neighbours(name):
     images, drawn = random_images(), Drawn()
     train = augment(name).train
     whole = train(tf.constant(images), drawn)
+    numbers = drawn.numbers | {"epochs": drawn.epochs.numpy()}
     part = train(
-        tf.constant(images[5:9]), Drawn(**{k: v[5:9] for k, v in drawn.numbers.items()})
+        tf.constant(images[5:9]), Drawn(n=4, **{k: v[5:9] for k, v in numbers.items()})
     )
     np.testing.assert_array_equal(part, whole[5:9])
 
@@ -230,7 +293,8 @@ def test_an_image_does_not_depend_on_its_neighbours(name):
 @pytest.mark.parametrize("name", AUGMENTS)
 def test_an_image_of_one_colour_stays_finite(name):
     images = tf.fill([2, *SHAPE], tf.constant(7, tf.uint8))
-    for found in (augment(name).train(images, Drawn()), augment(name).evaluate(images)):
+    train, evaluate = augment(name).train, augment(name).evaluate
+    for found in (train(images, Drawn(n=2)), evaluate(images)):
         assert np.all(np.isfinite(found))
 
 

@@ -53,6 +53,7 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
+    "input": ("resident", "stream"),
     "strategy": ("replicated", "towers"),
     "num_towers": (4, 8),
     "device": ("gpu", "auto"),
@@ -81,13 +82,15 @@ OTHER = {
     "keep_checkpoints": (1, 2),
     "stuck_after_secs": (0.0, 10.0),
 }
-ONLY_CHOICE = {"model"}
+ONLY_CHOICE = {"model", "compile"}  # what they exclude is in `unusual`
 
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = {
     "data_dir",
     "image_cache_mb",
+    "input",
     "strategy",
+    "compile",
     "num_towers",
     "device",
     "parameter_device",

@@ -1,12 +1,13 @@
 """Random numbers that depend on (seed, purpose, counter), and on each of them."""
 
 import itertools
+import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data.randomness import key, permutation, uniform
+from towers.data.randomness import hashed, key, permutation, uniform
 
 LENGTH = 10_000
 
@@ -30,11 +31,18 @@ def numbers(seed, purpose, counter):
     return uniform(seed, purpose, tf.constant(counter, tf.int64), [LENGTH]).numpy()
 
 
+def views(seed, purpose, counter):
+    """Of neighbouring examples in one epoch."""
+    epochs = tf.fill([LENGTH], tf.constant(counter, tf.int64))
+    examples = tf.range(LENGTH, dtype=tf.int64)
+    return hashed(seed, purpose, [examples, epochs], 1).numpy()[:, 0]
+
+
 def order(seed, purpose, counter, length=LENGTH):
     return permutation(seed, purpose, tf.constant(counter, tf.int64), length).numpy()
 
 
-@pytest.mark.parametrize("draw", [numbers, order])
+@pytest.mark.parametrize("draw", [numbers, order, views])
 def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
     """`index_shuffle` gave 0.75 between neighbouring seeds."""
     drawn = [draw(*key) for key in KEYS]
@@ -44,7 +52,7 @@ def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
         assert abs(correlation) < 0.04, (KEYS[a], KEYS[b])
 
 
-@pytest.mark.parametrize("draw", [numbers, order])
+@pytest.mark.parametrize("draw", [numbers, order, views])
 def test_neighbouring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
     """What chance leaves in one pair is averaged out over many."""
     for keys in (
@@ -57,7 +65,7 @@ def test_neighbouring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
         assert abs(np.mean(correlations)) < 0.01
 
 
-@pytest.mark.parametrize("draw", [numbers, order])
+@pytest.mark.parametrize("draw", [numbers, order, views])
 def test_the_same_key_draws_the_same(draw):
     for each in KEYS:
         np.testing.assert_array_equal(draw(*each), draw(*each))
@@ -69,6 +77,44 @@ def test_numbers_are_uniform_in_the_half_open_unit_interval():
     assert found.min() >= 0 and found.max() < 1
     counts, _ = np.histogram(found, 20, (0, 1))
     np.testing.assert_allclose(counts, 5000, atol=5 * np.sqrt(5000))
+
+
+def test_hashed_numbers_are_uniform_and_independent_in_every_direction():
+    count = 3
+    epochs = [
+        hashed(5, "flip", [tf.range(LENGTH, dtype=tf.int64), epoch], count).numpy()
+        for epoch in tf.repeat(tf.range(4, dtype=tf.int64)[:, None], LENGTH, 1)
+    ]
+    found = np.stack(epochs)  # [epoch, example, number]
+    assert found.dtype == np.float32 and found.shape == (4, LENGTH, count)
+    assert found.min() >= 0 and found.max() < 1
+    counts, _ = np.histogram(found, 20, (0, 1))
+    np.testing.assert_allclose(counts, 6000, atol=5 * np.sqrt(6000))
+    rows = found.transpose(0, 2, 1).reshape(-1, LENGTH)
+    correlations = np.corrcoef(rows) - np.eye(len(rows))
+    assert np.abs(correlations).max() < 0.045
+    for row in rows:
+        assert abs(np.corrcoef(row[1:], row[:-1])[0, 1]) < 0.045
+        pairs, _, _ = np.histogram2d(row[0::2], row[1::2], 4, [(0, 1), (0, 1)])
+        expected = LENGTH / 2 / 16
+        np.testing.assert_allclose(pairs, expected, atol=5 * np.sqrt(expected))
+
+
+def test_hashed_numbers_equal_murmurhash_in_plain_integers():
+    def mixed(bits):
+        bits = (bits + 0x9E3779B9) % 2**32
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            bits = (bits ^ bits >> shift) * factor % 2**32
+        return bits
+
+    examples, epochs = [0, 7, 49_999], [3, 0, 2**20]
+    found = hashed(2**40 + 5, "flip", [tf.constant(examples), tf.constant(epochs)], 2)
+    for place, counters in enumerate(zip(examples, epochs, strict=True)):
+        for number in range(2):
+            bits = mixed(number ^ zlib.crc32(b"flip"))
+            for part in (5, 2**8, *counters):
+                bits = mixed(bits ^ part)
+            assert found[place, number] == bits % 2**23 / 2**23
 
 
 def test_numbers_of_one_draw_are_uncorrelated_with_their_neighbours():

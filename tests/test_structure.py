@@ -50,7 +50,7 @@ ROOMS = {
         {"distortions", "download", "image_folder", "tfds_source"},
         {"mixing", "official"},
         {"batches", "cifar", "mnist"},
-        {"cifar10", "cifar100"},
+        {"cifar10", "cifar100", "resident"},
         {"__init__"},
         {"check"},
         {"__main__"},
@@ -62,7 +62,7 @@ ROOMS = {
         {"__init__"},
     ],
     "parallel": [
-        {"coordinator", "device_tape", "devices", "gradients", "memory"},
+        {"coordinator", "device_tape", "devices", "gradients", "loss_scale", "memory"},
         {"all_reduce", "slices", "split", "strategy", "tower", "variables"},
         {"tower_strategy", "walker"},
         {"synchronous"},

@@ -24,7 +24,7 @@ DATASETS = (
     "embedded",
     "synthetic",
 )
-AUGMENTS = ("none", "tutorial", "pad_crop_flip")
+AUGMENTS = ("none", "tutorial", "pad_crop_flip", "translate_flip")
 MODELS = (
     "cnn",
     "lenet",
@@ -49,7 +49,9 @@ SCHEDULES = (
     "linear",
     "one_cycle",
 )
-PRECISIONS = ("float32", "bfloat16")
+INPUTS = ("auto", "stream", "resident")
+COMPILERS = ("none", "xla")
+PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("towers", "async_towers", "replicated", "model_parallel")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
@@ -115,6 +117,14 @@ class Config:
         "are resized and cropped; 0 takes them as they are, which must be alike.",
         at_least=0,
     )
+    input: str = _option(
+        "auto",
+        "Batches are read ahead (stream), or made inside the compiled step from images "
+        "that lie on the first tower's device (resident); auto: resident on GPUs where "
+        "the data lies in memory.",
+        choices=INPUTS,
+        free=True,
+    )
     image_cache_mb: float = _option(
         2000.0,
         "Megabytes of decoded images of image_folder and tfds:NAME that are kept in "
@@ -177,8 +187,15 @@ class Config:
     width: float = _option(1.0, "Factor on the channels of every layer.", above=0)
     precision: str = _option(
         "float32",
-        "Arithmetic of the network; parameters, slots and sums stay float32.",
+        "Arithmetic of the network; parameters, slots and sums stay float32. With "
+        "float16 the loss is scaled, and a step that overflows is passed over.",
         choices=PRECISIONS,
+    )
+    compile: str = _option(
+        "none",
+        "xla: the forward and backward part of each tower is compiled as one.",
+        choices=COMPILERS,
+        free=True,
     )
 
     # Optimisation.

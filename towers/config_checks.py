@@ -101,6 +101,32 @@ def check_together(config: Any) -> None:
             "batch_norm=sync with strategy=async_towers: its towers do not meet to "
             "share moments; set --batch_norm=local or choose a synchronous strategy"
         )
+    if config.strategy == "async_towers" and config.precision == "float16":
+        raise ConfigError(
+            "precision=float16 with strategy=async_towers: its towers have no common "
+            "step that could be passed over where one overflows; set "
+            "--precision=bfloat16 or choose a synchronous strategy"
+        )
+    if config.strategy == "async_towers" and config.input == "resident":
+        raise ConfigError(
+            "input=resident with strategy=async_towers: its towers draw their shares "
+            "from one stream; set --input=stream or choose a synchronous strategy"
+        )
+    if config.compile == "xla":
+        reasons = {
+            "strategy=model_parallel": config.strategy == "model_parallel",
+            "batch_norm=sync": config.batch_norm == "sync",
+        }
+        for reason in (name for name, applies in reasons.items() if applies):
+            raise ConfigError(
+                f"compile=xla with {reason}: what is compiled must not cross devices; "
+                "drop one of the two"
+            )
+        if config.device_memory_mb:
+            raise ConfigError(
+                f"device_memory_mb={config.device_memory_mb} with compile=xla: what "
+                "XLA keeps cannot be accounted; drop one of the two"
+            )
     is_scaled = config.strategy == "async_towers" and config.async_scale_gradients
     if is_scaled and config.optimizer in SCALE_FREE:
         raise ConfigError(

@@ -97,9 +97,15 @@ def read_metrics(path: pathlib.Path) -> list[dict]:
 
 
 def _plain(value):
+    """As JSON has it, which knows no number that is not finite."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    is_number = isinstance(value, float)
+    return None if is_number and not math.isfinite(value) else value
 
 
 class Board:

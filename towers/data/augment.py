@@ -1,8 +1,8 @@
 """From stored pixels to what the network sees, a whole batch at a time.
 
 All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
-and give float32. Those for training also take `draw(purpose, shape)`, which gives the
-step's random numbers, uniform in [0, 1); they hold no state of their own.
+and give float32. Those for training also take `draw`, which gives the step's random
+numbers, uniform in [0, 1); they hold no state of their own.
 
 What may be added in training is in `towers.data.distortions` and `towers.data.mixing`.
 """
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-Draw = Callable[[str, Sequence[int]], tf.Tensor]
+from towers.data.randomness import Draw
 
 TUTORIAL_SIZE = 24
 PADDING = 4
+TRANSLATION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +99,43 @@ def pad_crop_flip(
     return Augment(train, evaluate, image_shape)
 
 
-AUGMENTS = {"none": none, "tutorial": tutorial, "pad_crop_flip": pad_crop_flip}
+def translate_flip(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """A translation by up to 2 pixels, mirrored at the edges, and alternating flips:
+    each image is mirrored at random in the first epoch, then every other epoch (Jordan
+    2024, arXiv:2404.00498, section 3.6)."""
+    height, width, _ = image_shape
+    if min(height, width) <= TRANSLATION:
+        raise ValueError(
+            f"augment=translate_flip mirrors {TRANSLATION} pixels at the edges, but "
+            f"the data set's images are {height}x{width}; choose --augment=none"
+        )
+
+    def train(images, draw):
+        images = standardize(images, mean, deviation)
+        edges = [TRANSLATION, TRANSLATION]
+        images = tf.pad(images, [[0, 0], edges, edges, [0, 0]], "REFLECT")
+        places = tf.fill([2], 2.0 * TRANSLATION + 1)
+        corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int32)
+        odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
+        is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
+        return windows(images, corners, is_flipped, height, width)
+
+    def evaluate(images):
+        return standardize(images, mean, deviation)
+
+    return Augment(train, evaluate, image_shape)
+
+
+AUGMENTS = {
+    "none": none,
+    "tutorial": tutorial,
+    "pad_crop_flip": pad_crop_flip,
+    "translate_flip": translate_flip,
+}
 
 
 def standardize(
@@ -122,13 +159,33 @@ def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.
     Returns:
         [n, height, width, channels], same dtype.
     """
-    n, full_height, full_width, channels = images.shape
+    n, full_height, full_width, _ = images.shape
     places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
     corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int32)
+    return windows(images, corners, draw("flip", [n, 1]) >= 0.5, height, width)
+
+
+def windows(
+    images: tf.Tensor,
+    corners: tf.Tensor,
+    is_flipped: tf.Tensor,
+    height: int,
+    width: int,
+) -> tf.Tensor:
+    """A window of each image.
+
+    Args:
+        images: [n, at least height, at least width, channels], any dtype.
+        corners: int32 [n, 2], row and column of its upper left pixel.
+        is_flipped: bool [n, 1], whether it is mirrored.
+        height, width: of the window.
+
+    Returns:
+        [n, height, width, channels], same dtype.
+    """
+    n, full_height, full_width, channels = images.shape
     rows = corners[:, :1] + tf.range(height)
-    columns = tf.where(
-        draw("flip", [n, 1]) < 0.5, tf.range(width), width - 1 - tf.range(width)
-    )
+    columns = tf.where(is_flipped, width - 1 - tf.range(width), tf.range(width))
     columns += corners[:, 1:]
     # One gather of whole pixels costs half of a gather of rows and one of columns.
     firsts = tf.range(n)[:, None, None] * (full_height * full_width)

@@ -43,26 +43,38 @@ class TrainBatches:
     )
     mix: Mix | None = None
 
-    def __call__(self, step: tf.Tensor) -> Batch:
+    def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
         """The batch of a step.
 
         Args:
             step: int64 scalar, 0 for the first.
+            orders: what `orders` gives for the step's first epoch, where it is known.
 
         Returns:
             "images" float32 [G, height, width, channels], "labels" int32 [G] or, where
             images are mixed, float32 [G, num_classes], and the noise of each dropout
             layer, float32 [G, ...].
         """
-        return self._process(step, *self.source.read(self.indices(step)))
+        indices = self.indices(step, orders)
+        return self._process(step, indices, *self.source.read(indices))
 
-    def indices(self, step: tf.Tensor) -> tf.Tensor:
+    def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
+        """int64: the epoch of the first example of a step."""
+        return step * self.batch_size // self.source.num_examples
+
+    def orders(self, epoch: tf.Tensor) -> tf.Tensor:
+        """int64 [epochs, num_examples]: the orders of an epoch and of as many after it
+        as a batch that begins in it may reach."""
+        most_epochs = (self.batch_size - 2) // self.source.num_examples + 2
+        return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
+
+    def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
         """int64 [G]: which examples step number `step` takes."""
-        length, size = self.source.num_examples, self.batch_size
-        positions = step * size + tf.range(size, dtype=tf.int64)
-        first_epoch = positions[0] // length
-        most_epochs = (size - 2) // length + 2
-        orders = tf.stack([self._order(first_epoch + k) for k in range(most_epochs)])
+        length = self.source.num_examples
+        positions = self._positions(step)
+        first_epoch = self.first_epoch(step)
+        if orders is None:
+            orders = self.orders(first_epoch)
         places = tf.stack([positions // length - first_epoch, positions % length], 1)
         return tf.gather_nd(orders, places)
 
@@ -74,7 +86,7 @@ class TrainBatches:
         steps = tf.data.Dataset.counter(first_step)
         batches = tf.data.Dataset.zip(steps, self._index_stream(first_step))
         batches = batches.map(
-            lambda step, indices: (step, *self.source.read(indices)),
+            lambda step, indices: (step, indices, *self.source.read(indices)),
             num_parallel_calls=streams.NUM_CALLS,
         )
         batches = batches.map(self._process, num_parallel_calls=streams.NUM_CALLS)
@@ -96,11 +108,15 @@ class TrainBatches:
             self.seed, "order", epoch, self.source.num_examples
         )
 
-    def _process(self, step, images, labels):
-        def draw(purpose, shape):
-            return randomness.uniform(self.seed, purpose, step, shape)
+    def _positions(self, step):
+        """int64 [G]: places in the endless stream."""
+        return step * self.batch_size + tf.range(self.batch_size, dtype=tf.int64)
 
+    def _process(self, step, indices, images, labels):
         size = self.batch_size
+        indices = tf.ensure_shape(indices, [size])
+        epochs = self._positions(step) // self.source.num_examples
+        draw = randomness.Draw(self.seed, step, indices, epochs)
         images = tf.ensure_shape(images, [size, *self.source.image_shape])
         images = self.augment.train(images, draw)
         labels = tf.ensure_shape(labels, [size])

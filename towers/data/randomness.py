@@ -5,6 +5,7 @@ numbers under XLA. So does the conversion to floats (tried with TensorFlow 2.21)
 is therefore written out; a shuffle does not compile there at all.
 """
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 
@@ -33,8 +34,76 @@ def uniform(
         dtype=tf.uint32,
         alg=ALGORITHM,
     )
+    return _fractions(bits)
+
+
+def hashed(
+    seed: int, purpose: str, counters: Sequence[tf.Tensor], count: int
+) -> tf.Tensor:
+    """Numbers that depend on each example's own counters, not on its place in a batch.
+
+    The counters go one after the other through the finaliser of MurmurHash3 (Appleby
+    2011, public domain), which is integer arithmetic alone.
+
+    Args:
+        seed: any, below 2**63.
+        purpose: what they are for.
+        counters: int64 [n] each, below 2**32.
+        count: of numbers for each example.
+
+    Returns:
+        float32 [n, count], uniform over the multiples of 2**-23 in [0, 1).
+    """
+    bits = tf.range(count, dtype=tf.int32)[None, :]
+    own_key = zlib.crc32(purpose.encode())
+    bits = _mixed(tf.cast(bits, tf.uint32) ^ tf.constant(own_key, tf.uint32))
+    for part in (seed & 0xFFFFFFFF, seed >> 32):
+        bits = _mixed(bits ^ tf.constant(part, tf.uint32))
+    for counter in counters:
+        bits = _mixed(bits ^ tf.cast(counter, tf.uint32)[:, None])
+    return _fractions(bits)
+
+
+def _mixed(bits):
+    bits += tf.constant(0x9E3779B9, tf.uint32)  # or 0 would stay 0
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        bits ^= tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint32))
+        bits *= tf.constant(factor, tf.uint32)
+    return bits
+
+
+def _fractions(bits):
     lowest = tf.bitwise.bitwise_and(bits, tf.constant(2**23 - 1, tf.uint32))
     return tf.cast(lowest, tf.float32) * 2.0**-23
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """The random numbers of one step, uniform in [0, 1).
+
+    Attributes:
+        seed: of the run.
+        step: int64 scalar.
+        indices: int64 [n], which examples of the source the step's images are.
+        epochs: int64 [n], in which epoch each is seen.
+    """
+
+    seed: int
+    step: tf.Tensor
+    indices: tf.Tensor
+    epochs: tf.Tensor
+
+    def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
+        """float32 of the shape, anew in each step."""
+        return uniform(self.seed, purpose, self.step, shape)
+
+    def of_examples(self, purpose: str, count: int) -> tf.Tensor:
+        """float32 [n, count], for each example the same in every epoch."""
+        return hashed(self.seed, purpose, [self.indices], count)
+
+    def of_views(self, purpose: str, count: int) -> tf.Tensor:
+        """float32 [n, count], for each example anew in every epoch."""
+        return hashed(self.seed, purpose, [self.indices, self.epochs], count)
 
 
 def permutation(seed: int, purpose: str, counter: tf.Tensor, length: int) -> tf.Tensor:

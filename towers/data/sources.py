@@ -1,6 +1,7 @@
 """Indexable sources of labelled images, and the data set that two of them make."""
 
 import dataclasses
+import math
 import os
 from typing import Protocol
 
@@ -34,9 +35,10 @@ class ArraySource:
     Args:
         images: uint8 [num_examples, height, width, channels].
         labels: integers [num_examples].
+        device: where it lies instead.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray):
+    def __init__(self, images: np.ndarray, labels: np.ndarray, device: str = "CPU:0"):
         if images.dtype != np.uint8 or images.ndim != 4:
             raise ValueError(
                 "images must be uint8 [n, height, width, channels], "
@@ -46,9 +48,18 @@ class ArraySource:
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
-        with tf.device("CPU:0"):
+        with tf.device(device):
             self._images = tf.constant(images)
             self._labels = tf.constant(labels, tf.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the images, in memory."""
+        return self.num_examples * math.prod(self.image_shape)
+
+    def copied_to(self, device: str) -> "ArraySource":
+        """The same examples on another device."""
+        return ArraySource(self._images.numpy(), self._labels.numpy(), device)
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(self._images, indices), tf.gather(self._labels, indices)
@@ -57,15 +68,29 @@ class ArraySource:
 class Subset:
     """The examples of another source whose indices are listed."""
 
-    def __init__(self, source: Source, indices: np.ndarray):
+    def __init__(self, source: Source, indices: np.ndarray, device: str = "CPU:0"):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self._source = source
-        with tf.device("CPU:0"):
+        with tf.device(device):
             self._indices = tf.constant(indices, tf.int64)
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of the images, in memory; None where they do not lie there."""
+        return num_bytes(self._source)
+
+    def copied_to(self, device: str) -> "Subset":
+        """The same examples on another device; its source has to lie in memory."""
+        return Subset(self._source.copied_to(device), self._indices.numpy(), device)
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._source.read(tf.gather(self._indices, indices))
+
+
+def num_bytes(source: Source) -> int | None:
+    """Of the images of a source that lies in memory; None where it does not."""
+    return getattr(source, "num_bytes", None)
 
 
 @dataclasses.dataclass(frozen=True)

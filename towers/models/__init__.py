@@ -37,6 +37,7 @@ _POLICIES = {
     "float32": "float32",
     "float64": "float64",
     "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
 }
 
 
@@ -58,7 +59,8 @@ def create_model(
         num_classes: number of logits.
         width: factor on the channels of every layer.
         weight_decay: coefficient of half the sum of squares of the marked kernels.
-        precision: float32, bfloat16 (compute only; parameters are float32) or float64.
+        precision: float32, float64, or bfloat16 or float16 (compute only; parameters
+            are float32).
         seed: of the initial parameters.
 
     Returns:

@@ -38,7 +38,6 @@ from towers.parallel.strategy import (
     WAITING,
     not_finite,
 )
-from towers.parallel.tower import tower_gradients
 from towers.parallel.tower_strategy import HOST, TowerStrategy
 from towers.parallel.variables import Variables
 
@@ -155,7 +154,7 @@ class AsyncTowers(TowerStrategy):
 
     def _compute_step(self, tower, params, state, share):
         with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-            result = tower_gradients(self._model, self._loss_fn, params, state, share)
+            result = self._tower_gradients(params, state, share)
             check_gradients([zip(result.gradients, self._names, strict=True)])
             decay, gradients = self._add_weight_decay(params, result.gradients)
             total_loss = result.loss

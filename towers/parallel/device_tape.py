@@ -111,7 +111,7 @@ class DeviceTape:
             self._backward.append(backward)
         return copy
 
-    def backward(self, targets: Sequence[tuple[Value, float]]) -> None:
+    def backward(self, targets: Sequence[tuple[Value, tf.Tensor | float]]) -> None:
         """Leaves in every value the gradient of the weighted sum of the targets.
 
         May be called once.
@@ -121,6 +121,6 @@ class DeviceTape:
         """
         for target, weight in targets:
             with tf.device(target.device):
-                target.gradients.append(tf.constant(weight, target.tensor.dtype))
+                target.gradients.append(tf.cast(weight, target.tensor.dtype))
         for step in reversed(self._backward):
             step()

@@ -104,8 +104,9 @@ class ModelParallel(Synchronous):
 
     def _compute(self, variables, batches):
         """Results of all groups, shard after shard, as the variables come."""
+        scale = None if self._loss_scale is None else self._loss_scale.read()
         found = self._grid_walker.gradients(
-            self._by_group(variables), batches, self._weights
+            self._by_group(variables), batches, self._weights, scale
         )
         return [result for of_group in found for result in of_group]
 
@@ -196,14 +197,16 @@ class ModelParallel(Synchronous):
             name: np.concatenate([shard.numpy() for shard in shards], axis=-1)
             for name, shards in self._named_variables().items()
         }
-        return state | {"step": self._step.numpy()}
+        progress = self._progress_variables()
+        return state | {name: v.numpy() for name, v in progress.items()}
 
     def load(self, state):
         for of_group in self._variables:
             for shard, variables in enumerate(of_group):
                 for name, variable in variables.named().items():
                     variable.assign(self._grid_walker.shards.slice(state[name], shard))
-        self._step.assign(state["step"])
+        for name, variable in self._progress_variables().items():
+            variable.assign(state[name])
         self._batches = None
 
     def describe(self):

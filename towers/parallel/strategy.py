@@ -37,9 +37,9 @@ class Strategy(abc.ABC):
             images of the batch and "total_loss" with weight decay; "tower_losses" the
             loss of each tower; "accuracy" the share of the batch's images that were
             right; "learning_rate"; "gradient_norm" of the mean gradient before
-            clipping. "input_wait_secs" alone is that of all steps of this call: how
-            long they waited for their batches, in seconds; of asynchronous towers the
-            mean over the towers.
+            clipping; "loss_scale" where the loss is scaled. "input_wait_secs" alone is
+            that of all steps of this call: how long they waited for their batches, in
+            seconds; of asynchronous towers the mean over the towers.
 
         Raises:
             NumericError: a tower's loss or gradients are not finite. The parameters are
@@ -69,8 +69,8 @@ class Strategy(abc.ABC):
         """The canonical state: name -> host array, in a fixed order.
 
         `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
-        path (and the slot's name), then `step`. It does not depend on the strategy or
-        on the number of towers.
+        path (and the slot's name), then `loss_scale/` where the loss is scaled, and
+        `step`. It does not depend on the strategy or on the number of towers.
         """
 
     @abc.abstractmethod

@@ -5,12 +5,13 @@ what is updated there (`_apply`).
 """
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from towers.parallel.gradients import check_gradients, split_batch, weighted_mean
+from towers.parallel.loss_scale import LossScale
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -19,7 +20,7 @@ from towers.parallel.strategy import (
     WAITING,
     not_finite,
 )
-from towers.parallel.tower import TowerResult, accumulated, tower_gradients
+from towers.parallel.tower import TowerResult, accumulated
 from towers.parallel.tower_strategy import HOST, TowerStrategy
 from towers.parallel.walker import Walker
 
@@ -52,14 +53,27 @@ class Synchronous(TowerStrategy):
             `batch_size` is that of a micro-batch.
         sync_batch_norm: whether the towers share the moments of batch normalisation,
             as if one device saw the whole batch.
+        resident: makes the batches inside the compiled step, in place of the stream:
+            `start(step) -> carry` and (step, carry) -> (batch, carry).
+        scale_loss: whether the loss is scaled dynamically, see `loss_scale`. A step
+            whose gradients are not finite is then passed over, and counts.
         The other arguments are those of `TowerStrategy`.
     """
 
     def __init__(
-        self, *args, accumulate_steps: int = 1, sync_batch_norm: bool = False, **kwargs
+        self,
+        *args,
+        accumulate_steps: int = 1,
+        sync_batch_norm: bool = False,
+        resident: Callable | None = None,
+        scale_loss: bool = False,
+        **kwargs,
     ):
+        with tf.device(HOST):
+            self._loss_scale = LossScale() if scale_loss else None
         super().__init__(*args, **kwargs)
         self._accumulate_steps = accumulate_steps
+        self._resident = resident
         self._walker = None
         if sync_batch_norm:
             grid = [[device] for device in self._devices]
@@ -96,14 +110,31 @@ class Synchronous(TowerStrategy):
             # What is not finite in one tower is not finite in the mean either.
             finite = tf.math.is_finite(met.norm + metrics["total_loss"])
             return tf.cond(
-                finite, lambda: self._update_all(met), lambda: False
+                finite, lambda: self._update_all(met), self._pass_over
             ), metrics
 
     def _update_all(self, met):
         assignments = self._apply(self._step.read_value(), met)
-        with tf.control_dependencies(assignments), tf.device(HOST):
-            with tf.control_dependencies([self._step.assign_add(1, read_value=False)]):
-                return tf.constant(True)
+        with tf.device(HOST):
+            if self._loss_scale is not None:
+                assignments += self._loss_scale.after_good_step()
+            return self._step_taken(assignments)
+
+    def _pass_over(self):
+        """A step without an update, where a smaller scale may help; whether it may."""
+        if self._loss_scale is None:
+            return False
+        return tf.cond(
+            self._loss_scale.can_fall(),
+            lambda: self._step_taken(self._loss_scale.after_bad_step()),
+            lambda: False,
+        )
+
+    def _step_taken(self, assignments):
+        with tf.control_dependencies(assignments):
+            counted = self._step.assign_add(1, read_value=False)
+        with tf.control_dependencies([counted]):
+            return tf.constant(True)
 
     def _look(self, batch):
         """A step that is not taken: (which towers are finite, mean gradients)."""
@@ -123,13 +154,17 @@ class Synchronous(TowerStrategy):
         whole = [tf.concat(x, -1) for x in zip(*slices, strict=True)]
         return dict(zip(self._names, whole, strict=True))
 
+    def _progress_variables(self):
+        of_scale = {} if self._loss_scale is None else self._loss_scale.named()
+        return of_scale | super()._progress_variables()
+
     # Many steps in one compiled call.
 
     def _loop(self, batches, num_steps):
-        def wanted(done, taken, wait_secs, metrics):
+        def wanted(done, taken, wait_secs, carry, metrics):
             return (done < num_steps) & taken & ~self._stop.read_value()
 
-        def body(done, taken, wait_secs, metrics):
+        def body(done, taken, wait_secs, carry, metrics):
             with tf.device(HOST):
                 # The phase changes only once the step before is finished.
                 with tf.control_dependencies([done, taken]):
@@ -137,7 +172,7 @@ class Synchronous(TowerStrategy):
                 with tf.control_dependencies([waiting]):
                     since = tf.timestamp()
                 with tf.control_dependencies([since]):
-                    batch = next(batches)
+                    batch, carry = self._next(batches, carry)
                 with tf.control_dependencies(list(batch.values())):
                     wait_secs += tf.timestamp() - since
                 with tf.control_dependencies([wait_secs]):
@@ -145,15 +180,23 @@ class Synchronous(TowerStrategy):
                 with tf.control_dependencies([computing]):
                     batch = {name: tf.identity(x) for name, x in batch.items()}
             taken, metrics = self._train_step(batch)
-            return done + 1, taken, wait_secs, metrics
+            return done + 1, taken, wait_secs, carry, metrics
 
-        no_secs = tf.zeros([], tf.float64)
-        return tf.while_loop(
+        no_secs, carry = tf.zeros([], tf.float64), ()
+        if self._resident is not None:
+            carry = self._resident.start(self._step.read_value())
+        done, taken, wait_secs, _, metrics = tf.while_loop(
             wanted,
             body,
-            (tf.constant(0), tf.constant(True), no_secs, self._zero_metrics()),
+            (tf.constant(0), tf.constant(True), no_secs, carry, self._zero_metrics()),
             parallel_iterations=1,
         )
+        return done, taken, wait_secs, metrics
+
+    def _next(self, batches, carry):
+        if self._resident is None:
+            return next(batches), carry
+        return self._resident(self._step.read_value(), carry)
 
     def _results(
         self,
@@ -184,18 +227,17 @@ class Synchronous(TowerStrategy):
 
     def _compute(self, variables, batches):
         """Every tower's gradients of its share of one micro-batch."""
+        scale = None if self._loss_scale is None else self._loss_scale.read()
         if self._walker is not None:
             grid = [[of_tower] for of_tower in variables]
-            found = self._walker.gradients(grid, batches, self._weights)
+            found = self._walker.gradients(grid, batches, self._weights, scale)
             return [result for [result] in found]
         results = []
         for tower, ((params, state), share) in enumerate(
             zip(variables, batches, strict=True)
         ):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                results.append(
-                    tower_gradients(self._model, self._loss_fn, params, state, share)
-                )
+                results.append(self._tower_gradients(params, state, share, scale))
         return results
 
     def _metrics(
@@ -206,6 +248,9 @@ class Synchronous(TowerStrategy):
         loss = weighted_mean([r.loss for r in results], self._weights)
         no_decay = tf.zeros([], loss.dtype)
         decay = no_decay if met.decay is None else tf.cast(met.decay, loss.dtype)
+        scale = {}
+        if self._loss_scale is not None:
+            scale = {"loss_scale": self._loss_scale.read()}
         return {
             "loss": loss,
             "total_loss": loss + decay,
@@ -213,6 +258,7 @@ class Synchronous(TowerStrategy):
             "accuracy": tf.add_n([r.correct for r in results]) / num_images,
             "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
             "gradient_norm": met.norm,
+            **scale,
         }
 
     def _zero_metrics(self):
@@ -225,10 +271,11 @@ class Synchronous(TowerStrategy):
             "accuracy": tf.zeros([]),
             "learning_rate": tf.zeros([], tf.float64),
             "gradient_norm": tf.zeros([], dtype),
+            **({} if self._loss_scale is None else {"loss_scale": tf.zeros([])}),
         }
 
     def train(self, num_steps: int) -> dict:
-        if self._batches is None:
+        if self._batches is None and self._resident is None:
             self._batches = iter(self._stream(int(self._step)))
         done, taken, wait_secs, metrics = self._train_loop(
             self._batches, tf.constant(num_steps)
@@ -247,7 +294,9 @@ class Synchronous(TowerStrategy):
 
     def trace(self) -> None:
         """Traces the step without taking one; the first `train` then need not."""
-        batches = tf.data.IteratorSpec(self._stream(0).element_spec)
+        batches = None
+        if self._resident is None:
+            batches = tf.data.IteratorSpec(self._stream(0).element_spec)
         self._train_loop.get_concrete_function(batches, tf.TensorSpec([], tf.int32))
 
     def _graphs(self):

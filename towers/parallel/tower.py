@@ -73,14 +73,29 @@ def tower_gradients(
     params: Sequence[tf.Tensor],
     state: Sequence[tf.Tensor],
     batch: Mapping[str, tf.Tensor],
+    loss_scale: tf.Tensor | None = None,
 ) -> TowerResult:
-    """The loss of one tower's share and its gradients; arguments as in `tower_loss`."""
+    """The loss of one tower's share and its gradients; arguments as in `tower_loss`.
+
+    With a loss_scale the loss is differentiated times that, and the gradients are
+    divided by it.
+    """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(params)
         loss, correct, new_state = tower_loss(model, loss_fn, params, state, batch)
-    gradients = tape.gradient(loss, params)
+        scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
+    gradients = tape.gradient(scaled, params)
     gradients = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+    if loss_scale is not None:
+        gradients = unscaled(gradients, loss_scale)
     return TowerResult(gradients, new_state, loss, correct)
+
+
+def unscaled(
+    gradients: Sequence[tf.Tensor | None], loss_scale: tf.Tensor
+) -> list[tf.Tensor | None]:
+    """The gradients divided by the factor of the loss."""
+    return [g if g is None else g / tf.cast(loss_scale, g.dtype) for g in gradients]
 
 
 def accumulated(

@@ -17,7 +17,12 @@ from towers.optimizers import Update
 from towers.parallel.gradients import shares, split_batch
 from towers.parallel.memory import Account, create_accounts
 from towers.parallel.strategy import Strategy, variable_names
-from towers.parallel.tower import LossFn, tower_counts, tower_logits
+from towers.parallel.tower import (
+    LossFn,
+    tower_counts,
+    tower_gradients,
+    tower_logits,
+)
 from towers.parallel.variables import Variables
 
 HOST = "/CPU:0"
@@ -33,6 +38,8 @@ class TowerStrategy(Strategy):
         stream: first step -> the batches of all steps from there on.
         batch_size: images over all towers.
         devices: one device name per tower.
+        compile_towers: whether XLA compiles the forward and backward part of each
+            tower, and nothing that crosses devices.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class TowerStrategy(Strategy):
         stream: Callable[[int], tf.data.Dataset],
         batch_size: int,
         devices: Sequence[str],
+        compile_towers: bool = False,
     ):
         self._model = model
         self._loss_fn = loss_fn
@@ -58,6 +66,10 @@ class TowerStrategy(Strategy):
         with tf.device(HOST):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self._batches = None
+        if compile_towers:
+            self._tower_gradients = tf.function(
+                self._tower_gradients, autograph=False, jit_compile=True
+            )
         self._evaluate_batch = tf.function(self._count, autograph=False)
 
     # What a strategy decides.
@@ -74,7 +86,7 @@ class TowerStrategy(Strategy):
 
     @abc.abstractmethod
     def _named_variables(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable, without the step."""
+        """Canonical name -> variable, without those of the progress."""
 
     @abc.abstractmethod
     def _variable_sets(self) -> list[Variables]:
@@ -97,6 +109,11 @@ class TowerStrategy(Strategy):
         return (
             {n: v.value for n, v in zip(self._names, params, strict=True)},
             {n: v.value for n, v in zip(self._state_names, state, strict=True)},
+        )
+
+    def _tower_gradients(self, params, state, share, loss_scale=None):
+        return tower_gradients(
+            self._model, self._loss_fn, params, state, share, loss_scale
         )
 
     def _add_weight_decay(self, params, gradients, weight=1.0):
@@ -152,12 +169,16 @@ class TowerStrategy(Strategy):
 
     # The canonical state.
 
+    def _progress_variables(self) -> dict[str, tf.Variable]:
+        """Canonical name -> variable of what says how far the training is."""
+        return {"step": self._step}
+
     def state(self) -> dict[str, np.ndarray]:
-        named = self._named_variables() | {"step": self._step}
+        named = self._named_variables() | self._progress_variables()
         return {name: variable.numpy() for name, variable in named.items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        named = self._named_variables() | {"step": self._step}
+        named = self._named_variables() | self._progress_variables()
         for name, variable in named.items():
             variable.assign(state[name])
         self._batches = None

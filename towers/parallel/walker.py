@@ -17,7 +17,7 @@ from keras import layers, tree
 from towers.models.layers import LocalResponseNormalization, PadChannels
 from towers.parallel import slices, split
 from towers.parallel.device_tape import DeviceTape, Value
-from towers.parallel.tower import LossFn, TowerResult, count_correct
+from towers.parallel.tower import LossFn, TowerResult, count_correct, unscaled
 
 
 class Spread:
@@ -84,6 +84,7 @@ class Walker:
         variables: Sequence[Sequence[ShardValues]],
         batches: Sequence[Mapping[str, tf.Tensor]],
         weights: Sequence[float],
+        loss_scale: tf.Tensor | None = None,
     ) -> list[list[TowerResult]]:
         """Losses and gradients of all groups.
 
@@ -91,6 +92,8 @@ class Walker:
             variables: [group][shard].
             batches: per group its share of the batch.
             weights: per group its share of the images.
+            loss_scale: what the losses are multiplied with before they are
+                differentiated, and the gradients divided by.
 
         Returns:
             [group][shard] results. The weighted mean of the groups' gradients is that
@@ -100,6 +103,8 @@ class Walker:
         tape = DeviceTape()
         walk = _Walk(self, tape, variables, training=True)
         scales = [weight * len(weights) for weight in weights]  # 1 where equal
+        if loss_scale is not None:
+            scales = [scale * loss_scale for scale in scales]
         logits = walk.forward(batches)
         targets, group_metrics = [], []
         for group, batch in enumerate(batches):
@@ -130,8 +135,8 @@ class Walker:
     def _result(self, walk, group, shard, scale, loss, correct):
         with tf.device(self._devices[group][shard]):
             gradients = [param.gradient() for param in walk.params[group][shard]]
-            if scale != 1:
-                gradients = [None if g is None else g / scale for g in gradients]
+            if isinstance(scale, tf.Tensor) or scale != 1:
+                gradients = unscaled(gradients, scale)
         state = walk.state[group][shard]
         return TowerResult(gradients, state, loss, correct)
 

@@ -1,0 +1,91 @@
+"""--compile=xla: the same training, each tower's part compiled as one."""
+
+import networks
+import numpy as np
+import pytest
+import small_runs
+from marks import slow
+from recipes import Recipe, assert_close, assert_equal_to_oracle, create_strategy
+
+from towers.config import Config
+from towers.errors import ConfigError, NumericError
+from towers.parallel.async_towers import AsyncTowers
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
+from towers.train import train
+
+
+@pytest.mark.parametrize(
+    "cls,num_towers,name,accumulate_steps",
+    [
+        (Towers, 3, "plain", 1),
+        (Replicated, 2, "residual", 1),
+        (AsyncTowers, 1, "residual", 1),
+        slow(Towers, 2, "residual", 2),
+        slow(Replicated, 3, "plain", 2),
+    ],
+)
+def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_steps):
+    network = networks.NETWORKS[name]()
+    batches = networks.random_batches(6, 13 * accumulate_steps)
+    options = {"accumulate_steps": accumulate_steps} if accumulate_steps > 1 else {}
+    towers = create_strategy(
+        cls, network, Recipe(), batches, num_towers, compile_towers=True, **options
+    )
+    towers.train(6)
+    expected = Recipe().oracle(network, batches, num_towers, accumulate_steps)
+    assert_equal_to_oracle(towers.state(), expected)
+
+
+def test_what_is_compiled_stays_on_its_tower():
+    network = networks.residual_network()
+    batches = networks.random_batches(1, 12)
+    towers = create_strategy(Towers, network, Recipe(), batches, 3, compile_towers=True)
+    towers.trace()
+    compiled = [
+        op
+        for op in towers._step_graph.get_operations()
+        if "PartitionedCall" in op.type and op.get_attr("_XlaMustCompile")
+    ]
+    assert [op.device[-5:] for op in compiled] == ["CPU:0", "CPU:1", "CPU:2"]
+    for op in compiled:
+        inner = op.graph._get_function(op.get_attr("f").name).graph.get_operations()
+        assert {op.device for op in inner} == {""}
+        assert any(op.type == "Conv2DBackpropFilter" for op in inner)
+        assert not any("Variable" in op.type for op in inner)
+    outside = {op.type for op in towers._step_graph.get_operations()}
+    assert not any("Backprop" in kind for kind in outside)
+
+
+def test_a_bad_tower_is_named():
+    network = networks.plain_network()
+    batches = networks.random_batches(3, 8)
+    batches[1]["images"][5, 0, 0, 0] = np.nan
+    towers = create_strategy(Towers, network, Recipe(), batches, 2, compile_towers=True)
+    with pytest.raises(NumericError, match=r"^step 2: .* of tower 1 \("):
+        towers.train(3)
+
+
+def test_a_run_may_be_continued_with_another_compiler(tmp_path, monkeypatch):
+    small_runs.use(monkeypatch, small_runs.dropout_network)
+    whole = train(small_runs.small_config(), tmp_path / "whole")
+    folder = tmp_path / "both"
+    train(small_runs.small_config(compile="xla", num_towers=2, max_steps=5), folder)
+    assert_close(train(small_runs.small_config(), folder), whole, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "options,reason",
+    [
+        ({"strategy": "model_parallel"}, "strategy=model_parallel: what is compiled"),
+        ({"batch_norm": "sync"}, "batch_norm=sync: what is compiled"),
+    ],
+)
+def test_what_crosses_devices_is_not_compiled(options, reason):
+    with pytest.raises(ConfigError, match=f"^compile=xla with {reason}"):
+        Config(compile="xla", **options)
+
+
+def test_an_account_cannot_look_into_what_is_compiled():
+    with pytest.raises(ConfigError, match="^device_memory_mb=.* with compile=xla"):
+        Config(compile="xla", device_memory_mb=100.0)

@@ -1,0 +1,165 @@
+"""float16: the loss is scaled; a step that overflows is passed over by all towers."""
+
+import dataclasses
+
+import networks
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from marks import slow
+from recipes import Recipe, create_strategy
+
+from towers.config import Config
+from towers.errors import ConfigError, NumericError
+from towers.parallel import loss_scale
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.tower import tower_gradients
+from towers.parallel.towers import Towers
+from towers.train import train
+
+KINDS = [
+    (Towers, {}),
+    (Replicated, {}),
+    (ModelParallel, {"group_size": 2}),
+    slow(Towers, {"sync_batch_norm": True}),
+    slow(Towers, {"accumulate_steps": 2}),
+]
+
+
+def create(cls, network, batches, num_devices=4, **options):
+    options = {"scale_loss": True} | options
+    return create_strategy(cls, network, Recipe(), batches, num_devices, **options)
+
+
+def of_scale(state):
+    return {k: v.item() for k, v in state.items() if k.startswith("loss_scale/")}
+
+
+def without_scale(state):
+    return {k: v for k, v in state.items() if not k.startswith("loss_scale/")}
+
+
+@pytest.mark.parametrize("cls,options", KINDS)
+def test_a_power_of_two_changes_no_bit_in_float32(cls, options):
+    network = networks.residual_network()
+    batches = networks.random_batches(4, 16)
+    states = []
+    for scale_loss in (True, False):
+        strategy = create(cls, network, batches, scale_loss=scale_loss, **options)
+        strategy.train(4)
+        states.append(strategy.state())
+    assert of_scale(states[0]) == {
+        "loss_scale/scale": loss_scale.INITIAL,
+        "loss_scale/good_steps": 4,
+    }
+    assert not of_scale(states[1])
+    small_runs.assert_equal_states(without_scale(states[0]), states[1])
+
+
+@pytest.mark.parametrize("cls,options", KINDS)
+def test_an_infinity_in_one_tower_passes_the_step_over_for_all(cls, options):
+    """In the last tower, tower 3 of the four where there are as many."""
+    network = networks.residual_network("mixed_float16")
+    batches = networks.random_batches(4, 16)
+    batches[2]["images"][15, 1, 1, 0] = np.inf
+    strategy = create(cls, network, batches, **options)
+    assert strategy.train(2)["loss_scale"] == loss_scale.INITIAL
+    before = strategy.state()
+    metrics = strategy.train(1)
+    after = strategy.state()
+    assert (metrics["step"], after["step"]) == (3, 3)
+    assert of_scale(after) == {
+        "loss_scale/scale": loss_scale.INITIAL / 2,
+        "loss_scale/good_steps": 0,
+    }
+    for name in before:
+        if name != "step" and not name.startswith("loss_scale/"):
+            np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+    if isinstance(strategy, Replicated):
+        strategy.check_copies()
+    assert strategy.train(1)["loss_scale"] == loss_scale.INITIAL / 2
+    moved = strategy.state()
+    assert np.any(moved["params/logits/kernel"] != before["params/logits/kernel"])
+
+
+def test_one_step_equals_two_calls_and_a_continued_state():
+    network = networks.residual_network("mixed_float16")
+    batches = networks.random_batches(5, 16)
+    batches[1]["images"][0, 0, 0, 0] = np.inf
+    whole = create(Towers, network, batches)
+    whole.train(5)
+    first = create(Towers, network, batches)
+    first.train(3)
+    second = create(Towers, network, batches)
+    second.load(first.state())
+    second.train(2)
+    small_runs.assert_equal_states(second.state(), whole.state())
+
+
+def test_the_scale_grows_after_many_good_steps(monkeypatch):
+    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 2)
+    monkeypatch.setattr(loss_scale, "LARGEST", 2 * loss_scale.INITIAL)
+    network = networks.plain_network()
+    batches = networks.random_batches(6, 8)
+    towers = create(Towers, network, batches, 2)
+    scales = [towers.train(1)["loss_scale"] / loss_scale.INITIAL for _ in range(6)]
+    assert scales == [1, 1, 2, 2, 2, 2]
+
+
+def test_where_no_scale_helps_the_run_ends(monkeypatch):
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0)
+    network = networks.plain_network()
+    batches = networks.random_batches(4, 8)
+    for batch in batches[1:]:
+        batch["images"][5, 0, 0, 0] = np.nan
+    towers = create(Towers, network, batches, 2)
+    assert towers.train(2)["step"] == 2  # the first bad one halves the scale
+    with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
+        towers.train(2)
+    assert towers.state()["step"] == 2
+
+
+def test_gradients_that_would_vanish_are_there():
+    """The loss times 1e-8: float16 holds nothing below 6e-8."""
+    network = networks.plain_network("mixed_float16")
+    exact = networks.plain_network()
+    [batch] = networks.random_batches(1, 8)
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+
+    def loss_fn(logits, labels):
+        return 1e-8 * Recipe().loss_fn(logits, labels)
+
+    def gradient_of(network, *scale):
+        values = [
+            [tf.constant(v) for v in values.values()]
+            for values in (network.params, network.state)
+        ]
+        found = tower_gradients(network.model, loss_fn, *values, batch, *scale)
+        return 1e8 * found.gradients[list(network.params).index("conv1/kernel")].numpy()
+
+    expected = gradient_of(exact)
+    scaled = gradient_of(network, tf.constant(2.0**24))
+    tolerance = 0.05 * np.abs(expected).max()
+    np.testing.assert_allclose(scaled, expected, atol=tolerance)
+    assert np.abs(gradient_of(network)).max() < 0.1 * np.abs(expected).max()
+
+
+def test_a_run_in_float16_logs_its_scale_and_another_strategy_continues(
+    tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    config = small_runs.small_config(precision="float16", num_towers=2)
+    train(dataclasses.replace(config, max_steps=4), tmp_path)
+    state = train(
+        dataclasses.replace(config, strategy="replicated", num_towers=4), tmp_path
+    )
+    assert of_scale(state)["loss_scale/good_steps"] == state["step"] == 10
+    scales = [record["loss_scale"] for record in small_runs.records(tmp_path)]
+    assert scales == 6 * [loss_scale.INITIAL]
+
+
+def test_asynchronous_towers_have_no_common_step_to_pass_over():
+    with pytest.raises(ConfigError, match="^precision=float16 with strategy=async"):
+        Config(strategy="async_towers", precision="float16")

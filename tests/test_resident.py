@@ -1,0 +1,157 @@
+"""--input=resident: the batches of the stream, made inside the compiled step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from marks import slow
+
+from towers import build, train
+from towers.config import Config
+from towers.data.augment import AUGMENTS
+from towers.data.batches import TrainBatches
+from towers.data.mixing import create_mix
+from towers.data.resident import ResidentBatches
+from towers.data.sources import ArraySource, Subset, num_bytes
+from towers.errors import ConfigError
+from towers.parallel.devices import Devices
+
+
+def batches_of(num_examples, batch_size, augment, mixed=False):
+    images, labels = small_runs.arrays(num_examples, 0)
+    return TrainBatches(
+        ArraySource(images, labels),
+        AUGMENTS[augment]((8, 8, 3), (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)),
+        seed=3,
+        batch_size=batch_size,
+        noise_shapes={"dropout1_noise": (7,)},
+        mix=create_mix(1.0, 1.0, 5) if mixed else None,
+    )
+
+
+@pytest.mark.parametrize("first_step", [0, 5])
+@pytest.mark.parametrize(
+    "num_examples,batch_size,augment,mixed",
+    [
+        (12, 4, "none", False),
+        (7, 5, "pad_crop_flip", False),
+        (3, 11, "pad_crop_flip", True),
+        slow(5, 5, "pad_crop_flip", True),
+        slow(1, 3, "none", False),
+    ],
+)
+def test_the_batches_are_those_of_the_stream_bit_for_bit(
+    num_examples, batch_size, augment, mixed, first_step
+):
+    batches = batches_of(num_examples, batch_size, augment, mixed)
+    resident = ResidentBatches(batches, "/CPU:3")
+    count = 6
+
+    @tf.function(autograph=False)
+    def made(first_step):
+        """As the loop of a strategy makes them, handing on the orders."""
+        step, orders, found = first_step, resident.start(first_step), []
+        for _ in range(count):
+            batch, orders = resident(step, orders)
+            found.append(batch)
+            step += 1
+        return found
+
+    streamed = list(batches.stream(first_step).take(count))
+    for ours, theirs in zip(
+        made(tf.constant(first_step, tf.int64)), streamed, strict=True
+    ):
+        assert set(ours) == set(theirs)
+        for name, value in theirs.items():
+            np.testing.assert_array_equal(ours[name], value, err_msg=name)
+    graph = made.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
+    reads = [op for op in graph.get_operations() if "Gather" in op.type]
+    assert reads and {op.device[-5:] for op in reads} == {"CPU:3"}
+
+
+def test_the_order_of_an_epoch_is_drawn_once():
+    """What takes longer than a batch is in a branch that is not taken."""
+    resident = ResidentBatches(batches_of(12, 4, "none"), "/CPU:0")
+    step = tf.constant(4, tf.int64)
+    epoch, orders = resident.start(step)
+    marked = tf.reverse(orders, [1])
+    batch, (held, handed_on) = resident(step, (epoch, marked))
+    np.testing.assert_array_equal(handed_on, marked)
+    assert held == epoch == 1
+    _, (held, drawn) = resident(step + 2, (epoch, marked))
+    np.testing.assert_array_equal(drawn, resident.start(step + 2)[1])
+    assert held == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_towers": 2},
+        {"num_towers": 3, "strategy": "replicated", "accumulate_steps": 2},
+        slow({"num_towers": 4, "strategy": "model_parallel", "group_size": 2}),
+        slow({"num_towers": 2, "batch_norm": "sync"}),
+    ],
+)
+def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
+    options, tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    config = small_runs.small_config(**options)
+    streamed = train.train(config, tmp_path / "stream")
+    config = dataclasses.replace(config, input="resident")
+    train.train(dataclasses.replace(config, max_steps=3), tmp_path / "resident")
+    resident = train.train(config, tmp_path / "resident")
+    small_runs.assert_equal_states(resident, streamed)
+
+
+def test_sources_in_memory_know_their_size_and_copy_themselves():
+    images, labels = small_runs.arrays(6, 0)
+    subset = Subset(ArraySource(images, labels), np.array([4, 1]))
+    assert num_bytes(subset) == 6 * 8 * 8 * 3
+    copy = subset.copied_to("/CPU:2")
+    with tf.device("/CPU:2"):
+        found, of_classes = copy.read(tf.constant([1, 0], tf.int64))
+    assert "CPU:2" in found.device
+    np.testing.assert_array_equal(found, images[[1, 4]])
+    np.testing.assert_array_equal(of_classes, labels[[1, 4]])
+
+
+class FromFiles:
+    """A source that does not lie in memory."""
+
+    num_examples, image_shape = 10, (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    "kind,wanted,in_memory,is_resident",
+    [
+        ("CPU", "auto", True, False),
+        ("GPU", "auto", True, True),
+        ("GPU", "auto", False, False),
+        ("GPU", "stream", True, False),
+        ("CPU", "resident", True, True),
+    ],
+)
+def test_auto_is_resident_on_gpus_for_data_in_memory(
+    kind, wanted, in_memory, is_resident
+):
+    batches = batches_of(10, 5, "none")
+    if not in_memory:
+        batches = dataclasses.replace(batches, source=FromFiles())
+    config = small_runs.small_config(input=wanted)
+    devices = Devices(kind, ["/CPU:0"])
+    assert (build.resident(config, batches, devices) is not None) == is_resident
+
+
+def test_what_is_read_from_files_is_not_resident():
+    batches = dataclasses.replace(batches_of(10, 5, "none"), source=FromFiles())
+    config = small_runs.small_config(input="resident")
+    with pytest.raises(ConfigError, match="^input=resident with dataset=synthetic: "):
+        build.resident(config, batches, Devices("CPU", ["/CPU:0"]))
+
+
+def test_asynchronous_towers_draw_from_a_stream():
+    with pytest.raises(ConfigError, match="^input=resident with strategy=async_towers"):
+        Config(strategy="async_towers", input="resident")

@@ -1,0 +1,47 @@
+"""The batches of a training run, made inside the compiled step.
+
+For data sets that fit a device: the stored images lie there, and nothing is copied to
+it in a step. The batches are those of the stream.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+
+from towers.data.batches import Batch, TrainBatches
+
+# An epoch, and the orders of it and of those after it that a batch may reach.
+Orders = tuple[tf.Tensor, tf.Tensor]
+
+
+class ResidentBatches:
+    """Batches made by a device that holds all images.
+
+    Args:
+        batches: what they are; their source lies in memory.
+        device: where the images are copied to and the batches are made.
+    """
+
+    def __init__(self, batches: TrainBatches, device: str):
+        self._device = device
+        source = batches.source.copied_to(device)
+        self._batches = dataclasses.replace(batches, source=source)
+
+    def start(self, step: tf.Tensor) -> Orders:
+        """The orders that the batch of a step takes its images from.
+
+        They are handed from step to step, because to draw one costs more than a batch.
+        """
+        with tf.device(self._device):
+            epoch = self._batches.first_epoch(step)
+            return epoch, self._batches.orders(epoch)
+
+    def __call__(self, step: tf.Tensor, orders: Orders) -> tuple[Batch, Orders]:
+        """The batch of a step, int64, and the orders for the next one."""
+        with tf.device(self._device):
+            epoch, drawn = orders
+            wanted = self._batches.first_epoch(step)
+            drawn = tf.cond(
+                wanted == epoch, lambda: drawn, lambda: self._batches.orders(wanted)
+            )
+            return self._batches(step, drawn), (wanted, drawn)
