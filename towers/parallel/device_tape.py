@@ -121,6 +121,9 @@ class DeviceTape:
         """
         for target, weight in targets:
             with tf.device(target.device):
-                target.gradients.append(tf.cast(weight, target.tensor.dtype))
+                dtype = target.tensor.dtype
+                # `tf.cast` alone would round a Python number to float32 first.
+                weight = tf.convert_to_tensor(weight, dtype_hint=dtype)
+                target.gradients.append(tf.cast(weight, dtype))
         for step in reversed(self._backward):
             step()
