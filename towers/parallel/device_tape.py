@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from towers.parallel.gradients import in_dtype
+
 
 class Value:
     """A tensor on a device, as one `DeviceTape` knows it.
@@ -121,9 +123,6 @@ class DeviceTape:
         """
         for target, weight in targets:
             with tf.device(target.device):
-                dtype = target.tensor.dtype
-                # `tf.cast` alone would round a Python number to float32 first.
-                weight = tf.convert_to_tensor(weight, dtype_hint=dtype)
-                target.gradients.append(tf.cast(weight, dtype))
+                target.gradients.append(in_dtype(weight, target.tensor.dtype))
         for step in reversed(self._backward):
             step()

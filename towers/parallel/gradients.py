@@ -8,6 +8,11 @@ import tensorflow as tf
 TowerGradients = Sequence[tuple[tf.Tensor | None, str]]
 
 
+def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
+    """A scalar in a type; `tf.cast` rounds a Python number to float32 on its way."""
+    return tf.cast(tf.convert_to_tensor(number, dtype_hint=dtype), dtype)
+
+
 def shares(batch_size: int, num_towers: int) -> list[int]:
     """Images per tower; where the batch does not divide, the first take one more."""
     least, more = divmod(batch_size, num_towers)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.parallel.gradients import squared_norm
+from towers.parallel.gradients import in_dtype, squared_norm
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
 # of mixed images floats [n, num_classes].
@@ -92,10 +92,10 @@ def tower_gradients(
 
 
 def unscaled(
-    gradients: Sequence[tf.Tensor | None], loss_scale: tf.Tensor
+    gradients: Sequence[tf.Tensor | None], loss_scale: tf.Tensor | float
 ) -> list[tf.Tensor | None]:
     """The gradients divided by the factor of the loss."""
-    return [g if g is None else g / tf.cast(loss_scale, g.dtype) for g in gradients]
+    return [g if g is None else g / in_dtype(loss_scale, g.dtype) for g in gradients]
 
 
 def accumulated(
