@@ -316,10 +316,11 @@ def test_at_the_end_reads_are_over_and_no_more_begin(pixels, monkeypatch):
     reads._is_closed = False
     files = SlowFiles(png(pixels[0]))
     source = EncodedSource(files, SHAPE, Decoding(cache_mb=0))
-    batches = tf.data.Dataset.range(1000).batch(4).map(source.read, 2).prefetch(2)
+    batches = tf.data.Dataset.range(1000).batch(20).map(source.read, 2).prefetch(2)
     stream = iter(batches)
     next(stream)
-    assert files.under_way
+    while not files.under_way:  # between two reads
+        time.sleep(0.001)
     reads.close()
     num_reads = files.num_reads
     time.sleep(0.1)

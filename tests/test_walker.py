@@ -1,6 +1,5 @@
 """The walker, its tape over devices, and the split of layers (split, device_tape)."""
 
-import keras
 import networks
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from test_strategies import partition_graphs
 
 from towers import losses
 from towers.errors import ConfigError
-from towers.models import keras_settings
 from towers.models.layers import (
     BatchNormalization,
     GroupedConv2D,
@@ -46,7 +44,7 @@ def test_gradients_over_devices_are_those_of_one_tape():
         total = tape.apply(
             "/CPU:0", lambda p, s: tf.reduce_sum(tf.sin(p) + s), [back, square]
         )
-        tape.backward([(total[0], 2.0)])
+        tape.backward([(total[0], tf.constant(2.0, tf.float64))])
         return a.gradient(), b.gradient()
 
     of_a, of_b = over_devices()
@@ -65,7 +63,7 @@ def test_a_value_moves_once_and_its_gradient_comes_back_once():
         [twice] = tape.apply("/CPU:1", lambda x, y: x + y, [first, second])
         [total] = tape.apply("/CPU:1", tf.reduce_sum, [twice])
         assert len(tape.moved) == 1
-        tape.backward([(total, 1.0)])
+        tape.backward([(total, tf.constant(1.0))])
         assert len(tape.moved) == 2
         return a.gradient()
 
@@ -78,14 +76,6 @@ def test_a_value_is_not_used_where_it_is_not():
 
 
 # The split of layers.
-
-
-def model_of(*stack, shape=(8, 8, 4)):
-    with keras_settings(), tf.device("CPU:0"):
-        x = images = keras.Input(shape, name="images")
-        for layer in stack:
-            x = layer(x)
-        return keras.Model(images, x)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +92,13 @@ def model_of(*stack, shape=(8, 8, 4)):
     ],
 )
 def test_a_layer_that_cannot_be_split_is_refused_by_name(layer, reason):
-    model = model_of(layers.Conv2D(8, 1, name="conv"), layer)
+    model = networks.model_of(layers.Conv2D(8, 1, name="conv"), layer)
     with pytest.raises(ConfigError, match=reason):
         Shards(model, 4)
 
 
 def test_shards_own_slices_that_make_up_the_whole():
-    model = model_of(layers.Conv2D(10, 3, name="conv"))
+    model = networks.model_of(layers.Conv2D(10, 3, name="conv"))
     shards = Shards(model, 4)
     kernel = model.layers[-1].kernel.numpy()
     slices = [shards.slice(kernel, shard) for shard in range(4)]
@@ -120,7 +110,7 @@ def test_shards_own_slices_that_make_up_the_whole():
 
 def test_a_depthwise_convolution_is_split_unevenly_too():
     layer = GroupedConv2D(10, 3, groups=10, name="conv")
-    shards = Shards(model_of(layer, shape=(8, 8, 10)), 4)
+    shards = Shards(networks.model_of(layer, shape=(8, 8, 10)), 4)
     built = [shards.of(layer, shard) for shard in range(4)]
     assert [x.groups for x in built] == [3, 3, 2, 2]
     slices_ = [shards.slice(layer.kernel.numpy(), shard) for shard in range(4)]
@@ -145,7 +135,7 @@ ONCE = [
 @pytest.mark.parametrize("create,channels", ONCE)
 def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_shards):
     """Logits and gradients, before and after a convolution."""
-    model = model_of(
+    model = networks.model_of(
         create("first"),
         layers.Conv2D(channels, 3, padding="same", name="conv"),
         create("second"),
@@ -207,7 +197,7 @@ def test_padded_channels_move_no_more_than_they_must(
         tape.apply(y.device, lambda y, part=part: tf.reduce_sum(y * part), [y])[0]
         for y, part in zip(outputs, parts, strict=True)
     ]
-    tape.backward([(target, 1.0) for target in targets])
+    tape.backward([(target, tf.constant(1.0)) for target in targets])
     gradient = tf.concat([value.gradient() for value in values], -1)
     wanted = np.broadcast_to(upstream[before : before + channels], x.shape)
     np.testing.assert_array_equal(gradient, wanted)
@@ -274,7 +264,7 @@ def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
 
 def test_columns_that_match_the_split_need_no_transfer():
     """AlexNet's two columns: only the dense layer's inputs and the logits cross."""
-    model = model_of(
+    model = networks.model_of(
         layers.Conv2D(8, 3, padding="same", name="conv1"),
         layers.ReLU(name="relu1"),
         layers.Conv2D(8, 3, padding="same", groups=2, name="conv2"),

@@ -157,9 +157,7 @@ class AsyncTowers(TowerStrategy):
             result = self._tower_gradients(params, state, share)
             check_gradients([zip(result.gradients, self._names, strict=True)])
             decay, gradients = self._add_weight_decay(params, result.gradients)
-            total_loss = result.loss
-            if decay is not None:
-                total_loss += tf.cast(decay, total_loss.dtype)
+            total_loss = result.loss + tf.cast(decay, result.loss.dtype)
             norm = tf.sqrt(squared_norm(gradients))
             finite = tf.math.is_finite(total_loss + norm)
         with tf.device(self._parameter_device):

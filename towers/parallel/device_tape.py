@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from towers.parallel.gradients import in_dtype
-
 
 class Value:
     """A tensor on a device, as one `DeviceTape` knows it.
@@ -113,16 +111,16 @@ class DeviceTape:
             self._backward.append(backward)
         return copy
 
-    def backward(self, targets: Sequence[tuple[Value, tf.Tensor | float]]) -> None:
+    def backward(self, targets: Sequence[tuple[Value, tf.Tensor]]) -> None:
         """Leaves in every value the gradient of the weighted sum of the targets.
 
         May be called once.
 
         Args:
-            targets: scalars and their weights.
+            targets: scalars and their weights, of the same type.
         """
         for target, weight in targets:
             with tf.device(target.device):
-                target.gradients.append(in_dtype(weight, target.tensor.dtype))
+                target.gradients.append(tf.identity(weight))
         for step in reversed(self._backward):
             step()

@@ -104,9 +104,8 @@ class ModelParallel(Synchronous):
 
     def _compute(self, variables, batches):
         """Results of all groups, shard after shard, as the variables come."""
-        scale = None if self._loss_scale is None else self._loss_scale.read()
         found = self._grid_walker.gradients(
-            self._by_group(variables), batches, self._weights, scale
+            self._by_group(variables), batches, self._weights, self._read_loss_scale()
         )
         return [result for of_group in found for result in of_group]
 
@@ -143,7 +142,7 @@ class ModelParallel(Synchronous):
                 squares.append(squared_norm(gradients[0][shard]))
         with tf.device(HOST):
             norm = tf.sqrt(tf.add_n(squares))
-            decay = None if decays[0] is None else tf.add_n(decays)
+            decay = tf.add_n(decays)
         return Met(results, decay, norm, gradients, states, gradients[0])
 
     def _mean_over_groups(self, values):

@@ -30,7 +30,7 @@ class Met(NamedTuple):
 
     Attributes:
         results: [tower][shard] what was computed.
-        decay: the weight decay, a scalar, or None.
+        decay: the weight decay, a scalar.
         norm: global norm of the mean gradient, that of the weight decay included.
         gradients, states: the means, in whatever form the strategy's `_apply` takes.
         slices: the mean gradients, in one piece per parameter or, where several devices
@@ -38,7 +38,7 @@ class Met(NamedTuple):
     """
 
     results: list[list[TowerResult]]
-    decay: tf.Tensor | None
+    decay: tf.Tensor
     norm: tf.Tensor
     gradients: list
     states: list
@@ -227,7 +227,7 @@ class Synchronous(TowerStrategy):
 
     def _compute(self, variables, batches):
         """Every tower's gradients of its share of one micro-batch."""
-        scale = None if self._loss_scale is None else self._loss_scale.read()
+        scale = self._read_loss_scale()
         if self._walker is not None:
             grid = [[of_tower] for of_tower in variables]
             found = self._walker.gradients(grid, batches, self._weights, scale)
@@ -240,25 +240,24 @@ class Synchronous(TowerStrategy):
                 results.append(self._tower_gradients(params, state, share, scale))
         return results
 
+    def _read_loss_scale(self):
+        return None if self._loss_scale is None else self._loss_scale.read()
+
     def _metrics(
         self, results: Sequence[TowerResult], met: Met
     ) -> dict[str, tf.Tensor]:
         """The metrics of a step from those of its towers; on the host."""
         num_images = sum(self._sizes) * self._accumulate_steps
         loss = weighted_mean([r.loss for r in results], self._weights)
-        no_decay = tf.zeros([], loss.dtype)
-        decay = no_decay if met.decay is None else tf.cast(met.decay, loss.dtype)
-        scale = {}
-        if self._loss_scale is not None:
-            scale = {"loss_scale": self._loss_scale.read()}
+        scale = self._read_loss_scale()
         return {
             "loss": loss,
-            "total_loss": loss + decay,
+            "total_loss": loss + tf.cast(met.decay, loss.dtype),
             "tower_losses": tf.stack([r.loss for r in results]),
             "accuracy": tf.add_n([r.correct for r in results]) / num_images,
             "learning_rate": self._update.learning_rate_fn(self._step.read_value()),
             "gradient_norm": met.norm,
-            **scale,
+            **({} if scale is None else {"loss_scale": scale}),
         }
 
     def _zero_metrics(self):

@@ -117,7 +117,7 @@ class TowerStrategy(Strategy):
         )
 
     def _add_weight_decay(self, params, gradients, weight=1.0):
-        """(weight decay or None, the gradients with that of the weight decay)."""
+        """(weight decay, the gradients with that of the weight decay)."""
         return losses.add_weight_decay(
             self._model.trainable_variables, params, gradients, weight
         )

@@ -17,6 +17,7 @@ from keras import layers, tree
 from towers.models.layers import LocalResponseNormalization, PadChannels
 from towers.parallel import slices, split
 from towers.parallel.device_tape import DeviceTape, Value
+from towers.parallel.gradients import in_dtype
 from towers.parallel.tower import LossFn, TowerResult, count_correct, unscaled
 
 
@@ -116,8 +117,8 @@ class Walker:
                 return tf.reduce_mean(self._loss_fn(x, labels))
 
             [loss] = tape.apply(device, mean_loss, [logits[group]])
-            targets.append((loss, scales[group]))
             with tf.device(device):
+                targets.append((loss, in_dtype(scales[group], loss.tensor.dtype)))
                 correct = count_correct(logits[group].tensor, labels)
             group_metrics.append((loss.tensor, correct))
         tape.backward(targets)
