@@ -153,6 +153,15 @@ def oracle_batches(batches: list[dict]) -> list[tuple]:
     ]
 
 
+def model_of(*stack: layers.Layer, shape=(8, 8, 4)) -> keras.Model:
+    """A model of layers one behind the other."""
+    with keras_settings(), tf.device("CPU:0"):
+        x = images = keras.Input(shape, name="images")
+        for layer in stack:
+            x = layer(x)
+        return keras.Model(images, x)
+
+
 def stream_of(batches: list[dict]):
     """first step -> tf.data.Dataset, from a list of batches."""
     stacked = {k: np.stack([b[k] for b in batches]) for k in batches[0]}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from small_runs import NUM_TEST, NUM_TRAIN, small_config
 
 from towers import build, data, losses
@@ -205,11 +206,8 @@ def test_distortions_and_mixing_reach_the_batches(small, option, value):
     "options",
     [
         {"num_towers": 3, "batch_size": 20},
-        pytest.param({"num_towers": 2, "accumulate_steps": 2}, marks=pytest.mark.slow),
-        pytest.param(
-            {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
-            marks=pytest.mark.slow,
-        ),
+        slow({"num_towers": 2, "accumulate_steps": 2}),
+        slow({"num_towers": 2, "strategy": "model_parallel", "group_size": 2}),
     ],
 )
 def test_mixed_batches_train_the_same_however_they_are_cut(small, options):

@@ -16,6 +16,7 @@ import time
 
 import pytest
 import tensorflow as tf
+from marks import slow
 from small_runs import assert_equal_states, records
 
 from towers import checkpoints
@@ -196,9 +197,7 @@ def is_importing(program):
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="no /proc")
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_row_12_a_signal_while_tensorflow_is_imported(start, tmp_path, number):
     program = start(TRAIN, "--workdir=run", *RUN)
     program.wait_until(lambda: is_importing(program))

@@ -1,21 +1,12 @@
 """The operations that are counted over a network's layers, against formulas."""
 
-import keras
+import networks
 import pytest
 from keras import layers
 from test_models import CIFAR10, IMAGENET, MNIST, of_shapes
 
-from towers.models import keras_settings
 from towers.models.flops import flops_per_image
 from towers.models.layers import GroupedConv2D
-
-
-def model_of(*stack, shape=(9, 8, 4)):
-    with keras_settings():
-        x = images = keras.Input(shape, name="images")
-        for layer in stack:
-            x = layer(x)
-        return keras.Model(images, x)
 
 
 @pytest.mark.parametrize(
@@ -32,11 +23,11 @@ def model_of(*stack, shape=(9, 8, 4)):
     ],
 )
 def test_a_layer_multiplies_and_adds_once_per_weight_and_position(stack, expected):
-    assert flops_per_image(model_of(*stack)) == expected
+    assert flops_per_image(networks.model_of(*stack, shape=(9, 8, 4))) == expected
 
 
 def test_a_layer_that_cannot_be_counted_is_refused_by_name():
-    model = model_of(layers.DepthwiseConv2D(3, name="odd"))
+    model = networks.model_of(layers.DepthwiseConv2D(3, name="odd"))
     with pytest.raises(ValueError, match=r"odd \(DepthwiseConv2D\)"):
         flops_per_image(model)
 

@@ -191,7 +191,7 @@ def test_weight_decay_is_added_to_the_gradients_of_the_mean_loss(weight, share):
         c / 2 * np.square(p, dtype=np.float64).sum()
         for c, p in zip(coefficients, params, strict=True)
     )
-    assert (0.0 if decay is None else float(decay)) == pytest.approx(expected)
+    assert float(decay) == pytest.approx(expected)
     for c, p, g, ours in zip(coefficients, params, gradients, found, strict=True):
         np.testing.assert_allclose(ours, g + c * p / share, rtol=1e-5)
 

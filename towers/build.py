@@ -185,12 +185,11 @@ def resident(
     Raises:
         ConfigError: that was asked for, but the images do not lie in memory.
     """
-    size = num_bytes(batches.source)
+    size, is_resident = num_bytes(batches.source), config.input == "resident"
     if config.input == "auto":
         fits = size is not None and size <= MOST_RESIDENT_BYTES
-        if devices.kind != "GPU" or not fits:
-            return None
-    if config.input == "stream":
+        is_resident = devices.kind == "GPU" and fits
+    if not is_resident:
         return None
     if size is None:
         raise ConfigError(

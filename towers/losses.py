@@ -61,7 +61,7 @@ def add_weight_decay(
     params: list[tf.Tensor],
     gradients: list[tf.Tensor],
     weight: float = 1.0,
-) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """From the gradients of the mean loss to those with weight decay.
 
     Args:
@@ -71,13 +71,13 @@ def add_weight_decay(
             to count in full.
 
     Returns:
-        (weight decay or None, gradients).
+        (weight decay, gradients); it is 0 where no variable has a regulariser.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(params)
         decay = weight_decay(variables, params)
         if decay is None:
-            return None, list(gradients)
+            return tf.zeros([], params[0].dtype), list(gradients)
         in_full = decay if weight == 1 else decay / weight
     of_decay = tape.gradient(in_full, params)
     return decay, [

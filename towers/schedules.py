@@ -25,37 +25,23 @@ def constant(learning_rate: float, **_) -> Schedule:
     )
 
 
-def exponential(
-    learning_rate: float,
-    *,
-    num_examples: int,
-    decay_factor: float,
-    epochs_per_decay: float,
-    **_,
-) -> Schedule:
+def exponential(learning_rate: float, **options) -> Schedule:
     """A staircase: `decay_factor` once more every `epochs_per_decay` epochs."""
-    images_per_decay = num_examples * epochs_per_decay
-
-    def rate(images_seen):
-        stairs = tf.floor(tf.cast(images_seen, tf.float64) / images_per_decay)
-        return learning_rate * tf.constant(decay_factor, tf.float64) ** stairs
-
-    return rate
+    return _exponential(learning_rate, tf.floor, **options)
 
 
-def smooth_exponential(
-    learning_rate: float,
-    *,
-    num_examples: int,
-    decay_factor: float,
-    epochs_per_decay: float,
-    **_,
-) -> Schedule:
+def smooth_exponential(learning_rate: float, **options) -> Schedule:
     """The curve through the left edges of the stairs of `exponential`."""
+    return _exponential(learning_rate, tf.identity, **options)
+
+
+def _exponential(
+    learning_rate, stairs_of, *, num_examples, decay_factor, epochs_per_decay, **_
+):
     images_per_decay = num_examples * epochs_per_decay
 
     def rate(images_seen):
-        stairs = tf.cast(images_seen, tf.float64) / images_per_decay
+        stairs = stairs_of(tf.cast(images_seen, tf.float64) / images_per_decay)
         return learning_rate * tf.constant(decay_factor, tf.float64) ** stairs
 
     return rate

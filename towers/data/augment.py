@@ -8,6 +8,7 @@ What may be added in training is in `towers.data.distortions` and `towers.data.m
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -40,10 +41,7 @@ def none(
     deviation: Sequence[float],
 ) -> Augment:
     """Mean and deviation of the training set only."""
-
-    def evaluate(images):
-        return standardize(images, mean, deviation)
-
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
     return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
 
 
@@ -86,15 +84,13 @@ def pad_crop_flip(
     """A crop at a random place of the image padded by 4 pixels of the mean, and a flip
     (He et al. 2015, section 4.2)."""
     height, width, _ = image_shape
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
-        images = standardize(images, mean, deviation)
+        images = evaluate(images)
         edges = [PADDING, PADDING]
         images = tf.pad(images, [[0, 0], edges, edges, [0, 0]])
         return crop_and_flip(images, draw, height, width)
-
-    def evaluate(images):
-        return standardize(images, mean, deviation)
 
     return Augment(train, evaluate, image_shape)
 
@@ -113,9 +109,10 @@ def translate_flip(
             f"augment=translate_flip mirrors {TRANSLATION} pixels at the edges, but "
             f"the data set's images are {height}x{width}; choose --augment=none"
         )
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
-        images = standardize(images, mean, deviation)
+        images = evaluate(images)
         edges = [TRANSLATION, TRANSLATION]
         images = tf.pad(images, [[0, 0], edges, edges, [0, 0]], "REFLECT")
         places = tf.fill([2], 2.0 * TRANSLATION + 1)
@@ -123,9 +120,6 @@ def translate_flip(
         odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
         is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
         return windows(images, corners, is_flipped, height, width)
-
-    def evaluate(images):
-        return standardize(images, mean, deviation)
 
     return Augment(train, evaluate, image_shape)
 

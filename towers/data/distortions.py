@@ -8,7 +8,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from towers.data.augment import Augment, Draw, choose
+from towers.data.augment import Augment, choose
+from towers.data.randomness import Draw
 
 
 def extend(

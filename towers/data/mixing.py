@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from towers.data.augment import Draw, choose
+from towers.data.augment import choose
 from towers.data.distortions import rectangles
+from towers.data.randomness import Draw
 
 # (images float32 [n, height, width, channels], labels int32 [n], draw) -> (images,
 # labels float32 [n, num_classes] whose rows add up to 1).
