@@ -260,6 +260,7 @@ def main():
         dataset="cifar10" if options.data_dir else "synthetic",
         data_dir=options.data_dir,
         batch_size=options.batch_size,
+        input="stream",
         num_epochs=1000.0,
     )
     parts = build.build(settings)

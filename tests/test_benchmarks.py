@@ -2,6 +2,8 @@
 
 import importlib
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -30,3 +32,28 @@ def test_the_table_of_strategies_has_one_tower_first_and_every_strategy():
     assert {options.get("strategy", "towers") for options in found.values()} == set(
         STRATEGIES
     )
+
+
+SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments,row",
+    [
+        (f"overhead {SMALLEST} --towers=2", "| step 2 |"),
+        (f"pipeline {SMALLEST} --wait_ms=1", "| reading 2, together |"),
+        (f"strategies {SMALLEST} --device=cpu --only=replicated", "| replicated 8 |"),
+        ("recipe --config=quickstart --max_steps=2", "- test accuracy: 0."),
+    ],
+)
+def test_a_program_runs_to_its_table(arguments, row):
+    done = subprocess.run(
+        [sys.executable, "-m", *f"benchmarks.{arguments}".split()],
+        cwd=FOLDER.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert row in done.stdout, done.stderr
+    assert done.returncode == 0

@@ -185,11 +185,10 @@ def resident(
     Raises:
         ConfigError: that was asked for, but the images do not lie in memory.
     """
-    size, is_resident = num_bytes(batches.source), config.input == "resident"
-    if config.input == "auto":
-        fits = size is not None and size <= MOST_RESIDENT_BYTES
-        is_resident = devices.kind == "GPU" and fits
-    if not is_resident:
+    if config.input == "stream" or (config.input == "auto" and devices.kind != "GPU"):
+        return None
+    size = num_bytes(batches.source)
+    if config.input == "auto" and (size is None or size > MOST_RESIDENT_BYTES):
         return None
     if size is None:
         raise ConfigError(
