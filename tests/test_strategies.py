@@ -53,6 +53,10 @@ ACCUMULATE_STEPS = (1, 3)
 BATCH_SIZES = (16, 13)  # of a micro-batch
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
+# How near to 0 the input of a rectifier may come before rounding in float32 decides
+# whether it is open; the gradient jumps there.
+NEAR_ZERO = 5e-7
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -66,6 +70,7 @@ class Case:
     accumulate_steps: int
     batch_size: int
     dtype: str
+    seed: int = 0
 
     def __str__(self):
         devices = f"{self.num_towers}x{self.group_size}".removesuffix("x1")
@@ -83,7 +88,7 @@ class Case:
 
     def batches(self) -> list[dict]:
         images = self.accumulate_steps * self.batch_size
-        return networks.random_batches(NUM_STEPS, images)
+        return networks.random_batches(NUM_STEPS, images, seed=self.seed)
 
     def create_strategy(self, network):
         options = {}
@@ -169,7 +174,26 @@ def trained_state(case: Case) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", list(marked_cases()))
-def test_training_equals_the_oracle_and_one_device(case):
+def test_training_equals_the_oracle_and_one_device(case, monkeypatch):
+    """In float32 other images have to do where a rectifier's input was too near to 0."""
+    margins, relu = [], oracle.LAYERS["relu"]
+
+    def watched_relu(x):
+        margins.append(np.abs(x).min())
+        return relu(x)
+
+    monkeypatch.setitem(oracle.LAYERS, "relu", watched_relu)
+    for seed in range(3):
+        margins.clear()
+        try:
+            assert_trained_as_by_the_oracle(dataclasses.replace(case, seed=seed))
+            break
+        except AssertionError:
+            if case.dtype == "float64" or min(margins) > NEAR_ZERO or seed == 2:
+                raise
+
+
+def assert_trained_as_by_the_oracle(case):
     network, recipe = case.create_network(), case.recipe()
     expected = recipe.oracle(
         network,
