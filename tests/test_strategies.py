@@ -175,7 +175,7 @@ def trained_state(case: Case) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", list(marked_cases()))
 def test_training_equals_the_oracle_and_one_device(case, monkeypatch):
-    """In float32 other images have to do where a rectifier's input was too near to 0."""
+    """In float32, other images where the input of a rectifier came too near to 0."""
     margins, relu = [], oracle.LAYERS["relu"]
 
     def watched_relu(x):
