@@ -19,6 +19,7 @@ def get_config() -> Config:
         learning_rate=0.3,
         weight_decay=0.0005,
         schedule="one_cycle",
+        epoch_factors="",
         peak_fraction=0.3,
         num_epochs=15.0,
     )
