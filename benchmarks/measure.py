@@ -1,8 +1,10 @@
 """Timing things in turn, the machine's matrix rate, and the form of a report."""
 
+import dataclasses
 import os
 import pathlib
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.build import Parts
 from towers.data.streams import without_tuning
+from towers.parallel.devices import Devices
 
 # Products of these shapes (m, k, n); the best rate counts, because no one shape suits
 # every machine.
@@ -52,6 +56,12 @@ class StillBatches:
         return without_tuning(tf.data.Dataset.from_tensors(self._batch).repeat())
 
 
+def on_still_batch(parts: Parts) -> Parts:
+    """The same parts whose training batches are the first one for ever."""
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    return dataclasses.replace(parts, train_batches=StillBatches(batch))
+
+
 def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:
     """The best rate of plain matrix products on a device, in FLOP/s."""
     best = 0.0
@@ -68,6 +78,29 @@ def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:
                 secs = (time.perf_counter() - started) / 4
                 best = max(best, 2 * m * k * n / secs)
     return best
+
+
+class PeakMemory:
+    """How much more memory was taken at once since this was made: of the fullest GPU,
+    or of the process."""
+
+    def __init__(self, chosen: Devices):
+        self._gpus = [x.strip("/") for x in chosen.towers if chosen.kind == "GPU"]
+        for gpu in self._gpus:
+            tf.config.experimental.reset_memory_stats(gpu)
+        if not self._gpus:
+            pathlib.Path("/proc/self/clear_refs").write_text("5")
+        self._before = self._bytes("VmRSS", "current")
+
+    def more_bytes(self) -> int:
+        return self._bytes("VmHWM", "peak") - self._before
+
+    def _bytes(self, of_process, of_gpu):
+        if self._gpus:
+            infos = map(tf.config.experimental.get_memory_info, self._gpus)
+            return max(info[of_gpu] for info in infos)
+        status = pathlib.Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(rf"{of_process}:\s+(\d+)", status)[1])
 
 
 def ratios(seconds: dict[str, list[float]], name: str, base: str) -> tuple[float, ...]:

@@ -43,8 +43,7 @@ def variants(most_devices: int) -> dict[str, dict]:
 
 def create_strategies(settings, parts, chosen, options) -> dict:
     """Name -> strategy, all on the same batch."""
-    batch = parts.train_batches(tf.constant(0, tf.int64))
-    parts = dataclasses.replace(parts, train_batches=measure.StillBatches(batch))
+    parts = measure.on_still_batch(parts)
     return {
         name: build.create_strategy(
             dataclasses.replace(settings, **changes),

@@ -141,6 +141,21 @@ def wide_resnet(depth: int) -> list:
     return [*found, _norm("last_norm"), layer("relu", "last_relu"), *_last()]
 
 
+def speedrun() -> list:
+    found = [layer("conv", "whitening", padding="valid"), layer("gelu", "gelu0")]
+    for group in (1, 2, 3):
+        for place in (1, 2):
+            name = f"{group}_{place}"
+            found.append(layer("conv", f"conv{name}"))
+            if place == 1:
+                pool = {"size": 2, "stride": 2, "padding": "valid"}
+                found.append(layer("max_pool", f"pool{group}", **pool))
+            norm = {"momentum": 0.6, "epsilon": 1.001e-5}
+            found.append(layer("batch_norm", f"norm{name}", **norm))
+            found.append(layer("gelu", f"gelu{name}"))
+    return [*found, layer("global_max_pool", "pool"), layer("dense", "logits")]
+
+
 def convmixer(depth: int, channels: int) -> list:
     def active(name, inputs, **options):
         return [

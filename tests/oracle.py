@@ -433,6 +433,31 @@ def lars(
     return momentum_sgd(params, scaled, slots, rate, momentum=momentum)
 
 
+def muon(params, gradients, slots, rate, *, decay, momentum, muon_momentum=0.6):
+    """Nesterov's form with weight decay; kernels of convolutions, as matrices
+    [filters, inputs], are put on norm sqrt(filters) and moved by three steps of the
+    quintic iteration towards U V^T of their Nesterov momentum."""
+    moved, velocity = {}, {}
+    for name, param in params.items():
+        gradient, beta = gradients[name], momentum
+        if param.ndim == 4:
+            beta = muon_momentum
+        else:
+            gradient = gradient + decay.get(name, 0.0) * param
+        velocity[name] = beta * slots["velocity"][name] + gradient
+        ahead = gradient + beta * velocity[name]
+        if param.ndim == 4:
+            x = ahead.reshape(-1, param.shape[-1]).T
+            x = x / (np.linalg.norm(x) + 1e-7)
+            for _ in range(3):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+            ahead = x.T.reshape(param.shape)
+            param = param * math.sqrt(param.shape[-1]) / math.sqrt((param**2).sum())
+        moved[name] = param - rate * ahead
+    return moved, {"velocity": velocity}
+
+
 def _velocity(gradients, slots, momentum):
     old = slots["velocity"]
     return {name: momentum * old[name] + gradients[name] for name in gradients}
@@ -460,6 +485,7 @@ OPTIMIZERS = {
     "rmsprop": Optimizer(rmsprop, ("second_moment", "velocity")),
     "adamw": Optimizer(adamw, ("first_moment", "second_moment"), takes_step=True),
     "lars": Optimizer(lars, ("velocity",)),
+    "muon": Optimizer(muon, ("velocity",)),
 }
 
 

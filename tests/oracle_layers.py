@@ -161,6 +161,20 @@ def global_average_pool(x) -> Applied:
     return Applied(x.mean(axis=(1, 2)), pullback)
 
 
+def global_max_pool(x) -> Applied:
+    """Maximum over height and width: [N, H, W, C] to [N, C]; of equal ones the first
+    takes the whole gradient."""
+    flat = x.reshape(len(x), -1, x.shape[-1])
+    winner = flat.argmax(axis=1)[:, None]
+
+    def pullback(gradient):
+        of_x = np.zeros_like(flat)
+        np.put_along_axis(of_x, winner, gradient[:, None], axis=1)
+        return (of_x.reshape(x.shape),), {}
+
+    return Applied(flat.max(axis=1), pullback)
+
+
 def flatten(x) -> Applied:
     """[N, H, W, C] to [N, H * W * C]."""
     return Applied(
@@ -220,12 +234,12 @@ def local_response_norm(x, *, depth_radius, bias, alpha, beta, groups=1) -> Appl
 
 def batch_norm(
     x,
-    gamma,
     beta,
     moving_mean,
     moving_variance,
     *,
     training,
+    gamma=1.0,
     momentum=0.99,
     epsilon=1e-3,
 ) -> Applied:
@@ -278,6 +292,7 @@ LAYERS = {
     "max_pool": max_pool,
     "average_pool": average_pool,
     "global_average_pool": global_average_pool,
+    "global_max_pool": global_max_pool,
     "flatten": flatten,
     "add": add,
     "local_response_norm": local_response_norm,

@@ -3,26 +3,16 @@
 peak_memory.py STRATEGY NUM_TOWERS GROUP_SIZE
 """
 
-import dataclasses
 import json
 import pathlib
-import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-
-import tensorflow as tf
 
 from benchmarks import measure
 from towers import build
 from towers.config import Config
 from towers.parallel import devices
-
-
-def resident_bytes(field):
-    """VmRSS, or its peak VmHWM, of this process."""
-    status = pathlib.Path("/proc/self/status").read_text()
-    return 1024 * int(re.search(rf"{field}:\s+(\d+)", status)[1])
 
 
 def main(strategy, num_towers, group_size):
@@ -39,16 +29,14 @@ def main(strategy, num_towers, group_size):
     )
     chosen = devices.configure("cpu", config.num_towers)
     parts = build.build(config)
-    batch = parts.train_batches(tf.constant(0, tf.int64))
-    parts = dataclasses.replace(parts, train_batches=measure.StillBatches(batch))
+    parts = measure.on_still_batch(parts)
 
     # From here on, and not while the data were made.
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
-    before = resident_bytes("VmRSS")
+    memory = measure.PeakMemory(chosen)
     trained = build.create_strategy(config, parts, chosen)
     accounts = trained.memory()
     trained.train(3)
-    peak = resident_bytes("VmHWM") - before
+    peak = memory.more_bytes()
     accounted = sum(account.total for account in accounts)
     print(json.dumps({"peak": peak, "accounted": accounted}))
 

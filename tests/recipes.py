@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from towers import losses, optimizers, schedules
 from towers.parallel.strategy import Strategy
+from towers.update import Update
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50
@@ -40,7 +41,7 @@ class Recipe:
         """The trainer's."""
         return losses.cross_entropy(logits, labels, self.label_smoothing)
 
-    def update(self, images_per_step: int) -> optimizers.Update:
+    def update(self, images_per_step: int) -> Update:
         """The trainer's, with its schedule by the images seen."""
         schedule = schedules.create_schedule(
             "exponential",
@@ -51,7 +52,7 @@ class Recipe:
             epochs_per_decay=EPOCHS_PER_DECAY,
         )
         name = "nesterov" if self.optimizer == "nesterov" else "sgd"
-        return optimizers.Update(
+        return Update(
             optimizers.create_optimizer(name, momentum=self.momentum),
             lambda step: schedule(step * images_per_step),
             self.clip_norm,

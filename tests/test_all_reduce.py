@@ -8,6 +8,7 @@ from marks import slow
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import (
     ALGORITHMS,
+    all_average_states,
     all_reduce,
     buckets,
     check_algorithm,
@@ -58,15 +59,29 @@ def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices, pack_
 @pytest.mark.parametrize("algorithm", HERE)
 def test_weights_make_it_a_mean(algorithm, weights, pack_mb):
     values = values_of(4)
-    for of_device in values:  # counts, on which all agree
-        of_device.insert(2, np.array([7, 2**30], np.int32))
     results = run(values, algorithm=algorithm, pack_mb=pack_mb, weights=weights)
-    for place in range(len(values[0])):
+    for place in range(len(SHAPES)):
         expected = np.average(
             [v[place].astype(np.float64) for v in values], axis=0, weights=weights
         )
         for of_device in results:
-            assert of_device[place].dtype == values[0][place].dtype
+            np.testing.assert_array_equal(of_device[place], results[0][place])
+        np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_averaged_states_are_the_same_everywhere(num_devices):
+    values = values_of(num_devices)
+    for of_device in values:  # counts, on which all agree
+        of_device.append(np.array([7, 2**30], np.int32))
+    weights = [0.5, 0.3, 0.2] if num_devices == 3 else [1.0]
+    devices = [f"/CPU:{i}" for i in range(num_devices)]
+    tensors = [[tf.constant(value) for value in of_device] for of_device in values]
+    results = all_average_states(tensors, devices, weights)
+    for place, value in enumerate(values[0]):
+        expected = np.average([v[place] for v in values], axis=0, weights=weights)
+        for of_device in results:
+            assert of_device[place].dtype == value.dtype
             np.testing.assert_array_equal(of_device[place], results[0][place])
         np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-6)
 

@@ -37,6 +37,7 @@ from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.strategy import CONSISTENT_PHASES
 from towers.parallel.towers import Towers
+from towers.update import Update, moving_average
 
 WAIT_SECS = 30  # for what should come at once
 
@@ -374,7 +375,7 @@ class HastyAverages(AsyncTowers):
     def _moved(self, params):
         step = self._step.read_value()
         return [
-            optimizers.moving_average(average, param, step, self._update.ema_decay)
+            moving_average(average, param, step, self._update.ema_decay)
             for average, param in zip(self._variables.averages, params, strict=True)
         ]
 
@@ -433,7 +434,7 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
     towers = AsyncTowers(
         ones_network(),
         loss_fn=lambda logits, labels: tf.reduce_sum(logits, axis=1),
-        update=optimizers.Update(adding, lambda step: tf.constant(1.0, tf.float64)),
+        update=Update(adding, lambda step: tf.constant(1.0, tf.float64)),
         stream=networks.stream_of(num_steps * [ones]),
         batch_size=16,
         devices=[f"/CPU:{tower}" for tower in range(num_towers)],

@@ -7,12 +7,22 @@ import sys
 
 import pytest
 
-from benchmarks import strategies
+from benchmarks import scaling, strategies
 from towers.build import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-PROGRAMS = {"accuracy", "overhead", "pipeline", "recipe", "strategies"}
+PROGRAMS = {
+    "accuracy",
+    "overhead",
+    "peers",
+    "pipeline",
+    "recipe",
+    "scaling",
+    "step",
+    "strategies",
+    "time_to_accuracy",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -34,6 +44,19 @@ def test_the_table_of_strategies_has_one_tower_first_and_every_strategy():
     )
 
 
+@pytest.mark.parametrize(
+    "efficiency,lost,words",
+    [
+        (0.97, {"input": 0.02, "meeting": 0.01}, "nothing"),
+        (0.6, {"input": 0.35, "meeting": 0.05}, "the input"),
+        (0.6, {"input": 0.05, "meeting": 0.35}, "the transfer"),
+        (0.6, {"input": 0.05, "meeting": 0.05}, "too small"),
+    ],
+)
+def test_the_sentence_names_what_takes_the_most(efficiency, lost, words):
+    assert words in scaling.verdict(efficiency, lost, "GPU")
+
+
 SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
 
 
@@ -42,9 +65,17 @@ SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
     "arguments,row",
     [
         (f"overhead {SMALLEST} --towers=2", "| step 2 |"),
+        (f"peers {SMALLEST} --models=cnn", "| cnn | fit, stock layers |"),
+        (f"step {SMALLEST} --models=lenet", "| lenet | towers | float32 |"),
+        (f"scaling {SMALLEST} --towers=2", "| weak | 2 | 16 |"),
         (f"pipeline {SMALLEST} --wait_ms=1", "| reading 2, together |"),
         (f"strategies {SMALLEST} --device=cpu --only=replicated", "| replicated 8 |"),
         ("recipe --config=quickstart --max_steps=2", "- test accuracy: 0."),
+        (
+            "time_to_accuracy --config=quickstart --seeds=2 --num_epochs=0.1 "
+            "--eval_every_epochs=0.1 --warmup_epochs=0",
+            "- quickstart: plain 0.",
+        ),
     ],
 )
 def test_a_program_runs_to_its_table(arguments, row):

@@ -11,6 +11,7 @@ from small_runs import NUM_TEST, NUM_TRAIN, small_config
 
 from towers import build, data, losses
 from towers import config as configuration
+from towers.config import Config
 from towers.data.augment import AUGMENTS
 from towers.errors import ConfigError, DataError
 from towers.models import MODELS
@@ -125,7 +126,7 @@ def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
     decays = parts.update.decays
     values = [v.value for v in parts.model.trainable_variables]
     penalty = losses.weight_decay(parts.model.trainable_variables, values)
-    if optimizer in ("adamw", "lars"):
+    if optimizer in ("adamw", "lars", "muon"):
         names = [v.path for v in parts.model.trainable_variables]
         taken = dict(zip(names, decays, strict=True))
         assert taken == {"logits/kernel": 0.5, "logits/bias": 0.0}
@@ -158,6 +159,42 @@ def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
         now = Now(tf.constant(0.1), number, 0.0, tf.norm(one), tf.norm(one))
         moved.append(made.update(one, slots, one, now)[0])
     assert np.all(moved[0] != moved[1])
+
+
+def test_parameters_have_the_rates_of_the_first_pattern_that_fits(small):
+    """A constant rate of 0.5; the bias' falls to zero over two epochs of 50 images."""
+    rates = "*/bias:4:2,logits/*:3"
+    options = {"schedule": "constant", "learning_rate": 0.5, "param_rates": rates}
+    config = small_config(optimizer="muon", weight_decay=0.6, **options)
+    parts = build.build(config)
+    names = [v.path for v in parts.model.trainable_variables]
+    assert names == ["logits/kernel", "logits/bias"]
+    for step, expected in ((0, (1.5, 2.0)), (5, (1.5, 1.0)), (10, (1.5, 0.0))):
+        step = tf.constant(step, tf.int64)
+        found = tuple(float(rate_fn(step)) for rate_fn in parts.update.rate_fns)
+        assert found == pytest.approx(expected)
+        assert float(parts.update.learning_rate_fn(step)) == 0.5
+    # The decay of a step, rate times coefficient, is that of the rate itself.
+    assert parts.update.decays == pytest.approx((0.2, 0.0))
+
+
+def test_layers_that_adapt_see_images_as_the_network_gets_them():
+    """Whitened, the patches of the training images have second moments of 1."""
+    options = {"model": "speedrun", "width": 0.1, "augment": "none", "batch_size": 50}
+    parts = build.build(Config(dataset="synthetic", **options))
+    whitening = parts.model.get_layer("whitening")
+    images = parts.train_batches(tf.constant(0, tf.int64))["images"]
+    moments = np.mean(np.square(whitening(images)), axis=(0, 1, 2))
+    np.testing.assert_allclose(moments, 1, atol=0.05)
+
+
+def test_a_pattern_that_fits_no_parameter_is_refused(small):
+    with pytest.raises(
+        ConfigError, match="takes 'logit/bias': none is .*mean 'logits/b"
+    ):
+        build.build(small_config(param_rates="logit/bias:2"))
+    with pytest.raises(ConfigError, match="takes '[*]/bias': .* before it"):
+        build.build(small_config(param_rates="*:2,*/bias:3"))
 
 
 def test_the_options_of_the_schedule_reach_it(small):

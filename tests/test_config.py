@@ -43,6 +43,8 @@ OTHER = {
     "rho": (0.99, 0.95),
     "epsilon": (1e-3, 1e-8),
     "trust_coefficient": (0.02, 0.01),
+    "muon_momentum": (0.5, 0.7),
+    "param_rates": ("*/bias:2", "*/bias:2,fc1/kernel:0.5:3"),
     "weight_decay": (0.0, 1.0),
     "label_smoothing": (0.1, 0.2),
     "schedule": ("constant", "exponential"),
@@ -53,6 +55,7 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
+    "views": ("mirror", "six"),
     "input": ("resident", "stream"),
     "strategy": ("replicated", "towers"),
     "num_towers": (4, 8),
@@ -110,6 +113,7 @@ FREE = {
     "checkpoint_every_steps",
     "keep_checkpoints",
     "stuck_after_secs",
+    "views",
 }
 
 
@@ -345,6 +349,38 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
 def test_epoch_factors_are_pairs(text, pairs):
     assert config_checks.parse_epoch_factors(text) == pairs
     assert Config(epoch_factors=text).epoch_factors == text
+
+
+@pytest.mark.parametrize(
+    "text,rates",
+    [
+        ("", ()),
+        ("*/bias:2", (("*/bias", 2.0, None),)),
+        ("fc/*:0.5:3,*:1e-3", (("fc/*", 0.5, 3.0), ("*", 0.001, None))),
+    ],
+)
+def test_param_rates_are_patterns_with_one_number_or_two(text, rates):
+    assert config_checks.parse_param_rates(text) == rates
+    assert Config(param_rates=text).param_rates == text
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("*/bias", ["'*/bias' should be", "such as */bias:2"]),
+        ("*/bias:two", ["'*/bias:two' should be"]),
+        ("*/bias:1:2:3", ["'*/bias:1:2:3' should be"]),
+        ("*/bias:2,", ["'' should be"]),
+        ("*/bias:0", ["'*/bias:0' must be finite, above 0"]),
+        ("*/bias:2:-1", ["must be finite, above 0"]),
+        ("*/bias:inf", ["must be finite, above 0"]),
+        ("*/bias:nan", ["must be finite, above 0"]),
+    ],
+)
+def test_param_rates_that_are_wrong_are_refused(text, words):
+    message = refusal(param_rates=text)
+    assert message.startswith(f"param_rates={text!r}: ")
+    assert all(word in message for word in words)
 
 
 @pytest.mark.parametrize(

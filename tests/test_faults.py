@@ -286,7 +286,9 @@ def test_row_1_killed_many_times_in_a_row(start, tmp_path):
             program.wait_for("halted at saving")
         else:
             program = start(small(), *flags)
-            program.wait_for("restored step" if committed else "first step traced")
+            program.wait_for(
+                "restored step" if committed else "first step, with tracing"
+            )
             time.sleep(rng.uniform(0, 3))
         program.process.kill()
         assert program.process.wait() == -signal.SIGKILL

@@ -73,6 +73,11 @@ def convmixer():
     return 16**2 * 256 * (2 * 2 * 3 + 8 * (25 + 256)) + 256 * 10
 
 
+def speedrun():
+    convs = 31**2 * (4 * 3 * 24 + 9 * 24 * 64) + 15**2 * 9 * (64 * 64 + 64 * 256)
+    return convs + 7**2 * 9 * 2 * 256**2 + 3**2 * 9 * 256**2 + 256 * 10
+
+
 @pytest.mark.parametrize(
     "name,shape,products",
     [
@@ -85,6 +90,7 @@ def convmixer():
         ("resnet110", CIFAR10, cifar_resnet(110)),
         ("wide_resnet_28_10", CIFAR10, wide_resnet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
+        ("speedrun", CIFAR10, speedrun()),
     ],
 )
 def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, products):

@@ -163,6 +163,17 @@ def test_model_state_is_averaged_and_integers_come_from_the_first_tower():
     assert (int(count), count.dtype) == (7, tf.int64)
 
 
+@pytest.mark.parametrize("num_towers", [3, 5, 7])
+def test_states_on_which_all_agree_stay_what_they_are_to_the_bit(num_towers):
+    """A thousandfold mean of what never changes must not wander."""
+    frozen = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    weights = np.random.default_rng(1).dirichlet(np.ones(num_towers)).tolist()
+    [found] = average_states([[tf.constant(frozen)]] * num_towers, weights)
+    np.testing.assert_array_equal(found, frozen)
+    plain = weighted_mean([tf.constant(frozen)] * num_towers, weights)
+    assert np.any(plain != frozen)
+
+
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])
 def test_a_mean_keeps_its_dtype(dtype):
     tensors = [tf.constant([1.0, 2.0], dtype), tf.constant([3.0, 4.0], dtype)]

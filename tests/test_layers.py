@@ -299,7 +299,13 @@ def test_batch_normalisation_equals_the_oracle(dtype, tolerance):
     (y, gradients, new_state), operations = trained(layer, x, upstream, params, state)
     assert ("FusedBatchNormV3" in operations) == (dtype == "float32")
     done = oracle_layers.batch_norm(
-        x, *params, *state, training=True, momentum=0.9, epsilon=EPSILON
+        x,
+        *params[1:],
+        *state,
+        gamma=params[0],
+        training=True,
+        momentum=0.9,
+        epsilon=EPSILON,
     )
     of_inputs, of_params = done.pullback(upstream)
     expected = (

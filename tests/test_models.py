@@ -26,6 +26,7 @@ from towers.errors import ConfigError
 from towers.losses import cross_entropy
 from towers.models import (
     MODELS,
+    adapt,
     alexnet,
     convmixer,
     create_model,
@@ -34,9 +35,11 @@ from towers.models import (
     lenet,
     noise_shapes,
     resnet,
+    speedrun,
     wide_resnet,
 )
 from towers.models.flops import flops_per_image
+from towers.models.whitening import Whitening
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.split import Shards
 from towers.parallel.tower import tower_gradients
@@ -68,6 +71,8 @@ TABLE = {
     ("wide_resnet_28_10", *MNIST): (36_478_906, 8_028_398_592),
     ("convmixer_256_8", *CIFAR10): (594_186, 296_227_840),
     ("convmixer_256_8", *MNIST): (592_138, 225_997_824),
+    ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
+    ("speedrun", *MNIST): (1_962_120, 164_621_888),
 }
 
 # What the papers say, in millions: table 6 of He et al. 2015; Zagoruyko and Komodakis
@@ -216,7 +221,7 @@ def test_any_width_gives_a_network(name, width):
     kernels = [
         (x.kernel.shape[-1], y.kernel.shape[-1])
         for x, y in zip(model.layers, first.layers, strict=True)
-        if hasattr(x, "kernel")
+        if hasattr(x, "kernel") and not isinstance(x, Whitening)
     ]
     for channels, whole in kernels[:-1]:
         assert channels == pytest.approx(whole * width, abs=1.5)
@@ -224,7 +229,8 @@ def test_any_width_gives_a_network(name, width):
 
 
 @pytest.mark.parametrize(
-    "name,size", [("lenet", 14), ("alexnet", 15), ("convmixer_256_8", 2)]
+    "name,size",
+    [("lenet", 14), ("alexnet", 15), ("convmixer_256_8", 2), ("speedrun", 9)],
 )
 def test_images_that_are_too_small_are_refused(name, size):
     of_shapes(name, (size, size, 3), 10, NARROW)
@@ -290,6 +296,13 @@ def test_a_network_depends_on_its_arguments_alone(name):
     assert policies == {"float32"}
 
 
+def drawn_filters(values):
+    """Those of speedrun's convolutions that do not hand an input on, and its head."""
+    filters = {k: v[..., v.shape[2] :] for k, v in values.items() if v.ndim == 4}
+    drawn = {k: v for k, v in filters.items() if v.size and k != "whitening/kernel"}
+    return drawn | {"logits/kernel": values["logits/kernel"]}
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_seed_draws_every_kernel_anew(name):
     drawn = {}
@@ -298,6 +311,9 @@ def test_another_seed_draws_every_kernel_anew(name):
         again, drawn[seed] = drawn.get(seed), arrays(narrow(name))
     first, second = drawn[0], drawn[1]
     kernels = [path for path in first if path.endswith("/kernel")]
+    if name == "speedrun":  # whose other kernels are an identity or come from the data
+        first, second, again = map(drawn_filters, (first, second, again))
+        kernels = list(first)
     assert kernels
     for path in kernels:
         np.testing.assert_array_equal(again[path], first[path])
@@ -305,11 +321,58 @@ def test_another_seed_draws_every_kernel_anew(name):
         assert abs(correlation) < 5 / np.sqrt(first[path].size), path
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "cnn"])
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in ("cnn", "speedrun")])
 def test_all_kernels_decay_and_nothing_else(name):
     model = of_shapes(name, *CIFAR10, NARROW, decay=0.1)
     for variable in model.trainable_variables:
         assert (variable.regularizer is not None) == (variable.name == "kernel")
+
+
+def test_what_muon_leaves_to_momentum_decays_in_speedrun():
+    for variable in of_shapes("speedrun", *CIFAR10, decay=0.1).trainable_variables:
+        is_filter = len(variable.shape) == 4
+        assert (variable.regularizer is None) == is_filter, variable.path
+
+
+def test_convolutions_of_speedrun_begin_by_handing_their_inputs_on():
+    model = create("speedrun", (32, 32, 3), width=0.25)
+    images = np.random.default_rng(0).normal(size=(2, 31, 31, 24)).astype(np.float32)
+    first = model.get_layer("conv1_1")
+    assert first.kernel.shape == (3, 3, 24, 16)
+    np.testing.assert_array_equal(first(images), images[..., :16])
+    wider = model.get_layer("conv2_1")
+    outputs = wider(images[..., :16])
+    np.testing.assert_allclose(outputs[..., :16], images[..., :16], rtol=1e-6)
+    others = wider.kernel.numpy()[..., 16:]
+    assert np.std(others) == pytest.approx(uniform_deviation(others), rel=0.05)
+    head = model.get_layer("logits").kernel.numpy()
+    assert np.std(head) == pytest.approx(1 / 64, rel=0.1)
+
+
+def test_whitening_makes_patches_independent_of_each_other():
+    """Second moments of the outputs: one matrix of ones on the diagonal and, for the
+    negated filters, its negative."""
+    rng = np.random.default_rng(0)
+    smooth = rng.normal(size=(200, 9, 11, 3)).cumsum(axis=1).cumsum(axis=2)
+    images = (smooth / smooth.std()).astype(np.float32)
+    model = create("speedrun", (9, 11, 3), width=NARROW)
+    adapt(model, lambda: images)
+    own = model.get_layer("whitening")
+    assert not own.kernel.trainable and own.bias.trainable
+    outputs = own(images).numpy().reshape(-1, 24).astype(np.float64)
+    moments = outputs.T @ outputs / len(outputs)
+    half = moments[:12, :12]
+    np.testing.assert_allclose(half, np.diag(np.diag(half)), atol=1e-5)
+    assert np.all(np.diag(half) < 1 + 1e-5) and np.diag(half)[-1] > 0.99
+    signs = np.block([[half, -half], [-half, half]])
+    np.testing.assert_allclose(moments, signs, atol=1e-5)
+    before = own.kernel.numpy()
+    adapt(model, lambda: images)
+    np.testing.assert_array_equal(own.kernel, before)
+
+
+def test_images_are_read_only_for_layers_that_want_them():
+    adapt(of_shapes("resnet20", *CIFAR10, NARROW), lambda: pytest.fail("read"))
 
 
 def he_deviation(kernel):
@@ -360,7 +423,12 @@ def test_initial_kernels_have_the_deviation_of_their_paper(
 
 @pytest.mark.parametrize(
     "name,precision",
-    [*(("cnn", x) for x in PRECISIONS), ("convmixer_256_8", "bfloat16")],
+    [
+        *(("cnn", x) for x in PRECISIONS),
+        ("convmixer_256_8", "bfloat16"),
+        ("speedrun", "bfloat16"),
+        ("speedrun", "float16"),
+    ],
 )
 def test_parameters_are_float32_in_every_precision(name, precision):
     model = create(name, width=NARROW, precision=precision)
@@ -516,6 +584,13 @@ SMALL = {
         1.0,
         {"depth": 1, "channels": 8},
     ),
+    "speedrun": (
+        described.speedrun(),
+        speedrun.create_model,
+        (17, 18, 3),
+        1 / 32,
+        {},
+    ),
 }
 
 
@@ -560,8 +635,7 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
         [tf.constant(v) for v in network.state.values()],
         {k: v if k == "labels" else v.astype(np.float64) for k, v in batch.items()},
     )
-    # GELU has a constant that TensorFlow rounds to float32.
-    tolerance = 1e-6 if name.startswith("convmixer") else 1e-9
+    tolerance = 1e-9
     assert result.loss.numpy() == pytest.approx(expected.loss, rel=tolerance)
     for path, ours in zip(network.params, result.gradients, strict=True):
         theirs = expected.gradients[path]

@@ -15,20 +15,14 @@ from towers import config_checks
 from towers.config import Config
 from towers.errors import ConfigError
 from towers.losses import take_weight_decay
-from towers.optimizers import (
-    OPTIMIZERS,
-    Now,
-    Update,
-    clip_by_global_norm,
-    create_optimizer,
-    moving_average,
-)
+from towers.optimizers import OPTIMIZERS, Now, create_optimizer, orthogonalized
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
+from towers.update import Update, clip_by_global_norm, moving_average
 
-SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": ()}
-DECAYS = {"kernel": 0.2}
+SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
+DECAYS = {"kernel": 0.2, "filters": 0.2}
 NUM_STEPS = 6
 
 
@@ -83,7 +77,8 @@ CASES = {
         keras.optimizers.AdamW,
         {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "weight_decay": 0.2},
     ),
-    # Keras has no LARS.
+    # Keras' Muon scales its steps in another way, and it has no LARS.
+    "muon": Case("muon", MOMENTUM | {"muon_momentum": 0.5}, "muon", None, {}),
     "lars": Case("lars", MOMENTUM | {"trust_coefficient": 0.1}, "lars", None, {}),
 }
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -162,7 +157,9 @@ def test_at_a_constant_rate_the_params_are_those_of_keras(name):
     variables = [keras.Variable(p, dtype="float32") for p in random_arrays(0)]
     optimizer = case.keras(learning_rate=0.125, **case.keras_hyper)
     if case.decays():
-        optimizer.exclude_from_weight_decay(var_list=variables[1:])
+        decayed = zip(variables, SHAPES, strict=True)
+        kept = [variable for variable, name in decayed if name not in case.decays()]
+        optimizer.exclude_from_weight_decay(var_list=kept)
     for step in range(NUM_STEPS):
         gradients = [tf.constant(g, tf.float32) for g in random_arrays(100 + step)]
         optimizer.apply(gradients, variables)
@@ -185,10 +182,9 @@ def test_under_a_schedule_the_rate_stays_outside_the_slots(case):
         assert_close(of_slot, expected[name], rtol=1e-12, atol=1e-14)
 
 
-@each_case
-def test_elementwise_means_that_a_slice_can_be_updated_alone(case):
-    optimizer = case.create()
-    assert optimizer.elementwise
+@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].create().elementwise])
+def test_elementwise_means_that_a_slice_can_be_updated_alone(name):
+    optimizer = CASES[name].create()
     rng = np.random.default_rng(0)
     param, gradient, slot = (tf.constant(rng.random(size=(6, 4))) for _ in range(3))
     slots = {name: slot for name in optimizer.slots}
@@ -218,6 +214,52 @@ def test_only_who_takes_the_decay_reads_it(case):
     assert differs == case.create().takes_decay
 
 
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (12, 12)])
+def test_orthogonalized_has_the_singular_vectors_and_values_near_one(shape):
+    """With more steps than Muon takes, whatever the singular values were."""
+    matrix = np.random.default_rng(0).normal(size=shape)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    found = orthogonalized(tf.constant(matrix), 6).numpy()
+    diagonal = left.T @ found @ right.T
+    assert values.max() / values.min() > 1.5
+    np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-9)
+    assert np.all((np.diag(diagonal) > 0.65) & (np.diag(diagonal) < 1.25))
+
+
+def test_muon_is_refused_where_kernels_are_split():
+    assert not create_optimizer("muon", momentum=0.9).elementwise
+    network = networks.residual_network()
+    recipe = TakingRecipe(optimizer="muon", hyper=MOMENTUM)
+    with pytest.raises(ConfigError, match="optimizer=muon with strategy=model_par"):
+        Config(optimizer="muon", strategy="model_parallel")
+    with pytest.raises(ConfigError, match="needs whole parameters"):
+        create_strategy(
+            ModelParallel,
+            network,
+            recipe,
+            networks.random_batches(1, 4),
+            2,
+            group_size=2,
+        )
+
+
+def test_every_parameter_has_its_own_rate():
+    """A third of the rate, and one that ends after two steps."""
+    fns = [lambda step: constant_rate(step) / 3, falling_rate]
+    fns.append(lambda step: tf.where(step < 2, constant_rate(step), 0.0))
+    update = create_update(CASES["sgd"], constant_rate)
+    own = dataclasses.replace(update, rate_fns=(fns[0], constant_rate, fns[1], fns[2]))
+    moved = [a - b for a, b in zip(run(update)[0], random_arrays(0), strict=True)]
+    found = [a - b for a, b in zip(run(own)[0], random_arrays(0), strict=True)]
+    np.testing.assert_allclose(found[0], moved[0] / 3, rtol=1e-12)
+    np.testing.assert_array_equal(found[1], moved[1])
+    gradients = [random_arrays(100 + step) for step in range(NUM_STEPS)]
+    fallen = -sum(0.5**step * g[2] for step, g in enumerate(gradients))
+    np.testing.assert_allclose(found[2], fallen, rtol=1e-12)
+    ended = -0.125 * (gradients[0][3] + gradients[1][3])
+    np.testing.assert_allclose(found[3], ended, rtol=1e-12)
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     "option,value",
@@ -228,17 +270,19 @@ def test_only_who_takes_the_decay_reads_it(case):
         ("rho", 0.5),
         ("epsilon", 0.5),
         ("trust_coefficient", 0.5),
+        ("muon_momentum", 0.5),
     ],
 )
 def test_options_are_called_ignored_where_they_change_no_step(name, option, value):
     settings = {"optimizer": name, "momentum": 0.9, option: value}
     lines = config_checks.ignored_options(Config(**settings))
     is_ignored = any(line.startswith(f"{option}=") for line in lines)
-    kernels = []
+    found = []
     for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):
         update = Update(create_optimizer(name, **hyper), constant_rate)
-        kernels.append(run(update, num_steps=2)[0][0])
-    assert np.any(kernels[0] != kernels[1]) == (not is_ignored)
+        params = run(update, num_steps=2)[0]
+        found.append(np.concatenate([np.ravel(param) for param in params]))
+    assert np.any(found[0] != found[1]) == (not is_ignored)
 
 
 # Norms.
@@ -456,6 +500,7 @@ class TakingRecipe(Recipe):
     [
         ("adamw", Towers, 2, {}),
         ("lars", ModelParallel, 2, {"group_size": 2}),
+        ("muon", Replicated, 3, {}),
         slow("lars", ModelParallel, 4, {"group_size": 2}),
         slow("lars", Towers, 3, {}),
         slow("lars", Replicated, 3, {}),

@@ -106,6 +106,7 @@ GRADIENT_CASES = {
         {"size": 3, "stride": 1, "padding": "valid"},
     ),
     "global_average_pool": (layers.global_average_pool, [X], {}, {}),
+    "global_max_pool": (layers.global_max_pool, [DISTINCT], {}, {}),
     "flatten": (layers.flatten, [X], {}, {}),
     "add": (layers.add, [X, DISTINCT, 2.0 * X], {}, {}),
     "gelu": (layers.gelu, [2.0 * X], {}, {}),

@@ -87,10 +87,12 @@ def test_the_first_call_of_a_start_is_not_timed():
     watch = Stopwatch()
     watch.add(1, 30.0)
     assert (watch.timed_steps, watch.timed_secs, watch.train_secs) == (0, 0.0, 30.0)
+    assert watch.start_secs == watch.last_start_secs == 30.0
     assert watch.lap() is None
     assert watch.steps_in(2.0) == 1
     watch.add(10, 5.0)
     assert (watch.timed_steps, watch.timed_secs, watch.train_secs) == (10, 5.0, 35.0)
+    assert watch.start_secs == 30.0
 
 
 def test_a_lap_is_the_speed_and_the_wait_since_the_last_one():
@@ -127,8 +129,10 @@ def test_a_stopwatch_goes_on_after_a_restart_and_warms_up_again():
     watch.add(1, 30.0)
     watch.add(10, 5.0)
     again = Stopwatch(**dataclasses.asdict(watch))
+    assert again.steps_in(2.0) == 1
     again.add(1, 30.0)
     assert (again.timed_steps, again.timed_secs, again.train_secs) == (10, 5.0, 65.0)
+    assert again.start_secs == 60.0
     assert again.lap() is None
     assert again.steps_in(2.0) == 4
     again.add(10, 1.0)

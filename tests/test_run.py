@@ -1,4 +1,7 @@
-"""A run that starts from another one's parameters."""
+"""A run under way: how it is saved, and begun with another one's parameters."""
+
+import dataclasses
+import time
 
 import keras
 import numpy as np
@@ -100,3 +103,61 @@ def test_a_folder_without_a_checkpoint_or_with_nothing_that_fits_is_refused(
         CheckpointError, match=r"nothing in .* fits; params/last/kernel"
     ):
         train(small_config(init_from=str(workdir)), tmp_path / "b")
+
+
+# Checkpoints are written while training goes on.
+
+
+def num_records(workdir):
+    path = workdir / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def saves_as(monkeypatch, save):
+    """Replaces what writes: save(original, folder, step, state, trainer_state)."""
+    original = checkpoints.save
+    monkeypatch.setattr(
+        checkpoints, "save", lambda *args: save(lambda: original(*args), args[1])
+    )
+
+
+def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """What is written is the snapshot of its step, and not what came later."""
+    small_runs.use(monkeypatch)
+
+    def slow_save(write, step):
+        patience = time.monotonic() + 60
+        while step == 5 and num_records(tmp_path / "slow") < 9:
+            assert time.monotonic() < patience, "training waits for the writing"
+            time.sleep(0.01)
+        write()
+
+    saves_as(monkeypatch, slow_save)
+    config = small_config(checkpoint_every_steps=5, log_every_steps=1)
+    train(config, tmp_path / "slow")
+    written = checkpoints.restore_step(tmp_path / "slow" / "checkpoints", 5)
+    until_then = train(dataclasses.replace(config, max_steps=5), tmp_path / "short")
+    for name, value in until_then.items():
+        np.testing.assert_array_equal(written.tensors[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("failing", [2, 10])
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(
+    tmp_path, monkeypatch, failing
+):
+    def full_disk(write, step):
+        if step == failing:
+            raise CheckpointError(f"cannot save step {step}: the disk is full")
+        write()
+
+    small_runs.use(monkeypatch)
+    saves_as(monkeypatch, full_disk)
+    with pytest.raises(CheckpointError, match=f"cannot save step {failing}"):
+        train(small_config(checkpoint_every_steps=2), tmp_path)
+    steps = checkpoints.list_steps(tmp_path / "checkpoints")
+    assert failing not in steps
+    if failing == 10:
+        assert steps[-1] == 8
+    monkeypatch.undo()
+    small_runs.use(monkeypatch)
+    assert train(small_config(checkpoint_every_steps=2), tmp_path)["step"] == 10

@@ -22,7 +22,7 @@ from recipes import (
     create_strategy,
 )
 
-from towers import checkpoints, optimizers
+from towers import checkpoints, update
 from towers.errors import NumericError
 from towers.parallel import slices
 from towers.parallel.model_parallel import ModelParallel
@@ -539,7 +539,7 @@ class ShortAllReduce:
 class NormOfItsOwn:
     """Broken on purpose: every device clips by the norm of what it owns."""
 
-    class Update(optimizers.Update):
+    class Update(update.Update):
         def __call__(self, step, norm, params, slots, averages, gradients, *others):
             norm = tf.linalg.global_norm(gradients)
             return super().__call__(

@@ -21,12 +21,14 @@ ENTRY_POINTS = sorted(ROOT.glob("run_*.py"))
 FLOORS = {
     "towers": -1,
     "errors": 0,
+    "background": 1,
     "config_checks": 1,
     "rhythm": 1,
     "config": 2,
     "losses": 2,
     "schedules": 2,
-    "optimizers": 2,
+    "optimizers": 1,
+    "update": 2,
     "data": 2,
     "models": 2,
     "parallel": 3,
@@ -56,13 +58,21 @@ ROOMS = {
         {"__main__"},
     ],
     "models": [
-        {"flops", "layers", "sizes"},
-        {"blocks"},
-        {"alexnet", "cnn", "convmixer", "lenet", "resnet", "wide_resnet"},
+        {"activations", "layers", "sizes", "whitening"},
+        {"blocks", "flops"},
+        {"alexnet", "cnn", "convmixer", "lenet", "resnet", "speedrun", "wide_resnet"},
         {"__init__"},
     ],
     "parallel": [
-        {"coordinator", "device_tape", "devices", "gradients", "loss_scale", "memory"},
+        {
+            "coordinator",
+            "device_tape",
+            "devices",
+            "gradients",
+            "loss_scale",
+            "memory",
+            "views",
+        },
         {"all_reduce", "slices", "split", "strategy", "tower", "variables"},
         {"tower_strategy", "walker"},
         {"synchronous"},
@@ -76,7 +86,14 @@ ONLY = {
     # Wrong flags are refused before the four seconds that TensorFlow takes.
     "config_flags": {"errors", "config", "config_checks"},
     # It knows no model, no data set and no Config; of layers only how to split them.
-    "parallel": {"errors", "losses", "optimizers", "models.layers"},
+    "parallel": {
+        "errors",
+        "losses",
+        "optimizers",
+        "update",
+        "models.activations",
+        "models.layers",
+    },
 }
 
 # Config is unpacked here; lower floors take plain keyword arguments.
@@ -92,6 +109,7 @@ READERS_OF_CONFIG = {
 
 # Modules whose tests lie in another file than test_<module>.py, and why.
 GROUPED = {
+    "update.py": "test_optimizers",  # every optimizer is tested inside of it
     "__init__.py": "test_config_flags",  # how a command starts
     "config_checks.py": "test_config",  # what a Config refuses
     "banner.py": "test_train",  # what a run says and saves is seen in a run
@@ -113,6 +131,8 @@ GROUPED = {
     "models/lenet.py": "test_models",
     "models/resnet.py": "test_models",
     "models/sizes.py": "test_models",
+    "models/speedrun.py": "test_models",
+    "models/whitening.py": "test_models",
     "models/wide_resnet.py": "test_models",
     "parallel/__init__.py": "test_structure",  # a table
     # Strategies meet one contract, and one file of tests asks it of all of them.
@@ -198,7 +218,8 @@ def test_modules_import_lower_floors_only(name):
     "module,source",
     [
         ("towers.errors", "from towers import config"),
-        ("towers.losses", "from towers import optimizers"),
+        ("towers.losses", "from towers import update"),
+        ("towers.optimizers", "from towers import update"),
         ("towers.losses", "def f():\n    import towers.parallel.tower"),
         ("towers.data.augment", "from towers.data import batches"),
         ("towers.data.augment", "from towers.data.tfds import download"),

@@ -41,7 +41,7 @@ def test_durations_are_words(secs, words):
 def test_the_log_line_says_where_the_run_stands():
     record = {"step": 400, "epoch": 1.024, "loss": 1.23456, "learning_rate": 0.05}
     timed = {"images_per_sec": 12345.6, "input_wait_percent": 3.14159}
-    assert log_line(record | timed, 1600, 100.0) == (
+    assert log_line(record | timed, 1600, 100.0, 2.5) == (
         "step 400/1600 (25.0%)  epoch 1.02  loss 1.2346  learning rate 0.05  "
         "12,346 images/s  input wait 3.1%  12 s left"
     )
@@ -49,8 +49,9 @@ def test_the_log_line_says_where_the_run_stands():
 
 def test_the_log_line_names_no_speed_before_one_is_known():
     record = {"step": 1, "epoch": 0.01, "loss": 2.3, "learning_rate": 1e-5}
-    line = log_line(record, 1000, None)
+    line = log_line(record, 1000, None, 12.34)
     assert line.startswith("step 1/1000 (0.1%)") and "1e-05" in line
+    assert line.endswith("  first step, with tracing and compiling: 12.3 s")
     assert "images/s" not in line and "left" not in line
 
 

@@ -276,6 +276,23 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
         assert result["test_loss"] == pytest.approx(last[f"test_loss{suffix}"])
 
 
+def test_views_are_reported_beside_the_images(tmp_path, capfd):
+    config = small_config(**EVALUATED, views="six")
+    train(config, tmp_path)
+    last = records(tmp_path)[-1]
+    assert re.search(r"test accuracy .* averaged\); 0\.\d+ by views=six\n", told(capfd))
+    for use_ema, suffix in ((False, ""), (True, "_averaged")):
+        result = evaluate(config, tmp_path, use_ema=use_ema)
+        assert result["test_accuracy_views"] == last[f"test_accuracy_views{suffix}"]
+        assert "; 0." in told(capfd)
+    plain = evaluate(with_changes(config, views="plain"), tmp_path)
+    assert "test_accuracy_views" not in plain and "views" not in told(capfd)
+
+
+def told(capfd):
+    return capfd.readouterr().out
+
+
 def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
     train(small_config(checkpoint_every_steps=2, keep_checkpoints=2), tmp_path)
     assert saved_steps(tmp_path) == [8, 10]
@@ -737,8 +754,11 @@ def test_row_12_a_signal_saves_and_the_same_command_continues(
     assert message.startswith(f"stopped by {number.name}: ")
     assert message.endswith("; the same command continues")
     if steps:
-        (step,) = saved_steps(tmp_path)
-        assert step in steps
+        first, *others = saved_steps(tmp_path)
+        assert first in steps
+        # Training goes on while a checkpoint is written.
+        assert bool(others) == (place == "saving")
+        step = others[-1] if others else first
         assert f"step {step} of 10 is saved in {tmp_path}" in message
     else:
         assert saved_steps(tmp_path) == []

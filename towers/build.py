@@ -1,27 +1,34 @@
 """From a Config to its parts. Lower floors take plain arguments and know no Config."""
 
 import dataclasses
+import fnmatch
 import functools
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers import data, losses, models, optimizers, schedules
 from towers.config import Config
-from towers.config_checks import parse_epoch_factors
+from towers.config_checks import nearest, parse_epoch_factors, parse_param_rates
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
-from towers.data.sources import DataSet, Source, num_bytes
-from towers.errors import ConfigError
+from towers.data.sources import DataSet, Source, Subset, num_bytes
+from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
-from towers.parallel.strategy import Strategy
+from towers.parallel.strategy import Strategy, variable_names
+from towers.parallel.views import VIEWS
+from towers.update import RateFn, Update
 
 # Of images on a GPU that are not asked for by name; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
+
+# That layers with a state from the data look at, as in the public speedruns.
+NUM_ADAPT_IMAGES = 5000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Parts:
     augment: Augment
     validation: tuple[str, Source]
     model: keras.Model
-    update: optimizers.Update
+    update: Update
     num_examples: int
     total_steps: int
 
@@ -94,6 +101,7 @@ def build(config: Config) -> Parts:
         seed=config.seed,
     )
     num_examples = train_source.num_examples
+    models.adapt(model, lambda: _some_images(train_source, augment))
     images = config.num_epochs * num_examples
     return Parts(
         data=found,
@@ -114,7 +122,17 @@ def build(config: Config) -> Parts:
     )
 
 
-def _update(config: Config, num_examples: int, model: keras.Model) -> optimizers.Update:
+def _some_images(source: Source, augment: Augment) -> np.ndarray:
+    """Training images as the network sees them in an evaluation, from all over."""
+    count = min(source.num_examples, NUM_ADAPT_IMAGES)
+    places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
+    with data_errors_of_tensorflow():
+        batches = evaluation_stream(Subset(source, places), augment, batch_size=50)
+        images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
+    return np.concatenate(images)
+
+
+def _update(config: Config, num_examples: int, model: keras.Model) -> Update:
     schedule = schedules.create_schedule(
         config.schedule,
         config.learning_rate,
@@ -134,17 +152,57 @@ def _update(config: Config, num_examples: int, model: keras.Model) -> optimizers
         rho=config.rho,
         epsilon=config.epsilon,
         trust_coefficient=config.trust_coefficient,
+        muon_momentum=config.muon_momentum,
     )
+    factors, own_schedules = _param_rates(config, num_examples, model, schedule)
     decays = ()
     if optimizer.takes_decay:
-        decays = losses.take_weight_decay(model.trainable_variables)
-    return optimizers.Update(
+        # A parameter of a higher rate is not to decay faster.
+        taken = losses.take_weight_decay(model.trainable_variables)
+        decays = tuple(d / f for d, f in zip(taken, factors, strict=True))
+    by_step = {s: _by_step(s, config.images_per_step) for s in own_schedules}
+    return Update(
         optimizer=optimizer,
-        learning_rate_fn=lambda step: schedule(step * config.images_per_step),
+        learning_rate_fn=_by_step(schedule, config.images_per_step),
         clip_norm=config.clip_norm,
         ema_decay=config.ema_decay,
         decays=decays,
+        rate_fns=tuple(by_step[s] for s in own_schedules) if config.param_rates else (),
     )
+
+
+def _by_step(schedule: schedules.Schedule, images_per_step: int) -> RateFn:
+    return lambda step: schedule(step * images_per_step)
+
+
+def _param_rates(config, num_examples, model, schedule):
+    """Per parameter the factor on its learning rate, and its schedule."""
+    names = variable_names(model.trainable_variables)
+    rates = parse_param_rates(config.param_rates)
+    of_name = {
+        name: next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
+        for name in names
+    }
+    for rate in rates:
+        if rate not in of_name.values():
+            raise ConfigError(
+                f"param_rates: no parameter of model={config.model} takes "
+                f"{rate.pattern!r}: none is called so, or all that are fit a pattern "
+                f"before it; {nearest(rate.pattern, names)}the first are "
+                + ", ".join(names[:5])
+            )
+    own = {
+        rate: schedules.linear(
+            rate.factor * config.learning_rate,
+            num_examples=num_examples,
+            num_epochs=rate.epochs,
+        )
+        if rate.epochs
+        else schedules.scaled(schedule, rate.factor)
+        for rate in rates
+    }
+    factors = [rate.factor if rate else 1.0 for rate in of_name.values()]
+    return factors, [own[rate] if rate else schedule for rate in of_name.values()]
 
 
 def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
@@ -172,6 +230,7 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
         devices=devices.towers,
+        views=VIEWS[config.views],
         compile_towers=config.compile == "xla",
         **_strategy_options(config, parts, devices),
     )

@@ -38,8 +38,9 @@ MODELS = (
     "resnet110",
     "wide_resnet_28_10",
     "convmixer_256_8",
+    "speedrun",
 )
-OPTIMIZERS = ("sgd", "nesterov", "rmsprop", "adamw", "lars")
+OPTIMIZERS = ("sgd", "nesterov", "rmsprop", "adamw", "lars", "muon")
 SCHEDULES = (
     "constant",
     "exponential",
@@ -49,6 +50,7 @@ SCHEDULES = (
     "linear",
     "one_cycle",
 )
+VIEWS = ("plain", "mirror", "six")
 INPUTS = ("auto", "stream", "resident")
 COMPILERS = ("none", "xla")
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -142,7 +144,8 @@ class Config:
     augment: str = _option(
         "tutorial",
         "Augmentation: none, tutorial (random 24x24 crop, flip, brightness, contrast, "
-        "standardised per image), pad_crop_flip (pad 4, crop, flip).",
+        "standardised per image), pad_crop_flip (pad 4, crop, flip), translate_flip "
+        "(2 pixels, mirrored edges; alternating flips).",
         choices=AUGMENTS,
     )
     color_jitter: float = _option(
@@ -201,8 +204,9 @@ class Config:
     # Optimisation.
     optimizer: str = _option(
         "sgd",
-        "sgd (with --momentum, if any, as a heavy ball), nesterov, rmsprop, adamw, or "
-        "lars (layer-wise rates, for large batches).",
+        "sgd (with --momentum, if any, as a heavy ball), nesterov, rmsprop, adamw, "
+        "lars (layer-wise rates, for large batches), or muon (orthogonalised momentum "
+        "for convolutions, nesterov for the rest).",
         choices=OPTIMIZERS,
     )
     learning_rate: float = _option(0.1, "Initial, or highest, learning rate.", above=0)
@@ -221,6 +225,9 @@ class Config:
         "Beside the root in adamw's denominator, under it in rmsprop's.",
         above=0,
     )
+    muon_momentum: float = _option(
+        0.6, "Momentum of the convolutions with muon.", at_least=0, below=1
+    )
     trust_coefficient: float = _option(
         0.001,
         "With lars, the length of a kernel's step at rate 1 over that of the kernel.",
@@ -228,12 +235,19 @@ class Config:
     )
     weight_decay: float = _option(
         0.004,
-        "Weight decay: this times half the sum of squares of the kernels that the "
-        "network marks is added to the loss; adamw and lars apply it in their update.",
+        "Weight decay: this times half the sum of squares of the parameters that the "
+        "network marks, kernels as a rule, is added to the loss; adamw, lars and muon "
+        "(not to convolutions) apply it in their update.",
         at_least=0,
     )
     label_smoothing: float = _option(
         0.0, "Probability spread evenly over all classes.", at_least=0, below=1
+    )
+    param_rates: str = _option(
+        "",
+        "Factors on the learning rate of parameters by name, the first pattern that "
+        "fits, such as '*/bias:2'; with another number, 'stem/bias:2:3', that rate "
+        "falls linearly to zero over so many epochs.",
     )
     schedule: str = _option(
         "exponential",
@@ -396,6 +410,14 @@ class Config:
     )
     eval_every_epochs: float = _option(
         1.0, "Epochs between evaluations; 0 evaluates none.", at_least=0, free=True
+    )
+    views: str = _option(
+        "plain",
+        "What an evaluation reports beside the accuracy on the images: that of the "
+        "mean logits with the mirrored image (mirror), or with images moved by a pixel "
+        "as well (six).",
+        choices=VIEWS,
+        free=True,
     )
     checkpoint_every_secs: float = _option(
         600.0,

@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from towers.errors import ConfigError
 
@@ -17,11 +17,12 @@ from towers.errors import ConfigError
 TFDS = "tfds:"
 
 # Optimizers whose steps are as long, however long the gradients are.
-SCALE_FREE = ("rmsprop", "adamw", "lars")
+SCALE_FREE = ("rmsprop", "adamw", "lars", "muon")
 
 # Options -> the optimizers or schedules that read them.
 _READ_BY_OPTIMIZERS = {
-    ("momentum",): ("sgd", "nesterov", "rmsprop", "lars"),
+    ("momentum",): ("sgd", "nesterov", "rmsprop", "lars", "muon"),
+    ("muon_momentum",): ("muon",),
     ("beta1", "beta2"): ("adamw",),
     ("rho",): ("rmsprop",),
     ("epsilon",): ("rmsprop", "adamw"),
@@ -80,6 +81,7 @@ def check_together(config: Any) -> None:
             "schedule=piecewise with epoch_factors='': set --epoch_factors, such as "
             "30:0.1,60:0.01"
         )
+    parse_param_rates(config.param_rates)
     if config.num_towers > config.batch_size:
         raise ConfigError(
             f"batch_size={config.batch_size} with num_towers={config.num_towers}: "
@@ -89,6 +91,11 @@ def check_together(config: Any) -> None:
         raise ConfigError(
             f"num_towers={config.num_towers} with group_size={config.group_size}: the "
             "groups do not divide the towers"
+        )
+    if config.strategy == "model_parallel" and config.optimizer == "muon":
+        raise ConfigError(
+            "optimizer=muon with strategy=model_parallel: its steps need whole "
+            "kernels, which no device holds; choose another --optimizer or --strategy"
         )
     if config.strategy == "async_towers" and config.accumulate_steps > 1:
         raise ConfigError(
@@ -173,6 +180,45 @@ def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
         pairs.append((epoch, factor))
         before = epoch
     return tuple(pairs)
+
+
+class ParamRate(NamedTuple):
+    """What the learning rate of some parameters is.
+
+    Attributes:
+        pattern: of their names, such as `conv*/kernel`.
+        factor: on the learning rate.
+        epochs: where given, their rate follows no schedule but falls linearly to zero
+            over so many epochs.
+    """
+
+    pattern: str
+    factor: float
+    epochs: float | None = None
+
+
+def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
+    """'*/bias:2,stem/kernel:0.1:3' -> their ParamRates; nothing for an empty text.
+
+    Raises:
+        ConfigError: it is written in another way, or a number is not above 0.
+    """
+    found = []
+    for part in text.split(",") if text else []:
+        pattern, *numbers = part.split(":")
+        try:
+            rate = ParamRate(pattern, *map(float, numbers))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"param_rates={text!r}: {part!r} should be a pattern, a factor and, if "
+                "any, a number of epochs, such as */bias:2 or stem/kernel:0.1:3"
+            ) from None
+        if not all(0 < number < math.inf for number in rate[1:] if number is not None):
+            raise ConfigError(
+                f"param_rates={text!r}: the numbers of {part!r} must be finite, above 0"
+            )
+        found.append(rate)
+    return tuple(found)
 
 
 def ignored_options(config: Any) -> list[str]:

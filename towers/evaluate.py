@@ -17,9 +17,13 @@ from towers.summaries import Board, say
 def accuracy(
     strategy: Strategy, batches: Iterable, use_averages: bool
 ) -> dict[str, float]:
-    """Counts of the strategy's `evaluate`, with "accuracy" and the mean "loss"."""
+    """Counts of the strategy's `evaluate`, with "accuracy" and the mean "loss", and
+    "accuracy_views" where it has views."""
     counts = strategy.evaluate(batches, use_averages)
-    return {
+    of_views = {}
+    if "correct_views" in counts:
+        of_views["accuracy_views"] = counts["correct_views"] / counts["images"]
+    return of_views | {
         "accuracy": counts["correct"] / counts["images"],
         "loss": counts["loss"] / counts["images"],
         "correct": int(counts["correct"]),
@@ -90,12 +94,18 @@ def evaluate(
             with data_errors_of_tensorflow():
                 counts = accuracy(strategy, stream, use_ema)
             result = _result(checkpoint, counts)
-            kind = "test_accuracy_averaged" if use_ema else "test_accuracy"
-            board.scalars(checkpoint.step, {kind: counts["accuracy"]})
+            suffix = "_averaged" if use_ema else ""
+            scalars = {f"test_accuracy{suffix}": counts["accuracy"]}
+            of_views = ""
+            if "accuracy_views" in counts:
+                accuracy_views = counts["accuracy_views"]
+                scalars[f"test_accuracy_views{suffix}"] = accuracy_views
+                of_views = f"; {accuracy_views:.4f} by views={config.views}"
+            board.scalars(checkpoint.step, scalars)
             folder.write(folder.result, json.dumps(result, indent=2) + "\n")
             say(
                 f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
-                f"({counts['correct']} of {counts['images']})"
+                f"({counts['correct']} of {counts['images']}){of_views}"
             )
         if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
             return result
@@ -139,7 +149,8 @@ def _result(checkpoint, counts):
     trainer_state = checkpoint.trainer_state
     timed_secs = trainer_state["timed_secs"]
     images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
-    return {
+    of_views = {f"test_{k}": v for k, v in counts.items() if k == "accuracy_views"}
+    return of_views | {
         "step": checkpoint.step,
         "images": trainer_state["images_seen"],
         "test_accuracy": counts["accuracy"],
@@ -147,6 +158,7 @@ def _result(checkpoint, counts):
         "test_images": counts["images"],
         "test_loss": counts["loss"],
         "train_secs": trainer_state["train_secs"],
+        "start_secs": trainer_state.get("start_secs"),
         "images_per_sec": trainer_state["timed_steps"] * images_per_step / timed_secs
         if timed_secs
         else None,

@@ -77,14 +77,17 @@ class Stopwatch:
         train_secs: all of it, over every start of the run.
         timed_steps, timed_secs: the steps whose speed counts, and their time. The first
             call of each start does not: it traces and compiles the step.
+        start_secs: time of those first calls.
     """
 
     train_secs: float = 0.0
     timed_steps: int = 0
     timed_secs: float = 0.0
+    start_secs: float = 0.0
 
     def __post_init__(self):
         self._is_warm = False
+        self.last_start_secs = 0.0
         self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
         self._lap: Lap | None = None
 
@@ -98,6 +101,9 @@ class Stopwatch:
             self._lap_steps += num_steps
             self._lap_secs += secs
             self._lap_wait_secs += input_wait_secs
+        if not self._is_warm:
+            self.start_secs += secs
+            self.last_start_secs = secs
         self._is_warm = True
 
     def lap(self) -> Lap | None:
@@ -110,7 +116,8 @@ class Stopwatch:
         return self._lap
 
     def steps_in(self, secs: float) -> int:
-        """How many steps fill so much time; at least 1, and 1 until that is known."""
-        if not self.timed_secs:
+        """How many steps fill so much time; at least 1, and 1 until that is known and
+        the first step of this start is taken."""
+        if not (self.timed_secs and self._is_warm):
             return 1
         return max(1, int(secs * self.timed_steps / self.timed_secs))

@@ -7,6 +7,7 @@ import numpy as np
 
 from towers import build, checkpoints, config_checks
 from towers import config as configuration
+from towers.background import Background
 from towers.config import Config
 from towers.errors import CheckpointError, ConfigError
 from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
@@ -24,7 +25,7 @@ class Run:
         last_step: where it ends: the schedule's last step, or max_steps before it.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
-        saved_step, saved_at: step and time of the last checkpoint.
+        saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         unfinished: the record of the last step until it is evaluated and written; a
             run that was stopped meanwhile begins with that.
     """
@@ -34,6 +35,7 @@ class Run:
     parts: build.Parts
     strategy: Strategy
     watchdog: Watchdog
+    background: Background
     last_step: int
     step: int = 0
     best: dict | None = None
@@ -44,7 +46,8 @@ class Run:
 
 
 def save(run: Run) -> None:
-    """Saves the state, unless the last checkpoint holds it already."""
+    """Takes a snapshot of the state, unless the last checkpoint holds it already, and
+    has it written in the background."""
     state = run.watchdog.run(
         lambda: settled_state(run.strategy),
         progress=run.strategy.progress,
@@ -61,11 +64,15 @@ def save(run: Run) -> None:
         "config": dataclasses.asdict(run.config),
         **dataclasses.asdict(run.stopwatch),
     }
-    folder = run.folder.checkpoints
-    checkpoints.save(folder, run.step, state, trainer_state)
+    folder, step = run.folder.checkpoints, run.step
     best_step = run.best["step"] if run.best else None
-    checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
-    run.saved_step, run.saved_at = run.step, time.monotonic()
+
+    def write():
+        checkpoints.save(folder, step, state, trainer_state)
+        checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
+
+    run.background.submit(write)
+    run.saved_step, run.saved_at = step, time.monotonic()
 
 
 def restore(run: Run) -> None:
@@ -85,7 +92,7 @@ def restore(run: Run) -> None:
     stored = checkpoint.trainer_state
     run.best, run.unfinished = stored["best"], stored.get("unfinished")
     run.stopwatch = Stopwatch(
-        **{field.name: stored[field.name] for field in dataclasses.fields(Stopwatch)}
+        **{f.name: stored.get(f.name, f.default) for f in dataclasses.fields(Stopwatch)}
     )
     say(f"restored step {run.step} from {checkpoint.path}")
 

@@ -120,6 +120,11 @@ def one_cycle(
     return rate
 
 
+def scaled(schedule: Schedule, factor: float) -> Schedule:
+    """A factor times another schedule."""
+    return lambda images_seen: factor * schedule(images_seen)
+
+
 def _share_done(images_seen, num_images):
     return tf.minimum(tf.cast(images_seen, tf.float64) / num_images, 1.0)
 

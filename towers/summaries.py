@@ -18,7 +18,7 @@ def say(line: str) -> None:
     what it says is in `metrics.jsonl` as well.
     """
     try:
-        print(line, flush=True)
+        print(f"{line}\n", end="", flush=True)  # in one piece, from any thread
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")
 
@@ -34,7 +34,10 @@ def duration(secs: float) -> str:
 
 
 def log_line(
-    record: Mapping[str, float], last_step: int, steps_per_sec: float | None
+    record: Mapping[str, float],
+    last_step: int,
+    steps_per_sec: float | None,
+    start_secs: float,
 ) -> str:
     """The line of a step.
 
@@ -43,9 +46,10 @@ def log_line(
             "images_per_sec" and "input_wait_percent".
         last_step: where the run ends.
         steps_per_sec: for the time left; None until it is known.
+        start_secs: what the first call took.
     """
     step = record["step"]
-    speed = "first step traced"
+    speed = f"first step, with tracing and compiling: {start_secs:.1f} s"
     if steps_per_sec:
         left = duration((last_step - step) / steps_per_sec)
         speed = (

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from towers import build, checkpoints, config_checks
 from towers import config as configuration
+from towers.background import Background
 from towers.banner import start_banner
 from towers.config import Config
 from towers.errors import (
+    CheckpointError,
     DataError,
     NumericError,
     Preempted,
@@ -83,7 +85,8 @@ def train(
             Watchdog(stuck_after_secs=config.stuck_after_secs, say=say)
         )
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
-        run = Run(config, folder, parts, strategy, watchdog, last_step)
+        background = stack.enter_context(Background(say))
+        run = Run(config, folder, parts, strategy, watchdog, background, last_step)
 
         # Restore.
         if overwrite:
@@ -104,9 +107,13 @@ def train(
         except Preempted:
             pass  # a call was left behind, the parameters being a finished step's
         except (NumericError, DataError):
-            save(run)  # the parameters are those before the bad step
+            try:
+                save(run)  # the parameters are those before the bad step
+            except CheckpointError as earlier:
+                say(str(earlier))
             raise
         save(run)
+        background.wait()
         if watchdog.stopped_by and (run.step < last_step or run.unfinished):
             saved = f"step {run.step} of {last_step} is saved in {folder.path}"
             raise Preempted(
@@ -141,6 +148,7 @@ def train_loop(run: Run) -> None:
 
     while run.step < run.last_step and not run.watchdog.stopped_by:
         # Train.
+        run.background.check()
         num_steps = min(
             rhythm.next_due(run.step) - run.step,
             run.last_step - run.step,
@@ -176,7 +184,8 @@ def train_loop(run: Run) -> None:
                 board.histograms(step, {"updates": staleness}, "staleness")
                 staleness.clear()
             record |= metrics
-            say(log_line(record, run.last_step, lap and lap.steps_per_sec))
+            speed, start_secs = lap and lap.steps_per_sec, stopwatch.last_start_secs
+            say(log_line(record, run.last_step, speed, start_secs))
             board.scalars(step, metrics)
         if rhythm.summarizes(step):
             board.histograms(step, _params(strategy.state()), "params")
@@ -232,10 +241,15 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
         suffix = "_averaged" if use_averages else ""
         record[f"{split}_accuracy{suffix}"] = counts["accuracy"]
         record[f"{split}_loss{suffix}"] = counts["loss"]
+        if "accuracy_views" in counts:
+            record[f"{split}_accuracy_views{suffix}"] = counts["accuracy_views"]
     board.scalars(run.step, record)
     raw = f"{record[f'{split}_accuracy']:.4f}"
     averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
-    say(f"step {run.step}: {split} accuracy {raw}{averaged}")
+    of_views = ""
+    if "accuracy_views" in counts:
+        of_views = f"; {counts['accuracy_views']:.4f} by views={run.config.views}"
+    say(f"step {run.step}: {split} accuracy {raw}{averaged}{of_views}")
     if split == "test":
         return record, False
     is_best = run.best is None or counts["accuracy"] > run.best["accuracy"]

@@ -8,11 +8,21 @@ that a network marks.
 import contextlib
 import functools
 import zlib
+from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from towers.models import alexnet, cnn, convmixer, lenet, resnet, wide_resnet
+from towers.models import (
+    alexnet,
+    cnn,
+    convmixer,
+    lenet,
+    resnet,
+    speedrun,
+    wide_resnet,
+)
 
 MODELS = {
     "cnn": cnn.create_model,
@@ -29,11 +39,12 @@ MODELS = {
         wide_resnet.create_model, depth=28, widening=10
     ),
     "convmixer_256_8": functools.partial(convmixer.create_model, channels=256, depth=8),
+    "speedrun": speedrun.create_model,
 }
 
 IMAGES = "images"
 
-_POLICIES = {
+POLICIES = {
     "float32": "float32",
     "float64": "float64",
     "bfloat16": "mixed_bfloat16",
@@ -67,7 +78,7 @@ def create_model(
         A Functional model from images [n, *image_shape] (and one noise tensor per
         dropout layer) to logits [n, num_classes].
     """
-    with keras_settings(_POLICIES[precision]), tf.device("CPU:0"):
+    with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
         model = MODELS[name](
             image_shape=image_shape,
             num_classes=num_classes,
@@ -115,6 +126,17 @@ def initialize(model: keras.Model, seed: int) -> None:
             layer.kernel.shape, layer.kernel.dtype
         )
         layer.kernel.assign(drawn)
+
+
+def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
+    """Lets layers whose state comes from the data, such as whitening, see training
+    images [n, *image_shape], as the network gets them; `images` is called only where
+    there is such a layer."""
+    layers = [layer for layer in model.layers if hasattr(layer, "adapt")]
+    if layers:
+        seen = images()
+        for layer in layers:
+            layer.adapt(seen)
 
 
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 import keras
 from keras import layers
 
+from towers.models.activations import Gelu
 from towers.models.blocks import classifier, normalization, uniform
 from towers.models.layers import GroupedConv2D
 from towers.models.sizes import check_image_size, scaled
@@ -33,7 +34,7 @@ def create_model(
     channels = scaled(channels, width)
 
     def active(layer, x):
-        x = layers.Activation("gelu", name=f"{layer.name}_gelu")(layer(x))
+        x = Gelu(name=f"{layer.name}_gelu")(layer(x))
         return normalization(x, f"{layer.name}_norm")
 
     settings = {

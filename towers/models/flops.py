@@ -5,6 +5,8 @@ import math
 import keras
 from keras import layers
 
+from towers.models.whitening import Whitening
+
 # Layers without products of inputs and parameters, or with a few per channel.
 UNCOUNTED = (layers.BatchNormalization,)
 
@@ -23,7 +25,7 @@ def flops_per_image(model: keras.Model) -> int:
 
 
 def _flops(layer):
-    if isinstance(layer, layers.Conv2D | layers.Dense):
+    if isinstance(layer, layers.Conv2D | layers.Dense | Whitening):
         # A kernel of a grouped convolution has the inputs of one group only.
         positions = math.prod(layer.output.shape[1:-1])
         return 2 * positions * math.prod(layer.kernel.shape)

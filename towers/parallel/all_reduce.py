@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.parallel.gradients import average_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +159,7 @@ def all_reduce(
         tensors: per device a list of tensors, of the same shapes and types on each.
         devices: one device name per list.
         weights: per device what its tensors count, adding up to 1 for a mean; the sum
-            by default. Tensors that are not floats have no mean: of them, on which the
-            devices agree, the first device's are handed out.
+            by default.
         algorithm: a key of ALGORITHMS.
         pack_mb: tensors are packed into buffers of at most so many megabytes, or of one
             larger tensor, because few large copies are cheaper than many small ones; 0
@@ -176,24 +176,34 @@ def all_reduce(
     # Equal weights wait for the sum: one pass over it in place of one on each device.
     equal = len(set(weights)) == 1
     wire = Wire(dtype, weights[0] if equal else 1.0)
-    is_mean = set(weights) != {1.0}
     results = [[None] * len(tensors[0]) for _ in devices]
     for bucket in buckets(tensors[0], pack_mb):
         packed = [
             _packed([of_device[i] for i in bucket], device)
             for of_device, device in zip(tensors, devices, strict=True)
         ]
-        if is_mean and not packed[0].dtype.is_floating:
-            sums = _hand_out(packed[0], devices, packed[0].dtype)
-        else:
-            if not equal:
-                packed = _weighted(packed, devices, weights)
-            sums = ALGORITHMS[algorithm](packed, devices, wire)
+        if not equal:
+            packed = _weighted(packed, devices, weights)
+        sums = ALGORITHMS[algorithm](packed, devices, wire)
         for result, total, device in zip(results, sums, devices, strict=True):
             shapes = [tensors[0][i].shape for i in bucket]
             for i, tensor in zip(bucket, _unpacked(total, shapes, device), strict=True):
                 result[i] = tensor
     return results
+
+
+def all_average_states(
+    states: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    weights: Sequence[float],
+) -> list[list[tf.Tensor]]:
+    """`average_states`, computed on the first device and copied to all of them.
+
+    Never narrowed: statistics would no longer move once a change is below a rounding.
+    """
+    with tf.device(devices[0]):
+        averaged = average_states(states, weights)
+    return [[_to(tensor, device) for tensor in averaged] for device in devices]
 
 
 def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import ConfigError
-from towers.parallel.all_reduce import all_reduce
+from towers.parallel.all_reduce import all_average_states, all_reduce
 from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.tower_strategy import HOST
@@ -134,8 +134,10 @@ class ModelParallel(Synchronous):
             decays.append(decay)
 
         # Groups meet shard by shard.
-        gradients = self._mean_over_groups(gradients)
-        states = self._mean_over_groups([[r.state for r in g] for g in results])
+        gradients = self._over_groups(all_reduce, gradients)
+        states = self._over_groups(
+            all_average_states, [[r.state for r in g] for g in results]
+        )
         squares = []
         for shard, device in enumerate(self._grid[0]):
             with tf.device(device):
@@ -145,13 +147,13 @@ class ModelParallel(Synchronous):
             decay = tf.add_n(decays)
         return Met(results, decay, norm, gradients, states, gradients[0])
 
-    def _mean_over_groups(self, values):
+    def _over_groups(self, mean, values):
         """The image-weighted mean of each shard's tensors, [group][shard]."""
         means = [[] for _ in self._grid]
         for shard in range(len(self._grid[0])):
             devices = [group[shard] for group in self._grid]
             tensors = [of_group[shard] for of_group in values]
-            reduced = all_reduce(tensors, devices, weights=self._weights)
+            reduced = mean(tensors, devices, weights=self._weights)
             for of_group, tensors in zip(means, reduced, strict=True):
                 of_group.append(tensors)
         return means

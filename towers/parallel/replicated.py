@@ -2,7 +2,8 @@
 
 In each step every device computes the gradients of its share of the batch with its own
 copy of the parameters, the gradients are all-reduced, and every copy updates itself. As
-all copies see the same sums, bit for bit, they stay the same.
+all copies see the same sums, bit for bit, they stay the same. (Where an update itself
+adds up, as Muon's does, the first copy makes it and hands it on.)
 
 Elsewhere: the from-scratch multi-GPU chapter of Dive into Deep Learning (its
 `get_params`, `split_and_load`, `allreduce`, `train_batch` are here), MirroredStrategy,
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
-from towers.parallel.all_reduce import all_reduce, check_algorithm
+from towers.parallel.all_reduce import all_average_states, all_reduce, check_algorithm
 from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.variables import Variables
@@ -97,8 +98,9 @@ class Replicated(Synchronous):
 
         # The gradients meet on every device.
         gradients = self._all_reduce(gradients, **self._reduction)
-        # Narrowed statistics would no longer move once a change is below a rounding.
-        states = self._all_reduce([r.state for r in results])
+        states = all_average_states(
+            [r.state for r in results], self._devices, self._weights
+        )
         with tf.device(self._devices[0]):
             # Once for all: a sum may round differently on another device.
             norm = tf.sqrt(squared_norm(gradients[0]))
@@ -110,12 +112,16 @@ class Replicated(Synchronous):
         with tf.device(self._devices[0]):
             # Once for all, as the norm.
             squares = self._update.squares(self._replicas[0].params, met.gradients[0])
-        assignments = []
+        assignments, updated = [], None
         for tower, replica in enumerate(self._replicas):
             with tf.device(self._devices[tower]):
-                updated = self._update(
-                    step, met.norm, *replica.read(), met.gradients[tower], squares
-                )
+                if updated is None or self._update.optimizer.elementwise:
+                    updated = self._update(
+                        step, met.norm, *replica.read(), met.gradients[tower], squares
+                    )
+                else:  # sums again: the first copy's are handed on
+                    params, slots, _ = updated
+                    updated = params, slots, []
                 assignments += replica.assign(*updated, met.states[tower])
         return assignments
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from towers.errors import ConfigError
+from towers.models.activations import Gelu
 from towers.models.layers import (
     Dropout,
     GroupedConv2D,
@@ -35,6 +36,7 @@ CHANNELWISE = (
     layers.BatchNormalization,
     layers.Add,
     Dropout,
+    Gelu,
 )
 
 # Activation functions that treat every element by itself.
@@ -115,7 +117,8 @@ class Shards:
             return [layer] * self.num_shards
         raise ConfigError(
             f"group_size={self.num_shards}: layer {layer.name} "
-            f"({type(layer).__name__}) cannot be split by channels"
+            f"({type(layer).__name__}) cannot be split by channels; choose another "
+            "--model or --strategy"
         )
 
     def _split_outputs(self, layer, field):

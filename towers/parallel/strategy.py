@@ -61,7 +61,9 @@ class Strategy(abc.ABC):
         """Counts over batches with "weights", on all devices.
 
         Returns:
-            "correct" and "images", whole numbers, and "loss", the sum over the images.
+            "correct" and "images", whole numbers, and "loss", the sum over the images;
+            "correct_views" where the strategy was given views: by the mean of their
+            logits.
         """
 
     @abc.abstractmethod

@@ -6,6 +6,7 @@ a tower evaluates with (`_logits`), and how it trains.
 """
 
 import abc
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
@@ -13,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers import losses
-from towers.optimizers import Update
 from towers.parallel.gradients import shares, split_batch
 from towers.parallel.memory import Account, create_accounts
 from towers.parallel.strategy import Strategy, variable_names
@@ -24,6 +24,8 @@ from towers.parallel.tower import (
     tower_logits,
 )
 from towers.parallel.variables import Variables
+from towers.parallel.views import View
+from towers.update import Update
 
 HOST = "/CPU:0"
 
@@ -38,6 +40,7 @@ class TowerStrategy(Strategy):
         stream: first step -> the batches of all steps from there on.
         batch_size: images over all towers.
         devices: one device name per tower.
+        views: what an evaluation looks at beside the images themselves.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
     """
@@ -51,12 +54,14 @@ class TowerStrategy(Strategy):
         stream: Callable[[int], tf.data.Dataset],
         batch_size: int,
         devices: Sequence[str],
+        views: Sequence[View] = (),
         compile_towers: bool = False,
     ):
         self._model = model
         self._loss_fn = loss_fn
         self._update = update
         self._stream = stream
+        self._views = views
         self._devices = list(devices)
         self._sizes = shares(batch_size, len(devices))
         self._weights = [size / batch_size for size in self._sizes]
@@ -135,11 +140,32 @@ class TowerStrategy(Strategy):
         counts = []
         shares_of_towers = split_batch(batch, sizes)
         logits = self._logits(shares_of_towers, use_averages)
+        of_views = self._logits_of_views(shares_of_towers, use_averages, logits)
         for tower, share in enumerate(shares_of_towers):
             with tf.device(self._devices[tower]):
                 counts.append(tower_counts(self._loss_fn, logits[tower], share))
+                if self._views:
+                    seen = tower_counts(self._loss_fn, of_views[tower], share)
+                    counts[-1]["correct_views"] = seen["correct"]
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def _logits_of_views(self, batches, use_averages, of_plain):
+        """Every tower's mean logits over the views, given those of the plain image."""
+        totals = [0.0] * len(batches)
+        for weight, view in self._views:
+            logits = of_plain
+            if view is not None:
+                seen = []
+                for tower, batch in enumerate(batches):
+                    with tf.device(self._devices[tower]):
+                        seen.append(dict(batch) | {"images": view(batch["images"])})
+                logits = self._logits(seen, use_averages)
+            for tower, of_view in enumerate(logits):
+                with tf.device(self._devices[tower]):
+                    wide = tf.cast(of_view, tf.float64)  # half width has no room
+                    totals[tower] += weight * wide
+        return totals
 
     def _logits_of_whole(self, batches, fetch):
         """`_logits` of towers that hold a whole network each.
@@ -160,12 +186,11 @@ class TowerStrategy(Strategy):
     ) -> dict[str, float]:
         if use_averages and not self._update.ema_decay:
             raise ValueError("this run keeps no moving averages: its ema_decay is 0")
-        totals = {"correct": 0.0, "images": 0.0, "loss": 0.0}
+        totals = collections.Counter(correct=0.0, images=0.0, loss=0.0)
         for batch in batches:
             counts = self._evaluate_batch(dict(batch), use_averages)
-            for name, value in counts.items():
-                totals[name] += float(value)
-        return totals
+            totals.update({name: float(value) for name, value in counts.items()})
+        return dict(totals)
 
     # The canonical state.
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from towers.optimizers import Slots, Update
+from towers.optimizers import Slots
+from towers.update import Update
 
 
 class Variables:

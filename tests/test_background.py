@@ -1,0 +1,82 @@
+"""Jobs run one at a time, beside their owner, and their errors are not lost."""
+
+import threading
+
+import pytest
+
+from towers.background import Background
+from towers.errors import CheckpointError
+
+
+def fail():
+    raise CheckpointError("the disk is full")
+
+
+def test_the_owner_goes_on_and_the_next_job_waits():
+    seen, may_end = [], threading.Event()
+
+    def slow_job():
+        assert may_end.wait(30)
+        seen.append("first")
+
+    with Background() as background:
+        background.submit(slow_job)
+        background.check()  # waits for nothing
+        assert seen == []
+        threading.Timer(0.05, may_end.set).start()
+        background.submit(lambda: seen.append("second"))
+        assert seen[0] == "first"
+        background.wait()
+        assert seen == ["first", "second"]
+
+
+def test_the_end_waits_for_the_last_job():
+    seen, may_end = [], threading.Event()
+    threading.Timer(0.05, may_end.set).start()
+    with Background() as background:
+        background.submit(lambda: may_end.wait(30) and seen.append("done"))
+    assert seen == ["done"]
+
+
+@pytest.mark.parametrize("call", ["submit", "wait", "check", "leave"])
+def test_an_error_is_raised_by_the_next_call_and_once(call):
+    failed, begun = threading.Event(), []
+
+    def fail_and_say():
+        try:
+            fail()
+        finally:
+            failed.set()
+
+    with pytest.raises(CheckpointError, match="disk is full"):
+        with Background() as background:
+            background.submit(fail_and_say)
+            assert failed.wait(30)
+            if call == "check":
+                while True:  # the thread has a little to do after the job
+                    background.check()
+            elif call == "submit":
+                background.submit(lambda: begun.append(True))
+            elif call == "wait":
+                background.wait()
+    background.wait()
+    assert begun == ([True] if call == "submit" else [])
+
+
+def test_an_error_at_the_end_does_not_hide_why_it_ends():
+    said = []
+    with pytest.raises(KeyError, match="the reason"):
+        with Background(said.append) as background:
+            background.submit(fail)
+            raise KeyError("the reason")
+    assert said == ["the disk is full"]
+
+
+def test_a_job_that_never_ends_does_not_hold_up_an_error(monkeypatch):
+    monkeypatch.setattr("towers.background._LATE_SECS", 0.05)
+    released = threading.Event()
+    with pytest.raises(KeyError, match="the reason"):
+        with Background() as background:
+            background.submit(released.wait)
+            raise KeyError("the reason")
+    released.set()

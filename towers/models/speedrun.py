@@ -1,0 +1,106 @@
+"""The network of the fastest trainings on CIFAR-10 (Jordan 2024, arXiv:2404.00498)."""
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from towers.models.activations import Gelu
+from towers.models.blocks import uniform
+from towers.models.layers import BatchNormalization
+from towers.models.sizes import check_image_size, scaled
+from towers.models.whitening import Whitening
+
+WHITENING_SIZE = 2
+SMALLEST_IMAGE = 9  # one pixel is left after the last pool
+
+
+def create_model(
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    width: float,
+    regularizer: keras.regularizers.Regularizer | None,
+) -> keras.Model:
+    """Whitened patches, then three groups of two convolutions; 1,971,352 trained
+    parameters and 288 frozen ones at 32x32x3 and 10 classes.
+
+    A group is convolution, pool, normalisation, GELU, convolution, normalisation, GELU.
+    Normalisations have offsets and no scales. What is marked for decay is what Muon
+    leaves to momentum: offsets, the bias of the whitening, and the head.
+
+    The authors divide the logits by the number of features and begin with a head of
+    deviation 1; here the head itself begins so much smaller. Unlike theirs the bias of
+    the whitening begins with 0, epsilon is the smallest that the fast kernel takes, and
+    moving variances are the biased ones.
+
+    Raises:
+        ConfigError: the images are too small for three pools.
+    """
+    check_image_size("speedrun", image_shape, at_least=SMALLEST_IMAGE)
+
+    def group(x, number, filters):
+        for place in (1, 2):
+            name = f"conv{number}_{place}"
+            x = layers.Conv2D(
+                filters,
+                3,
+                padding="same",
+                use_bias=False,
+                kernel_initializer=PartlyIdentity(),
+                name=name,
+            )(x)
+            if place == 1:
+                x = layers.MaxPooling2D(2, name=f"pool{number}")(x)
+            x = BatchNormalization(
+                momentum=0.6,
+                epsilon=1.001e-5,
+                scale=False,
+                beta_regularizer=regularizer,
+                name=f"norm{number}_{place}",
+            )(x)
+            x = Gelu(name=f"gelu{number}_{place}")(x)
+        return x
+
+    images = keras.Input(image_shape, name="images")
+    x = Whitening(WHITENING_SIZE, bias_regularizer=regularizer, name="whitening")(
+        images
+    )
+    x = Gelu(name="gelu0")(x)
+    for number, filters in enumerate((64, 256, 256), start=1):
+        x = group(x, number, scaled(filters, width))
+    x = layers.GlobalMaxPooling2D(name="pool")(x)  # 3x3 of 32x32 images
+    deviation = 1 / x.shape[-1]
+    logits = layers.Dense(
+        num_classes,
+        use_bias=False,
+        kernel_initializer=keras.initializers.RandomUniform(
+            -(3**0.5) * deviation, 3**0.5 * deviation
+        ),
+        kernel_regularizer=regularizer,
+        name="logits",
+    )(x)
+    return keras.Model(images, logits, name="speedrun")
+
+
+@keras.saving.register_keras_serializable("towers")
+class PartlyIdentity(keras.initializers.Initializer):
+    """Kernels [height, width, inputs, filters] whose first filters hand the inputs on,
+    each its own (Dirac); the others are uniform within 1 / sqrt(fan in)."""
+
+    def __init__(self, seed: int | None = None):
+        self.seed = seed
+
+    def __call__(self, shape, dtype=None):
+        height, width, inputs, filters = shape
+        settings = uniform().get_config() | {"seed": self.seed}
+        drawn = type(uniform()).from_config(settings)(shape, dtype)
+        handed_on = min(inputs, filters)
+        centre = tf.scatter_nd(
+            [[height // 2, width // 2, i, i] for i in range(handed_on)],
+            tf.ones([handed_on], drawn.dtype),
+            [height, width, inputs, handed_on],
+        )
+        return tf.concat([centre, drawn[..., handed_on:]], axis=-1)
+
+    def get_config(self):
+        return {"seed": self.seed}
