@@ -13,6 +13,7 @@ from keras import layers
 
 from towers import data, losses, models, train
 from towers.config import Config
+from towers.data import streams
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
 from towers.models.layers import Dropout
@@ -164,6 +165,7 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
 
     cross_entropy = losses.cross_entropy
     if place == "waiting":
+        patch.setattr(streams, "NUM_CALLS", 1)  # batches are read in their order
         patch.setitem(data.DATASETS, "synthetic", lambda data_dir: small_data(halt))
     elif place == "computing":
         patch.setattr(losses, "cross_entropy", computing)
