@@ -89,7 +89,7 @@ def test_the_order_of_an_epoch_is_drawn_once():
     "options",
     [
         {"num_towers": 2},
-        {"num_towers": 3, "strategy": "replicated", "accumulate_steps": 2},
+        slow({"num_towers": 3, "strategy": "replicated", "accumulate_steps": 2}),
         slow({"num_towers": 4, "strategy": "model_parallel", "group_size": 2}),
         slow({"num_towers": 2, "batch_norm": "sync"}),
     ],
