@@ -41,7 +41,7 @@ def without_scale(state):
     return {k: v for k, v in state.items() if not k.startswith("loss_scale/")}
 
 
-@pytest.mark.parametrize("cls,options", [KINDS[0], *(slow(*k) for k in KINDS[1:])])
+@pytest.mark.parametrize("cls,options", KINDS)
 def test_a_power_of_two_changes_no_bit_in_float32(cls, options):
     network = networks.residual_network()
     batches = networks.random_batches(4, 16)
