@@ -15,11 +15,18 @@ import tensorflow as tf
 
 from towers.build import Parts
 from towers.data.streams import without_tuning
-from towers.parallel.devices import Devices
+from towers.parallel.devices import Devices, configure
 
 # Products of these shapes (m, k, n); the best rate counts, because no one shape suits
 # every machine.
 MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
+
+
+def all_devices(device: str, most_on_cpu: int) -> Devices:
+    """Every GPU, or so many logical devices of the CPU where there is none or `device`
+    is "cpu"."""
+    has_gpu = device != "cpu" and tf.config.list_physical_devices("GPU")
+    return configure(device, 0 if has_gpu else most_on_cpu)
 
 
 def in_turn(

@@ -92,8 +92,7 @@ def things_of(settings, options, chosen) -> dict:
     still = measure.on_still_batch(parts)
 
     def model():
-        with models.keras_settings(models.POLICIES[settings.precision]):
-            return build.build(settings).model
+        return build.build(settings).model
 
     towers_step = build.create_strategy(settings, still, one)
     found = {

@@ -39,11 +39,7 @@ class WithoutMeeting(Towers):
     """Towers that compute their gradients and update nothing."""
 
     def _meet(self, batch):
-        fetched = []
-        for device in self._devices:
-            with tf.device(device):
-                fetched.append(self._variables.fetch())
-        results = self._results(fetched, batch)
+        results = self._results(self._fetch(), batch)
         norms = []
         for device, result in zip(self._devices, results, strict=True):
             with tf.device(device):
@@ -103,8 +99,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
-    has_gpu = options.device != "cpu" and tf.config.list_physical_devices("GPU")
-    chosen = devices.configure(options.device, 0 if has_gpu else options.towers)
+    chosen = measure.all_devices(options.device, options.towers)
     counts = [n for n in (1, 2, 4, 8) if n <= len(chosen.towers)]
     cases, things = [], {}
     for scaling in ("strong", "weak"):

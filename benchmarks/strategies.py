@@ -15,12 +15,9 @@ import dataclasses
 import functools
 import statistics
 
-import tensorflow as tf
-
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
 from towers import build, config
-from towers.parallel import devices
 
 
 def variants(most_devices: int) -> dict[str, dict]:
@@ -67,8 +64,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
 
-    has_gpu = options.device != "cpu" and tf.config.list_physical_devices("GPU")
-    chosen = devices.configure(options.device, 0 if has_gpu else options.towers)
+    chosen = measure.all_devices(options.device, options.towers)
     settings = config.Config(
         dataset="cifar10" if options.data_dir else "synthetic",
         data_dir=options.data_dir,

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from towers import data, losses, models, optimizers, schedules
 from towers.config import Config
-from towers.config_checks import nearest, parse_epoch_factors, parse_param_rates
+from towers.config_checks import (
+    ParamRate,
+    nearest,
+    parse_epoch_factors,
+    parse_param_rates,
+)
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
@@ -61,8 +66,13 @@ class Parts:
         return evaluation_stream(source, self.augment, batch_size)
 
 
-def build(config: Config) -> Parts:
+def build(config: Config, *, adapts: bool = True) -> Parts:
     """Loads the data and builds the network and its update.
+
+    Args:
+        config: what the run is.
+        adapts: whether layers whose state comes from the data look at it; an evaluation
+            has that state in its checkpoint.
 
     Raises:
         DataError: the data set is not there or not what it should be.
@@ -101,7 +111,8 @@ def build(config: Config) -> Parts:
         seed=config.seed,
     )
     num_examples = train_source.num_examples
-    models.adapt(model, lambda: _some_images(train_source, augment))
+    if adapts:
+        models.adapt(model, lambda: _some_images(train_source, augment))
     images = config.num_epochs * num_examples
     return Parts(
         data=found,
@@ -154,55 +165,56 @@ def _update(config: Config, num_examples: int, model: keras.Model) -> Update:
         trust_coefficient=config.trust_coefficient,
         muon_momentum=config.muon_momentum,
     )
-    factors, own_schedules = _param_rates(config, num_examples, model, schedule)
+    own_rates = _own_rates(config, model)
     decays = ()
     if optimizer.takes_decay:
         # A parameter of a higher rate is not to decay faster.
         taken = losses.take_weight_decay(model.trainable_variables)
-        decays = tuple(d / f for d, f in zip(taken, factors, strict=True))
-    by_step = {s: _by_step(s, config.images_per_step) for s in own_schedules}
+        pairs = zip(taken, own_rates, strict=True)
+        decays = tuple(d / r.factor if r else d for d, r in pairs)
+
+    def rate_fn(own: ParamRate | None = None) -> RateFn:
+        found = schedule
+        if own and own.epochs:
+            rate = own.factor * config.learning_rate
+            found = schedules.linear(
+                rate, num_examples=num_examples, num_epochs=own.epochs
+            )
+        elif own:
+            found = schedules.scaled(schedule, own.factor)
+        return lambda step: found(step * config.images_per_step)
+
+    learning_rate_fn = rate_fn()
+    of_own = {own: rate_fn(own) for own in own_rates if own}
     return Update(
         optimizer=optimizer,
-        learning_rate_fn=_by_step(schedule, config.images_per_step),
+        learning_rate_fn=learning_rate_fn,
         clip_norm=config.clip_norm,
         ema_decay=config.ema_decay,
         decays=decays,
-        rate_fns=tuple(by_step[s] for s in own_schedules) if config.param_rates else (),
+        rate_fns=tuple(of_own.get(own, learning_rate_fn) for own in own_rates)
+        if of_own
+        else (),
     )
 
 
-def _by_step(schedule: schedules.Schedule, images_per_step: int) -> RateFn:
-    return lambda step: schedule(step * images_per_step)
-
-
-def _param_rates(config, num_examples, model, schedule):
-    """Per parameter the factor on its learning rate, and its schedule."""
+def _own_rates(config: Config, model: keras.Model) -> list[ParamRate | None]:
+    """Per parameter the first of the `param_rates` that fits its name."""
     names = variable_names(model.trainable_variables)
     rates = parse_param_rates(config.param_rates)
-    of_name = {
-        name: next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
+    found = [
+        next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
         for name in names
-    }
+    ]
     for rate in rates:
-        if rate not in of_name.values():
+        if rate not in found:
             raise ConfigError(
                 f"param_rates: no parameter of model={config.model} takes "
                 f"{rate.pattern!r}: none is called so, or all that are fit a pattern "
                 f"before it; {nearest(rate.pattern, names)}the first are "
                 + ", ".join(names[:5])
             )
-    own = {
-        rate: schedules.linear(
-            rate.factor * config.learning_rate,
-            num_examples=num_examples,
-            num_epochs=rate.epochs,
-        )
-        if rate.epochs
-        else schedules.scaled(schedule, rate.factor)
-        for rate in rates
-    }
-    factors = [rate.factor if rate else 1.0 for rate in of_name.values()]
-    return factors, [own[rate] if rate else schedule for rate in of_name.values()]
+    return found
 
 
 def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:

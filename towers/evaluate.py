@@ -20,15 +20,28 @@ def accuracy(
     """Counts of the strategy's `evaluate`, with "accuracy" and the mean "loss", and
     "accuracy_views" where it has views."""
     counts = strategy.evaluate(batches, use_averages)
-    of_views = {}
-    if "correct_views" in counts:
-        of_views["accuracy_views"] = counts["correct_views"] / counts["images"]
-    return of_views | {
+    found = {
         "accuracy": counts["correct"] / counts["images"],
         "loss": counts["loss"] / counts["images"],
         "correct": int(counts["correct"]),
         "images": int(counts["images"]),
     }
+    if "correct_views" in counts:
+        found["accuracy_views"] = counts["correct_views"] / counts["images"]
+    return found
+
+
+def record_of(counts: dict[str, float], split: str, suffix: str = "") -> dict:
+    """The accuracies of `accuracy`, called as in every record and on every board."""
+    kinds = ("accuracy", "accuracy_views")
+    return {f"{split}_{k}{suffix}": counts[k] for k in kinds if k in counts}
+
+
+def told_views(counts: dict[str, float], config: Config) -> str:
+    """What a line about an accuracy ends with: that by the views, if any."""
+    if "accuracy_views" not in counts:
+        return ""
+    return f"; {counts['accuracy_views']:.4f} by views={config.views}"
 
 
 def evaluate(
@@ -78,7 +91,7 @@ def evaluate(
     )
     for remark in devices.remarks:
         say(remark)
-    parts = build.build(config)
+    parts = build.build(config, adapts=False)
     strategy = build.create_strategy(config, parts, devices)
     stream = parts.evaluation_stream(parts.data.test, config.batch_size)
     board = Board(folder.tensorboard, "eval")
@@ -95,17 +108,12 @@ def evaluate(
                 counts = accuracy(strategy, stream, use_ema)
             result = _result(checkpoint, counts)
             suffix = "_averaged" if use_ema else ""
-            scalars = {f"test_accuracy{suffix}": counts["accuracy"]}
-            of_views = ""
-            if "accuracy_views" in counts:
-                accuracy_views = counts["accuracy_views"]
-                scalars[f"test_accuracy_views{suffix}"] = accuracy_views
-                of_views = f"; {accuracy_views:.4f} by views={config.views}"
-            board.scalars(checkpoint.step, scalars)
+            board.scalars(checkpoint.step, record_of(counts, "test", suffix))
             folder.write(folder.result, json.dumps(result, indent=2) + "\n")
             say(
                 f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
-                f"({counts['correct']} of {counts['images']}){of_views}"
+                f"({counts['correct']} of {counts['images']})"
+                + told_views(counts, config)
             )
         if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
             return result
@@ -149,11 +157,9 @@ def _result(checkpoint, counts):
     trainer_state = checkpoint.trainer_state
     timed_secs = trainer_state["timed_secs"]
     images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
-    of_views = {f"test_{k}": v for k, v in counts.items() if k == "accuracy_views"}
-    return of_views | {
+    return record_of(counts, "test") | {
         "step": checkpoint.step,
         "images": trainer_state["images_seen"],
-        "test_accuracy": counts["accuracy"],
         "test_correct": counts["correct"],
         "test_images": counts["images"],
         "test_loss": counts["loss"],

@@ -69,7 +69,8 @@ def nesterov(*, momentum: float, **_) -> Optimizer:
     """Nesterov's momentum in the form of Sutskever et al. (2013)."""
 
     def update(param, slots, gradient, now):
-        return _nesterov_step(param, slots, gradient, now.rate, momentum)
+        ahead, moved = _look_ahead(slots, gradient, momentum)
+        return param - now.rate * ahead, moved
 
     return Optimizer(("velocity",), update)
 
@@ -126,7 +127,7 @@ def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001, **_) -> Opt
     """
 
     def update(param, slots, gradient, now):
-        direction = gradient + now.decay * param if now.decay else gradient
+        direction = _with_decay(param, gradient, now)
         if param.shape.rank > 1:
             direction *= _trust(now, trust_coefficient)
         return _move(param, slots, direction, now.rate, momentum)
@@ -148,14 +149,14 @@ def muon(*, momentum: float, muon_momentum: float = 0.6, **_) -> Optimizer:
 
     def update(param, slots, gradient, now):
         if param.shape.rank != 4:
-            direction = gradient + now.decay * param if now.decay else gradient
-            return _nesterov_step(param, slots, direction, now.rate, momentum)
-        velocity = muon_momentum * slots["velocity"] + gradient
-        ahead = tf.reshape(gradient + muon_momentum * velocity, [-1, param.shape[-1]])
-        direction = tf.reshape(orthogonalized(ahead), param.shape)
+            direction = _with_decay(param, gradient, now)
+            ahead, moved = _look_ahead(slots, direction, momentum)
+            return param - now.rate * ahead, moved
+        ahead, moved = _look_ahead(slots, gradient, muon_momentum)
+        ahead = orthogonalized(tf.reshape(ahead, [-1, param.shape[-1]]))
         root = tf.sqrt(tf.cast(param.shape[-1], param.dtype))
         param *= tf.math.divide_no_nan(root, tf.norm(param))
-        return param - now.rate * direction, {"velocity": velocity}
+        return param - now.rate * tf.reshape(ahead, param.shape), moved
 
     return Optimizer(("velocity",), update, elementwise=False, takes_decay=True)
 
@@ -201,9 +202,14 @@ def _move(param, slots, direction, rate, momentum):
     return param - rate * velocity, {"velocity": velocity}
 
 
-def _nesterov_step(param, slots, direction, rate, momentum):
+def _look_ahead(slots, direction, momentum):
+    """The direction of Nesterov's form, and the new slots."""
     velocity = momentum * slots["velocity"] + direction
-    return param - rate * (direction + momentum * velocity), {"velocity": velocity}
+    return direction + momentum * velocity, {"velocity": velocity}
+
+
+def _with_decay(param, gradient, now):
+    return gradient + now.decay * param if now.decay else gradient
 
 
 OPTIMIZERS = {

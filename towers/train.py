@@ -19,7 +19,7 @@ from towers.errors import (
     Preempted,
     data_errors_of_tensorflow,
 )
-from towers.evaluate import accuracy
+from towers.evaluate import accuracy, record_of, told_views
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
 from towers.parallel.strategy import CONSISTENT_PHASES
@@ -239,17 +239,13 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
             interruptible=("evaluating",),
         )
         suffix = "_averaged" if use_averages else ""
-        record[f"{split}_accuracy{suffix}"] = counts["accuracy"]
+        record |= record_of(counts, split, suffix)
         record[f"{split}_loss{suffix}"] = counts["loss"]
-        if "accuracy_views" in counts:
-            record[f"{split}_accuracy_views{suffix}"] = counts["accuracy_views"]
     board.scalars(run.step, record)
     raw = f"{record[f'{split}_accuracy']:.4f}"
     averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
-    of_views = ""
-    if "accuracy_views" in counts:
-        of_views = f"; {counts['accuracy_views']:.4f} by views={run.config.views}"
-    say(f"step {run.step}: {split} accuracy {raw}{averaged}{of_views}")
+    views = told_views(counts, run.config)
+    say(f"step {run.step}: {split} accuracy {raw}{averaged}{views}")
     if split == "test":
         return record, False
     is_best = run.best is None or counts["accuracy"] > run.best["accuracy"]

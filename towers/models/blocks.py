@@ -56,8 +56,8 @@ def classifier(
     )(x)
 
 
-def uniform() -> keras.initializers.Initializer:
+def uniform(seed: int | None = None) -> keras.initializers.Initializer:
     """Uniform within 1 / sqrt(inputs), as the authors' framework, Torch, begins."""
     return keras.initializers.VarianceScaling(
-        1 / 3, mode="fan_in", distribution="uniform"
+        1 / 3, mode="fan_in", distribution="uniform", seed=seed
     )

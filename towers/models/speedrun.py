@@ -92,8 +92,7 @@ class PartlyIdentity(keras.initializers.Initializer):
 
     def __call__(self, shape, dtype=None):
         height, width, inputs, filters = shape
-        settings = uniform().get_config() | {"seed": self.seed}
-        drawn = type(uniform()).from_config(settings)(shape, dtype)
+        drawn = uniform(self.seed)(shape, dtype)
         handed_on = min(inputs, filters)
         centre = tf.scatter_nd(
             [[height // 2, width // 2, i, i] for i in range(handed_on)],

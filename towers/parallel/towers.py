@@ -50,13 +50,17 @@ class Towers(Synchronous):
             batches, lambda tower: self._variables.fetch(use_averages)
         )
 
-    def _meet(self, batch):
-        # Every tower fetches the variables and computes its gradients.
+    def _fetch(self):
+        """Per tower parameters and model state, on its device."""
         fetched = []
         for device in self._devices:
             with tf.device(device):
                 fetched.append(self._variables.fetch())
-        results = self._results(fetched, batch)
+        return fetched
+
+    def _meet(self, batch):
+        # Every tower fetches the variables and computes its gradients.
+        results = self._results(self._fetch(), batch)
 
         # The towers meet on the parameter device.
         with tf.device(self._parameter_device):
