@@ -5,7 +5,10 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
+import pictures
 import pytest
+import test_cifar10
 
 from benchmarks import scaling, strategies
 from towers.build import STRATEGIES
@@ -14,6 +17,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 PROGRAMS = {
     "accuracy",
+    "image_folder",
     "overhead",
     "peers",
     "pipeline",
@@ -79,6 +83,25 @@ SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
     ],
 )
 def test_a_program_runs_to_its_table(arguments, row):
+    assert row in output_of(arguments)
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_is_compared_with_a_file_of_them(tmp_path):
+    records = np.random.default_rng(0).integers(0, 256, (10_000, 3073), np.uint8)
+    records[:, 0] %= 10
+    for name in test_cifar10.FILES:
+        (tmp_path / name).write_bytes(records.tobytes())
+    for split in ("train", "test"):
+        pictures.write_folder(tmp_path, split, {"a": 200, "b": 200})
+    found = output_of(
+        f"image_folder --data_dir={tmp_path} --folder={tmp_path} --epochs=10 --steps=4 "
+        "--log_every=2 --rounds=1"
+    )
+    assert "- image folder over binary file, after the first epoch" in found
+
+
+def output_of(arguments):
     done = subprocess.run(
         [sys.executable, "-m", *f"benchmarks.{arguments}".split()],
         cwd=FOLDER.parent,
@@ -86,5 +109,5 @@ def test_a_program_runs_to_its_table(arguments, row):
         text=True,
         timeout=300,
     )
-    assert row in done.stdout, done.stderr
-    assert done.returncode == 0
+    assert done.returncode == 0, done.stderr
+    return done.stdout
