@@ -38,8 +38,8 @@ GOOD_EFFICIENCY = 0.95
 class WithoutMeeting(Towers):
     """Towers that compute their gradients and update nothing."""
 
-    def _meet(self, batch):
-        results = self._results(self._fetch(), batch)
+    def _meet(self, number, batch):
+        results = self._results(number, self._fetch(), batch)
         norms = []
         for device, result in zip(self._devices, results, strict=True):
             with tf.device(device):

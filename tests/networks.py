@@ -78,10 +78,12 @@ def plain_network(dtype: str = "float32") -> Network:
     return Network(model, described, {"fc1/kernel": WEIGHT_DECAY})
 
 
-def residual_network(dtype: str = "float32") -> Network:
+def residual_network(
+    dtype: str = "float32", image_shape: tuple[int, int, int] = IMAGE_SHAPE
+) -> Network:
     """A residual block with batch normalisation, and global average pooling."""
     with keras_settings(dtype), tf.device("CPU:0"):
-        images = keras.Input(IMAGE_SHAPE, name="images")
+        images = keras.Input(image_shape, name="images")
         x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="conv1")(images)
         x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
         shortcut = layers.ReLU(name="relu1")(x)

@@ -534,6 +534,7 @@ def train(
     first_step: int = 0,
     slots: Mapping[str, Arrays] | None = None,
     averages: Arrays | None = None,
+    frozen: Mapping[str, int] | None = None,
     **hyperparameters: float,
 ) -> OracleResult:
     """Takes one step per batch; what is handed in is left as it was.
@@ -554,6 +555,8 @@ def train(
         synchronised batch normalisation.
       accumulate_steps: micro-batches of a batch, each normalised by itself.
       first_step, slots, averages: where a run begins that goes on from an earlier one.
+      frozen: parameter name -> the first step from which on the gradient of the loss
+        counts as zero for it.
     """
     rule = OPTIMIZERS[optimizer]
     weight_decay = weight_decay or {}
@@ -587,7 +590,11 @@ def train(
             label_smoothing,
             accumulate_steps,
         )
-        gradients = add_weight_decay(found.gradients, params, weight_decay)
+        kept = {
+            name: gradient * (step < (frozen or {}).get(name, math.inf))
+            for name, gradient in found.gradients.items()
+        }
+        gradients = add_weight_decay(kept, params, weight_decay)
         rate = learning_rate
         if callable(learning_rate):
             rate = float(learning_rate(step * batch_size))

@@ -72,6 +72,7 @@ class Recipe:
         batches: Sequence[Mapping[str, np.ndarray]],
         num_towers: int = 1,
         accumulate_steps: int = 1,
+        **options,
     ) -> oracle.OracleResult:
         """What the oracle makes of the same batches."""
         return oracle.train(
@@ -87,6 +88,7 @@ class Recipe:
             ema_decay=self.ema_decay,
             num_towers=num_towers,
             accumulate_steps=accumulate_steps,
+            **options,
             **self.hyperparameters,
         )
 

@@ -1,6 +1,7 @@
 """From a Config to its parts."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from towers.models import MODELS
 from towers.optimizers import OPTIMIZERS, Now
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
+from towers.parallel.stages import image_size
 from towers.schedules import SCHEDULES
 
 CPU = Devices("CPU", ("/CPU:0",))
@@ -176,6 +178,69 @@ def test_parameters_have_the_rates_of_the_first_pattern_that_fits(small):
         assert float(parts.update.learning_rate_fn(step)) == 0.5
     # The decay of a step, rate times coefficient, is that of the rate itself.
     assert parts.update.decays == pytest.approx((0.2, 0.0))
+
+
+STAGED = {
+    "dataset": "synthetic",  # 1,000 images of 32x32
+    "model": "resnet20",
+    "width": 0.25,
+    "augment": "none",
+    "batch_size": 100,
+    "num_epochs": 2.0,
+}
+
+
+def stages_of(**options):
+    parts = build.build(Config(**STAGED | options))
+    num_steps = parts.total_steps
+    return parts, [
+        (min(p.end_step, num_steps), *image_size(p.model), sorted(p.frozen))
+        for p in parts.stages
+    ]
+
+
+def test_a_run_without_early_sizes_has_no_stages(small):
+    assert build.build(small_config()).stages == ()
+
+
+def test_images_are_small_in_the_first_parts_of_the_run():
+    parts, found = stages_of(early_sizes="16:0.25,24:0.5")
+    total = parts.total_steps
+    assert found == [
+        (math.ceil(total / 4), 16, 16, []),
+        (math.ceil(total / 2), 24, 24, []),
+        (total, 32, 32, []),
+    ]
+    assert parts.stages[-1].model is parts.model
+    first = [v.path for v in parts.stages[0].model.variables]
+    assert first == [v.path for v in parts.model.variables]
+
+
+def test_parameters_whose_rate_has_ended_are_frozen():
+    rates = "logits/bias:2:0.5,logits/kernel:3,*/beta:1:1.5"
+    parts, found = stages_of(param_rates=rates, early_sizes="24:0.5")
+    per_epoch = parts.num_examples / 100
+    betas = [v.path for v in parts.model.trainable_variables if "/beta" in v.path]
+    bias = ["logits/bias"]
+    assert found == [
+        (math.ceil(0.5 * per_epoch), 24, 24, []),
+        (per_epoch, 24, 24, bias),
+        (math.ceil(1.5 * per_epoch), 32, 32, bias),
+        (2 * per_epoch, 32, 32, sorted(betas + bias)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"early_sizes": "32:0.5"}, "images of 32x32 cannot be shrunk to 32x32"),
+        ({"early_sizes": "24:0.5", "model": "cnn"}, "other parameters on images of 24"),
+        ({"early_sizes": "4:0.5", "model": "speedrun"}, "of at least 9x9, not 4x4"),
+    ],
+)
+def test_early_sizes_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(ConfigError, match=words):
+        stages_of(**options)
 
 
 def test_layers_that_adapt_see_images_as_the_network_gets_them():

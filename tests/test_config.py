@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -50,6 +51,7 @@ OTHER = {
     "schedule": ("constant", "exponential"),
     "decay_factor": (0.5, 0.25),
     "epochs_per_decay": (1.5, 2.5),
+    "early_sizes": ("24:0.5", "16:0.2,24:0.5"),
     "epoch_factors": ("1:0.1", "1:0.1,2:0.01"),
     "peak_fraction": (0.2, 0.5),
     "warmup_epochs": (0.5, 1.0),
@@ -362,6 +364,35 @@ def test_epoch_factors_are_pairs(text, pairs):
 def test_param_rates_are_patterns_with_one_number_or_two(text, rates):
     assert config_checks.parse_param_rates(text) == rates
     assert Config(param_rates=text).param_rates == text
+
+
+@pytest.mark.parametrize(
+    "text,sizes",
+    [("", ()), ("24:0.5", ((24, 0.5),)), ("16:.2,24:1", ((16, 0.2), (24, 1.0)))],
+)
+def test_early_sizes_are_pixels_and_a_part_of_the_run(text, sizes):
+    assert config_checks.parse_early_sizes(text) == sizes
+    assert Config(early_sizes=text).early_sizes == text
+
+
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("24", "'24' should be pixels and a part of the run, such as 24:0.5"),
+        ("24:0.5,", "'' should be"),
+        ("24.5:0.5", "'24.5:0.5' should be"),
+        ("24:0.5:1", "'24:0.5:1' should be"),
+        ("0:0.5", "'0:0.5' needs pixels of at least 1"),
+        ("24:0", "'24:0' needs .* a part of the run above 0, at most 1"),
+        ("24:1.5", "'24:1.5' needs"),
+        ("24:nan", "'24:nan' needs"),
+        ("16:0.5,24:0.5", "'24:0.5' needs .* above 0.5"),
+    ],
+)
+def test_early_sizes_that_are_wrong_are_refused(text, words):
+    message = refusal(early_sizes=text)
+    assert message.startswith(f"early_sizes={text!r}: ")
+    assert re.search(words, message)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,9 @@ STRATEGIES = {
 REFUSED = {
     ("cifar10_convmixer", "async_towers"),
     ("cifar10_speedrun", "async_towers"),
+    ("cifar10_speedrun_fast", "async_towers"),
     ("cifar10_speedrun", "model_parallel"),
+    ("cifar10_speedrun_fast", "model_parallel"),
 }
 
 each_recipe = pytest.mark.parametrize("name", recipe_names(CONFIGS))

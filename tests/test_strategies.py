@@ -485,8 +485,8 @@ class LateRate:
 class OfEachTower:
     """Changes the gradients of each tower, given with those of all its devices."""
 
-    def _results(self, fetched, batch):
-        results = super()._results(fetched, batch)
+    def _results(self, number, fetched, batch):
+        results = super()._results(number, fetched, batch)
         size, changed = len(results) // len(self._weights), []
         for tower in range(len(self._weights)):
             of_tower = results[size * tower : size * (tower + 1)]

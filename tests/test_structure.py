@@ -36,12 +36,13 @@ FLOORS = {
     "run_folder": 3,
     "summaries": 3,
     "watchdog": 3,
-    "build": 4,
-    "banner": 5,
-    "evaluate": 5,
-    "run": 5,
-    "train": 6,
-    "config_flags": 7,
+    "optimisation": 4,
+    "build": 5,
+    "banner": 6,
+    "evaluate": 6,
+    "run": 6,
+    "train": 7,
+    "config_flags": 8,
 }
 
 # Within a sub-package, from the ground up; those of one line do not import each other.
@@ -71,6 +72,7 @@ ROOMS = {
             "gradients",
             "loss_scale",
             "memory",
+            "stages",
             "views",
         },
         {"all_reduce", "slices", "split", "strategy", "tower", "variables"},
@@ -98,6 +100,7 @@ ONLY = {
 
 # Config is unpacked here; lower floors take plain keyword arguments.
 READERS_OF_CONFIG = {
+    "optimisation",
     "run_folder",
     "build",
     "banner",
@@ -109,6 +112,7 @@ READERS_OF_CONFIG = {
 
 # Modules whose tests lie in another file than test_<module>.py, and why.
 GROUPED = {
+    "optimisation.py": "test_build",  # a part of it
     "update.py": "test_optimizers",  # every optimizer is tested inside of it
     "__init__.py": "test_config_flags",  # how a command starts
     "config_checks.py": "test_config",  # what a Config refuses

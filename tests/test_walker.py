@@ -1,5 +1,7 @@
 """The walker, its tape over devices, and the split of layers (split, device_tape)."""
 
+import functools
+
 import networks
 import numpy as np
 import pytest
@@ -212,7 +214,7 @@ def test_layers_compute_in_their_own_precision(cls, options):
     network = networks.residual_network("mixed_bfloat16")
     batches = networks.random_batches(1, 8)
     strategy = create_strategy(cls, network, Recipe(), batches, 2, **options)
-    graph = strategy._look_call.get_concrete_function(batches[0]).graph
+    graph = strategy._look_call.get_concrete_function(0, batches[0]).graph
     products = [op for op in graph.get_operations() if op.type in ("Conv2D", "MatMul")]
     assert {op.type for op in products} == {"Conv2D", "MatMul"}
     assert {op.outputs[0].dtype for op in products} == {tf.bfloat16}
@@ -226,7 +228,7 @@ def sent_bytes(strategy, batch):
     """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
     floats with more than one element, without the shares of the batch."""
     batch = {name: tf.constant(value) for name, value in batch.items()}
-    step = tf.function(strategy._train_step, autograph=False)
+    step = tf.function(functools.partial(strategy._train_step, 0), autograph=False)
     traced = step.get_concrete_function(batch).graph
     total = 0
     for graph in partition_graphs(lambda: step(batch)):

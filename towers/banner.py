@@ -10,6 +10,7 @@ from towers import build
 from towers.config import Config
 from towers.config_checks import ignored_options
 from towers.parallel.devices import Devices
+from towers.parallel.stages import image_size
 from towers.parallel.strategy import Strategy
 from towers.run_folder import RunFolder
 
@@ -49,6 +50,11 @@ def start_banner(
             f"{parts.num_examples:,} images",
         ),
     ]
+    if config.early_sizes:
+        ends = {image_size(stage.model): stage.end_step for stage in parts.stages}
+        ends.pop((height, width))
+        told = [f"{h}x{w} until step {end}" for (h, w), end in ends.items()]
+        lines.append(("images", f"{', '.join(told)}, then {height}x{width}"))
     if config.device_memory_mb:
         lines += [("memory", str(account)) for account in strategy.memory()]
     lines += [("note", remark) for remark in devices.remarks]

@@ -1,21 +1,14 @@
 """From a Config to its parts. Lower floors take plain arguments and know no Config."""
 
 import dataclasses
-import fnmatch
 import functools
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import data, losses, models, optimizers, schedules
+from towers import data, losses, models
 from towers.config import Config
-from towers.config_checks import (
-    ParamRate,
-    nearest,
-    parse_epoch_factors,
-    parse_param_rates,
-)
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
@@ -23,11 +16,13 @@ from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
 from towers.data.sources import DataSet, Source, Subset, num_bytes
 from towers.errors import ConfigError, data_errors_of_tensorflow
+from towers.optimisation import create_stages, create_update
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
-from towers.parallel.strategy import Strategy, variable_names
+from towers.parallel.stages import Stage
+from towers.parallel.strategy import Strategy
 from towers.parallel.views import VIEWS
-from towers.update import RateFn, Update
+from towers.update import Update
 
 # Of images on a GPU that are not asked for by name; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
@@ -47,6 +42,7 @@ class Parts:
         validation: what the evaluations during training use: "validation" where a part
             of the training set is held out, else "test"; with its source.
         model: the network, with its initial parameters.
+        stages: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
         num_examples: training images of an epoch.
         total_steps: steps until `num_epochs` is reached.
@@ -57,6 +53,7 @@ class Parts:
     augment: Augment
     validation: tuple[str, Source]
     model: keras.Model
+    stages: tuple[Stage, ...]
     update: Update
     num_examples: int
     total_steps: int
@@ -101,19 +98,24 @@ def build(config: Config, *, adapts: bool = True) -> Parts:
             validation = ("validation", held_out)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    model = models.create_model(
-        config.model,
-        image_shape=augment.image_shape,
-        num_classes=len(found.class_names),
-        width=config.width,
-        weight_decay=config.weight_decay,
-        precision=config.precision,
-        seed=config.seed,
-    )
+
+    def model_for(height: int, width: int) -> keras.Model:
+        return models.create_model(
+            config.model,
+            image_shape=(height, width, augment.image_shape[-1]),
+            num_classes=len(found.class_names),
+            width=config.width,
+            weight_decay=config.weight_decay,
+            precision=config.precision,
+            seed=config.seed,
+        )
+
+    model = model_for(*augment.image_shape[:2])
     num_examples = train_source.num_examples
     if adapts:
         models.adapt(model, lambda: _some_images(train_source, augment))
     images = config.num_epochs * num_examples
+    total_steps = max(1, int(-(-images // config.images_per_step)))
     return Parts(
         data=found,
         train_batches=TrainBatches(
@@ -127,9 +129,12 @@ def build(config: Config, *, adapts: bool = True) -> Parts:
         augment=augment,
         validation=validation,
         model=model,
-        update=_update(config, num_examples, model),
+        stages=create_stages(
+            config, num_examples, total_steps, model, lambda size: model_for(size, size)
+        ),
+        update=create_update(config, num_examples, model),
         num_examples=num_examples,
-        total_steps=max(1, int(-(-images // config.images_per_step))),
+        total_steps=total_steps,
     )
 
 
@@ -141,80 +146,6 @@ def _some_images(source: Source, augment: Augment) -> np.ndarray:
         batches = evaluation_stream(Subset(source, places), augment, batch_size=50)
         images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
     return np.concatenate(images)
-
-
-def _update(config: Config, num_examples: int, model: keras.Model) -> Update:
-    schedule = schedules.create_schedule(
-        config.schedule,
-        config.learning_rate,
-        num_examples=num_examples,
-        num_epochs=config.num_epochs,
-        warmup_epochs=config.warmup_epochs,
-        decay_factor=config.decay_factor,
-        epochs_per_decay=config.epochs_per_decay,
-        epoch_factors=parse_epoch_factors(config.epoch_factors),
-        peak_fraction=config.peak_fraction,
-    )
-    optimizer = optimizers.create_optimizer(
-        config.optimizer,
-        momentum=config.momentum,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        rho=config.rho,
-        epsilon=config.epsilon,
-        trust_coefficient=config.trust_coefficient,
-        muon_momentum=config.muon_momentum,
-    )
-    own_rates = _own_rates(config, model)
-    decays = ()
-    if optimizer.takes_decay:
-        # A parameter of a higher rate is not to decay faster.
-        taken = losses.take_weight_decay(model.trainable_variables)
-        pairs = zip(taken, own_rates, strict=True)
-        decays = tuple(d / r.factor if r else d for d, r in pairs)
-
-    def rate_fn(own: ParamRate | None = None) -> RateFn:
-        found = schedule
-        if own and own.epochs:
-            rate = own.factor * config.learning_rate
-            found = schedules.linear(
-                rate, num_examples=num_examples, num_epochs=own.epochs
-            )
-        elif own:
-            found = schedules.scaled(schedule, own.factor)
-        return lambda step: found(step * config.images_per_step)
-
-    learning_rate_fn = rate_fn()
-    of_own = {own: rate_fn(own) for own in own_rates if own}
-    return Update(
-        optimizer=optimizer,
-        learning_rate_fn=learning_rate_fn,
-        clip_norm=config.clip_norm,
-        ema_decay=config.ema_decay,
-        decays=decays,
-        rate_fns=tuple(of_own.get(own, learning_rate_fn) for own in own_rates)
-        if of_own
-        else (),
-    )
-
-
-def _own_rates(config: Config, model: keras.Model) -> list[ParamRate | None]:
-    """Per parameter the first of the `param_rates` that fits its name."""
-    names = variable_names(model.trainable_variables)
-    rates = parse_param_rates(config.param_rates)
-    found = [
-        next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
-        for name in names
-    ]
-    for rate in rates:
-        if rate not in found:
-            raise ConfigError(
-                f"param_rates: no parameter of model={config.model} takes "
-                f"{rate.pattern!r}: none is called so, or all that are fit a pattern "
-                f"before it; {nearest(rate.pattern, names)}the first are "
-                + ", ".join(names[:5])
-            )
-    return found
 
 
 def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
@@ -242,6 +173,7 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
         devices=devices.towers,
+        stages=parts.stages,
         views=VIEWS[config.views],
         compile_towers=config.compile == "xla",
         **_strategy_options(config, parts, devices),

@@ -262,6 +262,11 @@ class Config:
     epochs_per_decay: float = _option(
         350.0, "Length of a stair of the exponential schedules, in epochs.", above=0
     )
+    early_sizes: str = _option(
+        "",
+        "Pixels of height and width to which images are shrunk in the first part of "
+        "the run, such as 24:0.5 for its first half; several by commas, 16:0.2,24:0.5.",
+    )
     epoch_factors: str = _option(
         "",
         "Of the piecewise schedule: from which epoch on the rate is times what, such "

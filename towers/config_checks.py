@@ -82,6 +82,7 @@ def check_together(config: Any) -> None:
             "30:0.1,60:0.01"
         )
     parse_param_rates(config.param_rates)
+    parse_early_sizes(config.early_sizes)
     if config.num_towers > config.batch_size:
         raise ConfigError(
             f"batch_size={config.batch_size} with num_towers={config.num_towers}: "
@@ -179,6 +180,32 @@ def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
             )
         pairs.append((epoch, factor))
         before = epoch
+    return tuple(pairs)
+
+
+def parse_early_sizes(text: str) -> tuple[tuple[int, float], ...]:
+    """'16:0.2,24:0.5' -> ((16, 0.2), (24, 0.5)); nothing for an empty text.
+
+    Raises:
+        ConfigError: it is written in another way, or the parts of the run do not grow.
+    """
+    pairs, before = [], 0.0
+    for part in text.split(",") if text else []:
+        try:
+            size, fraction = part.split(":")
+            pairs.append((int(size), float(fraction)))
+        except ValueError:
+            raise ConfigError(
+                f"early_sizes={text!r}: {part!r} should be pixels and a part of the "
+                "run, such as 24:0.5"
+            ) from None
+        size, fraction = pairs[-1]
+        if size < 1 or not before < fraction <= 1:
+            raise ConfigError(
+                f"early_sizes={text!r}: {part!r} needs pixels of at least 1 and a part "
+                f"of the run above {before:g}, at most 1"
+            )
+        before = fraction
     return tuple(pairs)
 
 

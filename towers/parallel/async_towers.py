@@ -29,7 +29,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers.parallel.coordinator import Coordinator
-from towers.parallel.gradients import check_gradients, split_batch, squared_norm
+from towers.parallel.gradients import split_batch, squared_norm
+from towers.parallel.stages import fitted, stage_at
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -74,6 +75,7 @@ class AsyncTowers(TowerStrategy):
         )
         self._coordinator = self._new_coordinator(0)
         self._traced = self._is_training = False
+        self._number = 0  # of the stage
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self._devices]
         self._gradients = []
@@ -96,7 +98,8 @@ class AsyncTowers(TowerStrategy):
         if not self._traced:
             self._trace(self._stream(0).element_spec)
         # Of the updates, one at a time.
-        return [call.graph for call in (*self._compute_calls, self._apply_calls[True])]
+        largest = self._compute_calls[-1]
+        return [call.graph for call in (*largest, self._apply_calls[True])]
 
     def _logits(self, batches, use_averages):
         return self._logits_of_whole(
@@ -127,7 +130,8 @@ class AsyncTowers(TowerStrategy):
 
     def _compute(self, tower, params, state, share):
         with tf.device(self._devices[tower]):
-            gradients, state, metrics = self._compute_calls[tower](params, state, share)
+            call = self._compute_calls[self._number][tower]
+            gradients, state, metrics = call(params, state, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
         if not metrics["finite"]:
@@ -152,10 +156,10 @@ class AsyncTowers(TowerStrategy):
         with tf.device(self._devices[tower]):
             return self._variables.fetch()
 
-    def _compute_step(self, tower, params, state, share):
+    def _compute_step(self, number, tower, params, state, share):
         with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-            result = self._tower_gradients(params, state, share)
-            check_gradients([zip(result.gradients, self._names, strict=True)])
+            share = fitted(share, self._stages[number].model)
+            result = self._tower_gradients(number, params, state, share)
             decay, gradients = self._add_weight_decay(params, result.gradients)
             total_loss = result.loss + tf.cast(decay, result.loss.dtype)
             norm = tf.sqrt(squared_norm(gradients))
@@ -207,20 +211,22 @@ class AsyncTowers(TowerStrategy):
 
         params = specs_of(self._variables.params)
         state = specs_of(self._variables.state)
-        self._fetch_calls, self._compute_calls = [], []
+        self._fetch_calls = []
+        self._compute_calls = [[] for _ in self._stages]
         for tower, size in enumerate(self._sizes):
             share = {
                 name: tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
                 for name, spec in batch_spec.items()
             }
             fetch = functools.partial(self._fetch_step, tower)
-            compute = functools.partial(self._compute_step, tower)
             self._fetch_calls.append(traced(fetch))
-            self._compute_calls.append(traced(compute, params, state, share))
-        number, norm = tf.TensorSpec([], tf.int32), tf.TensorSpec([], params[0].dtype)
+            for number, calls in enumerate(self._compute_calls):
+                compute = functools.partial(self._compute_step, number, tower)
+                calls.append(traced(compute, params, state, share))
+        whose, norm = tf.TensorSpec([], tf.int32), tf.TensorSpec([], params[0].dtype)
         self._apply_calls = [
             traced(
-                functools.partial(self._apply_step, ends), number, norm, params, state
+                functools.partial(self._apply_step, ends), whose, norm, params, state
             )
             for ends in (False, True)
         ]
@@ -236,6 +242,8 @@ class AsyncTowers(TowerStrategy):
                 self._trace(batches.element_spec)
             self._batches = iter(batches)
         self._is_training = True
+        self._number = stage_at(self._stages, before)
+        num_steps = int(min(num_steps, self._stages[self._number].end_step - before))
         try:
             self._coordinator.run(num_steps, self._draw_shares, self._run_tower)
         except BaseException:

@@ -10,6 +10,8 @@ Elsewhere: the worker groups of Tencent's multi-GPU framework (Mariana, Zou et a
 2014), the two columns of AlexNet (Krizhevsky et al. 2012).
 """
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -17,6 +19,7 @@ import tensorflow as tf
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import all_average_states, all_reduce
 from towers.parallel.gradients import squared_norm
+from towers.parallel.stages import Stage, only_stage
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
@@ -44,6 +47,7 @@ class ModelParallel(Synchronous):
         group_size: int,
         loss_fn,
         update,
+        stages: Sequence[Stage] = (),
         sync_batch_norm: bool = False,
         **kwargs,
     ):
@@ -61,9 +65,14 @@ class ModelParallel(Synchronous):
             list(devices[first : first + group_size])
             for first in range(0, len(devices), group_size)
         ]
-        self._grid_walker = Walker(model, loss_fn, self._grid, sync_batch_norm)
+        self._grid_walkers = [
+            Walker(stage.model, loss_fn, self._grid, sync_batch_norm)
+            for stage in stages or [only_stage(model)]
+        ]
+        self._grid_walker = self._grid_walkers[-1]
         super().__init__(
             model,
+            stages=stages,
             devices=[group[0] for group in self._grid],
             loss_fn=loss_fn,
             update=update,
@@ -102,12 +111,12 @@ class ModelParallel(Synchronous):
                     fetched[-1].append(of_shard.fetch(use_averages))
         return fetched
 
-    def _compute(self, variables, batches):
+    def _compute(self, number, variables, batches):
         """Results of all groups, shard after shard, as the variables come."""
-        found = self._grid_walker.gradients(
+        found = self._grid_walkers[number].gradients(
             self._by_group(variables), batches, self._weights, self._read_loss_scale()
         )
-        return [result for of_group in found for result in of_group]
+        return [self._checked(number, x) for of_group in found for x in of_group]
 
     def _by_group(self, values):
         size = len(self._grid[0])
@@ -116,10 +125,10 @@ class ModelParallel(Synchronous):
     def _logits(self, batches, use_averages):
         return self._grid_walker.logits(self._fetch(use_averages), batches)
 
-    def _meet(self, batch):
+    def _meet(self, number, batch):
         # Every group computes on its share, with the slices that its devices own.
         fetched = [values for of_group in self._fetch() for values in of_group]
-        results = self._by_group(self._results(fetched, batch))
+        results = self._by_group(self._results(number, fetched, batch))
 
         # Weight decay does not depend on the images: the first group adds it for all,
         # each device that of its shard.

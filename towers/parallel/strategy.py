@@ -26,7 +26,8 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def train(self, num_steps: int) -> dict:
-        """Takes up to `num_steps` steps; fewer where `request_stop` was called.
+        """Takes up to `num_steps` steps; fewer where `request_stop` was called or a
+        stage of the run ends.
 
         A step is one update with the gradient of the mean loss over the whole batch;
         of asynchronous towers, one update by each.

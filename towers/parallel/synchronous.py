@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from towers.parallel.gradients import check_gradients, split_batch, weighted_mean
+from towers.parallel.gradients import split_batch, weighted_mean
 from towers.parallel.loss_scale import LossScale
+from towers.parallel.stages import fitted, stage_at
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -74,25 +75,27 @@ class Synchronous(TowerStrategy):
         super().__init__(*args, **kwargs)
         self._accumulate_steps = accumulate_steps
         self._resident = resident
-        self._walker = None
+        self._walkers = []
         if sync_batch_norm:
             grid = [[device] for device in self._devices]
-            self._walker = Walker(
-                self._model, self._loss_fn, grid, sync_batch_norm=True
-            )
+            self._walkers = [
+                Walker(stage.model, self._loss_fn, grid, sync_batch_norm=True)
+                for stage in self._stages
+            ]
         with tf.device(HOST):
             self._phase = tf.Variable(IDLE, trainable=False, name="phase")
             self._stop = tf.Variable(False, trainable=False, name="stop")
         self._traced = False
-        self._step_graph = None
+        self._step_graphs = [None] * len(self._stages)
         self._train_loop = tf.function(self._loop, autograph=False)
         self._look_call = tf.function(self._look, autograph=False)
 
     # What a strategy decides.
 
     @abc.abstractmethod
-    def _meet(self, batch: Mapping[str, tf.Tensor]) -> Met:
-        """What all towers compute from a batch, and its means, in the graph."""
+    def _meet(self, number: int, batch: Mapping[str, tf.Tensor]) -> Met:
+        """What all towers compute from a batch in a stage, given by its number, and its
+        means, in the graph."""
 
     @abc.abstractmethod
     def _apply(self, step: tf.Tensor, met: Met) -> list[tf.Operation]:
@@ -100,10 +103,10 @@ class Synchronous(TowerStrategy):
 
     # One step.
 
-    def _train_step(self, batch):
-        """One step in the graph: (whether it was taken, metrics)."""
-        self._step_graph = tf.compat.v1.get_default_graph()
-        met = self._meet(batch)
+    def _train_step(self, number, batch):
+        """One step of a stage in the graph: (whether it was taken, metrics)."""
+        self._step_graphs[number] = tf.compat.v1.get_default_graph()
+        met = self._meet(number, batch)
         with tf.device(HOST):
             results = [of_tower[0] for of_tower in met.results]
             metrics = self._metrics(results, met)
@@ -136,9 +139,9 @@ class Synchronous(TowerStrategy):
         with tf.control_dependencies([counted]):
             return tf.constant(True)
 
-    def _look(self, batch):
+    def _look(self, number, batch):
         """A step that is not taken: (which towers are finite, mean gradients)."""
-        met = self._meet(batch)
+        met = self._meet(number, batch)
         finite = [
             tf.reduce_all([result.is_finite() for result in of_tower])
             for of_tower in met.results
@@ -146,8 +149,9 @@ class Synchronous(TowerStrategy):
         return tf.stack(finite), met.slices
 
     def _look_at_next_step(self):
-        batch = next(iter(self._stream(int(self._step))))
-        return self._look_call(batch)
+        step = int(self._step)
+        batch = next(iter(self._stream(step)))
+        return self._look_call(stage_at(self._stages, step), batch)
 
     def gradients(self) -> dict[str, tf.Tensor]:
         _, slices = self._look_at_next_step()
@@ -160,7 +164,7 @@ class Synchronous(TowerStrategy):
 
     # Many steps in one compiled call.
 
-    def _loop(self, batches, num_steps):
+    def _loop(self, number, batches, num_steps):
         def wanted(done, taken, wait_secs, carry, metrics):
             return (done < num_steps) & taken & ~self._stop.read_value()
 
@@ -179,7 +183,7 @@ class Synchronous(TowerStrategy):
                     computing = self._phase.assign(COMPUTING, read_value=False)
                 with tf.control_dependencies([computing]):
                     batch = {name: tf.identity(x) for name, x in batch.items()}
-            taken, metrics = self._train_step(batch)
+            taken, metrics = self._train_step(number, batch)
             return done + 1, taken, wait_secs, carry, metrics
 
         no_secs, carry = tf.zeros([], tf.float64), ()
@@ -200,12 +204,14 @@ class Synchronous(TowerStrategy):
 
     def _results(
         self,
+        number: int,
         fetched: Sequence[tuple[list[tf.Tensor], list[tf.Tensor]]],
         batch: Mapping[str, tf.Tensor],
     ) -> list[TowerResult]:
         """What every tower computes from its share of a batch.
 
         Args:
+            number: of the stage.
             fetched: per tower parameters and model state, on its device.
             batch: of the whole step.
         """
@@ -215,29 +221,32 @@ class Synchronous(TowerStrategy):
                 (params, state)
                 for (params, _), state in zip(fetched, states, strict=True)
             ]
-            results = self._compute(variables, batches)
-            check_gradients(
-                [zip(r.gradients, self._names, strict=True) for r in results]
-            )
-            return results
+            fitting = []
+            for device, share in zip(self._devices, batches, strict=True):
+                with tf.device(device):
+                    fitting.append(fitted(share, self._stages[number].model))
+            return self._compute(number, variables, fitting)
 
         states = [state for _, state in fetched]
         batches = split_batch(batch, self._sizes, self._accumulate_steps)
         return accumulated(compute, states, batches, self._accumulate_steps)
 
-    def _compute(self, variables, batches):
+    def _compute(self, number, variables, batches):
         """Every tower's gradients of its share of one micro-batch."""
         scale = self._read_loss_scale()
-        if self._walker is not None:
+        if self._walkers:
             grid = [[of_tower] for of_tower in variables]
-            found = self._walker.gradients(grid, batches, self._weights, scale)
-            return [result for [result] in found]
+            walker = self._walkers[number]
+            found = walker.gradients(grid, batches, self._weights, scale)
+            return [self._checked(number, result) for [result] in found]
         results = []
         for tower, ((params, state), share) in enumerate(
             zip(variables, batches, strict=True)
         ):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                results.append(self._tower_gradients(params, state, share, scale))
+                results.append(
+                    self._tower_gradients(number, params, state, share, scale)
+                )
         return results
 
     def _read_loss_scale(self):
@@ -274,10 +283,15 @@ class Synchronous(TowerStrategy):
         }
 
     def train(self, num_steps: int) -> dict:
+        step = int(self._step)
         if self._batches is None and self._resident is None:
-            self._batches = iter(self._stream(int(self._step)))
+            self._batches = iter(self._stream(step))
+        if not self._traced:
+            self.trace()  # of all stages, so that no later call takes the time of it
+        number = stage_at(self._stages, step)
+        num_steps = int(min(num_steps, self._stages[number].end_step - step))
         done, taken, wait_secs, metrics = self._train_loop(
-            self._batches, tf.constant(num_steps)
+            number, self._batches, tf.constant(num_steps)
         )
         self._traced = True
         self._phase.assign(IDLE)
@@ -296,11 +310,14 @@ class Synchronous(TowerStrategy):
         batches = None
         if self._resident is None:
             batches = tf.data.IteratorSpec(self._stream(0).element_spec)
-        self._train_loop.get_concrete_function(batches, tf.TensorSpec([], tf.int32))
+        for number in range(len(self._stages)):
+            self._train_loop.get_concrete_function(
+                number, batches, tf.TensorSpec([], tf.int32)
+            )
 
     def _graphs(self):
         self.trace()
-        return [self._step_graph]
+        return self._step_graphs[-1:]  # that with the largest images
 
     def request_stop(self) -> None:
         self._stop.assign(True)

@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers import losses
-from towers.parallel.gradients import shares, split_batch
+from towers.parallel.gradients import check_gradients, shares, split_batch
 from towers.parallel.memory import Account, create_accounts
+from towers.parallel.stages import Stage, only_stage, without_frozen
 from towers.parallel.strategy import Strategy, variable_names
 from towers.parallel.tower import (
     LossFn,
@@ -40,6 +41,8 @@ class TowerStrategy(Strategy):
         stream: first step -> the batches of all steps from there on.
         batch_size: images over all towers.
         devices: one device name per tower.
+        stages: parts of the run whose steps are not alike, in order; `model` is that of
+            the last one. None where all steps are alike.
         views: what an evaluation looks at beside the images themselves.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
@@ -54,6 +57,7 @@ class TowerStrategy(Strategy):
         stream: Callable[[int], tf.data.Dataset],
         batch_size: int,
         devices: Sequence[str],
+        stages: Sequence[Stage] = (),
         views: Sequence[View] = (),
         compile_towers: bool = False,
     ):
@@ -61,6 +65,7 @@ class TowerStrategy(Strategy):
         self._loss_fn = loss_fn
         self._update = update
         self._stream = stream
+        self._stages = list(stages) or [only_stage(model)]
         self._views = views
         self._devices = list(devices)
         self._sizes = shares(batch_size, len(devices))
@@ -116,10 +121,18 @@ class TowerStrategy(Strategy):
             {n: v.value for n, v in zip(self._state_names, state, strict=True)},
         )
 
-    def _tower_gradients(self, params, state, share, loss_scale=None):
-        return tower_gradients(
-            self._model, self._loss_fn, params, state, share, loss_scale
-        )
+    def _tower_gradients(self, number, params, state, share, loss_scale=None):
+        """What a tower computes in a stage, given by its number."""
+        model = self._stages[number].model
+        result = tower_gradients(model, self._loss_fn, params, state, share, loss_scale)
+        return self._checked(number, result)
+
+    def _checked(self, number, result):
+        """The result of a tower, or of a device of it, in a stage."""
+        check_gradients([zip(result.gradients, self._names, strict=True)])
+        frozen = self._stages[number].frozen
+        gradients = without_frozen(result.gradients, self._names, frozen)
+        return result._replace(gradients=gradients)
 
     def _add_weight_decay(self, params, gradients, weight=1.0):
         """(weight decay, the gradients with that of the weight decay)."""

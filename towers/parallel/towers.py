@@ -58,9 +58,9 @@ class Towers(Synchronous):
                 fetched.append(self._variables.fetch())
         return fetched
 
-    def _meet(self, batch):
+    def _meet(self, number, batch):
         # Every tower fetches the variables and computes its gradients.
-        results = self._results(self._fetch(), batch)
+        results = self._results(number, self._fetch(), batch)
 
         # The towers meet on the parameter device.
         with tf.device(self._parameter_device):
