@@ -130,8 +130,8 @@ def main():
         f"- matrix rate, float32: {rates[0] / 1e9:.0f} GFLOP/s before, "
         f"{rates[1] / 1e9:.0f} after\n\n"
         "| data | images/s in the first epoch | in later ones (each run) | first step "
-        "after, s | peak memory of the process, MB | bare input, first epoch, second, "
-        "images/s |\n" + "|" + " --- |" * 6
+        "after (last of them), s | peak memory of the process, MB | bare input, first "
+        "epoch, second, images/s |\n" + "|" + " --- |" * 6
     )
     for name, runs in found.items():
         of = {key: [r[key] for r in runs] for key in runs[0]}
@@ -140,7 +140,8 @@ def main():
         print(
             f"| {name} | {statistics.median(of['first']):,.0f} | "
             f"{statistics.median(of['later']):,.0f} ({each}) | "
-            f"{max(of['first_step_secs']):.1f} | {max(of['peak_mb']):,.0f} | "
+            f"{statistics.median(of['first_step_secs']):.1f} "
+            f"({max(of['first_step_secs']):.1f}) | {max(of['peak_mb']):,.0f} | "
             f"{bare[0]:,.0f}, {bare[1]:,.0f} |"
         )
     print()

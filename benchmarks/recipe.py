@@ -35,17 +35,18 @@ def main(_):
         train.train(config, workdir)
         secs = time.monotonic() - started
         result = evaluate.evaluate(config, workdir)
-        raw = evaluate.evaluate(config, workdir, use_ema=False)
+        averages = ""
+        if config.ema_decay:
+            raw = evaluate.evaluate(config, workdir, use_ema=False)["test_accuracy"]
+            averages = f" with moving averages; {raw:.4f} with the raw parameters"
     after = measure.matrix_rate()
 
     print(measure.report_head(f"Training the recipe {name}"))
-    averaged = " with moving averages" if config.ema_decay else ""
     print(
         f"- matrix rate, float32: {before / 1e9:.0f} GFLOP/s before, "
         f"{after / 1e9:.0f} after\n"
         f"- test accuracy: {result['test_accuracy']:.4f} ({result['test_correct']} of "
-        f"{result['test_images']}){averaged}; {raw['test_accuracy']:.4f} with the raw "
-        "parameters\n"
+        f"{result['test_images']}){averages}\n"
         f"- steps: {result['step']}, images: {result['images']:,}\n"
         f"- seconds: {result['train_secs']:.0f} in training steps, {secs:.0f} in all "
         "(data, tracing, evaluations and checkpoints included, imports not)\n"

@@ -340,8 +340,8 @@ class DroppedUpdates(AsyncTowers):
     """Broken on purpose: every fifth update is counted and not made."""
 
     def _apply(self, tower, gradients, *others):
-        self._number = getattr(self, "_number", 0) + 1
-        if self._number % 5 == 0:
+        self._num_applied = getattr(self, "_num_applied", 0) + 1
+        if self._num_applied % 5 == 0:
             gradients = [tf.zeros_like(gradient) for gradient in gradients]
         super()._apply(tower, gradients, *others)
 

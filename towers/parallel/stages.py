@@ -41,12 +41,18 @@ def stage_at(stages: Sequence[Stage], step: int) -> int:
 
 def image_size(model: keras.Model) -> tuple[int, int]:
     """Height and width of the images that a network takes."""
-    [height_and_width] = [x.shape[1:3] for x in model.inputs if x.name == "images"]
-    return tuple(height_and_width)
+    return _image_shape(model)[:2]
+
+
+def _image_shape(model):
+    [shape] = [tuple(x.shape[1:]) for x in model.inputs if x.name == "images"]
+    return shape
 
 
 def fitted(batch: Mapping[str, tf.Tensor], model: keras.Model) -> dict[str, tf.Tensor]:
     """The batch with its images shrunk to the size that the network takes."""
+    if tuple(batch["images"].shape[1:]) == _image_shape(model):
+        return dict(batch)
     return dict(batch) | {"images": shrunk(batch["images"], *image_size(model))}
 
 
@@ -57,8 +63,6 @@ def shrunk(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     is wide, to both sides, as in TensorFlow's antialiased bilinear `tf.image.resize`;
     written as two matrix products, which run wherever the network does.
     """
-    if tuple(images.shape[1:3]) == (height, width):
-        return images
     down = tf.constant(_weights(images.shape[1], height), images.dtype)
     across = tf.constant(_weights(images.shape[2], width), images.dtype)
     return tf.einsum("yh,nhwc,xw->nyxc", down, images, across)
