@@ -29,7 +29,6 @@ from towers import build, config
 from towers.parallel import STRATEGIES, devices
 from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import Met
-from towers.parallel.tower_strategy import HOST
 from towers.parallel.towers import Towers
 
 GOOD_EFFICIENCY = 0.95
@@ -38,13 +37,13 @@ GOOD_EFFICIENCY = 0.95
 class WithoutMeeting(Towers):
     """Towers that compute their gradients and update nothing."""
 
-    def _meet(self, number, batch):
-        results = self._results(number, self._fetch(), batch)
+    def _meet(self, stage, batch):
+        results = self._results(stage, self._fetch(), batch)
         norms = []
         for device, result in zip(self._devices, results, strict=True):
             with tf.device(device):
                 norms.append(squared_norm(result.gradients))
-        with tf.device(HOST):
+        with tf.device(devices.HOST):
             norm, no_decay = tf.add_n(norms), tf.zeros([])
         return Met([[r] for r in results], no_decay, norm, [], [], [])
 

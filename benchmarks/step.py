@@ -6,7 +6,8 @@ For each combination of network, strategy, precision and compiler: images/s, ari
 per second and its share of the machine's own rate of plain matrix products at the same
 dtype, and the peak of memory. Every one is measured in a process of its own, one after
 another, on a batch that lies ready; the matrix rate is measured there before, between
-the rounds and after, and the best of it counts.
+the rounds and after. The share is that of the rate around each round, because machines
+change their pace; the share of the best rate of the run is given beside it.
 
 The arithmetic of a step is counted as three times that of the forward pass.
 """
@@ -78,12 +79,12 @@ def measure_one(options, model, strategy, precision, compiler) -> dict:
         steps.train(options.steps)
         seconds.append((time.perf_counter() - started) / options.steps)
     rates.append(measure.matrix_rate(DTYPES[precision], chosen.towers[0]))
-    flops = 3 * flops_per_image(parts.model) * options.batch_size
+    # Logical devices of a CPU share its cores.
+    num_machines = len(chosen.towers) if chosen.kind == "GPU" else 1
     return {
         "secs": seconds,
-        "flops": flops,
-        # Logical devices of a CPU share its cores.
-        "matrix_rate": max(rates) * (len(chosen.towers) if chosen.kind == "GPU" else 1),
+        "flops": 3 * flops_per_image(parts.model) * options.batch_size,
+        "matrix_rates": [rate * num_machines for rate in rates],
         "peak": peak,
     }
 
@@ -100,7 +101,8 @@ def main():
     )
     print(
         "| network | strategy | precision | compiler | images/s, median (min, max) | "
-        "ms a step | GFLOP/s | matrix rate, GFLOP/s | share | MB more than before |"
+        "ms a step | GFLOP/s | matrix rate, median (best), GFLOP/s | share, round by "
+        "round (of the best) | MB more than before |"
     )
     print("|" + " --- |" * 10)
     lists = (options.models, options.strategies, options.precisions, options.compilers)
@@ -117,15 +119,23 @@ def main():
             continue
         found = json.loads(done.stdout.splitlines()[-1])
         rates = sorted(options.batch_size / secs for secs in found["secs"])
-        secs = statistics.median(found["secs"])
-        achieved = found["flops"] / secs
+        achieved = [found["flops"] / secs for secs in found["secs"]]
+        matrix_rates = found["matrix_rates"]
+        shares = [
+            2 * rate / (before + after)
+            for rate, (before, after) in zip(
+                achieved, itertools.pairwise(matrix_rates), strict=True
+            )
+        ]
         cells = [
             *one,
             f"{statistics.median(rates):.1f} ({rates[0]:.1f}, {rates[-1]:.1f})",
-            f"{1e3 * secs:.1f}",
-            f"{achieved / 1e9:.0f}",
-            f"{found['matrix_rate'] / 1e9:.0f}",
-            f"{achieved / found['matrix_rate']:.3f}",
+            f"{1e3 * statistics.median(found['secs']):.1f}",
+            f"{statistics.median(achieved) / 1e9:.0f}",
+            f"{statistics.median(matrix_rates) / 1e9:.0f} "
+            f"({max(matrix_rates) / 1e9:.0f})",
+            f"{statistics.median(shares):.3f} "
+            f"({statistics.median(achieved) / max(matrix_rates):.3f})",
             f"{found['peak'] / 1e6:.0f}",
         ]
         print(f"| {' | '.join(cells)} |", flush=True)

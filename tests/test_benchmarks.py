@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -98,6 +99,7 @@ def test_a_folder_of_images_is_compared_with_a_file_of_them(tmp_path):
         f"image_folder --data_dir={tmp_path} --folder={tmp_path} --epochs=10 --steps=4 "
         "--log_every=2 --rounds=1"
     )
+    assert re.search(r"\| image folder \| [\d,]+ \| [\d,]+ \([\d,]+\) \| \d", found)
     assert "- image folder over binary file, after the first epoch" in found
 
 

@@ -181,7 +181,7 @@ def test_parameters_have_the_rates_of_the_first_pattern_that_fits(small):
 
 
 STAGED = {
-    "dataset": "synthetic",  # 1,000 images of 32x32
+    "dataset": "synthetic",  # 10,000 images of 32x32
     "model": "resnet20",
     "width": 0.25,
     "augment": "none",
@@ -207,8 +207,8 @@ def test_images_are_small_in_the_first_parts_of_the_run():
     parts, found = stages_of(early_sizes="16:0.25,24:0.5")
     total = parts.total_steps
     assert found == [
-        (math.ceil(total / 4), 16, 16, []),
-        (math.ceil(total / 2), 24, 24, []),
+        (total // 4, 16, 16, []),
+        (total // 2, 24, 24, []),
         (total, 32, 32, []),
     ]
     assert parts.stages[-1].model is parts.model
@@ -230,12 +230,37 @@ def test_parameters_whose_rate_has_ended_are_frozen():
     ]
 
 
+@pytest.mark.parametrize("text", ["24:0.99", "16:0.01", "16:0.01,24:0.99", "24:0.55"])
+def test_the_last_steps_have_whole_images(text):
+    """However few steps a part of the run has."""
+    for num_epochs in (0.1, 0.5, 1.0):
+        parts, found = stages_of(early_sizes=text, num_epochs=num_epochs)
+        if found:
+            assert parts.stages[-1].model is parts.model
+            assert [end for end, *_ in found] == sorted({end for end, *_ in found})
+
+
+@pytest.mark.parametrize("percent", [7, 29, 55])
+def test_a_part_of_the_run_is_not_a_step_off_for_rounding(percent):
+    """In floats 0.55 * 100 is above 55, and 0.29 * 100 below 29."""
+    _, found = stages_of(early_sizes=f"24:{percent / 100}", num_epochs=1.0)
+    assert [end for end, *_ in found] == [percent, 100]
+
+
+def test_an_evaluation_has_no_stages():
+    config = Config(**STAGED, early_sizes="24:0.5")
+    assert build.build(config, trains=False).stages == ()
+
+
 @pytest.mark.parametrize(
     "options,words",
     [
         ({"early_sizes": "32:0.5"}, "images of 32x32 cannot be shrunk to 32x32"),
         ({"early_sizes": "24:0.5", "model": "cnn"}, "other parameters on images of 24"),
-        ({"early_sizes": "4:0.5", "model": "speedrun"}, "of at least 9x9, not 4x4"),
+        (
+            {"early_sizes": "4:0.5", "model": "speedrun"},
+            "early_sizes='4:0.5': .* of at least 9x9, not 4x4",
+        ),
     ],
 )
 def test_early_sizes_that_do_not_fit_are_refused(options, words):

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers import checkpoints
+from towers import checkpoint_files, checkpoints
 from towers.errors import CheckpointError
 
 FILES = ["tensors.data-00000-of-00001", "tensors.index", "trainer_state.json"]
@@ -421,7 +421,7 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
     damage(tmp_path / "step-00000002" / name)
     before = snapshot(tmp_path)
     with pytest.raises(CheckpointError, match=reason):
-        checkpoints.verify(tmp_path / "step-00000002")
+        checkpoint_files.read(tmp_path / "step-00000002")
     lines = []
     checkpoint = checkpoints.restore_latest(tmp_path, log=lines.append)
     assert checkpoint.step == 1
@@ -438,9 +438,9 @@ def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):  # row 6
         content[place] ^= 1 << place % 8
         (path / MANIFEST).write_bytes(content)
         with pytest.raises(CheckpointError):
-            checkpoints.verify(path)
+            checkpoint_files.read(path)
     (path / MANIFEST).write_bytes(original)
-    checkpoints.verify(path)
+    checkpoint_files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_a_manifest_that_says_something_else_is_rejected(tmp_path, change, reaso
     change(manifest)
     (path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=reason):
-        checkpoints.verify(path)
+        checkpoint_files.read(path)
 
 
 def test_a_copy_under_the_name_of_another_step_is_rejected(tmp_path):
@@ -604,17 +604,17 @@ def changed(place, *entries, drop=1):
 )
 def test_a_changed_model_is_refused_by_its_first_difference(found, reason):  # row 8
     with pytest.raises(CheckpointError, match=reason) as refused:
-        checkpoints.check_architecture(MODEL, found)
+        checkpoint_files.check_architecture(MODEL, found)
     assert refused.value.exit_code == 4
 
 
 def test_the_same_model_passes(tmp_path):
     save(tmp_path, 1)
-    expected = checkpoints.architecture(example_tensors(2))
-    found = checkpoints.architecture(checkpoints.restore_step(tmp_path, 1).tensors)
-    checkpoints.check_architecture(expected, found)
+    expected = checkpoint_files.architecture(example_tensors(2))
+    found = checkpoint_files.architecture(checkpoints.restore_step(tmp_path, 1).tensors)
+    checkpoint_files.check_architecture(expected, found)
     as_json = json.loads((tmp_path / "step-00000001" / STATE).read_text())
-    checkpoints.check_architecture(expected, as_json["architecture"])
+    checkpoint_files.check_architecture(expected, as_json["architecture"])
 
 
 # -------------------------------------------------------------------------- keeping

@@ -41,10 +41,10 @@ def test_what_is_compiled_stays_on_its_tower():
     network = networks.residual_network()
     batches = networks.random_batches(1, 12)
     towers = create_strategy(Towers, network, Recipe(), batches, 3, compile_towers=True)
-    towers.trace()
+    [graph] = towers._loop.trace()
     compiled = [
         op
-        for op in towers._step_graphs[0].get_operations()
+        for op in graph.get_operations()
         if "PartitionedCall" in op.type and op.get_attr("_XlaMustCompile")
     ]
     assert [op.device[-5:] for op in compiled] == ["CPU:0", "CPU:1", "CPU:2"]
@@ -53,7 +53,7 @@ def test_what_is_compiled_stays_on_its_tower():
         assert {op.device for op in inner} == {""}
         assert any(op.type == "Conv2DBackpropFilter" for op in inner)
         assert not any("Variable" in op.type for op in inner)
-    outside = {op.type for op in towers._step_graphs[0].get_operations()}
+    outside = {op.type for op in graph.get_operations()}
     assert not any("Backprop" in kind for kind in outside)
 
 

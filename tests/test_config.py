@@ -368,7 +368,7 @@ def test_param_rates_are_patterns_with_one_number_or_two(text, rates):
 
 @pytest.mark.parametrize(
     "text,sizes",
-    [("", ()), ("24:0.5", ((24, 0.5),)), ("16:.2,24:1", ((16, 0.2), (24, 1.0)))],
+    [("", ()), ("24:0.5", ((24, 0.5),)), ("16:.2,24:.9", ((16, 0.2), (24, 0.9)))],
 )
 def test_early_sizes_are_pixels_and_a_part_of_the_run(text, sizes):
     assert config_checks.parse_early_sizes(text) == sizes
@@ -382,11 +382,12 @@ def test_early_sizes_are_pixels_and_a_part_of_the_run(text, sizes):
         ("24:0.5,", "'' should be"),
         ("24.5:0.5", "'24.5:0.5' should be"),
         ("24:0.5:1", "'24:0.5:1' should be"),
-        ("0:0.5", "'0:0.5' needs pixels of at least 1"),
-        ("24:0", "'24:0' needs .* a part of the run above 0, at most 1"),
-        ("24:1.5", "'24:1.5' needs"),
-        ("24:nan", "'24:nan' needs"),
-        ("16:0.5,24:0.5", "'24:0.5' needs .* above 0.5"),
+        ("0:0.5", "'0:0.5' should have more than 0 pixels"),
+        ("24:0", "'24:0' should .* and end between 0 and 1, parts of the run"),
+        ("24:1", "'24:1' should"),
+        ("24:nan", "'24:nan' should"),
+        ("16:0.5,24:0.5", "'24:0.5' should .* between 0.5 and 1"),
+        ("24:0.2,24:0.5", "'24:0.5' should have more than 24 pixels"),
     ],
 )
 def test_early_sizes_that_are_wrong_are_refused(text, words):
@@ -490,7 +491,7 @@ def test_a_stored_config_that_is_wrong_is_refused(text, words):
 def test_a_change_of_the_mathematics_is_told_with_both_values(name):
     before, after = OTHER[name]
     stored, new = unusual(), unusual(**{name: after})
-    free = name in FREE or name == "num_epochs"
+    free = name in FREE
     expected = {} if free else {name: (before, after)}
     assert configuration.changed_mathematics(stored, new) == expected
 
@@ -516,6 +517,13 @@ def test_the_length_may_change_where_no_rate_depends_on_it(schedule, is_free):
     longer = replace(stored, {"num_epochs": 4.0})
     changed = configuration.changed_mathematics(stored, longer)
     assert changed == ({} if is_free else {"num_epochs": (2.0, 4.0)})
+
+
+def test_the_length_may_not_change_where_the_size_of_images_depends_on_it():
+    stored = Config(num_epochs=2.0, early_sizes="16:0.5")
+    longer = replace(stored, {"num_epochs": 4.0})
+    changed = configuration.changed_mathematics(stored, longer)
+    assert changed == {"num_epochs": (2.0, 4.0)}
 
 
 def test_all_changes_are_told_at_once():

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import networks
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
+from recipes import Recipe, create_strategy
 
 from towers import build, train
 from towers.config import Config
@@ -17,6 +19,7 @@ from towers.data.resident import ResidentBatches
 from towers.data.sources import ArraySource, Subset, num_bytes
 from towers.errors import ConfigError
 from towers.parallel.devices import Devices
+from towers.parallel.towers import Towers
 
 
 def batches_of(num_examples, batch_size, augment, mixed=False):
@@ -104,6 +107,25 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
     train.train(dataclasses.replace(config, max_steps=3), tmp_path / "resident")
     resident = train.train(config, tmp_path / "resident")
     small_runs.assert_equal_states(resident, streamed)
+
+
+def test_a_whole_batch_stays_on_the_device_that_made_it():
+    network, batches = networks.residual_network(), batches_of(12, 4, "none")
+    strategy = create_strategy(
+        Towers,
+        network,
+        Recipe(),
+        networks.random_batches(1, 4),
+        2,
+        resident=ResidentBatches(batches, "/CPU:3"),
+    )
+    [graph] = strategy._loop.trace()
+    handed_on = [
+        op
+        for op in graph.get_operations()
+        if op.type == "Identity" and op.outputs[0].shape == (4, 8, 8, 3)
+    ]
+    assert handed_on and {op.device[-5:] for op in handed_on} == {"CPU:3"}
 
 
 def test_sources_in_memory_know_their_size_and_copy_themselves():

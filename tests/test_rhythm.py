@@ -114,7 +114,21 @@ def test_a_clock_that_is_set_meanwhile_makes_no_share_beyond_the_whole(waited, p
     assert watch.lap() == (2.0, percent)
 
 
-def test_steps_in_a_time_follow_the_mean_of_all_timed_steps():
+def test_the_first_call_of_a_stage_is_not_timed_and_its_pace_is_its_own():
+    watch = Stopwatch()
+    watch.add(1, 30.0)
+    watch.add(10, 5.0)
+    watch.begin_stage()
+    assert watch.steps_in(2.0) == 1
+    watch.add(1, 8.0)
+    assert (watch.timed_steps, watch.timed_secs, watch.start_secs) == (10, 5.0, 38.0)
+    assert watch.steps_in(2.0) == 1
+    watch.add(2, 4.0)
+    assert (watch.timed_steps, watch.timed_secs) == (12, 9.0)
+    assert watch.steps_in(6.0) == 3
+
+
+def test_steps_in_a_time_follow_the_mean_of_those_timed():
     watch = Stopwatch()
     watch.add(1, 30.0)
     watch.add(10, 5.0)
@@ -134,9 +148,10 @@ def test_a_stopwatch_goes_on_after_a_restart_and_warms_up_again():
     assert (again.timed_steps, again.timed_secs, again.train_secs) == (10, 5.0, 65.0)
     assert again.start_secs == 60.0
     assert again.lap() is None
-    assert again.steps_in(2.0) == 4
+    assert again.steps_in(2.0) == 1
     again.add(10, 1.0)
     assert again.lap().steps_per_sec == 10.0
+    assert again.steps_in(2.0) == 20
 
 
 def test_a_call_that_was_stopped_before_a_step_is_no_speed():

@@ -1,18 +1,27 @@
 """Parts of a run whose steps are compiled apart."""
 
+import dataclasses
 import math
 
 import keras
 import networks
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
-from recipes import Recipe, assert_equal_to_oracle, create_strategy
+from recipes import (
+    Recipe,
+    assert_equal_to_oracle,
+    assert_some_are_clipped,
+    clip_norm_for,
+    create_strategy,
+)
 
+from towers import train
 from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
-from towers.parallel.stages import Stage, fitted, only_stage, shrunk, stage_at
+from towers.parallel.stages import Stage, fitted, shrunk, stage_at, stages_of
 from towers.parallel.towers import Towers
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 8, 3, 5
@@ -27,8 +36,13 @@ def test_images_are_shrunk_as_by_tensorflow(size):
     np.testing.assert_allclose(shrunk(tf.constant(images), *size), expected, atol=1e-5)
 
 
+def test_images_are_not_enlarged():
+    with pytest.raises(ValueError, match="cannot be shrunk to 9x8"):
+        shrunk(tf.zeros([2, 8, 8, 3]), 9, 8)
+
+
 def test_a_step_belongs_to_the_stage_that_has_not_ended():
-    stages = [Stage(3, None), Stage(5, None), only_stage(None)]
+    stages = [Stage(3, None), Stage(5, None), *stages_of((), None)]
     assert [stage_at(stages, step) for step in range(7)] == [0, 0, 0, 1, 1, 2, 2]
 
 
@@ -73,8 +87,9 @@ def test_every_strategy_computes_the_stages_as_the_oracle_does(
     cls, num_devices, num_towers, options
 ):
     """Calls that reach over a stage's end stop there."""
-    (network, stages), recipe = small_and_large(), Recipe("nesterov")
+    network, stages = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
+    recipe = Recipe("nesterov", clip_norm_for(network, batches))
     strategy = create_strategy(
         cls, network, recipe, batches, num_devices, stages=stages, **options
     )
@@ -90,6 +105,68 @@ def test_every_strategy_computes_the_stages_as_the_oracle_does(
         frozen={FROZEN: FROZEN_FROM},
     )
     assert_equal_to_oracle(strategy.state(), expected)
+    assert_some_are_clipped(expected.reports, recipe)
+
+
+def test_asynchronous_towers_go_from_stage_to_stage():
+    network, stages = small_and_large()
+    batches = networks.random_batches(NUM_STEPS, 12)
+    towers = create_strategy(AsyncTowers, network, Recipe(), batches, 2, stages=stages)
+    found = [towers.train(NUM_STEPS - step) for step in (0, SMALL_STEPS, FROZEN_FROM)]
+    assert [x["step"] for x in found] == [SMALL_STEPS, FROZEN_FROM, NUM_STEPS]
+    assert all(np.isfinite(x["loss"]) for x in found)
+
+
+@pytest.mark.parametrize("cls", [Towers, AsyncTowers])
+def test_the_account_is_that_of_the_stage_that_takes_the_most(cls):
+    """The second: whole images, and nothing frozen."""
+    network, stages = small_and_large()
+    batches = networks.random_batches(1, 12)
+
+    def account(*stages):
+        strategy = create_strategy(cls, network, Recipe(), batches, 2, stages=stages)
+        return strategy.memory()
+
+    assert account(*stages) == account()
+    first, _, last = stages
+    assert account(first._replace(end_step=math.inf)) != account()
+    assert account(last) != account()
+
+
+def test_stages_are_traced_once_and_before_the_first_step():
+    network, stages = small_and_large()
+    batches = networks.random_batches(NUM_STEPS, 12)
+    strategy = create_strategy(Towers, network, Recipe(), batches, 1, stages=stages)
+    counts = []
+    for step in (0, SMALL_STEPS, FROZEN_FROM):
+        strategy.train(NUM_STEPS - step)
+        counts.append(strategy._loop._compiled.experimental_get_tracing_count())
+    assert counts == [3, 3, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"input": "resident"}])
+def test_a_run_in_two_parts_goes_through_its_stages(
+    options, tmp_path, monkeypatch, capfd
+):
+    """Ten steps; the first four have small images."""
+    data_set = small_runs.small_data()
+    small_runs.use(monkeypatch, pooled_network, data_set)
+    config = small_runs.small_config(early_sizes="6:0.4", **options)
+    whole = train.train(config, tmp_path / "whole")
+    assert "images       6x6 until step 4, then 8x8" in capfd.readouterr().out
+    train.train(dataclasses.replace(config, max_steps=3), tmp_path / "parts")
+    small_runs.assert_equal_states(train.train(config, tmp_path / "parts"), whole)
+    other = train.train(dataclasses.replace(config, early_sizes=""), tmp_path / "other")
+    assert not np.array_equal(
+        other["params/conv1/kernel"], whole["params/conv1/kernel"]
+    )
+
+
+def pooled_network(*, image_shape, num_classes, width, regularizer):
+    images = keras.Input(image_shape, name="images")
+    x = keras.layers.Conv2D(4, 3, name="conv1")(images)
+    x = keras.layers.GlobalAveragePooling2D(name="pool1")(x)
+    return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
 
 
 def test_a_run_continued_in_a_stage_is_the_same():
@@ -133,11 +210,3 @@ def test_a_batch_keeps_all_but_its_images():
     found = fitted(batch, network.model)
     assert found["images"].shape == (4, 8, 8, 3)
     assert all(found[name] is batch[name] for name in ("labels", "dropout1_noise"))
-
-
-def test_a_batch_that_fits_is_left_alone():
-    """Whatever its images are."""
-    inputs = keras.Input([2], name="images")
-    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    batch = {"images": tf.zeros([4, 2]), "labels": tf.zeros([4], tf.int32)}
-    assert fitted(batch, model)["images"] is batch["images"]

@@ -337,10 +337,10 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
 
     network, batches = networks.plain_network(), networks.random_batches(4, 8)
     towers = create_strategy(Towers, network, Recipe(), batches, 2)
-    stream, loss_fn = towers._stream, towers._loss_fn
+    stream, loss_fn = towers._loop._stream, towers._loss_fn
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # drawn when wanted
-    towers._stream = lambda first_step: (
+    towers._loop._stream = lambda first_step: (
         stream(first_step)
         .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
         .with_options(options)
@@ -485,8 +485,8 @@ class LateRate:
 class OfEachTower:
     """Changes the gradients of each tower, given with those of all its devices."""
 
-    def _results(self, number, fetched, batch):
-        results = super()._results(number, fetched, batch)
+    def _results(self, stage, fetched, batch):
+        results = super()._results(stage, fetched, batch)
         size, changed = len(results) // len(self._weights), []
         for tower in range(len(self._weights)):
             of_tower = results[size * tower : size * (tower + 1)]

@@ -32,6 +32,7 @@ FLOORS = {
     "data": 2,
     "models": 2,
     "parallel": 3,
+    "checkpoint_files": 1,
     "checkpoints": 3,
     "run_folder": 3,
     "summaries": 3,
@@ -75,8 +76,16 @@ ROOMS = {
             "stages",
             "views",
         },
-        {"all_reduce", "slices", "split", "strategy", "tower", "variables"},
-        {"tower_strategy", "walker"},
+        {
+            "all_reduce",
+            "slices",
+            "split",
+            "strategy",
+            "sync_batch_norm",
+            "tower",
+            "variables",
+        },
+        {"loop", "tower_strategy", "walker"},
         {"synchronous"},
         {"async_towers", "model_parallel", "replicated", "towers"},
         {"__init__"},
@@ -116,6 +125,7 @@ GROUPED = {
     "update.py": "test_optimizers",  # every optimizer is tested inside of it
     "__init__.py": "test_config_flags",  # how a command starts
     "config_checks.py": "test_config",  # what a Config refuses
+    "checkpoint_files.py": "test_checkpoints",
     "banner.py": "test_train",  # what a run says and saves is seen in a run
     "data/__init__.py": "test_structure",  # a table
     "data/__main__.py": "test_check",  # the command that checks
@@ -140,6 +150,7 @@ GROUPED = {
     "models/wide_resnet.py": "test_models",
     "parallel/__init__.py": "test_structure",  # a table
     # Strategies meet one contract, and one file of tests asks it of all of them.
+    "parallel/loop.py": "test_strategies",
     "parallel/model_parallel.py": "test_strategies",
     "parallel/replicated.py": "test_strategies",
     "parallel/strategy.py": "test_strategies",
@@ -151,6 +162,7 @@ GROUPED = {
     "parallel/device_tape.py": "test_walker",
     "parallel/slices.py": "test_walker",
     "parallel/split.py": "test_walker",
+    "parallel/sync_batch_norm.py": "test_walker",
 }
 
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}

@@ -1,5 +1,6 @@
 """The start banner: what will run, where and on what."""
 
+import math
 import platform
 
 import keras
@@ -25,6 +26,7 @@ def start_banner(
     """The lines of the banner."""
     data, model = parts.data, parts.model
     height, width, channels = parts.augment.image_shape
+    num_params = sum(math.prod(v.shape) for v in model.trainable_variables)
     batch = f"{config.batch_size} images"
     if config.accumulate_steps > 1:
         batch = f"{config.accumulate_steps} x {batch}"
@@ -41,7 +43,7 @@ def start_banner(
         (
             "network",
             f"{config.model} on {height}x{width}x{channels}, {config.precision}: "
-            f"{model.count_params():,} parameters",
+            f"{num_params:,} parameters",
         ),
         ("batch", f"{batch} a step over all towers"),
         (
@@ -50,11 +52,10 @@ def start_banner(
             f"{parts.num_examples:,} images",
         ),
     ]
-    if config.early_sizes:
-        ends = {image_size(stage.model): stage.end_step for stage in parts.stages}
-        ends.pop((height, width))
-        told = [f"{h}x{w} until step {end}" for (h, w), end in ends.items()]
-        lines.append(("images", f"{', '.join(told)}, then {height}x{width}"))
+    sizes = {image_size(stage.model): stage.end_step for stage in parts.stages}
+    if len(sizes) > 1:
+        *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
+        lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))
     if config.device_memory_mb:
         lines += [("memory", str(account)) for account in strategy.memory()]
     lines += [("note", remark) for remark in devices.remarks]

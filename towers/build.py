@@ -63,13 +63,13 @@ class Parts:
         return evaluation_stream(source, self.augment, batch_size)
 
 
-def build(config: Config, *, adapts: bool = True) -> Parts:
+def build(config: Config, *, trains: bool = True) -> Parts:
     """Loads the data and builds the network and its update.
 
     Args:
         config: what the run is.
-        adapts: whether layers whose state comes from the data look at it; an evaluation
-            has that state in its checkpoint.
+        trains: whether it is trained. An evaluation has no stages, and finds in its
+            checkpoint what layers take from the data.
 
     Raises:
         DataError: the data set is not there or not what it should be.
@@ -112,7 +112,7 @@ def build(config: Config, *, adapts: bool = True) -> Parts:
 
     model = model_for(*augment.image_shape[:2])
     num_examples = train_source.num_examples
-    if adapts:
+    if trains:
         models.adapt(model, lambda: _some_images(train_source, augment))
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
@@ -131,7 +131,9 @@ def build(config: Config, *, adapts: bool = True) -> Parts:
         model=model,
         stages=create_stages(
             config, num_examples, total_steps, model, lambda size: model_for(size, size)
-        ),
+        )
+        if trains
+        else (),
         update=create_update(config, num_examples, model),
         num_examples=num_examples,
         total_steps=total_steps,

@@ -1,69 +1,27 @@
-"""Checkpoints on disk: written whole, committed by a rename, verified before use.
+"""The checkpoints of a run: committed by a rename, verified before use.
 
-A checkpoint is a folder `step-00001200` of
-
-    tensors.index, tensors.data-*   written by `tf.train.Checkpoint`; the keys read
-                                    `params/conv1/kernel/.ATTRIBUTES/VARIABLE_VALUE`
-    trainer_state.json              what the trainer wants to know again, the step,
-                                    the architecture (ordered name, shape, dtype of
-                                    the tensors) and the versions that wrote it
-    MANIFEST.json                   name, size and sha256 of each of the above
-
-It is written as `.tmp-...`, read back, fsynced and renamed: a folder with its final
-name and a manifest that holds *is* the commit, so a process may be killed at any
-moment. What it leaves then is removed at the next start by `remove_leftovers`. One
-process at a time may write to a folder (the run's lock sees to that); any may read.
+A checkpoint is a folder `step-00001200`, see `checkpoint_files`. It is written as
+`.tmp-...`, read back, fsynced and renamed: a folder with its final name and a manifest
+that holds *is* the commit, so a process may be killed at any moment. What it leaves
+then is removed at the next start by `remove_leftovers`. One process at a time may write
+to a folder (the run's lock sees to that); any may read.
 """
 
-import dataclasses
-import functools
-import hashlib
-import importlib.metadata
-import itertools
-import json
 import os
-import platform
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from towers import checkpoint_files
+from towers.checkpoint_files import Checkpoint, Tensors
 from towers.errors import CheckpointError
 
 Log = Callable[[str], None]
-Tensors = Mapping[str, np.ndarray]
-Architecture = Sequence[tuple[str, Sequence[int], str]]  # name, shape, dtype
-
-_PREFIX = "tensors"
-_TENSOR_FILES = (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001")
-_STATE = "trainer_state.json"
-_MANIFEST = "MANIFEST.json"
-# What reading a damaged checkpoint raises: TensorFlow an OpError (bare for a bad
-# index) or, for truncated data, an IndexError; JSON of another form the rest.
-_READ_ERRORS = (tf.errors.OpError, OSError, IndexError, KeyError, TypeError, ValueError)
-
-
-@dataclasses.dataclass(frozen=True)
-class Checkpoint:
-    """A verified checkpoint: its tensors in the order in which they were saved.
-
-    `trainer_state` is the dict given to `save`, with `step` and `versions` added.
-    """
-
-    step: int
-    path: Path
-    tensors: dict[str, np.ndarray]
-    trainer_state: dict[str, Any]
-
-
-def architecture(tensors: Tensors) -> Architecture:
-    """The ordered (name, shape, dtype) of tensors, for `check_architecture`."""
-    arrays = ((name, np.asarray(tensor)) for name, tensor in tensors.items())
-    return [(name, array.shape, array.dtype.name) for name, array in arrays]
 
 
 def save(
@@ -89,7 +47,6 @@ def save(
     """
     folder = Path(folder)
     tensors = {name: np.asarray(tensor) for name, tensor in tensors.items()}
-    state_text = _state_text(step, tensors, trainer_state)
     final = folder / _step_name(step)
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
     if _is_saved(folder, step, tensors):
@@ -97,30 +54,19 @@ def save(
     try:
         if not folder.exists():
             os.makedirs(folder)
-            _fsync(folder.parent)
+            checkpoint_files.fsync(folder.parent)
         _remove(temporary)  # in a container every process may have the same id
-        os.mkdir(temporary)
-        _write_tensors(temporary / _PREFIX, tensors)
-        (temporary / _STATE).write_text(state_text, encoding="utf-8")
-        (temporary / _MANIFEST).write_text(_manifest_text(temporary), encoding="utf-8")
-        differing = _first_difference(tensors, _read(temporary).tensors)
-        if differing:
-            raise CheckpointError(f"{differing} read back differs from what was saved")
+        checkpoint_files.write(temporary, step, tensors, trainer_state)
         _commit(temporary, final)
     except (tf.errors.OpError, OSError, CheckpointError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         raise CheckpointError(
-            f"cannot save step {step} in {folder}: {_reason(error)}; the tensors need "
-            f"{num_bytes:,} bytes, {_free_bytes(folder)} are free there; "
-            "earlier checkpoints are intact"
+            f"cannot save step {step} in {folder}: {checkpoint_files.reason(error)}; "
+            f"the tensors need {num_bytes:,} bytes, {_free_bytes(folder)} are free "
+            "there; earlier checkpoints are intact"
         ) from error
     return final
-
-
-def verify(path: str | Path) -> None:
-    """Reads all of a checkpoint; raises CheckpointError with what is wrong with it."""
-    _read(Path(path))
 
 
 def list_steps(folder: str | Path) -> list[int]:
@@ -134,7 +80,7 @@ def restore_step(folder: str | Path, step: int) -> Checkpoint:
     if not path.exists():
         steps = ", ".join(map(str, list_steps(folder))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; has: {steps}")
-    checkpoint = _read(path)
+    checkpoint = checkpoint_files.read(path)
     if checkpoint.step != step:
         raise CheckpointError(f"{path}: it holds step {checkpoint.step}")
     return checkpoint
@@ -168,31 +114,6 @@ def restore_latest(folder: str | Path, log: Log = print) -> Checkpoint | None:
         f"none of the {len(reasons)} checkpoints in {folder} is valid, and training "
         f"does not start anew beside them: {'; '.join(reasons.values())}"
     )
-
-
-def check_architecture(expected: Architecture, found: Architecture) -> None:
-    """Raises CheckpointError naming the first variable in which a model differs.
-
-    The order counts: it tells two layers of the same shape from each other.
-
-    Args:
-        expected: (name, shape, dtype) of the model's tensors, see `architecture`.
-        found: the same of the checkpoint's.
-    """
-    model = {name: f"{dtype} {list(shape)}" for name, shape, dtype in expected}
-    saved = {name: f"{dtype} {list(shape)}" for name, shape, dtype in found}
-    for ours, its in itertools.zip_longest(model, saved):
-        if ours is not None and ours not in saved:
-            problem = f"{ours} is in the model but not in the checkpoint"
-        elif its is not None and its not in model:
-            problem = f"{its} is in the checkpoint but not in the model"
-        elif ours != its:
-            problem = f"{ours} of the model stands where the checkpoint has {its}"
-        elif model[ours] != saved[its]:
-            problem = f"{ours} is {model[ours]} here, {saved[its]} in the checkpoint"
-        else:
-            continue
-        raise CheckpointError(f"the checkpoint is of another model: {problem}")
 
 
 def remove_leftovers(folder: str | Path, log: Log = print) -> None:
@@ -261,7 +182,7 @@ def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:
         existing = restore_step(folder, step)
     except CheckpointError:
         return False  # to be replaced, and removed only after that
-    differing = _first_difference(tensors, existing.tensors)
+    differing = checkpoint_files.first_difference(tensors, existing.tensors)
     if differing:
         raise CheckpointError(
             f"{existing.path} is a valid checkpoint with another {differing}; it is "
@@ -270,125 +191,15 @@ def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:
     return True
 
 
-def _state_text(step: int, tensors: Tensors, trainer_state: dict) -> str:
-    listed = architecture(tensors)
-    own = {
-        "step": int(step),
-        "versions": _versions(),
-        "architecture": listed,
-        "architecture_sha256": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
-    }
-    return json.dumps({**trainer_state, **own}, indent=1)
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "tensorflow": tf.__version__}
-    for package in ("keras", "numpy", "towers"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
-
-
-def _manifest_text(folder: Path) -> str:
-    files = [_file_entry(folder / name) for name in sorted(os.listdir(folder))]
-    return json.dumps({"format": 1, "files": files}, indent=1)
-
-
-def _file_entry(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as f:
-        digest = hashlib.file_digest(f, "sha256").hexdigest()
-    return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
-
-
-def _write_tensors(prefix: Path, tensors: Tensors) -> None:
-    tree: dict[str, Any] = {}
-    with tf.device("CPU:0"):
-        for name, tensor in tensors.items():
-            *parents, leaf = name.split("/")
-            branch = tree
-            for parent in parents:
-                branch = branch.setdefault(parent, {})
-            branch[leaf] = tf.Variable(tensor)
-        tf.train.Checkpoint(**tree).write(str(prefix))
-
-
 def _commit(temporary: Path, final: Path) -> None:
-    """Fsyncs and renames; an invalid checkpoint of that name is put aside before."""
-    for name in sorted(os.listdir(temporary)):
-        _fsync(temporary / name)
-    _fsync(temporary)
+    """Renames; an invalid checkpoint of that name is put aside before."""
     replaced = final.with_name(f".tmp-replaced-{final.name}")
     if final.exists():
         _remove(replaced)
         os.rename(final, replaced)
     os.rename(temporary, final)
-    _fsync(final.parent)
+    checkpoint_files.fsync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _read(path: Path) -> Checkpoint:
-    """Reads and verifies a folder; CheckpointError says what is wrong with it."""
-    try:
-        _check_files(path)
-        state = _json(path / _STATE)
-        reader = tf.train.load_checkpoint(str(path / _PREFIX))
-        tensors = {}
-        for name, *_ in state.pop("architecture"):
-            key = name.replace(".", "..")  # so TensorFlow escapes a dot
-            tensor = reader.get_tensor(f"{key}/.ATTRIBUTES/VARIABLE_VALUE")
-            tensors[name] = np.asarray(tensor)
-        del state["architecture_sha256"]
-        return Checkpoint(state["step"], path, tensors, state)
-    except _READ_ERRORS as error:
-        raise CheckpointError(f"{path}: {_reason(error)}") from error
-
-
-def _check_files(path: Path) -> None:
-    """Compares the files of a folder with its manifest."""
-    manifest = _json(path / _MANIFEST)
-    try:
-        expected = {entry["name"]: entry for entry in manifest["files"]}
-        if manifest["format"] != 1 or not {_STATE, *_TENSOR_FILES} <= set(expected):
-            raise ValueError("of another format, or files are not listed")
-        if any(os.path.basename(name) != name for name in expected):
-            raise ValueError("it names a file outside of the folder")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{_MANIFEST} is not a manifest: {error!r}") from error
-    for name, entry in expected.items():
-        found = _file_entry(path / name)
-        for field in ("size", "sha256"):
-            if found[field] != entry.get(field):
-                raise ValueError(
-                    f"{name}: {field} is {found[field]}, should be {entry.get(field)}"
-                )
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path.name} is not JSON: {error}") from error
-
-
-def _first_difference(ours: Tensors, theirs: Tensors) -> str | None:
-    """What differs first, bit for bit (so that a NaN equals itself), or None."""
-    if architecture(ours) != architecture(theirs):
-        return "list of tensors"
-    for name, tensor in ours.items():
-        if tensor.tobytes() != theirs[name].tobytes():
-            return f"tensor {name}"
-    return None
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
@@ -403,11 +214,3 @@ def _free_bytes(folder: Path) -> str:
         return f"{shutil.disk_usage(folder).free:,}"
     except OSError:
         return "an unknown number"
-
-
-def _reason(error: Exception) -> str:
-    """One line for an error of Python or TensorFlow."""
-    if isinstance(error, (IndexError, KeyError, TypeError)):
-        return repr(error)  # their messages alone say little
-    # TensorFlow puts the node's name in front and sometimes a stack behind.
-    return re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0]

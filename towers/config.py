@@ -119,6 +119,12 @@ class Config:
         "are resized and cropped; 0 takes them as they are, which must be alike.",
         at_least=0,
     )
+    early_sizes: str = _option(
+        "",
+        "Pixels of height and width to which images are shrunk in the first part of "
+        "--num_epochs, such as 24:0.5 in the first half; several by commas, growing: "
+        "16:0.2,24:0.5.",
+    )
     input: str = _option(
         "auto",
         "Batches are read ahead (stream), or made inside the compiled step from images "
@@ -261,11 +267,6 @@ class Config:
     )
     epochs_per_decay: float = _option(
         350.0, "Length of a stair of the exponential schedules, in epochs.", above=0
-    )
-    early_sizes: str = _option(
-        "",
-        "Pixels of height and width to which images are shrunk in the first part of "
-        "the run, such as 24:0.5 for its first half; several by commas, 16:0.2,24:0.5.",
     )
     epoch_factors: str = _option(
         "",
@@ -466,7 +467,9 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
         free = field.metadata["free"] or (
-            name == "num_epochs" and new.schedule not in SCHEDULES_BY_LENGTH
+            name == "num_epochs"
+            and new.schedule not in SCHEDULES_BY_LENGTH
+            and not new.early_sizes
         )
         if before != after and not free:
             changed[name] = (before, after)

@@ -187,25 +187,25 @@ def parse_early_sizes(text: str) -> tuple[tuple[int, float], ...]:
     """'16:0.2,24:0.5' -> ((16, 0.2), (24, 0.5)); nothing for an empty text.
 
     Raises:
-        ConfigError: it is written in another way, or the parts of the run do not grow.
+        ConfigError: it is written in another way, or does not grow.
     """
-    pairs, before = [], 0.0
+    pairs = []
     for part in text.split(",") if text else []:
         try:
-            size, fraction = part.split(":")
-            pairs.append((int(size), float(fraction)))
+            size, until = part.split(":")
+            pairs.append((int(size), float(until)))
         except ValueError:
             raise ConfigError(
                 f"early_sizes={text!r}: {part!r} should be pixels and a part of the "
                 "run, such as 24:0.5"
             ) from None
-        size, fraction = pairs[-1]
-        if size < 1 or not before < fraction <= 1:
+        size, until = pairs[-1]
+        last_size, last_until = pairs[-2] if len(pairs) > 1 else (0, 0.0)
+        if not (last_size < size and last_until < until < 1):
             raise ConfigError(
-                f"early_sizes={text!r}: {part!r} needs pixels of at least 1 and a part "
-                f"of the run above {before:g}, at most 1"
+                f"early_sizes={text!r}: {part!r} should have more than {last_size} "
+                f"pixels and end between {last_until:g} and 1, parts of the run"
             )
-        before = fraction
     return tuple(pairs)
 
 

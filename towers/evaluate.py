@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from towers import build, checkpoints, config_checks
+from towers import build, checkpoint_files, checkpoints, config_checks
 from towers.config import Config
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.parallel import devices as parallel_devices
@@ -91,17 +91,17 @@ def evaluate(
     )
     for remark in devices.remarks:
         say(remark)
-    parts = build.build(config, adapts=False)
+    parts = build.build(config, trains=False)
     strategy = build.create_strategy(config, parts, devices)
     stream = parts.evaluation_stream(parts.data.test, config.batch_size)
     board = Board(folder.tensorboard, "eval")
-    expected = checkpoints.architecture(strategy.state())
+    expected = checkpoint_files.architecture(strategy.state())
     result = {}
     while True:
         checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
         if checkpoint and checkpoint.step != result.get("step"):
-            checkpoints.check_architecture(
-                expected, checkpoints.architecture(checkpoint.tensors)
+            checkpoint_files.check_architecture(
+                expected, checkpoint_files.architecture(checkpoint.tensors)
             )
             strategy.load(checkpoint.tensors)
             with data_errors_of_tensorflow():

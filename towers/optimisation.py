@@ -16,7 +16,7 @@ from towers.config_checks import (
     parse_param_rates,
 )
 from towers.errors import ConfigError
-from towers.parallel.stages import Stage, image_size, only_stage
+from towers.parallel.stages import Stage, image_size
 from towers.parallel.strategy import variable_names
 from towers.update import RateFn, Update
 
@@ -131,36 +131,40 @@ def create_stages(
             images = own.epochs * num_examples
             frozen_from[name] = math.ceil(images / config.images_per_step)
     early = [
-        (math.ceil(fraction * total_steps), size)
-        for size, fraction in parse_early_sizes(config.early_sizes)
+        (math.floor(round(part * total_steps, 6)), size)
+        for size, part in parse_early_sizes(config.early_sizes)
     ]
-    models = {size: model_for(size) for _, size in early}
-    for size, small in models.items():
-        _check_same_variables(config, size, small, model)
+    smaller = {size: _smaller(config, size, model, model_for) for _, size in early}
     ends = {end for end, _ in early} | set(frozen_from.values())
     stages, begin = [], 0
-    for end in sorted(end for end in ends if end < total_steps) + [math.inf]:
+    for end in sorted(end for end in ends if 0 < end < total_steps) + [math.inf]:
         size = next((size for until, size in early if begin < until), 0)
         frozen = {name for name, since in frozen_from.items() if since <= begin}
-        stages.append(Stage(end, models.get(size, model), frozenset(frozen)))
+        stages.append(Stage(end, smaller.get(size, model), frozenset(frozen)))
         begin = end
-    return () if stages == [only_stage(model)] else tuple(stages)
+    return tuple(stages) if len(stages) > 1 else ()
 
 
-def _check_same_variables(config, size, small, model):
+def _smaller(config, size, model, model_for):
+    """The network for images of another size, with the same variables."""
+
     def described(network):
         inputs = [(x.name, x.shape) for x in network.inputs if x.name != "images"]
         return [(v.path, v.shape) for v in network.variables], inputs
 
+    what = f"early_sizes={config.early_sizes!r}"
     height, width = image_size(model)
-    if not size < height == width:
+    if height != width or not size < height:
         raise ConfigError(
-            f"early_sizes={config.early_sizes!r}: images of {height}x{width} cannot be "
-            f"shrunk to {size}x{size}"
+            f"{what}: images of {height}x{width} cannot be shrunk to {size}x{size}"
         )
-    if described(small) != described(model):
+    try:
+        found = model_for(size)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+    if described(found) != described(model):
         raise ConfigError(
-            f"early_sizes={config.early_sizes!r}: model={config.model} has other "
-            f"parameters on images of {size}x{size}; choose a network that ends in a "
-            "global pool"
+            f"{what}: model={config.model} has other parameters on images of "
+            f"{size}x{size}; choose a network that ends in a global pool"
         )
+    return found

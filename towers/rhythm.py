@@ -76,7 +76,7 @@ class Stopwatch:
     Attributes:
         train_secs: all of it, over every start of the run.
         timed_steps, timed_secs: the steps whose speed counts, and their time. The first
-            call of each start does not: it traces and compiles the step.
+            call of each start, and of each stage, does not: it compiles the step.
         start_secs: time of those first calls.
     """
 
@@ -87,6 +87,7 @@ class Stopwatch:
 
     def __post_init__(self):
         self._is_warm = False
+        self._recent_steps, self._recent_secs = 0, 0.0  # timed, of this stage
         self.last_start_secs = 0.0
         self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
         self._lap: Lap | None = None
@@ -98,6 +99,8 @@ class Stopwatch:
         if self._is_warm and num_steps:
             self.timed_steps += num_steps
             self.timed_secs += secs
+            self._recent_steps += num_steps
+            self._recent_secs += secs
             self._lap_steps += num_steps
             self._lap_secs += secs
             self._lap_wait_secs += input_wait_secs
@@ -105,6 +108,11 @@ class Stopwatch:
             self.start_secs += secs
             self.last_start_secs = secs
         self._is_warm = True
+
+    def begin_stage(self) -> None:
+        """The next steps are others, at another pace, and not compiled yet."""
+        self._is_warm = False
+        self._recent_steps, self._recent_secs = 0, 0.0
 
     def lap(self) -> Lap | None:
         """What was timed since the last lap; None while nothing was."""
@@ -116,8 +124,8 @@ class Stopwatch:
         return self._lap
 
     def steps_in(self, secs: float) -> int:
-        """How many steps fill so much time; at least 1, and 1 until that is known and
-        the first step of this start is taken."""
-        if not (self.timed_secs and self._is_warm):
+        """How many steps fill so much time; at least 1, and 1 until the pace of this
+        start and stage is known."""
+        if not (self._recent_secs and self._is_warm):
             return 1
-        return max(1, int(secs * self.timed_steps / self.timed_secs))
+        return max(1, int(secs * self._recent_steps / self._recent_secs))

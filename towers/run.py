@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from towers import build, checkpoints, config_checks
+from towers import build, checkpoint_files, checkpoints, config_checks
 from towers import config as configuration
 from towers.background import Background
 from towers.config import Config
@@ -83,9 +83,9 @@ def restore(run: Run) -> None:
         if run.config.init_from:
             _start_from(run)
         return
-    checkpoints.check_architecture(
-        checkpoints.architecture(run.strategy.state()),
-        checkpoints.architecture(checkpoint.tensors),
+    checkpoint_files.check_architecture(
+        checkpoint_files.architecture(run.strategy.state()),
+        checkpoint_files.architecture(checkpoint.tensors),
     )
     run.strategy.load(checkpoint.tensors)
     run.step = run.saved_step = checkpoint.step

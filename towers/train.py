@@ -141,6 +141,7 @@ def train_loop(run: Run) -> None:
         run.folder.metrics, resume_step=run.step - 1 if run.unfinished else run.step
     )
     board = Board(run.folder.tensorboard, "train")
+    stage_ends = {stage.end_step for stage in run.parts.stages}
     run.saved_at = time.monotonic()
     staleness = []  # of asynchronous updates since the last log line
     if run.unfinished:
@@ -168,6 +169,8 @@ def train_loop(run: Run) -> None:
         staleness.extend(metrics.pop("staleness", ()))
         waited = metrics.pop("input_wait_secs")
         stopwatch.add(step - run.step, time.monotonic() - started, waited)
+        if step in stage_ends:
+            stopwatch.begin_stage()
         run.step = step
         record = {"step": step, "epoch": step * config.images_per_step / num_examples}
         run.unfinished = record

@@ -23,14 +23,14 @@ parameter server.
 """
 
 import functools
-from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from towers.parallel.coordinator import Coordinator
+from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, squared_norm
-from towers.parallel.stages import fitted, stage_at
+from towers.parallel.stages import stage_at
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -39,7 +39,7 @@ from towers.parallel.strategy import (
     WAITING,
     not_finite,
 )
-from towers.parallel.tower_strategy import HOST, TowerStrategy
+from towers.parallel.tower_strategy import TowerStrategy
 from towers.parallel.variables import Variables
 
 
@@ -74,8 +74,9 @@ class AsyncTowers(TowerStrategy):
             Coordinator, num_towers, max_staleness=max_staleness, record=record
         )
         self._coordinator = self._new_coordinator(0)
+        self._batches = None
         self._traced = self._is_training = False
-        self._number = 0  # of the stage
+        self._stage = 0
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self._devices]
         self._gradients = []
@@ -98,8 +99,10 @@ class AsyncTowers(TowerStrategy):
         if not self._traced:
             self._trace(self._stream(0).element_spec)
         # Of the updates, one at a time.
-        largest = self._compute_calls[-1]
-        return [call.graph for call in (*largest, self._apply_calls[True])]
+        return [
+            [call.graph for call in (*calls, self._apply_calls[True])]
+            for calls in self._compute_calls
+        ]
 
     def _logits(self, batches, use_averages):
         return self._logits_of_whole(
@@ -130,7 +133,7 @@ class AsyncTowers(TowerStrategy):
 
     def _compute(self, tower, params, state, share):
         with tf.device(self._devices[tower]):
-            call = self._compute_calls[self._number][tower]
+            call = self._compute_calls[self._stage][tower]
             gradients, state, metrics = call(params, state, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
@@ -156,10 +159,10 @@ class AsyncTowers(TowerStrategy):
         with tf.device(self._devices[tower]):
             return self._variables.fetch()
 
-    def _compute_step(self, number, tower, params, state, share):
+    def _compute_step(self, stage, tower, params, state, share):
         with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-            share = fitted(share, self._stages[number].model)
-            result = self._tower_gradients(number, params, state, share)
+            share = self._fitted(stage, share)
+            result = self._tower_gradients(stage, params, state, share)
             decay, gradients = self._add_weight_decay(params, result.gradients)
             total_loss = result.loss + tf.cast(decay, result.loss.dtype)
             norm = tf.sqrt(squared_norm(gradients))
@@ -220,8 +223,8 @@ class AsyncTowers(TowerStrategy):
             }
             fetch = functools.partial(self._fetch_step, tower)
             self._fetch_calls.append(traced(fetch))
-            for number, calls in enumerate(self._compute_calls):
-                compute = functools.partial(self._compute_step, number, tower)
+            for stage, calls in enumerate(self._compute_calls):
+                compute = functools.partial(self._compute_step, stage, tower)
                 calls.append(traced(compute, params, state, share))
         whose, norm = tf.TensorSpec([], tf.int32), tf.TensorSpec([], params[0].dtype)
         self._apply_calls = [
@@ -242,8 +245,8 @@ class AsyncTowers(TowerStrategy):
                 self._trace(batches.element_spec)
             self._batches = iter(batches)
         self._is_training = True
-        self._number = stage_at(self._stages, before)
-        num_steps = int(min(num_steps, self._stages[self._number].end_step - before))
+        self._stage = stage_at(self._stages, before)
+        num_steps = int(min(num_steps, self._stages[self._stage].end_step - before))
         try:
             self._coordinator.run(num_steps, self._draw_shares, self._run_tower)
         except BaseException:
@@ -292,11 +295,6 @@ class AsyncTowers(TowerStrategy):
         with self._coordinator.lock:
             return super().state()
 
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        super().load(state)
-        self._begin_anew()
-
     def _begin_anew(self):
-        """Goes on from the step with batches drawn anew."""
         self._batches = None
         self._coordinator = self._new_coordinator(int(self._step))

@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 
+# The CPU that holds what is counted and looked at, whatever the towers run on.
+HOST = "/CPU:0"
+
 
 @dataclasses.dataclass(frozen=True)
 class Devices:

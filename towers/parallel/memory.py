@@ -7,6 +7,7 @@ graph of a step, whose operations are followed in the order in which they were m
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable
 
 import tensorflow as tf
@@ -101,6 +102,16 @@ def create_accounts(
         Account(device, **{part: of_device[part] for part in Account.parts()})
         for device, of_device in found.items()
     ]
+
+
+def fullest(accounts: Iterable[Iterable[Account]]) -> list[Account]:
+    """Per device the largest of several accounts, which follow each other."""
+    found = {}
+    for account in itertools.chain.from_iterable(accounts):
+        known = found.setdefault(account.device, account)
+        if account.total > known.total:
+            found[account.device] = account
+    return list(found.values())
 
 
 def check_budget(accounts: Iterable[Account], device_memory_mb: float) -> None:

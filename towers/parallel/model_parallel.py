@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import all_average_states, all_reduce
+from towers.parallel.devices import HOST
 from towers.parallel.gradients import squared_norm
-from towers.parallel.stages import Stage, only_stage
+from towers.parallel.stages import Stage, stages_of
 from towers.parallel.synchronous import Met, Synchronous
-from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
-from towers.parallel.walker import Walker
+from towers.parallel.walker import walkers_of
 
 
 class ModelParallel(Synchronous):
@@ -65,10 +65,9 @@ class ModelParallel(Synchronous):
             list(devices[first : first + group_size])
             for first in range(0, len(devices), group_size)
         ]
-        self._grid_walkers = [
-            Walker(stage.model, loss_fn, self._grid, sync_batch_norm)
-            for stage in stages or [only_stage(model)]
-        ]
+        self._grid_walkers = walkers_of(
+            stages_of(stages, model), loss_fn, self._grid, sync_batch_norm
+        )
         self._grid_walker = self._grid_walkers[-1]
         super().__init__(
             model,
@@ -111,12 +110,12 @@ class ModelParallel(Synchronous):
                     fetched[-1].append(of_shard.fetch(use_averages))
         return fetched
 
-    def _compute(self, number, variables, batches):
+    def _compute(self, stage, variables, batches):
         """Results of all groups, shard after shard, as the variables come."""
-        found = self._grid_walkers[number].gradients(
+        found = self._grid_walkers[stage].gradients(
             self._by_group(variables), batches, self._weights, self._read_loss_scale()
         )
-        return [self._checked(number, x) for of_group in found for x in of_group]
+        return [self._checked(stage, x) for of_group in found for x in of_group]
 
     def _by_group(self, values):
         size = len(self._grid[0])
@@ -125,10 +124,10 @@ class ModelParallel(Synchronous):
     def _logits(self, batches, use_averages):
         return self._grid_walker.logits(self._fetch(use_averages), batches)
 
-    def _meet(self, number, batch):
+    def _meet(self, stage, batch):
         # Every group computes on its share, with the slices that its devices own.
         fetched = [values for of_group in self._fetch() for values in of_group]
-        results = self._by_group(self._results(number, fetched, batch))
+        results = self._by_group(self._results(stage, fetched, batch))
 
         # Weight decay does not depend on the images: the first group adds it for all,
         # each device that of its shard.
@@ -217,7 +216,7 @@ class ModelParallel(Synchronous):
                     variable.assign(self._grid_walker.shards.slice(state[name], shard))
         for name, variable in self._progress_variables().items():
             variable.assign(state[name])
-        self._batches = None
+        self._begin_anew()
 
     def describe(self):
         self.trace()  # only then is it known what crosses devices
@@ -232,8 +231,10 @@ class ModelParallel(Synchronous):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of activations, and of their gradients, that cross devices per step."""
-        return self._grid_walker.moved_bytes * self._accumulate_steps
+        """Bytes of activations, and of their gradients, that cross devices per step of
+        the stage where most do; gradients that frozen parameters spare are counted."""
+        most = max(walker.moved_bytes for walker in self._grid_walkers)
+        return most * self._accumulate_steps
 
     @property
     def param_bytes(self) -> list[int]:

@@ -81,13 +81,13 @@ class Replicated(Synchronous):
         """The image-weighted mean over the devices, on every device."""
         return all_reduce(tensors, self._devices, weights=self._weights, **reduction)
 
-    def _meet(self, number, batch):
+    def _meet(self, stage, batch):
         # Every device computes the gradients of its share with its own copy.
         fetched = []
         for replica, device in zip(self._replicas, self._devices, strict=True):
             with tf.device(device):
                 fetched.append(replica.fetch())
-        results = self._results(number, fetched, batch)
+        results = self._results(stage, fetched, batch)
 
         # Weight decay does not depend on the images: the first device adds it for all.
         gradients = [r.gradients for r in results]

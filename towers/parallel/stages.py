@@ -1,7 +1,7 @@
-"""Parts of a run whose steps are compiled apart: with small images, with less to learn.
+"""Parts of a run whose steps are traced apart: with small images, with less to learn.
 
-In every stage the parameters are the same ones. What is left out of a step's
-computation is known when it is compiled, so it costs nothing.
+In every stage the parameters are the same ones. What a step leaves out is known when it
+is traced, so it costs nothing. A stage is called by its number.
 """
 
 import math
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 class Stage(NamedTuple):
-    """Steps that are compiled in one.
+    """Steps that are alike.
 
     Attributes:
         end_step: the first step that is not of it; infinite for the last stage.
@@ -29,9 +29,9 @@ class Stage(NamedTuple):
     frozen: frozenset[str] = frozenset()
 
 
-def only_stage(model: keras.Model) -> Stage:
-    """That of a run whose steps are all alike."""
-    return Stage(math.inf, model)
+def stages_of(stages: Sequence[Stage], model: keras.Model) -> list[Stage]:
+    """The stages, or the only one of a run whose steps are all alike."""
+    return list(stages) or [Stage(math.inf, model)]
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> int:
@@ -41,18 +41,12 @@ def stage_at(stages: Sequence[Stage], step: int) -> int:
 
 def image_size(model: keras.Model) -> tuple[int, int]:
     """Height and width of the images that a network takes."""
-    return _image_shape(model)[:2]
-
-
-def _image_shape(model):
-    [shape] = [tuple(x.shape[1:]) for x in model.inputs if x.name == "images"]
-    return shape
+    [height_and_width] = [x.shape[1:3] for x in model.inputs if x.name == "images"]
+    return tuple(height_and_width)
 
 
 def fitted(batch: Mapping[str, tf.Tensor], model: keras.Model) -> dict[str, tf.Tensor]:
     """The batch with its images shrunk to the size that the network takes."""
-    if tuple(batch["images"].shape[1:]) == _image_shape(model):
-        return dict(batch)
     return dict(batch) | {"images": shrunk(batch["images"], *image_size(model))}
 
 
@@ -62,7 +56,14 @@ def shrunk(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     Every new pixel is a mean with triangular weights that reach as far as one new pixel
     is wide, to both sides, as in TensorFlow's antialiased bilinear `tf.image.resize`;
     written as two matrix products, which run wherever the network does.
+
+    Raises:
+        ValueError: the images are not larger.
     """
+    if not (height <= images.shape[1] and width <= images.shape[2]):
+        raise ValueError(
+            f"images of shape {images.shape} cannot be shrunk to {height}x{width}"
+        )
     down = tf.constant(_weights(images.shape[1], height), images.dtype)
     across = tf.constant(_weights(images.shape[2], width), images.dtype)
     return tf.einsum("yh,nhwc,xw->nyxc", down, images, across)
@@ -81,7 +82,10 @@ def without_frozen(
 ) -> list[tf.Tensor]:
     """The gradients, zeros in place of those of frozen parameters. What led to those
     is then used by nothing, and so left out of the graph."""
-    return [
-        tf.zeros_like(gradient) if name in frozen else gradient
-        for gradient, name in zip(gradients, names, strict=True)
-    ]
+    kept = []
+    for gradient, name in zip(gradients, names, strict=True):
+        if name in frozen:
+            with tf.device(gradient.device):
+                gradient = tf.zeros_like(gradient)
+        kept.append(gradient)
+    return kept

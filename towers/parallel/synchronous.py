@@ -1,4 +1,4 @@
-"""What the synchronous strategies share: the loop of many steps in one compiled call.
+"""What the synchronous strategies share: the step.
 
 A strategy adds to what `TowerStrategy` asks for where the towers meet (`_meet`) and
 what is updated there (`_apply`).
@@ -10,20 +10,15 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, weighted_mean
+from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
-from towers.parallel.stages import fitted, stage_at
-from towers.parallel.strategy import (
-    COMPUTING,
-    IDLE,
-    PHASES,
-    TRACING,
-    WAITING,
-    not_finite,
-)
+from towers.parallel.stages import stage_at
+from towers.parallel.strategy import not_finite
 from towers.parallel.tower import TowerResult, accumulated
-from towers.parallel.tower_strategy import HOST, TowerStrategy
-from towers.parallel.walker import Walker
+from towers.parallel.tower_strategy import TowerStrategy
+from towers.parallel.walker import walkers_of
 
 
 class Met(NamedTuple):
@@ -54,8 +49,7 @@ class Synchronous(TowerStrategy):
             `batch_size` is that of a micro-batch.
         sync_batch_norm: whether the towers share the moments of batch normalisation,
             as if one device saw the whole batch.
-        resident: makes the batches inside the compiled step, in place of the stream:
-            `start(step) -> carry` and (step, carry) -> (batch, carry).
+        resident: as in `Loop`.
         scale_loss: whether the loss is scaled dynamically, see `loss_scale`. A step
             whose gradients are not finite is then passed over, and counts.
         The other arguments are those of `TowerStrategy`.
@@ -74,28 +68,28 @@ class Synchronous(TowerStrategy):
             self._loss_scale = LossScale() if scale_loss else None
         super().__init__(*args, **kwargs)
         self._accumulate_steps = accumulate_steps
-        self._resident = resident
         self._walkers = []
         if sync_batch_norm:
             grid = [[device] for device in self._devices]
-            self._walkers = [
-                Walker(stage.model, self._loss_fn, grid, sync_batch_norm=True)
-                for stage in self._stages
-            ]
-        with tf.device(HOST):
-            self._phase = tf.Variable(IDLE, trainable=False, name="phase")
-            self._stop = tf.Variable(False, trainable=False, name="stop")
-        self._traced = False
-        self._step_graphs = [None] * len(self._stages)
-        self._train_loop = tf.function(self._loop, autograph=False)
+            self._walkers = walkers_of(
+                self._stages, self._loss_fn, grid, sync_batch_norm=True
+            )
+        self._loop = Loop(
+            self._train_step,
+            self._zero_metrics,
+            step=self._step,
+            num_stages=len(self._stages),
+            stream=self._stream,
+            resident=resident,
+        )
         self._look_call = tf.function(self._look, autograph=False)
 
     # What a strategy decides.
 
     @abc.abstractmethod
-    def _meet(self, number: int, batch: Mapping[str, tf.Tensor]) -> Met:
-        """What all towers compute from a batch in a stage, given by its number, and its
-        means, in the graph."""
+    def _meet(self, stage: int, batch: Mapping[str, tf.Tensor]) -> Met:
+        """What all towers compute from a batch in a stage, and its means, in the
+        graph."""
 
     @abc.abstractmethod
     def _apply(self, step: tf.Tensor, met: Met) -> list[tf.Operation]:
@@ -103,10 +97,9 @@ class Synchronous(TowerStrategy):
 
     # One step.
 
-    def _train_step(self, number, batch):
+    def _train_step(self, stage, batch):
         """One step of a stage in the graph: (whether it was taken, metrics)."""
-        self._step_graphs[number] = tf.compat.v1.get_default_graph()
-        met = self._meet(number, batch)
+        met = self._meet(stage, batch)
         with tf.device(HOST):
             results = [of_tower[0] for of_tower in met.results]
             metrics = self._metrics(results, met)
@@ -139,9 +132,9 @@ class Synchronous(TowerStrategy):
         with tf.control_dependencies([counted]):
             return tf.constant(True)
 
-    def _look(self, number, batch):
+    def _look(self, stage, batch):
         """A step that is not taken: (which towers are finite, mean gradients)."""
-        met = self._meet(number, batch)
+        met = self._meet(stage, batch)
         finite = [
             tf.reduce_all([result.is_finite() for result in of_tower])
             for of_tower in met.results
@@ -162,56 +155,16 @@ class Synchronous(TowerStrategy):
         of_scale = {} if self._loss_scale is None else self._loss_scale.named()
         return of_scale | super()._progress_variables()
 
-    # Many steps in one compiled call.
-
-    def _loop(self, number, batches, num_steps):
-        def wanted(done, taken, wait_secs, carry, metrics):
-            return (done < num_steps) & taken & ~self._stop.read_value()
-
-        def body(done, taken, wait_secs, carry, metrics):
-            with tf.device(HOST):
-                # The phase changes only once the step before is finished.
-                with tf.control_dependencies([done, taken]):
-                    waiting = self._phase.assign(WAITING, read_value=False)
-                with tf.control_dependencies([waiting]):
-                    since = tf.timestamp()
-                with tf.control_dependencies([since]):
-                    batch, carry = self._next(batches, carry)
-                with tf.control_dependencies(list(batch.values())):
-                    wait_secs += tf.timestamp() - since
-                with tf.control_dependencies([wait_secs]):
-                    computing = self._phase.assign(COMPUTING, read_value=False)
-                with tf.control_dependencies([computing]):
-                    batch = {name: tf.identity(x) for name, x in batch.items()}
-            taken, metrics = self._train_step(number, batch)
-            return done + 1, taken, wait_secs, carry, metrics
-
-        no_secs, carry = tf.zeros([], tf.float64), ()
-        if self._resident is not None:
-            carry = self._resident.start(self._step.read_value())
-        done, taken, wait_secs, _, metrics = tf.while_loop(
-            wanted,
-            body,
-            (tf.constant(0), tf.constant(True), no_secs, carry, self._zero_metrics()),
-            parallel_iterations=1,
-        )
-        return done, taken, wait_secs, metrics
-
-    def _next(self, batches, carry):
-        if self._resident is None:
-            return next(batches), carry
-        return self._resident(self._step.read_value(), carry)
-
     def _results(
         self,
-        number: int,
+        stage: int,
         fetched: Sequence[tuple[list[tf.Tensor], list[tf.Tensor]]],
         batch: Mapping[str, tf.Tensor],
     ) -> list[TowerResult]:
         """What every tower computes from its share of a batch.
 
         Args:
-            number: of the stage.
+            stage: number of the stage.
             fetched: per tower parameters and model state, on its device.
             batch: of the whole step.
         """
@@ -224,28 +177,28 @@ class Synchronous(TowerStrategy):
             fitting = []
             for device, share in zip(self._devices, batches, strict=True):
                 with tf.device(device):
-                    fitting.append(fitted(share, self._stages[number].model))
-            return self._compute(number, variables, fitting)
+                    fitting.append(self._fitted(stage, share))
+            return self._compute(stage, variables, fitting)
 
         states = [state for _, state in fetched]
         batches = split_batch(batch, self._sizes, self._accumulate_steps)
         return accumulated(compute, states, batches, self._accumulate_steps)
 
-    def _compute(self, number, variables, batches):
+    def _compute(self, stage, variables, batches):
         """Every tower's gradients of its share of one micro-batch."""
         scale = self._read_loss_scale()
         if self._walkers:
             grid = [[of_tower] for of_tower in variables]
-            walker = self._walkers[number]
+            walker = self._walkers[stage]
             found = walker.gradients(grid, batches, self._weights, scale)
-            return [self._checked(number, result) for [result] in found]
+            return [self._checked(stage, result) for [result] in found]
         results = []
         for tower, ((params, state), share) in enumerate(
             zip(variables, batches, strict=True)
         ):
             with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
                 results.append(
-                    self._tower_gradients(number, params, state, share, scale)
+                    self._tower_gradients(stage, params, state, share, scale)
                 )
         return results
 
@@ -284,46 +237,30 @@ class Synchronous(TowerStrategy):
 
     def train(self, num_steps: int) -> dict:
         step = int(self._step)
-        if self._batches is None and self._resident is None:
-            self._batches = iter(self._stream(step))
-        if not self._traced:
-            self.trace()  # of all stages, so that no later call takes the time of it
-        number = stage_at(self._stages, step)
-        num_steps = int(min(num_steps, self._stages[number].end_step - step))
-        done, taken, wait_secs, metrics = self._train_loop(
-            number, self._batches, tf.constant(num_steps)
-        )
-        self._traced = True
-        self._phase.assign(IDLE)
-        if int(done) == 0:
+        stage = stage_at(self._stages, step)
+        num_steps = int(min(num_steps, self._stages[stage].end_step - step))
+        done, taken, wait_secs, metrics = self._loop(stage, num_steps)
+        if not done:
             return {}
-        metrics = {name: value.numpy() for name, value in metrics.items()}
         step = int(self._step)
-        if not bool(taken):
+        if not taken:
             # The batch and the parameters are still there to be asked which tower.
             finite, _ = self._look_at_next_step()
             raise not_finite(step + 1, finite.numpy(), metrics["tower_losses"])
-        return {"step": step, **metrics, "input_wait_secs": float(wait_secs)}
+        return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
     def trace(self) -> None:
-        """Traces the step without taking one; the first `train` then need not."""
-        batches = None
-        if self._resident is None:
-            batches = tf.data.IteratorSpec(self._stream(0).element_spec)
-        for number in range(len(self._stages)):
-            self._train_loop.get_concrete_function(
-                number, batches, tf.TensorSpec([], tf.int32)
-            )
+        """Traces the steps without taking one; the first `train` then need not."""
+        self._loop.trace()
 
     def _graphs(self):
-        self.trace()
-        return self._step_graphs[-1:]  # that with the largest images
+        return [[graph] for graph in self._loop.trace()]
+
+    def _begin_anew(self):
+        self._loop.begin_anew()
 
     def request_stop(self) -> None:
-        self._stop.assign(True)
+        self._loop.request_stop()
 
     def progress(self) -> tuple[int, str]:
-        phase = int(self._phase)
-        if phase == IDLE and not self._traced:
-            phase = TRACING
-        return int(self._step), PHASES[phase]
+        return self._loop.progress()

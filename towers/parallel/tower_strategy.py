@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers import losses
+from towers.parallel.devices import HOST
 from towers.parallel.gradients import check_gradients, shares, split_batch
-from towers.parallel.memory import Account, create_accounts
-from towers.parallel.stages import Stage, only_stage, without_frozen
+from towers.parallel.memory import Account, create_accounts, fullest
+from towers.parallel.stages import Stage, fitted, stages_of, without_frozen
 from towers.parallel.strategy import Strategy, variable_names
 from towers.parallel.tower import (
     LossFn,
@@ -27,8 +28,6 @@ from towers.parallel.tower import (
 from towers.parallel.variables import Variables
 from towers.parallel.views import View
 from towers.update import Update
-
-HOST = "/CPU:0"
 
 
 class TowerStrategy(Strategy):
@@ -42,7 +41,7 @@ class TowerStrategy(Strategy):
         batch_size: images over all towers.
         devices: one device name per tower.
         stages: parts of the run whose steps are not alike, in order; `model` is that of
-            the last one. None where all steps are alike.
+            the last one. Empty where all steps are alike.
         views: what an evaluation looks at beside the images themselves.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
@@ -65,7 +64,7 @@ class TowerStrategy(Strategy):
         self._loss_fn = loss_fn
         self._update = update
         self._stream = stream
-        self._stages = list(stages) or [only_stage(model)]
+        self._stages = stages_of(stages, model)
         self._views = views
         self._devices = list(devices)
         self._sizes = shares(batch_size, len(devices))
@@ -75,7 +74,6 @@ class TowerStrategy(Strategy):
         self._create_variables()
         with tf.device(HOST):
             self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        self._batches = None
         if compile_towers:
             self._tower_gradients = tf.function(
                 self._tower_gradients, autograph=False, jit_compile=True
@@ -95,6 +93,10 @@ class TowerStrategy(Strategy):
         """Every tower's logits of its share, in inference."""
 
     @abc.abstractmethod
+    def _begin_anew(self) -> None:
+        """Goes on from the step, whatever it is now, with batches drawn anew."""
+
+    @abc.abstractmethod
     def _named_variables(self) -> dict[str, tf.Variable]:
         """Canonical name -> variable, without those of the progress."""
 
@@ -103,12 +105,14 @@ class TowerStrategy(Strategy):
         """All copies and shards of the variables."""
 
     @abc.abstractmethod
-    def _graphs(self) -> list[tf.Graph]:
-        """The traced graphs that compute at the same time."""
+    def _graphs(self) -> list[list[tf.Graph]]:
+        """Per stage the traced graphs that compute at the same time."""
 
     def memory(self) -> list[Account]:
         named = [pair for v in self._variable_sets() for pair in v.named().items()]
-        return create_accounts(named, self._graphs(), self._devices)
+        return fullest(
+            create_accounts(named, graphs, self._devices) for graphs in self._graphs()
+        )
 
     def _initial_values(self):
         """Parameters and model state of the model, name -> value."""
@@ -121,16 +125,21 @@ class TowerStrategy(Strategy):
             {n: v.value for n, v in zip(self._state_names, state, strict=True)},
         )
 
-    def _tower_gradients(self, number, params, state, share, loss_scale=None):
-        """What a tower computes in a stage, given by its number."""
-        model = self._stages[number].model
+    def _tower_gradients(self, stage, params, state, share, loss_scale=None):
+        """What a tower computes in a stage."""
+        model = self._stages[stage].model
         result = tower_gradients(model, self._loss_fn, params, state, share, loss_scale)
-        return self._checked(number, result)
+        return self._checked(stage, result)
 
-    def _checked(self, number, result):
+    def _fitted(self, stage, share):
+        """A tower's share of a batch with images of the stage's size."""
+        model = self._stages[stage].model
+        return share if model is self._model else fitted(share, model)
+
+    def _checked(self, stage, result):
         """The result of a tower, or of a device of it, in a stage."""
         check_gradients([zip(result.gradients, self._names, strict=True)])
-        frozen = self._stages[number].frozen
+        frozen = self._stages[stage].frozen
         gradients = without_frozen(result.gradients, self._names, frozen)
         return result._replace(gradients=gradients)
 
@@ -219,4 +228,4 @@ class TowerStrategy(Strategy):
         named = self._named_variables() | self._progress_variables()
         for name, variable in named.items():
             variable.assign(state[name])
-        self._batches = None
+        self._begin_anew()

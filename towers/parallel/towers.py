@@ -10,13 +10,13 @@ tf_cnn_benchmarks' `parameter_server`, tensorpack's SyncMultiGPUTrainerParameter
 
 import tensorflow as tf
 
+from towers.parallel.devices import HOST
 from towers.parallel.gradients import (
     average_gradients,
     average_states,
     squared_norm,
 )
 from towers.parallel.synchronous import Met, Synchronous
-from towers.parallel.tower_strategy import HOST
 from towers.parallel.variables import Variables
 
 
@@ -58,9 +58,9 @@ class Towers(Synchronous):
                 fetched.append(self._variables.fetch())
         return fetched
 
-    def _meet(self, number, batch):
+    def _meet(self, stage, batch):
         # Every tower fetches the variables and computes its gradients.
-        results = self._results(number, self._fetch(), batch)
+        results = self._results(stage, self._fetch(), batch)
 
         # The towers meet on the parameter device.
         with tf.device(self._parameter_device):

@@ -18,6 +18,8 @@ from towers.models.layers import LocalResponseNormalization, PadChannels
 from towers.parallel import slices, split
 from towers.parallel.device_tape import DeviceTape, Value
 from towers.parallel.gradients import in_dtype
+from towers.parallel.stages import Stage
+from towers.parallel.sync_batch_norm import combined_moments, normalized
 from towers.parallel.tower import LossFn, TowerResult, count_correct, unscaled
 
 
@@ -150,6 +152,15 @@ class Walker:
         # The last images of an evaluation may not reach every group.
         walk = _Walk(self, DeviceTape(), variables[: len(batches)], training=False)
         return [value.tensor for value in walk.forward(batches)]
+
+
+def walkers_of(stages: Sequence[Stage], *args, **kwargs) -> list[Walker]:
+    """One for every stage; the same where the network is. Arguments as of `Walker`."""
+    walkers = {}
+    for stage in stages:
+        if id(stage.model) not in walkers:
+            walkers[id(stage.model)] = Walker(stage.model, *args, **kwargs)
+    return [walkers[id(stage.model)] for stage in stages]
 
 
 class _Walk:
@@ -300,31 +311,19 @@ class _Walk:
     # Batch normalisation over all groups.
 
     def _synchronized(self, layer, spread):
-        """Normalises with the moments of the whole batch.
-
-        Each group gives the moments of its own images; the first combines them (Chan et
-        al. 1979) and every group normalises with the result. Statistics move as in
-        Keras, once.
-        """
-        images = [of_group[0].tensor.shape[0] for of_group in spread.values]
-        weights = [count / sum(images) for count in images]
+        """Normalises with the moments of the whole batch; statistics move as in Keras,
+        once."""
         values = [[] for _ in self._devices]
-        for shard in range(self._shards.num_shards):
-            home = self._devices[0][shard]
-            moments = []
-            for of_group in spread.values:
-                x = of_group[shard]
-                for moment in self._tape.apply(x.device, _moments, [x]):
-                    moments.append(self._tape.move(moment, home))
-            combine = functools.partial(_combined_moments, weights=weights)
-            combined = self._tape.apply(home, combine, moments)
-            for group, of_group in enumerate(spread.values):
+        for shard, home in enumerate(self._devices[0]):
+            of_shard = [of_group[shard] for of_group in spread.values]
+            combined = combined_moments(self._tape, of_shard, home)
+            for group, value in enumerate(of_shard):
                 values[group].append(
-                    self._normalized(layer, group, shard, of_group[shard], combined)
+                    self._normalized(layer, group, shard, value, combined)
                 )
         return Spread(values, spread.whole)
 
-    def _normalized(self, layer, group, shard, x, moments):
+    def _normalized(self, layer, group, shard, value, moments):
         device = self._devices[group][shard]
         own = self._shards.of(layer, shard)
         param_places, state_places = self._places[layer.name]
@@ -335,19 +334,7 @@ class _Walk:
                 before = self.state[group][shard][place]
                 after = before * own.momentum + moment.tensor * (1 - own.momentum)
                 self.state[group][shard][place] = after
-
-        def normalize(x, mean, variance, *params):
-            params = list(params)
-            scale = params.pop(0) if own.scale else None
-            offset = params.pop(0) if own.center else None
-            wide = tf.cast(x, mean.dtype)
-            normal = tf.nn.batch_normalization(
-                wide, mean, variance, offset, scale, own.epsilon
-            )
-            return tf.cast(normal, x.dtype)
-
-        [output] = self._tape.apply(device, normalize, [x, *moments, *params])
-        return output
+        return normalized(self._tape, own, value, moments, params)
 
 
 # Layers that read the slices of other devices, but not all channels.
@@ -355,17 +342,3 @@ _ON_SLICES = {
     LocalResponseNormalization: slices.local_response_normalization,
     PadChannels: slices.pad_channels,
 }
-
-
-def _moments(x):
-    if x.dtype in (tf.bfloat16, tf.float16):
-        x = tf.cast(x, tf.float32)
-    return tf.nn.moments(x, list(range(len(x.shape) - 1)))
-
-
-def _combined_moments(*moments, weights):
-    """Mean and variance of the union from those of its parts: mean, variance, ..."""
-    means, variances = moments[0::2], moments[1::2]
-    mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
-    spread = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]
-    return mean, tf.add_n([w * s for w, s in zip(weights, spread, strict=True)])

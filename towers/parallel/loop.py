@@ -1,0 +1,145 @@
+"""Many steps in one compiled call, which other threads can watch and stop."""
+
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from towers.parallel.devices import HOST
+from towers.parallel.strategy import COMPUTING, IDLE, PHASES, TRACING, WAITING
+
+# (stage, batch) -> (whether the step was taken, metrics), in the graph.
+TrainStep = Callable[
+    [int, Mapping[str, tf.Tensor]], tuple[tf.Tensor, dict[str, tf.Tensor]]
+]
+
+
+class Loop:
+    """The steps of a synchronous strategy.
+
+    Args:
+        train_step: one step.
+        zero_metrics: metrics of the same form, for the loop to begin with.
+        step: the variable that counts the steps taken.
+        num_stages: stages of the run, each of which is traced apart.
+        stream: first step -> the batches of all steps from there on.
+        resident: makes the batches inside the compiled step, in place of the stream:
+            `start(step) -> carry` and (step, carry) -> (batch, carry).
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        zero_metrics: Callable[[], dict[str, tf.Tensor]],
+        *,
+        step: tf.Variable,
+        num_stages: int,
+        stream: Callable[[int], tf.data.Dataset],
+        resident: Callable | None = None,
+    ):
+        self._train_step = train_step
+        self._zero_metrics = zero_metrics
+        self._step = step
+        self._stream = stream
+        self._resident = resident
+        self._batches = None
+        with tf.device(HOST):
+            self._phase = tf.Variable(IDLE, trainable=False, name="phase")
+            self._stop = tf.Variable(False, trainable=False, name="stop")
+        self._has_run = False
+        self._step_graphs = [None] * num_stages
+        self._compiled = tf.function(self._steps, autograph=False)
+
+    def __call__(self, stage: int, num_steps: int) -> tuple[int, bool, float, dict]:
+        """Takes up to `num_steps` steps of a stage, fewer where a stop is asked for or
+        one is not taken.
+
+        Returns:
+            How many were begun; whether the last one was taken; how long they waited
+            for batches, in seconds; the metrics of the last one.
+        """
+        if self._batches is None and self._resident is None:
+            self._batches = iter(self._stream(int(self._step)))
+        if not self._has_run:
+            self._trace(range(stage, len(self._step_graphs)))
+        done, taken, wait_secs, metrics = self._compiled(
+            stage, self._batches, tf.constant(num_steps)
+        )
+        self._has_run = True
+        self._phase.assign(IDLE)
+        metrics = {name: value.numpy() for name, value in metrics.items()}
+        return int(done), bool(taken), float(wait_secs), metrics
+
+    def trace(self) -> list[tf.Graph]:
+        """Traces all stages without taking a step; the graph of one step of each."""
+        self._trace(range(len(self._step_graphs)))
+        return self._step_graphs
+
+    def _trace(self, stages):
+        """So that no later call takes the time of it."""
+        batches = None
+        if self._resident is None:
+            stream = self._stream(0) if self._batches is None else self._batches
+            batches = tf.data.IteratorSpec(stream.element_spec)
+        for stage in stages:
+            self._compiled.get_concrete_function(
+                stage, batches, tf.TensorSpec([], tf.int32)
+            )
+
+    def begin_anew(self) -> None:
+        """Goes on from the step, whatever it is now, with batches drawn anew."""
+        self._batches = None
+
+    def request_stop(self) -> None:
+        self._stop.assign(True)
+
+    def progress(self) -> tuple[int, str]:
+        """As `Strategy.progress`."""
+        phase = int(self._phase)
+        if phase == IDLE and not self._has_run:
+            phase = TRACING
+        return int(self._step), PHASES[phase]
+
+    def _steps(self, stage, batches, num_steps):
+        def wanted(done, taken, wait_secs, carry, metrics):
+            return (done < num_steps) & taken & ~self._stop.read_value()
+
+        def body(done, taken, wait_secs, carry, metrics):
+            with tf.device(HOST):
+                # The phase changes only once the step before is finished.
+                with tf.control_dependencies([done, taken]):
+                    waiting = self._phase.assign(WAITING, read_value=False)
+                with tf.control_dependencies([waiting]):
+                    since = tf.timestamp()
+                with tf.control_dependencies([since]):
+                    batch, carry = self._next(batches, carry)
+                with tf.control_dependencies(list(batch.values())):
+                    wait_secs += tf.timestamp() - since
+                with tf.control_dependencies([wait_secs]):
+                    computing = self._phase.assign(COMPUTING, read_value=False)
+            with tf.control_dependencies([computing]):
+                batch = {name: _in_place(x) for name, x in batch.items()}
+            self._step_graphs[stage] = tf.compat.v1.get_default_graph()
+            taken, metrics = self._train_step(stage, batch)
+            return done + 1, taken, wait_secs, carry, metrics
+
+        no_secs, carry = tf.zeros([], tf.float64), ()
+        if self._resident is not None:
+            carry = self._resident.start(self._step.read_value())
+        done, taken, wait_secs, _, metrics = tf.while_loop(
+            wanted,
+            body,
+            (tf.constant(0), tf.constant(True), no_secs, carry, self._zero_metrics()),
+            parallel_iterations=1,
+        )
+        return done, taken, wait_secs, metrics
+
+    def _next(self, batches, carry):
+        if self._resident is None:
+            return next(batches), carry
+        return self._resident(self._step.read_value(), carry)
+
+
+def _in_place(x):
+    """The tensor itself, on the device where it is."""
+    with tf.device(x.device):
+        return tf.identity(x)

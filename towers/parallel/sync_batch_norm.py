@@ -1,0 +1,68 @@
+"""Batch normalisation with the moments of the whole batch, over several devices.
+
+Every device gives the moments of its own images; one combines them (Chan et al. 1979),
+and every device normalises with the result.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+from keras import layers
+
+from towers.parallel.device_tape import DeviceTape, Value
+
+
+def combined_moments(
+    tape: DeviceTape, values: Sequence[Value], home: str
+) -> list[Value]:
+    """Mean and variance over the images of all values, per channel, on a device.
+
+    Args:
+        values: the same channels of each device's images, [images, ..., channels].
+        home: where the moments are combined.
+    """
+    images = [value.tensor.shape[0] for value in values]
+    weights = [count / sum(images) for count in images]
+    moments = []
+    for value in values:
+        for moment in tape.apply(value.device, _moments, [value]):
+            moments.append(tape.move(moment, home))
+    return tape.apply(home, functools.partial(_combined, weights=weights), moments)
+
+
+def normalized(
+    tape: DeviceTape,
+    layer: layers.BatchNormalization,
+    value: Value,
+    moments: Sequence[Value],
+    params: Sequence[Value],
+) -> Value:
+    """What the layer gives for a value with these moments, all on its device."""
+
+    def normalize(x, mean, variance, *params):
+        params = list(params)
+        scale = params.pop(0) if layer.scale else None
+        offset = params.pop(0) if layer.center else None
+        wide = tf.cast(x, mean.dtype)
+        normal = tf.nn.batch_normalization(
+            wide, mean, variance, offset, scale, layer.epsilon
+        )
+        return tf.cast(normal, x.dtype)
+
+    [output] = tape.apply(value.device, normalize, [value, *moments, *params])
+    return output
+
+
+def _moments(x):
+    if x.dtype in (tf.bfloat16, tf.float16):
+        x = tf.cast(x, tf.float32)
+    return tf.nn.moments(x, list(range(len(x.shape) - 1)))
+
+
+def _combined(*moments, weights):
+    """Mean and variance of the union from those of its parts: mean, variance, ..."""
+    means, variances = moments[0::2], moments[1::2]
+    mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
+    spread = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]
+    return mean, tf.add_n([w * s for w, s in zip(weights, spread, strict=True)])
