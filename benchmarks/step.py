@@ -57,6 +57,7 @@ def measure_one(options, model, strategy, precision, compiler) -> dict:
         augment="none",
         optimizer="nesterov",
         momentum=0.9,
+        learning_rate=1e-6,  # noise for images may not lead to what is not finite
         ema_decay=0.0,
         input="stream",
         batch_size=options.batch_size,
