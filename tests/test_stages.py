@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from recipes import (
     Recipe,
     assert_equal_to_oracle,
@@ -74,10 +75,10 @@ def resized(images):
 @pytest.mark.parametrize(
     "cls,num_devices,num_towers,options",
     [
-        (Towers, 1, 1, {}),
+        slow(Towers, 1, 1, {}),
         (Towers, 3, 3, {}),
-        (Towers, 2, 2, {"compile_towers": True}),
-        (Towers, 3, 1, {"sync_batch_norm": True}),
+        slow(Towers, 2, 2, {"compile_towers": True}),
+        slow(Towers, 3, 1, {"sync_batch_norm": True}),
         (Replicated, 2, 2, {"accumulate_steps": 2}),
         (ModelParallel, 4, 2, {"group_size": 2}),
         (AsyncTowers, 1, 1, {}),
@@ -117,7 +118,7 @@ def test_asynchronous_towers_go_from_stage_to_stage():
     assert all(np.isfinite(x["loss"]) for x in found)
 
 
-@pytest.mark.parametrize("cls", [Towers, AsyncTowers])
+@pytest.mark.parametrize("cls", [Towers, slow(AsyncTowers)])
 def test_the_account_is_that_of_the_stage_that_takes_the_most(cls):
     """The second: whole images, and nothing frozen."""
     network, stages = small_and_large()
@@ -144,7 +145,7 @@ def test_stages_are_traced_once_and_before_the_first_step():
     assert counts == [3, 3, 3]
 
 
-@pytest.mark.parametrize("options", [{}, {"input": "resident"}])
+@pytest.mark.parametrize("options", [slow({}), {"input": "resident"}])
 def test_a_run_in_two_parts_goes_through_its_stages(
     options, tmp_path, monkeypatch, capfd
 ):
