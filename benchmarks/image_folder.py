@@ -119,12 +119,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
-    found = {name: [] for name in cases(options)}
+    compared = cases(options)
+    found = {name: [] for name in compared}
+    things = {
+        name: lambda name=name: found[name].append(run(compared[name], options))
+        for name in compared
+    }
     rates = [measure.matrix_rate()]
-    for number in range(options.rounds):
-        names = list(found) if number % 2 == 0 else list(reversed(found))
-        for name in names:
-            found[name].append(run(cases(options)[name], options))
+    measure.in_turn(things, options.rounds, warm_up=0)
     rates.append(measure.matrix_rate())
 
     print(measure.report_head("Training from a folder of images"))
@@ -138,7 +140,7 @@ def main():
     for name, runs in found.items():
         of = {key: [r[key] for r in runs] for key in runs[0]}
         each = " ".join(f"{rate:,.0f}" for rate in of["later"])
-        bare = bare_input(cases(options)[name], options)
+        bare = bare_input(compared[name], options)
         print(
             f"| {name} | {statistics.median(of['first']):,.0f} | "
             f"{statistics.median(of['later']):,.0f} ({each}) | "

@@ -28,9 +28,6 @@ from towers import build, config
 from towers.models.flops import flops_per_image
 from towers.parallel import devices
 
-# In half width the products of a step are in that type.
-DTYPES = {name: tf.as_dtype(name) for name in config.PRECISIONS}
-
 
 def options_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -73,13 +70,14 @@ def measure_one(options, model, strategy, precision, compiler) -> dict:
     steps.train(2)
     peak = memory.more_bytes()
 
+    on = tf.as_dtype(precision), chosen.towers[0]
     seconds, rates = [], []
     for _ in range(options.rounds):
-        rates.append(measure.matrix_rate(DTYPES[precision], chosen.towers[0]))
+        rates.append(measure.matrix_rate(*on))
         started = time.perf_counter()
         steps.train(options.steps)
         seconds.append((time.perf_counter() - started) / options.steps)
-    rates.append(measure.matrix_rate(DTYPES[precision], chosen.towers[0]))
+    rates.append(measure.matrix_rate(*on))
     # Logical devices of a CPU share its cores.
     num_machines = len(chosen.towers) if chosen.kind == "GPU" else 1
     return {

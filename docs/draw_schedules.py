@@ -5,8 +5,7 @@ import pathlib
 import tensorflow as tf
 
 from towers.config import Config
-from towers.config_checks import parse_epoch_factors
-from towers.schedules import create_schedule
+from towers.optimisation import create_schedule
 
 PICTURE = pathlib.Path(__file__).with_name("schedules.svg")
 
@@ -40,17 +39,7 @@ def create(name: str, options: dict):
     config = Config(
         schedule=name, learning_rate=LEARNING_RATE, num_epochs=NUM_EPOCHS, **options
     )
-    return create_schedule(
-        name,
-        config.learning_rate,
-        num_examples=NUM_EXAMPLES,
-        num_epochs=config.num_epochs,
-        warmup_epochs=config.warmup_epochs,
-        decay_factor=config.decay_factor,
-        epochs_per_decay=config.epochs_per_decay,
-        epoch_factors=parse_epoch_factors(config.epoch_factors),
-        peak_fraction=config.peak_fraction,
-    )
+    return create_schedule(config, NUM_EXAMPLES)
 
 
 def curve(schedule, left: int, bottom: int) -> list[tuple[int, int]]:

@@ -112,10 +112,14 @@ def build(config: Config, *, trains: bool = True) -> Parts:
 
     model = model_for(*augment.image_shape[:2])
     num_examples = train_source.num_examples
-    if trains:
-        models.adapt(model, lambda: _some_images(train_source, augment))
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
+    stages = ()
+    if trains:
+        models.adapt(model, lambda: _some_images(train_source, augment))
+        stages = create_stages(
+            config, num_examples, total_steps, model, lambda size: model_for(size, size)
+        )
     return Parts(
         data=found,
         train_batches=TrainBatches(
@@ -129,11 +133,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
         augment=augment,
         validation=validation,
         model=model,
-        stages=create_stages(
-            config, num_examples, total_steps, model, lambda size: model_for(size, size)
-        )
-        if trains
-        else (),
+        stages=stages,
         update=create_update(config, num_examples, model),
         num_examples=num_examples,
         total_steps=total_steps,

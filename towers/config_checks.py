@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from towers.errors import ConfigError
@@ -154,6 +154,21 @@ def check_together(config: Any) -> None:
         )
 
 
+def _parts(
+    option: str, text: str, read: Callable[..., Any], words: str
+) -> Iterator[tuple[str, Any]]:
+    """Each part between commas, and what `read` makes of its values between colons;
+    `words` say what a part should be."""
+    for part in text.split(",") if text else []:
+        try:
+            found = read(*part.split(":"))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{option}={text!r}: {part!r} should be {words}"
+            ) from None
+        yield part, found
+
+
 def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
     """'30:0.1,60:0.01' -> ((30.0, 0.1), (60.0, 0.01)); nothing for an empty text.
 
@@ -162,14 +177,12 @@ def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
             or a factor is negative.
     """
     pairs, before = [], 0.0
-    for part in text.split(",") if text else []:
-        try:
-            epoch, factor = map(float, part.split(":"))
-        except ValueError:
-            raise ConfigError(
-                f"epoch_factors={text!r}: {part!r} should be an epoch and a factor, "
-                "such as 30:0.1"
-            ) from None
+    for _, (epoch, factor) in _parts(
+        "epoch_factors",
+        text,
+        lambda epoch, factor: (float(epoch), float(factor)),
+        "an epoch and a factor, such as 30:0.1",
+    ):
         if not before < epoch < math.inf:
             raise ConfigError(
                 f"epoch_factors={text!r}: epoch {epoch:g} must be above {before:g}"
@@ -190,22 +203,19 @@ def parse_early_sizes(text: str) -> tuple[tuple[int, float], ...]:
         ConfigError: it is written in another way, or does not grow.
     """
     pairs = []
-    for part in text.split(",") if text else []:
-        try:
-            size, until = part.split(":")
-            pairs.append((int(size), float(until)))
-        except ValueError:
-            raise ConfigError(
-                f"early_sizes={text!r}: {part!r} should be pixels and a part of the "
-                "run, such as 24:0.5"
-            ) from None
-        size, until = pairs[-1]
-        last_size, last_until = pairs[-2] if len(pairs) > 1 else (0, 0.0)
+    for part, (size, until) in _parts(
+        "early_sizes",
+        text,
+        lambda size, until: (int(size), float(until)),
+        "pixels and a part of the run, such as 24:0.5",
+    ):
+        last_size, last_until = pairs[-1] if pairs else (0, 0.0)
         if not (last_size < size and last_until < until < 1):
             raise ConfigError(
                 f"early_sizes={text!r}: {part!r} should have more than {last_size} "
                 f"pixels and end between {last_until:g} and 1, parts of the run"
             )
+        pairs.append((size, until))
     return tuple(pairs)
 
 
@@ -231,15 +241,13 @@ def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
         ConfigError: it is written in another way, or a number is not above 0.
     """
     found = []
-    for part in text.split(",") if text else []:
-        pattern, *numbers = part.split(":")
-        try:
-            rate = ParamRate(pattern, *map(float, numbers))
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"param_rates={text!r}: {part!r} should be a pattern, a factor and, if "
-                "any, a number of epochs, such as */bias:2 or stem/kernel:0.1:3"
-            ) from None
+    for part, rate in _parts(
+        "param_rates",
+        text,
+        lambda pattern, *numbers: ParamRate(pattern, *map(float, numbers)),
+        "a pattern, a factor and, if any, a number of epochs, such as */bias:2 or "
+        "stem/kernel:0.1:3",
+    ):
         if not all(0 < number < math.inf for number in rate[1:] if number is not None):
             raise ConfigError(
                 f"param_rates={text!r}: the numbers of {part!r} must be finite, above 0"

@@ -21,6 +21,21 @@ from towers.parallel.strategy import variable_names
 from towers.update import RateFn, Update
 
 
+def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
+    """The learning rate over the images seen, with so many training images."""
+    return schedules.create_schedule(
+        config.schedule,
+        config.learning_rate,
+        num_examples=num_examples,
+        num_epochs=config.num_epochs,
+        warmup_epochs=config.warmup_epochs,
+        decay_factor=config.decay_factor,
+        epochs_per_decay=config.epochs_per_decay,
+        epoch_factors=parse_epoch_factors(config.epoch_factors),
+        peak_fraction=config.peak_fraction,
+    )
+
+
 def create_update(config: Config, num_examples: int, model: keras.Model) -> Update:
     """The optimizer with its schedules.
 
@@ -32,17 +47,7 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
     Raises:
         ConfigError: `param_rates` name no parameter of it.
     """
-    schedule = schedules.create_schedule(
-        config.schedule,
-        config.learning_rate,
-        num_examples=num_examples,
-        num_epochs=config.num_epochs,
-        warmup_epochs=config.warmup_epochs,
-        decay_factor=config.decay_factor,
-        epochs_per_decay=config.epochs_per_decay,
-        epoch_factors=parse_epoch_factors(config.epoch_factors),
-        peak_fraction=config.peak_fraction,
-    )
+    schedule = create_schedule(config, num_examples)
     optimizer = optimizers.create_optimizer(
         config.optimizer,
         momentum=config.momentum,

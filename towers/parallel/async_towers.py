@@ -30,7 +30,7 @@ import tensorflow as tf
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, squared_norm
-from towers.parallel.stages import stage_at
+from towers.parallel.stages import steps_within
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,
@@ -245,8 +245,7 @@ class AsyncTowers(TowerStrategy):
                 self._trace(batches.element_spec)
             self._batches = iter(batches)
         self._is_training = True
-        self._stage = stage_at(self._stages, before)
-        num_steps = int(min(num_steps, self._stages[self._stage].end_step - before))
+        self._stage, num_steps = steps_within(self._stages, before, num_steps)
         try:
             self._coordinator.run(num_steps, self._draw_shares, self._run_tower)
         except BaseException:

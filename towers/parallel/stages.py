@@ -39,6 +39,12 @@ def stage_at(stages: Sequence[Stage], step: int) -> int:
     return next(i for i, stage in enumerate(stages) if step < stage.end_step)
 
 
+def steps_within(stages: Sequence[Stage], step: int, num_steps: int) -> tuple[int, int]:
+    """The stage of a step, and how many of the steps from there on belong to it."""
+    stage = stage_at(stages, step)
+    return stage, int(min(num_steps, stages[stage].end_step - step))
+
+
 def image_size(model: keras.Model) -> tuple[int, int]:
     """Height and width of the images that a network takes."""
     [height_and_width] = [x.shape[1:3] for x in model.inputs if x.name == "images"]

@@ -14,7 +14,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, weighted_mean
 from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
-from towers.parallel.stages import stage_at
+from towers.parallel.stages import stage_at, steps_within
 from towers.parallel.strategy import not_finite
 from towers.parallel.tower import TowerResult, accumulated
 from towers.parallel.tower_strategy import TowerStrategy
@@ -236,9 +236,7 @@ class Synchronous(TowerStrategy):
         }
 
     def train(self, num_steps: int) -> dict:
-        step = int(self._step)
-        stage = stage_at(self._stages, step)
-        num_steps = int(min(num_steps, self._stages[stage].end_step - step))
+        stage, num_steps = steps_within(self._stages, int(self._step), num_steps)
         done, taken, wait_secs, metrics = self._loop(stage, num_steps)
         if not done:
             return {}
