@@ -1,13 +1,15 @@
 """Timing things in turn, the machine's matrix rate, and the form of a report."""
 
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
 import platform
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -20,13 +22,14 @@ from towers.parallel.devices import Devices, configure
 # Products of these shapes (m, k, n); the best rate counts, because no one shape suits
 # every machine.
 MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
+PRODUCTS = 4  # of a shape, timed together
 
 
 def all_devices(device: str, most_on_cpu: int) -> Devices:
     """Every GPU, or so many logical devices of the CPU where there is none or `device`
-    is "cpu"."""
+    is "cpu"; each of them may compute with all cores."""
     has_gpu = device != "cpu" and tf.config.list_physical_devices("GPU")
-    return configure(device, 0 if has_gpu else most_on_cpu)
+    return configure(device, 0 if has_gpu else most_on_cpu, own_cores=False)
 
 
 def in_turn(
@@ -69,21 +72,35 @@ def on_still_batch(parts: Parts) -> Parts:
     return dataclasses.replace(parts, train_batches=StillBatches(batch))
 
 
-def matrix_rate(dtype: tf.DType = tf.float32, device: str = "/CPU:0") -> float:
-    """The best rate of plain matrix products on a device, in FLOP/s."""
-    best = 0.0
-    for m, k, n in MATRIX_SHAPES:
+def matrix_rate(
+    dtype: tf.DType = tf.float32, devices: Sequence[str] = ("/CPU:0",)
+) -> float:
+    """The best rate of plain matrix products, all devices together, in FLOP/s.
+
+    All compute at the same time: towers that share the cores of a CPU can take no more
+    than there is, and one whose products have a single thread needs the others.
+    """
+
+    def seconds(device, m, k, n):
         with tf.device(device):
             a = tf.cast(tf.random.uniform([m, k]), dtype)
             b = tf.cast(tf.random.uniform([k, n]), dtype)
             tf.linalg.matmul(a, b).numpy()
+            together.wait()
+            started = time.perf_counter()
+            for _ in range(PRODUCTS):
+                c = tf.linalg.matmul(a, b)
+            c[0, 0].numpy()
+            return time.perf_counter() - started
+
+    best = 0.0
+    together = threading.Barrier(len(devices))
+    with concurrent.futures.ThreadPoolExecutor(len(devices)) as threads:
+        for m, k, n in MATRIX_SHAPES:
             for _ in range(3):
-                started = time.perf_counter()
-                for _ in range(4):
-                    c = tf.linalg.matmul(a, b)
-                c[0, 0].numpy()
-                secs = (time.perf_counter() - started) / 4
-                best = max(best, 2 * m * k * n / secs)
+                found = [threads.submit(seconds, d, m, k, n) for d in devices]
+                flops = 2 * m * k * n * PRODUCTS * len(devices)
+                best = max(best, flops / max(f.result() for f in found))
     return best
 
 

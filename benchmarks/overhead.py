@@ -140,7 +140,7 @@ def main():
     options = parser.parse_args()
 
     counts = [n for n in (1, 2, 4, 8) if n <= options.towers]
-    chosen = devices.configure("cpu", options.towers)
+    chosen = devices.configure("cpu", options.towers, own_cores=False)
     settings = config.Config(
         dataset="cifar10" if options.data_dir else "synthetic",
         data_dir=options.data_dir,

@@ -133,7 +133,7 @@ def main():
 
     chosen = devices.configure(options.device, options.num_towers)
     dtype = tf.as_dtype(options.precision)
-    rates = [measure.matrix_rate(dtype, chosen.towers[0])]
+    rates = [measure.matrix_rate(dtype, chosen.towers)]
     print(measure.report_head("The same training by Keras"))
     print(
         f"{options.precision}, compiler {options.compile}, batch {options.batch_size} "
@@ -161,7 +161,7 @@ def main():
         )
         found = things_of(settings, options, chosen)
         wall, _ = measure.in_turn(found, options.rounds)
-        rates.append(measure.matrix_rate(dtype, chosen.towers[0]))
+        rates.append(measure.matrix_rate(dtype, chosen.towers))
         for thing in found:
             secs = statistics.median(wall[thing]) / options.steps
             spread = " ".join(f"{x:.3f}" for x in measure.ratios(wall, thing, "towers"))

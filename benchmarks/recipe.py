@@ -28,8 +28,8 @@ def main(_):
         from towers import evaluate, train
         from towers.parallel import devices
 
-    devices.configure(config.device, config.num_towers, config.device_order)
-    before = measure.matrix_rate()
+    chosen = devices.configure(config.device, config.num_towers, config.device_order)
+    before = measure.matrix_rate(devices=chosen.towers)
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()
         train.train(config, workdir)
@@ -39,7 +39,7 @@ def main(_):
         if config.ema_decay:
             raw = evaluate.evaluate(config, workdir, use_ema=False)["test_accuracy"]
             averages = f" with moving averages; {raw:.4f} with the raw parameters"
-    after = measure.matrix_rate()
+    after = measure.matrix_rate(devices=chosen.towers)
 
     print(measure.report_head(f"Training the recipe {name}"))
     print(

@@ -117,9 +117,9 @@ def main():
             cases.append((scaling, n, settings.batch_size))
             for name, call in things_of(settings, first, options.steps).items():
                 things[scaling, n, name] = call
-    rates = [measure.matrix_rate(device=chosen.towers[0])]
+    rates = [measure.matrix_rate(devices=chosen.towers)]
     wall, _ = measure.in_turn(things, options.rounds)
-    rates.append(measure.matrix_rate(device=chosen.towers[0]))
+    rates.append(measure.matrix_rate(devices=chosen.towers))
 
     print(measure.report_head("Scaling"))
     print(

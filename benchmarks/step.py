@@ -70,7 +70,7 @@ def measure_one(options, model, strategy, precision, compiler) -> dict:
     steps.train(2)
     peak = memory.more_bytes()
 
-    on = tf.as_dtype(precision), chosen.towers[0]
+    on = tf.as_dtype(precision), chosen.towers
     seconds, rates = [], []
     for _ in range(options.rounds):
         rates.append(measure.matrix_rate(*on))
@@ -78,12 +78,10 @@ def measure_one(options, model, strategy, precision, compiler) -> dict:
         steps.train(options.steps)
         seconds.append((time.perf_counter() - started) / options.steps)
     rates.append(measure.matrix_rate(*on))
-    # Logical devices of a CPU share its cores.
-    num_machines = len(chosen.towers) if chosen.kind == "GPU" else 1
     return {
         "secs": seconds,
         "flops": 3 * flops_per_image(parts.model) * options.batch_size,
-        "matrix_rates": [rate * num_machines for rate in rates],
+        "matrix_rates": rates,
         "peak": peak,
     }
 

@@ -80,9 +80,9 @@ def main():
         name: functools.partial(strategy.train, options.steps)
         for name, strategy in strategies.items()
     }
-    rates = [measure.matrix_rate(device=chosen.towers[0])]
+    rates = [measure.matrix_rate(devices=chosen.towers)]
     wall, processor = measure.in_turn(things, options.rounds)
-    rates.append(measure.matrix_rate(device=chosen.towers[0]))
+    rates.append(measure.matrix_rate(devices=chosen.towers))
 
     print(measure.report_head("Time and memory of every strategy"))
     print(

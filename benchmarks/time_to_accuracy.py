@@ -68,7 +68,7 @@ def run(config: Config, wanted: float) -> dict:
         from towers.parallel import devices
 
     chosen = devices.configure(config.device, config.num_towers, config.device_order)
-    on = tf.as_dtype(config.precision), chosen.towers[0]
+    on = tf.as_dtype(config.precision), chosen.towers
     rates = [measure.matrix_rate(*on)]
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()

@@ -34,6 +34,24 @@ def test_a_cpu_that_was_asked_for_needs_no_remark():
     assert configure("cpu", 2).remarks == ()
 
 
+@pytest.mark.parametrize(
+    "num_towers,own_cores,expected",
+    [(1, True, []), (3, True, []), (4, True, [1]), (6, True, [1]), (4, False, [])],
+)
+def test_as_many_towers_as_cores_have_a_thread_each(
+    monkeypatch, num_towers, own_cores, expected
+):
+    threads = []
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1, 6, 7})
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda _: None)
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", lambda *_: None)
+    monkeypatch.setattr(
+        tf.config.threading, "set_intra_op_parallelism_threads", threads.append
+    )
+    configure("cpu", num_towers, own_cores=own_cores)
+    assert threads == expected
+
+
 def test_more_cpu_towers_than_can_be_made_are_refused_with_both_numbers():
     tf.config.list_logical_devices()  # From here on the devices are what they are.
     with pytest.raises(ConfigError) as caught:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import os
 import pathlib
 import re
 import warnings
@@ -34,6 +35,7 @@ def configure(
     num_towers: int,
     device_order: str = "",
     device_memory_mb: float = 0.0,
+    own_cores: bool = True,
 ) -> Devices:
     """Chooses the towers' devices and sets TensorFlow up for them.
 
@@ -47,6 +49,9 @@ def configure(
             first num_towers in the driver's order.
         device_memory_mb: with a limit, each GPU is made into as many logical devices of
             so many megabytes as num_towers asks for; 0 for one each, without limit.
+        own_cores: as many towers of a CPU as it has cores, or more, compute with one
+            thread each, side by side, instead of all cores going through one operation
+            together. It holds for the process, for less towers too.
 
     Raises:
         ConfigError: there are fewer devices than were asked for.
@@ -66,7 +71,7 @@ def configure(
         if device == "auto" and unused:
             remarks.append(unused)
         order = order or range(num_towers or 1)
-        _make_logical_cpus(max(order) + 1)
+        _make_logical_cpus(max(order) + 1, own_cores and len(order) >= num_cores())
         return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
     order = order or range(num_towers or len(gpus))
     if device_memory_mb:
@@ -103,7 +108,12 @@ def _numbers(device_order, num_towers):
     return order
 
 
-def _make_logical_cpus(count):
+def num_cores() -> int:
+    """Those of the CPU that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _make_logical_cpus(count, own_cores):
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
     if not configured or len(configured) < count:
@@ -111,6 +121,8 @@ def _make_logical_cpus(count):
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
             )
+            if own_cores:
+                tf.config.threading.set_intra_op_parallelism_threads(1)
         except RuntimeError:
             raise ConfigError(
                 f"num_towers={count} with {len(configured or [0])} logical CPU "
