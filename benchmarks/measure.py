@@ -60,10 +60,10 @@ class StillBatches:
     """The same batch for ever, in memory."""
 
     def __init__(self, batch: dict[str, tf.Tensor]):
-        self._batch = batch
+        self.batch = batch
 
     def stream(self, first_step: int) -> tf.data.Dataset:
-        return without_tuning(tf.data.Dataset.from_tensors(self._batch).repeat())
+        return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
 
 
 def on_still_batch(parts: Parts) -> Parts:

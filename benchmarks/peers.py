@@ -87,9 +87,8 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
 def things_of(settings, options, chosen) -> dict:
     """Name -> a call that trains for a round."""
     one = dataclasses.replace(chosen, towers=chosen.towers[:1])
-    parts = build.build(settings)
-    batch = parts.train_batches(tf.constant(0, tf.int64))
-    still = measure.on_still_batch(parts)
+    still = measure.on_still_batch(build.build(settings))
+    batch = still.train_batches.batch
 
     def model():
         return build.build(settings).model
@@ -99,7 +98,7 @@ def things_of(settings, options, chosen) -> dict:
         "towers": lambda: towers_step.train(options.steps),
         "fit": fit(model(), batch, options.steps, options.compile),
     }
-    if has_own_layers(parts.model):
+    if has_own_layers(still.model):
         with models.keras_settings(models.POLICIES[settings.precision]):
             stock = with_stock_layers(model())
         found["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
@@ -131,7 +130,8 @@ def main():
             "process the collectives of two MirroredStrategies clash; name one network"
         )
 
-    chosen = devices.configure(options.device, options.num_towers)
+    # What runs on one of several devices has all cores too.
+    chosen = devices.configure(options.device, options.num_towers, own_cores=False)
     dtype = tf.as_dtype(options.precision)
     rates = [measure.matrix_rate(dtype, chosen.towers)]
     print(measure.report_head("The same training by Keras"))
