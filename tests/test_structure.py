@@ -60,7 +60,7 @@ ROOMS = {
         {"__main__"},
     ],
     "models": [
-        {"activations", "layers", "sizes", "whitening"},
+        {"activations", "convolution", "layers", "sizes", "whitening"},
         {"blocks", "flops"},
         {"alexnet", "cnn", "convmixer", "lenet", "resnet", "speedrun", "wide_resnet"},
         {"__init__"},

@@ -5,6 +5,7 @@ import math
 import keras
 from keras import layers
 
+from towers.models.convolution import SameConv2D
 from towers.models.whitening import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
@@ -15,8 +16,8 @@ def flops_per_image(model: keras.Model) -> int:
     """Floating-point operations of the forward pass on one image.
 
     A multiplication and an addition per weight of a convolution or dense layer and per
-    position of its output, padding counted like pixels; nothing else. Training takes
-    about three times as much.
+    position of its output, padding counted like pixels, and so is what `SameConv2D` can
+    leave out; nothing else. Training takes about three times as much.
 
     Raises:
         ValueError: a layer has parameters and is of no kind that is counted.
@@ -27,7 +28,8 @@ def flops_per_image(model: keras.Model) -> int:
 def _flops(layer):
     if isinstance(layer, layers.Conv2D | layers.Dense | Whitening):
         # A kernel of a grouped convolution has the inputs of one group only.
-        positions = math.prod(layer.output.shape[1:-1])
+        seen = layer.input if isinstance(layer, SameConv2D) else layer.output
+        positions = math.prod(seen.shape[1:-1])
         return 2 * positions * math.prod(layer.kernel.shape)
     if layer.weights and not isinstance(layer, UNCOUNTED):
         raise ValueError(

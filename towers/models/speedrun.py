@@ -6,6 +6,7 @@ from keras import layers
 
 from towers.models.activations import Gelu
 from towers.models.blocks import uniform
+from towers.models.convolution import SameConv2D
 from towers.models.layers import BatchNormalization
 from towers.models.sizes import check_image_size, scaled
 from towers.models.whitening import Whitening
@@ -41,10 +42,9 @@ def create_model(
     def group(x, number, filters):
         for place in (1, 2):
             name = f"conv{number}_{place}"
-            x = layers.Conv2D(
+            x = SameConv2D(
                 filters,
-                3,
-                padding="same",
+                before_pool=place == 1,
                 use_bias=False,
                 kernel_initializer=PartlyIdentity(),
                 name=name,

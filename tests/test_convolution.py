@@ -1,0 +1,63 @@
+"""Convolutions that leave things out, against the oracle and Keras."""
+
+import itertools
+
+import keras
+import numpy as np
+import oracle_layers
+import pytest
+import tensorflow as tf
+
+from towers.models.convolution import SameConv2D
+
+
+def random(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    "sizes,before_pool",
+    [*itertools.product(SIZES, [False, True]), ((1, 2), False), ((1, 1), False)],
+)
+def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool):
+    """Where a pool of 2x2 follows, what it drops may be left out."""
+    x = random((2, *sizes, 3))
+    layer = SameConv2D(4, before_pool, bias_initializer="ones", dtype="float64")
+    layer.build(x.shape)
+    kernel, bias = layer.kernel.numpy(), layer.bias.numpy()
+    done = oracle_layers.conv(x, kernel, bias, stride=1, padding="same")
+    kept = [size - size % 2 * before_pool for size in sizes]
+    expected = done.output[:, : kept[0], : kept[1]]
+    upstream = np.zeros(done.output.shape)
+    upstream[:, : kept[0], : kept[1]] = random(expected.shape, 1)
+    sources = [tf.constant(x), tf.constant(kernel), tf.constant(bias)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y, _ = layer.stateless_call(sources[1:], [], sources[0])
+        loss = tf.reduce_sum(y * upstream[:, : kept[0], : kept[1]])
+    np.testing.assert_allclose(y, expected, atol=1e-12)
+    assert layer.compute_output_shape(x.shape) == y.shape
+    (of_x,), of_params = done.pullback(upstream)
+    expected = [of_x, of_params["kernel"], of_params["bias"]]
+    for ours, theirs in zip(tape.gradient(loss, sources), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-11)
+
+
+@pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])
+def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
+    x = random((3, *sizes, 8)).astype(np.float32)
+    ours = SameConv2D(6, before_pool=True, name="conv")
+    theirs = keras.layers.Conv2D(6, 3, padding="same", name="conv")
+    for layer in (ours, theirs):
+        layer.build(x.shape)
+    assert [v.path for v in ours.weights] == [v.path for v in theirs.weights]
+    theirs.set_weights(ours.get_weights())
+    pool = keras.layers.MaxPooling2D(2)
+    np.testing.assert_allclose(pool(ours(x)), pool(theirs(x)), atol=1e-5)
+    again = SameConv2D.from_config(ours.get_config())
+    again.build(x.shape)
+    again.set_weights(ours.get_weights())
+    np.testing.assert_array_equal(again(x), ours(x))
