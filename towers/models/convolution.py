@@ -36,7 +36,7 @@ class SameConv2D(keras.layers.Conv2D):
             return _convolution_of_even_sizes(inputs, kernel)
         if height * width <= MOST_PIXELS_OF_A_PRODUCT:
             return _product(inputs, kernel)
-        return tf.nn.conv2d(inputs, kernel, 1, "SAME")
+        return super().convolution_op(inputs, kernel)
 
     def compute_output_shape(self, input_shape):
         count, *sizes, _ = input_shape
