@@ -4,8 +4,9 @@
 
 Everything but imports is counted: reading the data, tracing and compiling (shown
 apart), training, the evaluations of the recipe, the last checkpoint. The cost is that
-time multiplied with the machine's matrix rate, measured before and after each run,
-because the machines differ from day to day.
+time multiplied with the machine's matrix rate, because machines differ from day to day
+and from minute to minute: the mean of rates measured before each run, after it, and
+about every minute within, when the clock stands still.
 
 Every run has a process of its own. With `--against=RECIPE` a second recipe runs on the
 same seeds in turn, and the paired differences are given. Any other flag of
@@ -22,6 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 from absl import flags
 
@@ -30,6 +32,7 @@ from towers import config_flags, quiet_imports
 from towers.config import Config
 from towers.errors import ConfigError
 
+RATE_EVERY_SECS = 60.0
 SPAWN = multiprocessing.get_context("spawn")
 AGAINST = flags.DEFINE_string("against", "", "Another recipe, on the same seeds.")
 SEEDS = flags.DEFINE_integer("seeds", 5, "How many, from 0 on.", 1)
@@ -58,6 +61,25 @@ def best(record: dict) -> float:
     return record["accuracy"]
 
 
+class Clock:
+    """Time, and rates that are measured while it stands still."""
+
+    def __init__(self, rate_now: Callable[[], float]):
+        self._rate_now = rate_now
+        self.rates = [rate_now()]
+        self.secs = 0.0
+        self._going_since = time.monotonic()
+
+    def stop(self) -> None:
+        self.secs += time.monotonic() - self._going_since
+        self.rates.append(self._rate_now())
+
+    def stop_each_minute(self) -> None:
+        if time.monotonic() - self._going_since > RATE_EVERY_SECS:
+            self.stop()
+            self._going_since = time.monotonic()
+
+
 def run(config: Config, wanted: float) -> dict:
     """Trains and evaluates a recipe once; to be called in a fresh process."""
     with quiet_imports():
@@ -68,26 +90,24 @@ def run(config: Config, wanted: float) -> dict:
         from towers.parallel import devices
 
     chosen = devices.configure(config.device, config.num_towers, config.device_order)
-    on = tf.as_dtype(config.precision), chosen.towers
-    rates = [measure.matrix_rate(*on)]
+    dtype = tf.as_dtype(config.precision)
+    clock = Clock(lambda: measure.matrix_rate(dtype, chosen.towers))
     with tempfile.TemporaryDirectory() as workdir:
-        started = time.monotonic()
-        train.train(config, workdir)
-        secs = time.monotonic() - started
+        train.train(config, workdir, after_call=clock.stop_each_minute)
+        clock.stop()
         folder = pathlib.Path(workdir)
         record, reached = of_metrics(folder / "metrics.jsonl", wanted)
         stored = checkpoints.restore_latest(folder / "checkpoints").trainer_state
-    rates.append(measure.matrix_rate(*on))
-    rate = statistics.mean(rates)
+    rate = statistics.mean(clock.rates)
     return {
         "plain": record["accuracy"],
         "accuracy": best(record),
-        "secs": secs,
+        "secs": clock.secs,
         "start_secs": stored["start_secs"],
         "train_secs": stored["train_secs"],
         "reached": reached,
         "rate": rate,
-        "cost": secs * rate,
+        "cost": clock.secs * rate,
     }
 
 

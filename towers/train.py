@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -39,6 +40,7 @@ def train(
     *,
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
+    after_call: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
     """Trains a run to its end, from its last checkpoint or from the start.
 
@@ -48,6 +50,7 @@ def train(
         overwrite: start anew; what an earlier run left there is removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
+        after_call: called after each compiled call of some steps and what was due then.
 
     Returns:
         The final canonical state.
@@ -103,7 +106,7 @@ def train(
         # Train.
         try:
             with data_errors_of_tensorflow():
-                train_loop(run)
+                train_loop(run, after_call)
         except Preempted:
             pass  # a call was left behind, the parameters being a finished step's
         except (NumericError, DataError):
@@ -125,7 +128,7 @@ def train(
         return strategy.state()
 
 
-def train_loop(run: Run) -> None:
+def train_loop(run: Run, after_call: Callable[[], None]) -> None:
     """From the step where the run stands to its last, or until a signal."""
     config, strategy, stopwatch = run.config, run.strategy, run.stopwatch
     num_examples = run.parts.num_examples
@@ -205,6 +208,7 @@ def train_loop(run: Run) -> None:
             )
             board.images(step, batch["images"], "next_batch")
         _finish_step(run, rhythm, board, metrics_file)
+        after_call()
 
 
 def _finish_step(
