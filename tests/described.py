@@ -141,17 +141,20 @@ def wide_resnet(depth: int) -> list:
     return [*found, _norm("last_norm"), layer("relu", "last_relu"), *_last()]
 
 
-def speedrun() -> list:
+def speedrun(depth: int, momentum: float) -> list:
     found = [layer("conv", "whitening", padding="valid"), layer("gelu", "gelu0")]
     for group in (1, 2, 3):
-        for place in (1, 2):
+        for place in range(1, depth + 1):
             name = f"{group}_{place}"
             found.append(layer("conv", f"conv{name}"))
             if place == 1:
                 pool = {"size": 2, "stride": 2, "padding": "valid"}
                 found.append(layer("max_pool", f"pool{group}", **pool))
-            norm = {"momentum": 0.6, "epsilon": 1.001e-5}
+            norm = {"momentum": momentum, "epsilon": 1.001e-5}
             found.append(layer("batch_norm", f"norm{name}", **norm))
+            if place == 3:
+                both = (f"norm{name}", f"gelu{group}_1")
+                found.append(layer("add", f"add{group}", both))
             found.append(layer("gelu", f"gelu{name}"))
     return [*found, layer("global_max_pool", "pool"), layer("dense", "logits")]
 

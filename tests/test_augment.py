@@ -212,14 +212,16 @@ def test_the_smallest_and_the_largest_number_give_the_first_and_the_last_place()
     assert list(mirrored) == [False, True, True]
 
 
-def test_translate_flip_equals_numpy_image_by_image():
+@pytest.mark.parametrize("name,most", [("translate_flip", 2), ("translate_4_flip", 4)])
+def test_translate_flip_equals_numpy_image_by_image(name, most):
     images, drawn = random_images(), Drawn()
-    found = augment("translate_flip").train(tf.constant(images), drawn)
+    found = augment(name).train(tf.constant(images), drawn)
     assert set(drawn.numbers) == {"translation", "flip"}
     standard = (images - np.float64(MEAN)) / DEVIATION
     for i, image in enumerate(standard):
-        padded = np.pad(image, [(2, 2), (2, 2), (0, 0)], mode="reflect")
-        top, left = np.floor(drawn.numbers["translation"][i] * 5).astype(int)
+        padded = np.pad(image, [(most, most), (most, most), (0, 0)], mode="reflect")
+        corner = drawn.numbers["translation"][i] * (2 * most + 1)
+        top, left = np.floor(corner).astype(int)
         image = padded[top : top + 32, left : left + 32]
         if (drawn.numbers["flip"][i] < 0.5) != drawn.epochs[i].numpy() % 2:
             image = image[:, ::-1]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from marks import slow
 from small_runs import NUM_TEST, NUM_TRAIN, small_config
 
-from towers import build, data, losses
+from towers import build, data, losses, train
 from towers import config as configuration
 from towers.config import Config
 from towers.data.augment import AUGMENTS
@@ -228,6 +228,20 @@ def test_parameters_whose_rate_has_ended_are_frozen():
         (math.ceil(1.5 * per_epoch), 32, 32, bias),
         (2 * per_epoch, 32, 32, sorted(betas + bias)),
     ]
+
+
+def test_a_factor_of_zero_freezes_from_the_start(tmp_path):
+    _, found = stages_of(param_rates="logits/*:1,*:0")
+    [(*_, frozen)] = found
+    assert frozen and not any(name.startswith("logits/") for name in frozen)
+    settings = STAGED | {"param_rates": "logits/*:1,*:0", "max_steps": 2}
+    for optimizer in ("sgd", "adamw", "muon"):
+        config = Config(**settings, optimizer=optimizer, weight_decay=0.1, num_towers=2)
+        first = build.build(config).model
+        state = train.train(config, tmp_path / optimizer)
+        for variable in first.trainable_variables:
+            moved = np.any(state[f"params/{variable.path}"] != variable.numpy())
+            assert moved == (variable.path not in frozen), variable.path
 
 
 @pytest.mark.parametrize("text", ["24:0.99", "16:0.01", "16:0.01,24:0.99", "24:0.55"])

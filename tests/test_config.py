@@ -358,6 +358,7 @@ def test_epoch_factors_are_pairs(text, pairs):
     [
         ("", ()),
         ("*/bias:2", (("*/bias", 2.0, None),)),
+        ("*/bias:0", (("*/bias", 0.0, None),)),
         ("fc/*:0.5:3,*:1e-3", (("fc/*", 0.5, 3.0), ("*", 0.001, None))),
     ],
 )
@@ -403,10 +404,11 @@ def test_early_sizes_that_are_wrong_are_refused(text, words):
         ("*/bias:two", ["'*/bias:two' should be"]),
         ("*/bias:1:2:3", ["'*/bias:1:2:3' should be"]),
         ("*/bias:2,", ["'' should be"]),
-        ("*/bias:0", ["'*/bias:0' must be finite, above 0"]),
-        ("*/bias:2:-1", ["must be finite, above 0"]),
-        ("*/bias:inf", ["must be finite, above 0"]),
-        ("*/bias:nan", ["must be finite, above 0"]),
+        ("*/bias:-1", ["'*/bias:-1' must have a finite factor of at least 0"]),
+        ("*/bias:2:-1", ["finite number of epochs above 0"]),
+        ("*/bias:2:0", ["finite number of epochs above 0"]),
+        ("*/bias:inf", ["must have a finite factor"]),
+        ("*/bias:nan", ["must have a finite factor"]),
     ],
 )
 def test_param_rates_that_are_wrong_are_refused(text, words):

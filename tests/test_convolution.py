@@ -61,3 +61,18 @@ def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
     again.build(x.shape)
     again.set_weights(ours.get_weights())
     np.testing.assert_array_equal(again(x), ours(x))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"strides": 2},
+        {"dilation_rate": 2},
+        {"groups": 2},
+        {"data_format": "channels_first"},
+    ],
+)
+def test_what_it_cannot_is_refused_by_name(option):
+    [name] = option
+    with pytest.raises(ValueError, match=f"{name}=.*SameConv2D has"):
+        SameConv2D(4, **option)

@@ -78,6 +78,13 @@ def speedrun():
     return convs + 7**2 * 9 * 2 * 256**2 + 3**2 * 9 * 256**2 + 256 * 10
 
 
+def speedrun_deep():
+    convs = 31**2 * (4 * 3 * 24 + 9 * 24 * 128)
+    convs += 15**2 * 9 * (2 * 128 * 128 + 128 * 384)
+    convs += 7**2 * 9 * (2 * 384 * 384 + 384 * 512)
+    return convs + 3**2 * 9 * 2 * 512**2 + 512 * 10
+
+
 @pytest.mark.parametrize(
     "name,shape,products",
     [
@@ -91,6 +98,7 @@ def speedrun():
         ("wide_resnet_28_10", CIFAR10, wide_resnet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
         ("speedrun", CIFAR10, speedrun()),
+        ("speedrun_deep", CIFAR10, speedrun_deep()),
     ],
 )
 def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, products):

@@ -73,6 +73,8 @@ TABLE = {
     ("convmixer_256_8", *MNIST): (592_138, 225_997_824),
     ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
     ("speedrun", *MNIST): (1_962_120, 164_621_888),
+    ("speedrun_deep", *CIFAR10): (9_915_416, 903_934_528),
+    ("speedrun_deep", *MNIST): (9_896_968, 666_134_080),
 }
 
 # What the papers say, in millions: table 6 of He et al. 2015; Zagoruyko and Komodakis
@@ -92,6 +94,7 @@ LENET_SHAPES = [(3, 3, 1, 20), (5, 5, 20, 50), (800, 128), (128, 10)]
 # One network for each way of building them.
 FAMILIES = [name for name in MODELS if name not in list(PUBLISHED)[1:5]]
 
+SPEEDRUNS = ("speedrun", "speedrun_deep")
 NARROW = 0.125
 
 # What the first issue says of the tutorial's network: initial deviation, bias.
@@ -311,7 +314,7 @@ def test_another_seed_draws_every_kernel_anew(name):
         again, drawn[seed] = drawn.get(seed), arrays(narrow(name))
     first, second = drawn[0], drawn[1]
     kernels = [path for path in first if path.endswith("/kernel")]
-    if name == "speedrun":  # whose other kernels are an identity or come from the data
+    if name in SPEEDRUNS:  # whose other kernels are an identity or come from the data
         first, second, again = map(drawn_filters, (first, second, again))
         kernels = list(first)
     assert kernels
@@ -321,15 +324,16 @@ def test_another_seed_draws_every_kernel_anew(name):
         assert abs(correlation) < 5 / np.sqrt(first[path].size), path
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in ("cnn", "speedrun")])
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - {"cnn", *SPEEDRUNS}))
 def test_all_kernels_decay_and_nothing_else(name):
     model = of_shapes(name, *CIFAR10, NARROW, decay=0.1)
     for variable in model.trainable_variables:
         assert (variable.regularizer is not None) == (variable.name == "kernel")
 
 
-def test_what_muon_leaves_to_momentum_decays_in_speedrun():
-    for variable in of_shapes("speedrun", *CIFAR10, decay=0.1).trainable_variables:
+@pytest.mark.parametrize("name", SPEEDRUNS)
+def test_what_muon_leaves_to_momentum_decays_in_speedrun(name):
+    for variable in of_shapes(name, *CIFAR10, NARROW, decay=0.1).trainable_variables:
         is_filter = len(variable.shape) == 4
         assert (variable.regularizer is None) == is_filter, variable.path
 
@@ -587,11 +591,18 @@ SMALL = {
         {"depth": 1, "channels": 8},
     ),
     "speedrun": (
-        described.speedrun(),
+        described.speedrun(depth=2, momentum=0.6),
         speedrun.create_model,
         (17, 18, 3),
         1 / 32,
-        {},
+        {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
+    ),
+    "speedrun_deep": (
+        described.speedrun(depth=3, momentum=0.9),
+        speedrun.create_model,
+        (17, 18, 3),
+        1 / 64,
+        {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
     ),
 }
 

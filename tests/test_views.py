@@ -13,7 +13,7 @@ from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
-from towers.parallel.views import VIEWS
+from towers.parallel.views import VIEWS, least_sure
 
 
 def moved(images, rows, columns):
@@ -26,7 +26,7 @@ def moved(images, rows, columns):
 def of_numpy(name, images):
     """[(weight, images)]: half of the weight to the image and its mirror image."""
     shown = [(1.0, images)]
-    if name == "six":
+    if name != "mirror":
         shown = [(0.5, images)]
         shown += [(0.25, moved(images, by, by)) for by in (1, -1)]
     return [(w / 2, x) for w, y in shown for x in (y, y[:, :, ::-1])]
@@ -36,14 +36,13 @@ def test_the_names_are_those_of_the_config():
     assert tuple(VIEWS) == config.VIEWS
 
 
-@pytest.mark.parametrize("name", ["mirror", "six"])
+@pytest.mark.parametrize("name", ["mirror", "six", "six_unsure"])
 def test_views_are_those_of_numpy(name):
     images = np.random.default_rng(0).normal(size=(2, 5, 6, 3)).astype(np.float32)
     expected = of_numpy(name, images)
-    assert len(VIEWS[name]) == len(expected) == (6 if name == "six" else 2)
-    for (weight, view), (wanted_weight, wanted) in zip(
-        VIEWS[name], expected, strict=True
-    ):
+    views = VIEWS[name].views
+    assert len(views) == len(expected) == (2 if name == "mirror" else 6)
+    for (weight, view), (wanted_weight, wanted) in zip(views, expected, strict=True):
         assert weight == wanted_weight
         shown = images if view is None else view(tf.constant(images))
         np.testing.assert_array_equal(shown, wanted)
@@ -80,18 +79,37 @@ def test_the_mean_logits_of_the_views_decide(name, cls, num_devices, options):
         cls, network, Recipe(), batches, num_devices, views=VIEWS[name], **options
     )
     counts = strategy.evaluate(networks.stream_of(batches)(0))
-    images = np.concatenate([b["images"] for b in batches])[: 13 + 5]
-    labels = np.concatenate([b["labels"] for b in batches])[: 13 + 5]
-
-    def logits_of(images):
-        return network.model(images, training=False).numpy()
-
-    correct = [np.argmax(logits_of(images), 1) == labels]
+    correct, changed = [], 0
+    for batch, size in zip(batches, (13, 5), strict=True):
+        images, labels = batch["images"][:size], batch["labels"][:size]
+        plain = network.model(images, training=False).numpy()
+        answers = [np.argmax(plain, 1)] * 2
+        if name != "plain":
+            shown = of_numpy(name, images)
+            logits = sum(w * network.model(x, training=False).numpy() for w, x in shown)
+            by_views = np.argmax(logits, 1)
+            answers[1] = by_views
+            if name == "six_unsure":
+                lowest_first = np.sort(plain, 1)
+                lead = lowest_first[:, -1] - lowest_first[:, -2]
+                unsure = np.argsort(lead)[:4]  # a quarter of 13
+                answers[1] = answers[0].copy()
+                answers[1][unsure] = by_views[unsure]
+            changed += np.sum(answers[0] != answers[1])
+        correct.append([np.sum(answer == labels) for answer in answers])
+    plain, by_views = np.sum(correct, 0)
+    assert (counts["correct"], counts["images"]) == (plain, 18)
     if name == "plain":
         assert "correct_views" not in counts
     else:
-        logits = sum(w * logits_of(x) for w, x in of_numpy(name, images))
-        correct.append(np.argmax(logits, 1) == labels)
-        assert np.any(correct[0] != correct[1]), "the views change nothing"
-        assert counts["correct_views"] == np.sum(correct[1])
-    assert (counts["correct"], counts["images"]) == (np.sum(correct[0]), 18)
+        assert changed, "the views change nothing"
+        assert counts["correct_views"] == by_views
+
+
+def test_of_a_batch_the_least_sure_images_are_chosen_and_none_that_is_not_meant():
+    logits = tf.constant([[5.0, 4.0, 0.0], [1.0, 1.0, 0.0], [3.0, 0.0, 3.1], [9, 0, 0]])
+    batch = {"weights": tf.constant([1.0, 0, 1, 1]), "labels": tf.range(4)}
+    for share, labels in ((0.25, [2]), (0.3, [2, 0]), (0.75, [2, 0, 3])):
+        found = least_sure(batch, logits, share)
+        np.testing.assert_array_equal(found["labels"], labels)
+        np.testing.assert_array_equal(found["weights"], np.ones(len(labels)))

@@ -24,7 +24,13 @@ DATASETS = (
     "embedded",
     "synthetic",
 )
-AUGMENTS = ("none", "tutorial", "pad_crop_flip", "translate_flip")
+AUGMENTS = (
+    "none",
+    "tutorial",
+    "pad_crop_flip",
+    "translate_flip",
+    "translate_4_flip",
+)
 MODELS = (
     "cnn",
     "lenet",
@@ -39,6 +45,7 @@ MODELS = (
     "wide_resnet_28_10",
     "convmixer_256_8",
     "speedrun",
+    "speedrun_deep",
 )
 OPTIMIZERS = ("sgd", "nesterov", "rmsprop", "adamw", "lars", "muon")
 SCHEDULES = (
@@ -50,7 +57,7 @@ SCHEDULES = (
     "linear",
     "one_cycle",
 )
-VIEWS = ("plain", "mirror", "six")
+VIEWS = ("plain", "mirror", "six", "six_unsure")
 INPUTS = ("auto", "stream", "resident")
 COMPILERS = ("none", "xla")
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -151,7 +158,7 @@ class Config:
         "tutorial",
         "Augmentation: none, tutorial (random 24x24 crop, flip, brightness, contrast, "
         "standardised per image), pad_crop_flip (pad 4, crop, flip), translate_flip "
-        "(2 pixels, mirrored edges; alternating flips).",
+        "(2 pixels, mirrored edges; alternating flips), translate_4_flip (4 pixels).",
         choices=AUGMENTS,
     )
     color_jitter: float = _option(
@@ -252,8 +259,8 @@ class Config:
     param_rates: str = _option(
         "",
         "Factors on the learning rate of parameters by name, the first pattern that "
-        "fits, such as '*/bias:2'; with another number, 'stem/bias:2:3', that rate "
-        "falls linearly to zero over so many epochs.",
+        "fits, such as '*/bias:2'; 0 trains them never; with another number, "
+        "'stem/bias:2:3', that rate falls linearly to zero over so many epochs.",
     )
     schedule: str = _option(
         "exponential",
@@ -420,8 +427,9 @@ class Config:
     views: str = _option(
         "plain",
         "What an evaluation reports beside the accuracy on the images: that of the "
-        "mean logits with the mirrored image (mirror), or with images moved by a pixel "
-        "as well (six).",
+        "mean logits with the mirrored image (mirror), with images moved by a pixel as "
+        "well (six), or so for the quarter of a batch that is least sure and plain for "
+        "the others (six_unsure).",
         choices=VIEWS,
         free=True,
     )

@@ -224,7 +224,7 @@ class ParamRate(NamedTuple):
 
     Attributes:
         pattern: of their names, such as `conv*/kernel`.
-        factor: on the learning rate.
+        factor: on the learning rate; 0 trains them never.
         epochs: where given, their rate follows no schedule but falls linearly to zero
             over so many epochs.
     """
@@ -238,7 +238,7 @@ def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
     """'*/bias:2,stem/kernel:0.1:3' -> their ParamRates; nothing for an empty text.
 
     Raises:
-        ConfigError: it is written in another way, or a number is not above 0.
+        ConfigError: it is written in another way, or a number is out of range.
     """
     found = []
     for part, rate in _parts(
@@ -248,9 +248,11 @@ def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
         "a pattern, a factor and, if any, a number of epochs, such as */bias:2 or "
         "stem/kernel:0.1:3",
     ):
-        if not all(0 < number < math.inf for number in rate[1:] if number is not None):
+        epochs = 1 if rate.epochs is None else rate.epochs
+        if not (0 <= rate.factor < math.inf and 0 < epochs < math.inf):
             raise ConfigError(
-                f"param_rates={text!r}: the numbers of {part!r} must be finite, above 0"
+                f"param_rates={text!r}: {part!r} must have a finite factor of at least "
+                "0 and, if any, a finite number of epochs above 0"
             )
         found.append(rate)
     return tuple(found)

@@ -64,7 +64,7 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
         # A parameter of a higher rate is not to decay faster.
         taken = losses.take_weight_decay(model.trainable_variables)
         pairs = zip(taken, own_rates, strict=True)
-        decays = tuple(d / r.factor if r else d for d, r in pairs)
+        decays = tuple(d / r.factor if r and r.factor else d for d, r in pairs)
 
     def rate_fn(own: ParamRate | None = None) -> RateFn:
         found = schedule
@@ -132,7 +132,9 @@ def create_stages(
     frozen_from = {}
     names = variable_names(model.trainable_variables)
     for name, own in zip(names, _own_rates(config, model), strict=True):
-        if own and own.epochs:
+        if own and own.factor == 0:
+            frozen_from[name] = 0
+        elif own and own.epochs:
             images = own.epochs * num_examples
             frozen_from[name] = math.ceil(images / config.images_per_step)
     early = [
@@ -147,7 +149,7 @@ def create_stages(
         frozen = {name for name, since in frozen_from.items() if since <= begin}
         stages.append(Stage(end, smaller.get(size, model), frozenset(frozen)))
         begin = end
-    return tuple(stages) if len(stages) > 1 else ()
+    return tuple(stages) if len(stages) > 1 or stages[0].frozen else ()
 
 
 def _smaller(config, size, model, model_for):

@@ -143,8 +143,8 @@ def muon(*, momentum: float, muon_momentum: float = 0.6, **_) -> Optimizer:
 
     A convolution's kernel [height, width, inputs, filters] is scaled to the norm
     sqrt(filters), which fixes how far a rate turns it, and moves along its Nesterov
-    momentum with all singular values brought near 1. Weight decay concerns the other
-    parameters only.
+    momentum with all singular values brought near 1. At a rate of 0 it stays as it is.
+    Weight decay concerns the other parameters only.
     """
 
     def update(param, slots, gradient, now):
@@ -155,7 +155,8 @@ def muon(*, momentum: float, muon_momentum: float = 0.6, **_) -> Optimizer:
         ahead, moved = _look_ahead(slots, gradient, muon_momentum)
         ahead = orthogonalized(tf.reshape(ahead, [-1, param.shape[-1]]))
         root = tf.sqrt(tf.cast(param.shape[-1], param.dtype))
-        param *= tf.math.divide_no_nan(root, tf.norm(param))
+        scale = tf.math.divide_no_nan(root, tf.norm(param))
+        param *= tf.where(now.rate > 0, scale, 1.0)  # what is frozen stays as it is
         return param - now.rate * tf.reshape(ahead, param.shape), moved
 
     return Optimizer(("velocity",), update, elementwise=False, takes_decay=True)

@@ -17,7 +17,6 @@ from towers.data.randomness import Draw
 
 TUTORIAL_SIZE = 24
 PADDING = 4
-TRANSLATION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,23 +98,24 @@ def translate_flip(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
     deviation: Sequence[float],
+    pixels: int = 2,
 ) -> Augment:
-    """A translation by up to 2 pixels, mirrored at the edges, and alternating flips:
-    each image is mirrored at random in the first epoch, then every other epoch (Jordan
-    2024, arXiv:2404.00498, section 3.6)."""
+    """A translation by up to so many pixels, mirrored at the edges, and alternating
+    flips: each image is mirrored at random in the first epoch, then every other epoch
+    (Jordan 2024, arXiv:2404.00498, section 3.6)."""
     height, width, _ = image_shape
-    if min(height, width) <= TRANSLATION:
+    if min(height, width) <= pixels:
         raise ValueError(
-            f"augment=translate_flip mirrors {TRANSLATION} pixels at the edges, but "
-            f"the data set's images are {height}x{width}; choose --augment=none"
+            f"this augmentation mirrors {pixels} pixels at the edges, but the data "
+            f"set's images are {height}x{width}; choose --augment=none"
         )
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
         images = evaluate(images)
-        edges = [TRANSLATION, TRANSLATION]
+        edges = [pixels, pixels]
         images = tf.pad(images, [[0, 0], edges, edges, [0, 0]], "REFLECT")
-        places = tf.fill([2], 2.0 * TRANSLATION + 1)
+        places = tf.fill([2], 2.0 * pixels + 1)
         corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int32)
         odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
         is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
@@ -129,6 +129,7 @@ AUGMENTS = {
     "tutorial": tutorial,
     "pad_crop_flip": pad_crop_flip,
     "translate_flip": translate_flip,
+    "translate_4_flip": functools.partial(translate_flip, pixels=4),
 }
 
 

@@ -39,7 +39,12 @@ MODELS = {
         wide_resnet.create_model, depth=28, widening=10
     ),
     "convmixer_256_8": functools.partial(convmixer.create_model, channels=256, depth=8),
-    "speedrun": speedrun.create_model,
+    "speedrun": functools.partial(
+        speedrun.create_model, widths=(64, 256, 256), depth=2, momentum=0.6
+    ),
+    "speedrun_deep": functools.partial(
+        speedrun.create_model, widths=(128, 384, 512), depth=3, momentum=0.9
+    ),
 }
 
 IMAGES = "images"

@@ -23,11 +23,26 @@ class SameConv2D(keras.layers.Conv2D):
         before_pool: a pool of 2x2 follows that drops the last row or column where their
             number is odd; they are not computed, so that images [n, 7, 5, c] become
             [n, 6, 4, filters].
+
+    Raises:
+        ValueError: strides, dilation, groups or another order of the axes are asked.
     """
 
     def __init__(self, filters: int, before_pool: bool = False, **kwargs):
         super().__init__(filters, SIZE, padding="same", **kwargs)
         self.before_pool = before_pool
+        plain = {
+            "strides": (1, 1),
+            "dilation_rate": (1, 1),
+            "groups": 1,
+            "data_format": "channels_last",
+        }
+        for name, only in plain.items():
+            if getattr(self, name) != only:
+                raise ValueError(
+                    f"{name}={getattr(self, name)}: SameConv2D has {only} only; use "
+                    "keras.layers.Conv2D"
+                )
 
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)

@@ -21,44 +21,60 @@ def create_model(
     num_classes: int,
     width: float,
     regularizer: keras.regularizers.Regularizer | None,
+    widths: tuple[int, int, int],
+    depth: int,
+    momentum: float,
 ) -> keras.Model:
-    """Whitened patches, then three groups of two convolutions; 1,971,352 trained
-    parameters and 288 frozen ones at 32x32x3 and 10 classes.
+    """Whitened patches, then three groups of convolutions.
 
-    A group is convolution, pool, normalisation, GELU, convolution, normalisation, GELU.
-    Normalisations have offsets and no scales. What is marked for decay is what Muon
-    leaves to momentum: offsets, the bias of the whitening, and the head.
+    A group is convolution, pool, normalisation, GELU, convolution, normalisation, GELU;
+    in one of three convolutions a shortcut from the first GELU to the last spans the
+    two that follow. Normalisations have offsets and no scales. What is marked for
+    decay is what Muon leaves to momentum: offsets, the bias of the whitening, and the
+    head.
 
-    The authors divide the logits by the number of features and begin with a head of
-    deviation 1; here the head itself begins so much smaller. Unlike theirs the bias of
-    the whitening begins with 0, epsilon is the smallest that the fast kernel takes, and
-    moving variances are the biased ones.
+    The authors divide the logits, by the number of features in the shallower network
+    and by 9 in the deeper one, and begin with a larger head; here the head itself
+    begins so much smaller. Unlike theirs the bias of the whitening begins with 0,
+    epsilon is the smallest that the fast kernel takes, and moving variances are the
+    biased ones.
+
+    Args:
+        image_shape, num_classes, width, regularizer: see `models.create_model`.
+        widths: filters of the groups.
+        depth: convolutions of a group, 2 or 3.
+        momentum: of the moving averages.
 
     Raises:
         ConfigError: the images are too small for three pools.
     """
-    check_image_size("speedrun", image_shape, at_least=SMALLEST_IMAGE)
+    name = "speedrun" if depth == 2 else "speedrun_deep"
+    check_image_size(name, image_shape, at_least=SMALLEST_IMAGE)
 
     def group(x, number, filters):
-        for place in (1, 2):
-            name = f"conv{number}_{place}"
+        first = None
+        for place in range(1, depth + 1):
+            part = f"{number}_{place}"
             x = SameConv2D(
                 filters,
                 before_pool=place == 1,
                 use_bias=False,
                 kernel_initializer=PartlyIdentity(),
-                name=name,
+                name=f"conv{part}",
             )(x)
             if place == 1:
                 x = layers.MaxPooling2D(2, name=f"pool{number}")(x)
             x = BatchNormalization(
-                momentum=0.6,
+                momentum=momentum,
                 epsilon=1.001e-5,
                 scale=False,
                 beta_regularizer=regularizer,
-                name=f"norm{number}_{place}",
+                name=f"norm{part}",
             )(x)
-            x = Gelu(name=f"gelu{number}_{place}")(x)
+            if place == 3:
+                x = layers.Add(name=f"add{number}")([x, first])
+            x = Gelu(name=f"gelu{part}")(x)
+            first = x if place == 1 else first
         return x
 
     images = keras.Input(image_shape, name="images")
@@ -66,7 +82,7 @@ def create_model(
         images
     )
     x = Gelu(name="gelu0")(x)
-    for number, filters in enumerate((64, 256, 256), start=1):
+    for number, filters in enumerate(widths, start=1):
         x = group(x, number, scaled(filters, width))
     x = layers.GlobalMaxPooling2D(name="pool")(x)  # 3x3 of 32x32 images
     deviation = 1 / x.shape[-1]
@@ -79,7 +95,7 @@ def create_model(
         kernel_regularizer=regularizer,
         name="logits",
     )(x)
-    return keras.Model(images, logits, name="speedrun")
+    return keras.Model(images, logits, name=name)
 
 
 @keras.saving.register_keras_serializable("towers")

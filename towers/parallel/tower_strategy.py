@@ -26,7 +26,7 @@ from towers.parallel.tower import (
     tower_logits,
 )
 from towers.parallel.variables import Variables
-from towers.parallel.views import View
+from towers.parallel.views import VIEWS, Views, least_sure
 from towers.update import Update
 
 
@@ -57,7 +57,7 @@ class TowerStrategy(Strategy):
         batch_size: int,
         devices: Sequence[str],
         stages: Sequence[Stage] = (),
-        views: Sequence[View] = (),
+        views: Views = VIEWS["plain"],
         compile_towers: bool = False,
     ):
         self._model = model
@@ -157,31 +157,48 @@ class TowerStrategy(Strategy):
     # Evaluation.
 
     def _count(self, batch, use_averages):
+        pieces = self._pieces(batch)
+        logits = self._logits(pieces, use_averages)
+        counts = self._counts(logits, pieces)
+        if not self._views.views:
+            return counts
+        with tf.device(HOST):
+            batch = dict(batch) | {"logits": tf.concat(logits, 0)}
+            if self._views.share < 1:
+                batch = least_sure(batch, batch["logits"], self._views.share)
+        # Those that are looked at change their answer, the others keep it.
+        pieces = self._pieces(batch)
+        before = [piece.pop("logits") for piece in pieces]
+        after = self._logits_of_views(pieces, use_averages, before)
+        with tf.device(HOST):
+            lost = self._counts(before, pieces)["correct"]
+            won = self._counts(after, pieces)["correct"]
+            return counts | {"correct_views": counts["correct"] - lost + won}
+
+    def _pieces(self, batch):
+        """Per tower its part of a batch; of a small one some towers have none."""
         size = batch["labels"].shape[0]
-        sizes = shares(size, min(size, len(self._devices)))
+        return split_batch(batch, shares(size, min(size, len(self._devices))))
+
+    def _counts(self, logits, pieces):
+        """The sums of `tower_counts`."""
         counts = []
-        shares_of_towers = split_batch(batch, sizes)
-        logits = self._logits(shares_of_towers, use_averages)
-        of_views = self._logits_of_views(shares_of_towers, use_averages, logits)
-        for tower, share in enumerate(shares_of_towers):
-            with tf.device(self._devices[tower]):
-                counts.append(tower_counts(self._loss_fn, logits[tower], share))
-                if self._views:
-                    seen = tower_counts(self._loss_fn, of_views[tower], share)
-                    counts[-1]["correct_views"] = seen["correct"]
+        for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
+            with tf.device(device):
+                counts.append(tower_counts(self._loss_fn, of_tower, piece))
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
-    def _logits_of_views(self, batches, use_averages, of_plain):
+    def _logits_of_views(self, pieces, use_averages, of_plain):
         """Every tower's mean logits over the views, given those of the plain image."""
-        totals = [0.0] * len(batches)
-        for weight, view in self._views:
+        totals = [0.0] * len(pieces)
+        for weight, view in self._views.views:
             logits = of_plain
             if view is not None:
                 seen = []
-                for tower, batch in enumerate(batches):
+                for tower, piece in enumerate(pieces):
                     with tf.device(self._devices[tower]):
-                        seen.append(dict(batch) | {"images": view(batch["images"])})
+                        seen.append(piece | {"images": view(piece["images"])})
                 logits = self._logits(seen, use_averages)
             for tower, of_view in enumerate(logits):
                 with tf.device(self._devices[tower]):

@@ -1,15 +1,27 @@
-"""What an evaluation shows the network of an image beside the image itself.
+"""What an evaluation shows the network of an image beside the image itself."""
 
-The logits of an image are the weighted mean over its views.
-"""
-
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
 # (weight, float images [n, height, width, channels] -> the same shape); None for the
 # image itself.
 View = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
+
+
+class Views(NamedTuple):
+    """What an evaluation looks at beside the images.
+
+    Attributes:
+        views: the logits of an image are the weighted mean over them.
+        share: the part of each batch that is looked at so, those images whose two best
+            logits are nearest; the others keep their answer.
+    """
+
+    views: tuple[View, ...] = ()
+    share: float = 1.0
 
 
 def _mirrored(images):
@@ -29,13 +41,33 @@ def _with_mirrors(weight, view=None):
     return (weight / 2, view), (weight / 2, lambda images: _mirrored(view(images)))
 
 
-VIEWS: dict[str, tuple[View, ...]] = {
-    "plain": (),
-    "mirror": _with_mirrors(1.0),
-    # Jordan 2024, arXiv:2404.00498, section 3.5.
-    "six": (
-        *_with_mirrors(0.5),
-        *_with_mirrors(0.25, lambda images: _moved(images, 0)),
-        *_with_mirrors(0.25, lambda images: _moved(images, 2)),
-    ),
+# Jordan 2024, arXiv:2404.00498, section 3.5.
+SIX = (
+    *_with_mirrors(0.5),
+    *_with_mirrors(0.25, lambda images: _moved(images, 0)),
+    *_with_mirrors(0.25, lambda images: _moved(images, 2)),
+)
+
+VIEWS = {
+    "plain": Views(),
+    "mirror": Views(_with_mirrors(1.0)),
+    "six": Views(SIX),
+    "six_unsure": Views(SIX, share=0.25),
 }
+
+
+def least_sure(
+    batch: Mapping[str, tf.Tensor], logits: tf.Tensor, share: float
+) -> dict[str, tf.Tensor]:
+    """Part of a batch, those images whose two best logits are nearest.
+
+    Args:
+        batch: tensors of n images each, among them "weights", 0 where none is meant.
+        logits: [n, classes].
+        share: of the n images, rounded up.
+    """
+    best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
+    lead = tf.where(batch["weights"] > 0, best - second, math.inf)
+    [count] = lead.shape
+    chosen = tf.math.top_k(-lead, math.ceil(share * count)).indices
+    return {name: tf.gather(value, chosen) for name, value in batch.items()}
