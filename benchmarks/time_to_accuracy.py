@@ -8,9 +8,10 @@ time multiplied with the machine's matrix rate, because machines differ from day
 and from minute to minute: the mean of rates measured before each run, after it, and
 about every minute within, when the clock stands still.
 
-Every run has a process of its own. With `--against=RECIPE` a second recipe runs on the
-same seeds in turn, and the paired differences are given. Any other flag of
-`run_train.py` is applied to both.
+Every run has a process of its own. With `--records=FILE` it is a line of that file too,
+and a series that was interrupted leaves out what is there already. With
+`--against=RECIPE` a second recipe runs on the same seeds in turn, and the paired
+differences are given. Any other flag of `run_train.py` is applied to both.
 """
 
 import concurrent.futures
@@ -18,6 +19,7 @@ import dataclasses
 import json
 import math
 import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
@@ -36,6 +38,7 @@ RATE_EVERY_SECS = 60.0
 SPAWN = multiprocessing.get_context("spawn")
 AGAINST = flags.DEFINE_string("against", "", "Another recipe, on the same seeds.")
 SEEDS = flags.DEFINE_integer("seeds", 5, "How many, from 0 on.", 1)
+RECORDS = flags.DEFINE_string("records", "", "A file, a line for each run.")
 ACCURACY = flags.DEFINE_float(
     "accuracy", 0.0, "When each run reaches it, by its evaluations."
 )
@@ -111,6 +114,22 @@ def run(config: Config, wanted: float) -> dict:
     }
 
 
+def recorded(name: str, config: Config) -> dict:
+    """`run` in a process of its own, unless the records hold this run."""
+    key = {"recipe": name, "config": dataclasses.asdict(config)}
+    path = pathlib.Path(RECORDS.value or os.devnull)
+    for line in path.read_text().splitlines() if path.exists() else ():
+        record = json.loads(line)
+        if {k: record[k] for k in key} == json.loads(json.dumps(key)):
+            return record["found"]
+    # Nothing may be traced or in a cache already.
+    with concurrent.futures.ProcessPoolExecutor(1, SPAWN) as process:
+        found = process.submit(run, config, ACCURACY.value).result()
+    with path.open("a") as file:
+        file.write(json.dumps(key | {"found": found}) + "\n")
+    return found
+
+
 def mean_and_error(values: list[float], digits: int = 4) -> str:
     """The mean and its standard error."""
     mean = f"{statistics.mean(values):.{digits}f}"
@@ -138,9 +157,7 @@ def main(_):
     for seed in range(SEEDS.value):
         for name, config in configs.items():
             config = dataclasses.replace(config, seed=seed)
-            # Nothing may be traced or in a cache already.
-            with concurrent.futures.ProcessPoolExecutor(1, SPAWN) as process:
-                r = process.submit(run, config, ACCURACY.value).result()
+            r = recorded(name, config)
             found[name].append(r)
             reached = "" if r["reached"] is None else r["reached"]
             lines.append(

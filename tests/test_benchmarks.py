@@ -1,6 +1,7 @@
 """What is measured by hand has to run at all."""
 
 import importlib
+import json
 import pathlib
 import re
 import subprocess
@@ -85,6 +86,24 @@ SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
 )
 def test_a_program_runs_to_its_table(arguments, row):
     assert row in output_of(arguments)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_recorded_is_not_repeated(tmp_path):
+    records = tmp_path / "records"
+    program = (
+        f"time_to_accuracy --config=quickstart --seeds=1 --records={records} "
+        "--eval_every_epochs=0.1 --warmup_epochs=0 --num_epochs="
+    )
+    output_of(program + "0.1")
+    [line] = records.read_text().splitlines()
+    record = json.loads(line)
+    record["found"]["plain"] = 0.12345
+    records.write_text(json.dumps(record) + "\n")
+    assert "- quickstart: plain 0.1235, " in output_of(program + "0.1")
+    assert len(records.read_text().splitlines()) == 1
+    assert "- quickstart: plain 0.1235, " not in output_of(program + "0.2")
+    assert len(records.read_text().splitlines()) == 2
 
 
 @pytest.mark.slow
