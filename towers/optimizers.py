@@ -172,15 +172,16 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
     a, b, c = 3.4445, -4.7750, 2.0315
     rows, columns = matrix.shape
     x = matrix / (tf.norm(matrix) + 1e-7)
-    for _ in range(num_steps):
-        # The smaller of the two products with its own transpose.
-        square = tf.matmul(
-            x, x, transpose_a=rows > columns, transpose_b=rows <= columns
-        )
-        polynomial = b * square + c * tf.matmul(square, square)
-        more = tf.matmul(x, polynomial) if rows > columns else tf.matmul(polynomial, x)
-        x = a * x + more
-    return x
+    # All steps multiply by polynomials of one product with the transpose, the smaller
+    # of the two. These commute, so that x itself is needed first and last only.
+    square = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
+    total = identity = tf.eye(min(rows, columns), dtype=x.dtype)
+    for step in range(num_steps):
+        polynomial = a * identity + b * square + c * tf.matmul(square, square)
+        total = tf.matmul(polynomial, total) if step else polynomial
+        if step < num_steps - 1:
+            square = tf.matmul(polynomial, tf.matmul(polynomial, square))
+    return tf.matmul(x, total) if rows > columns else tf.matmul(total, x)
 
 
 def _trust(now, trust_coefficient):
