@@ -259,7 +259,7 @@ class Config:
     param_rates: str = _option(
         "",
         "Factors on the learning rate of parameters by name, the first pattern that "
-        "fits, such as '*/bias:2'; 0 trains them never; with another number, "
+        "fits, such as '*/bias:2', 0 to freeze them; with another number, "
         "'stem/bias:2:3', that rate falls linearly to zero over so many epochs.",
     )
     schedule: str = _option(

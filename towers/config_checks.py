@@ -224,7 +224,7 @@ class ParamRate(NamedTuple):
 
     Attributes:
         pattern: of their names, such as `conv*/kernel`.
-        factor: on the learning rate; 0 trains them never.
+        factor: on the learning rate; 0 freezes them from the start.
         epochs: where given, their rate follows no schedule but falls linearly to zero
             over so many epochs.
     """

@@ -128,7 +128,7 @@ def train(
         return strategy.state()
 
 
-def train_loop(run: Run, after_call: Callable[[], None]) -> None:
+def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
     """From the step where the run stands to its last, or until a signal."""
     config, strategy, stopwatch = run.config, run.strategy, run.stopwatch
     num_examples = run.parts.num_examples
