@@ -88,7 +88,7 @@ def matrix_rate(
             tf.linalg.matmul(a, b).numpy()
             found = []
             for _ in range(3):
-                together.wait(timeout=60)  # not for ever for one that has failed
+                together.wait(timeout=60)  # one of them may have failed
                 started = time.perf_counter()
                 for _ in range(PRODUCTS):
                     c = tf.linalg.matmul(a, b)

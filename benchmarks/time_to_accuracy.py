@@ -9,9 +9,10 @@ and from minute to minute: the mean of rates measured before each run, after it,
 about every minute within, when the clock stands still.
 
 Every run has a process of its own. With `--records=FILE` it is a line of that file too,
-and a series that was interrupted leaves out what is there already. With
-`--against=RECIPE` a second recipe runs on the same seeds in turn, and the paired
-differences are given. Any other flag of `run_train.py` is applied to both.
+and a series that was interrupted leaves out what is there already; another machine or
+other code wants another file. With `--against=RECIPE` a second recipe runs on the same
+seeds in turn, and the paired differences are given. Any other flag of `run_train.py` is
+applied to both.
 """
 
 import concurrent.futures
@@ -73,14 +74,14 @@ class Clock:
         self.secs = 0.0
         self._going_since = time.monotonic()
 
-    def stop(self) -> None:
+    def measure(self) -> None:
         self.secs += time.monotonic() - self._going_since
         self.rates.append(self._rate_now())
+        self._going_since = time.monotonic()
 
-    def stop_each_minute(self) -> None:
+    def measure_each_minute(self) -> None:
         if time.monotonic() - self._going_since > RATE_EVERY_SECS:
-            self.stop()
-            self._going_since = time.monotonic()
+            self.measure()
 
 
 def run(config: Config, wanted: float) -> dict:
@@ -96,8 +97,8 @@ def run(config: Config, wanted: float) -> dict:
     dtype = tf.as_dtype(config.precision)
     clock = Clock(lambda: measure.matrix_rate(dtype, chosen.towers))
     with tempfile.TemporaryDirectory() as workdir:
-        train.train(config, workdir, after_call=clock.stop_each_minute)
-        clock.stop()
+        train.train(config, workdir, after_call=clock.measure_each_minute)
+        clock.measure()
         folder = pathlib.Path(workdir)
         record, reached = of_metrics(folder / "metrics.jsonl", wanted)
         stored = checkpoints.restore_latest(folder / "checkpoints").trainer_state
@@ -116,17 +117,22 @@ def run(config: Config, wanted: float) -> dict:
 
 def recorded(name: str, config: Config) -> dict:
     """`run` in a process of its own, unless the records hold this run."""
-    key = {"recipe": name, "config": dataclasses.asdict(config)}
+    key = {
+        "recipe": name,
+        "config": dataclasses.asdict(config),
+        "accuracy": ACCURACY.value,
+    }
+    key = json.loads(json.dumps(key))
     path = pathlib.Path(RECORDS.value or os.devnull)
     for line in path.read_text().splitlines() if path.exists() else ():
         record = json.loads(line)
-        if {k: record[k] for k in key} == json.loads(json.dumps(key)):
+        if record["key"] == key:
             return record["found"]
     # Nothing may be traced or in a cache already.
     with concurrent.futures.ProcessPoolExecutor(1, SPAWN) as process:
         found = process.submit(run, config, ACCURACY.value).result()
     with path.open("a") as file:
-        file.write(json.dumps(key | {"found": found}) + "\n")
+        file.write(json.dumps({"key": key, "found": found}) + "\n")
     return found
 
 

@@ -590,11 +590,11 @@ def train(
             label_smoothing,
             accumulate_steps,
         )
-        kept = {
+        with_decay = add_weight_decay(found.gradients, params, weight_decay)
+        gradients = {
             name: gradient * (step < (frozen or {}).get(name, math.inf))
-            for name, gradient in found.gradients.items()
+            for name, gradient in with_decay.items()
         }
-        gradients = add_weight_decay(kept, params, weight_decay)
         rate = learning_rate
         if callable(learning_rate):
             rate = float(learning_rate(step * batch_size))

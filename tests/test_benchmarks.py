@@ -12,7 +12,7 @@ import pictures
 import pytest
 import test_cifar10
 
-from benchmarks import scaling, strategies
+from benchmarks import scaling, strategies, time_to_accuracy
 from towers.build import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -86,6 +86,24 @@ SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
 )
 def test_a_program_runs_to_its_table(arguments, row):
     assert row in output_of(arguments)
+
+
+def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time_to_accuracy.time, "monotonic", lambda: now[0])
+
+    def rate_now():
+        now[0] += 2.5
+        return now[0]
+
+    clock = time_to_accuracy.Clock(rate_now)
+    for _ in range(30):
+        now[0] += 7
+        clock.measure_each_minute()
+    clock.measure()
+    assert clock.secs == 30 * 7
+    # After nine times seven seconds, three times, and at the end.
+    assert clock.rates == [2.5, 68.0, 133.5, 199.0, 222.5]
 
 
 @pytest.mark.slow

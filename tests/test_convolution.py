@@ -72,7 +72,7 @@ def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
         {"data_format": "channels_first"},
     ],
 )
-def test_what_it_cannot_is_refused_by_name(option):
+def test_what_it_cannot_do_is_refused_by_name(option):
     [name] = option
     with pytest.raises(ValueError, match=f"{name}=.*SameConv2D has"):
         SameConv2D(4, **option)

@@ -434,6 +434,7 @@ def test_initial_kernels_have_the_deviation_of_their_paper(
         ("convmixer_256_8", "bfloat16"),
         ("speedrun", "bfloat16"),
         ("speedrun", "float16"),
+        ("speedrun_deep", "bfloat16"),
     ],
 )
 def test_parameters_are_float32_in_every_precision(name, precision):

@@ -299,8 +299,14 @@ def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
 
 
 def test_checkpoints_follow_the_clock(tmp_path):
-    train(small_config(checkpoint_every_secs=1e-6, keep_checkpoints=99), tmp_path)
+    calls = []
+    train(
+        small_config(checkpoint_every_secs=1e-6, keep_checkpoints=99),
+        tmp_path,
+        after_call=lambda: calls.append(len(saved_steps(tmp_path))),
+    )
     assert saved_steps(tmp_path) == [1, 2, 4, 6, 8, 10]  # looked at after each call
+    assert len(calls) == 6
 
 
 # Row 10: stopping and continuing.

@@ -428,8 +428,8 @@ class Config:
         "plain",
         "What an evaluation reports beside the accuracy on the images: that of the "
         "mean logits with the mirrored image (mirror), with images moved by a pixel as "
-        "well (six), or so for the quarter of a batch that is least sure and plain for "
-        "the others (six_unsure).",
+        "well (six), or so for the quarter of each evaluation batch that is least sure "
+        "and as it is for the others (six_unsure).",
         choices=VIEWS,
         free=True,
     )

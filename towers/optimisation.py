@@ -117,7 +117,8 @@ def create_stages(
     model: keras.Model,
     model_for: Callable[[int], keras.Model],
 ) -> tuple[Stage, ...]:
-    """The parts of a run whose steps are not alike; empty where all are.
+    """The parts of a run whose steps are not alike; empty where all are alike and
+    nothing is frozen.
 
     Args:
         config: what the run is.

@@ -173,7 +173,8 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
     rows, columns = matrix.shape
     x = matrix / (tf.norm(matrix) + 1e-7)
     # All steps multiply by polynomials of one product with the transpose, the smaller
-    # of the two. These commute, so that x itself is needed first and last only.
+    # of the two. These commute, so that x itself is needed first and last only, which
+    # halves the operations for 3x3 kernels.
     square = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
     total = identity = tf.eye(min(rows, columns), dtype=x.dtype)
     for step in range(num_steps):

@@ -50,7 +50,7 @@ def train(
         overwrite: start anew; what an earlier run left there is removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
-        after_call: called after each compiled call of some steps and what was due then.
+        after_call: called after each call of some steps, and after what was due then.
 
     Returns:
         The final canonical state.

@@ -25,7 +25,7 @@ class SameConv2D(keras.layers.Conv2D):
             [n, 6, 4, filters].
 
     Raises:
-        ValueError: strides, dilation, groups or another order of the axes are asked.
+        ValueError: strides, dilation, groups or another order of axes are asked for.
     """
 
     def __init__(self, filters: int, before_pool: bool = False, **kwargs):

@@ -28,21 +28,20 @@ def create_model(
     """Whitened patches, then three groups of convolutions.
 
     A group is convolution, pool, normalisation, GELU, convolution, normalisation, GELU;
-    in one of three convolutions a shortcut from the first GELU to the last spans the
-    two that follow. Normalisations have offsets and no scales. What is marked for
-    decay is what Muon leaves to momentum: offsets, the bias of the whitening, and the
-    head.
+    a third convolution and normalisation follow in the deeper network, where a shortcut
+    leads from the first GELU to the last. Normalisations have offsets and no scales.
+    What is marked for decay is what Muon leaves to momentum: offsets, the bias of the
+    whitening, and the head.
 
-    The authors divide the logits, by the number of features in the shallower network
-    and by 9 in the deeper one, and begin with a larger head; here the head itself
-    begins so much smaller. Unlike theirs the bias of the whitening begins with 0,
-    epsilon is the smallest that the fast kernel takes, and moving variances are the
-    biased ones.
+    The author divides the logits of airbench94 by the number of features and begins
+    with a head of deviation 1; here the head itself begins so much smaller, in the
+    deeper network as well. Epsilon is the smallest that the fast kernel takes, and
+    moving variances are the biased ones.
 
     Args:
         image_shape, num_classes, width, regularizer: see `models.create_model`.
         widths: filters of the groups.
-        depth: convolutions of a group, 2 or 3.
+        depth: convolutions of a group: 2, or 3 for `speedrun_deep`.
         momentum: of the moving averages.
 
     Raises:

@@ -163,7 +163,7 @@ class AsyncTowers(TowerStrategy):
         with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
             share = self._fitted(stage, share)
             result = self._tower_gradients(stage, params, state, share)
-            decay, gradients = self._add_weight_decay(params, result.gradients)
+            decay, gradients = self._add_weight_decay(stage, params, result.gradients)
             total_loss = result.loss + tf.cast(decay, result.loss.dtype)
             norm = tf.sqrt(squared_norm(gradients))
             finite = tf.math.is_finite(total_loss + norm)

@@ -137,7 +137,7 @@ class ModelParallel(Synchronous):
             params, _ = fetched[shard]
             with tf.device(device):
                 decay, gradients[0][shard] = self._add_weight_decay(
-                    params, gradients[0][shard], self._weights[0]
+                    stage, params, gradients[0][shard], self._weights[0]
                 )
             decays.append(decay)
 

@@ -93,7 +93,7 @@ class Replicated(Synchronous):
         gradients = [r.gradients for r in results]
         with tf.device(self._devices[0]):
             decay, gradients[0] = self._add_weight_decay(
-                fetched[0][0], gradients[0], self._weights[0]
+                stage, fetched[0][0], gradients[0], self._weights[0]
             )
 
         # The gradients meet on every device.

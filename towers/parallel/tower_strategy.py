@@ -41,7 +41,7 @@ class TowerStrategy(Strategy):
         batch_size: images over all towers.
         devices: one device name per tower.
         stages: parts of the run whose steps are not alike, in order; `model` is that of
-            the last one. Empty where all steps are alike.
+            the last one. Empty where all are alike and nothing is frozen.
         views: what an evaluation looks at beside the images themselves.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
@@ -143,11 +143,12 @@ class TowerStrategy(Strategy):
         gradients = without_frozen(result.gradients, self._names, frozen)
         return result._replace(gradients=gradients)
 
-    def _add_weight_decay(self, params, gradients, weight=1.0):
+    def _add_weight_decay(self, stage, params, gradients, weight=1.0):
         """(weight decay, the gradients with that of the weight decay)."""
-        return losses.add_weight_decay(
+        decay, added = losses.add_weight_decay(
             self._model.trainable_variables, params, gradients, weight
         )
+        return decay, without_frozen(added, self._names, self._stages[stage].frozen)
 
     def describe(self) -> list[str]:
         least, most = min(self._sizes), max(self._sizes)
@@ -162,18 +163,18 @@ class TowerStrategy(Strategy):
         counts = self._counts(logits, pieces)
         if not self._views.views:
             return counts
-        with tf.device(HOST):
-            batch = dict(batch) | {"logits": tf.concat(logits, 0)}
-            if self._views.share < 1:
+        if self._views.share < 1:
+            with tf.device(HOST):
+                batch = dict(batch) | {"logits": tf.concat(logits, 0)}
                 batch = least_sure(batch, batch["logits"], self._views.share)
+            pieces = self._pieces(batch)
+            logits = [piece.pop("logits") for piece in pieces]
         # Those that are looked at change their answer, the others keep it.
-        pieces = self._pieces(batch)
-        before = [piece.pop("logits") for piece in pieces]
-        after = self._logits_of_views(pieces, use_averages, before)
+        before = self._counts(logits, pieces)["correct"]
+        logits = self._logits_of_views(pieces, use_averages, logits)
+        after = self._counts(logits, pieces)["correct"]
         with tf.device(HOST):
-            lost = self._counts(before, pieces)["correct"]
-            won = self._counts(after, pieces)["correct"]
-            return counts | {"correct_views": counts["correct"] - lost + won}
+            return counts | {"correct_views": counts["correct"] - before + after}
 
     def _pieces(self, batch):
         """Per tower its part of a batch; of a small one some towers have none."""
@@ -183,8 +184,8 @@ class TowerStrategy(Strategy):
     def _counts(self, logits, pieces):
         """The sums of `tower_counts`."""
         counts = []
-        for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
-            with tf.device(device):
+        for tower, (of_tower, piece) in enumerate(zip(logits, pieces, strict=True)):
+            with tf.device(self._devices[tower]):
                 counts.append(tower_counts(self._loss_fn, of_tower, piece))
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}

@@ -67,7 +67,7 @@ class Towers(Synchronous):
             tower_grads = [zip(r.gradients, self._names, strict=True) for r in results]
             gradients = [g for g, _ in average_gradients(tower_grads, self._weights)]
             params = [p.read_value() for p in self._variables.params]
-            decay, gradients = self._add_weight_decay(params, gradients)
+            decay, gradients = self._add_weight_decay(stage, params, gradients)
             norm = tf.sqrt(squared_norm(gradients))
             states = average_states([r.state for r in results], self._weights)
         return Met([[r] for r in results], decay, norm, gradients, states, [gradients])

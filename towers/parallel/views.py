@@ -17,7 +17,8 @@ class Views(NamedTuple):
     Attributes:
         views: the logits of an image are the weighted mean over them.
         share: the part of each batch that is looked at so, those images whose two best
-            logits are nearest; the others keep their answer.
+            logits are nearest; the others keep their answer. Below 1 the batch size has
+            a say in which they are.
     """
 
     views: tuple[View, ...] = ()
