@@ -27,7 +27,7 @@ from towers.parallel.towers import Towers
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 8, 3, 5
 SMALL_SHAPE = (6, 6, 3)
-FROZEN = "conv1/kernel"
+FROZEN, DECAY = "conv1/kernel", 0.1
 
 
 @pytest.mark.parametrize("size", [(24, 24), (8, 31), (1, 1), (31, 33)])
@@ -52,6 +52,11 @@ def small_and_large():
         lambda shape: networks.residual_network(image_shape=shape),
         (SMALL_SHAPE, networks.IMAGE_SHAPE),
     )
+    # What is frozen decays before.
+    large.decay.update({FROZEN: DECAY, "logits/kernel": DECAY})
+    for variable in large.model.trainable_variables:
+        if variable.path in large.decay:
+            variable.regularizer = keras.regularizers.L2(DECAY / 2)
     stages = (
         Stage(SMALL_STEPS, small.model),
         Stage(FROZEN_FROM, large.model),
