@@ -64,6 +64,37 @@ def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
 
 
 @pytest.mark.parametrize(
+    "shape,filters,dtype,device,is_winograd",
+    [
+        ((7, 7, 64), 128, "float32", "/CPU:0", True),
+        ((7, 7, 64), 128, "float64", "/CPU:1", True),
+        ((7, 7, 64), 128, "float32", None, True),
+        ((7, 7, 64), 128, "float32", "/GPU:0", False),
+        ((7, 7, 64), 128, "mixed_bfloat16", "/CPU:0", False),
+        ((7, 7, 63), 128, "float32", "/CPU:0", False),
+        ((7, 7, 64), 127, "float32", "/CPU:0", False),
+        ((17, 17, 64), 128, "float32", "/CPU:0", False),
+    ],
+)
+@pytest.mark.parametrize("before_pool", [False, True])
+def test_many_channels_of_small_images_are_convolved_by_winograd(
+    shape, filters, dtype, device, is_winograd, before_pool
+):
+    layer = SameConv2D(filters, before_pool, dtype=dtype)
+    x = tf.constant(random((3, *shape)), layer.compute_dtype)
+    layer.build(x.shape)
+
+    @tf.function(autograph=False)
+    def convolved(x):
+        with tf.device(device):
+            return layer(tf.identity(x))
+
+    graph = convolved.get_concrete_function(x).graph
+    types = {operation.type for operation in graph.get_operations()}
+    assert ("Conv2D" not in types) == is_winograd
+
+
+@pytest.mark.parametrize(
     "option",
     [
         {"strides": 2},

@@ -60,8 +60,9 @@ ROOMS = {
         {"__main__"},
     ],
     "models": [
-        {"activations", "convolution", "layers", "sizes", "whitening"},
-        {"blocks", "flops"},
+        {"activations", "layers", "sizes", "whitening", "winograd"},
+        {"blocks", "convolution"},
+        {"flops"},
         {"alexnet", "cnn", "convmixer", "lenet", "resnet", "speedrun", "wide_resnet"},
         {"__init__"},
     ],

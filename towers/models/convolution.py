@@ -1,22 +1,20 @@
 """3x3 convolutions that compute less where images are small or a pool follows."""
 
-import itertools
-
 import keras
-import numpy as np
 import tensorflow as tf
 
-# With more pixels the products with zeros around the images take longer than a
-# convolution does.
-MOST_PIXELS_OF_A_PRODUCT = 9
-SIZE = 3
+from towers.models import winograd
+
+# Fewer make matrices too small for Winograd's products to win; larger images with so
+# many have not been measured.
+LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, 128, 256
 
 
 class SameConv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with kernels of 3x3, stride 1 and padding "same".
 
-    Images of at most nine pixels are multiplied by one matrix of the kernel's parts, in
-    which a CPU computes several times as fast as in a convolution of so few.
+    Many channels of small images are convolved by `winograd` on a CPU, in float32 or
+    float64; in half the width, or on a GPU, that would be less exact or slower.
 
     Args:
         filters: as of `keras.layers.Conv2D`.
@@ -29,7 +27,7 @@ class SameConv2D(keras.layers.Conv2D):
     """
 
     def __init__(self, filters: int, before_pool: bool = False, **kwargs):
-        super().__init__(filters, SIZE, padding="same", **kwargs)
+        super().__init__(filters, winograd.SIZE, padding="same", **kwargs)
         self.before_pool = before_pool
         plain = {
             "strides": (1, 1),
@@ -46,11 +44,18 @@ class SameConv2D(keras.layers.Conv2D):
 
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
-        height, width = inputs.shape[1:3]
-        if self.before_pool and (height % 2 or width % 2):
+        height, width, channels = inputs.shape[1:]
+        kept = self.compute_output_shape(inputs.shape)[1:3]
+        if (
+            channels >= LEAST_CHANNELS
+            and self.filters >= LEAST_FILTERS
+            and height * width <= MOST_PIXELS
+            and inputs.dtype in (tf.float32, tf.float64)
+            and _is_for_cpu(inputs)
+        ):
+            return winograd.convolution(inputs, kernel, *kept)
+        if kept != (height, width):
             return _convolution_of_even_sizes(inputs, kernel)
-        if height * width <= MOST_PIXELS_OF_A_PRODUCT:
-            return _product(inputs, kernel)
         return super().convolution_op(inputs, kernel)
 
     def compute_output_shape(self, input_shape):
@@ -64,6 +69,14 @@ class SameConv2D(keras.layers.Conv2D):
         for settled in ("kernel_size", "padding"):
             del config[settled]
         return config
+
+
+def _is_for_cpu(tensor):
+    """As far as it is known when a function is traced; without a device in scope it
+    will be on a GPU if there is one."""
+    if tensor.device:
+        return "CPU" in tensor.device.upper()
+    return not tf.config.list_physical_devices("GPU")
 
 
 @tf.custom_gradient
@@ -90,30 +103,3 @@ def _convolution_of_even_sizes(images, kernel):
         return of_images, of_kernel
 
     return outputs, gradient
-
-
-def _product(images, kernel):
-    """Images [n, height, width, c] as rows of one product with a matrix
-    [height * width * c, height * width * filters] of the kernel's parts."""
-    height, width, channels = images.shape[1:]
-    filters = kernel.shape[-1]
-    pixels = list(itertools.product(range(height), range(width)))
-    # For each pixel read and each written, which of the kernel's parts it takes.
-    taken = np.zeros([len(pixels), len(pixels), SIZE * SIZE])
-    for (i, (row, column)), (o, (to_row, to_column)) in itertools.product(
-        enumerate(pixels), repeat=2
-    ):
-        part = row - to_row + 1, column - to_column + 1
-        if all(0 <= place < SIZE for place in part):
-            taken[i, o, part[0] * SIZE + part[1]] = 1
-    parts = tf.reshape(kernel, [SIZE * SIZE, channels * filters])
-    blocks = tf.reshape(
-        tf.constant(taken.reshape([-1, SIZE * SIZE]), kernel.dtype) @ parts,
-        [len(pixels), len(pixels), channels, filters],
-    )
-    matrix = tf.reshape(
-        tf.transpose(blocks, [0, 2, 1, 3]),
-        [len(pixels) * channels, len(pixels) * filters],
-    )
-    flat = tf.reshape(images, [-1, len(pixels) * channels])
-    return tf.reshape(flat @ matrix, [-1, height, width, filters])
