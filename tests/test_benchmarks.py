@@ -19,6 +19,7 @@ FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 PROGRAMS = {
     "accuracy",
+    "convolutions",
     "image_folder",
     "overhead",
     "peers",
@@ -71,6 +72,7 @@ SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
     "arguments,row",
     [
         (f"overhead {SMALLEST} --towers=2", "| step 2 |"),
+        ("convolutions --batch_size=2 --rounds=1 --only=8x8", "| 8x8 | 8x8 | 64, 64 |"),
         (f"peers {SMALLEST} --models=cnn", "| cnn | fit, stock layers |"),
         (f"step {SMALLEST} --models=lenet", "| lenet | towers | float32 |"),
         (f"scaling {SMALLEST} --towers=2", "| weak | 2 | 16 |"),

@@ -61,8 +61,8 @@ ROOMS = {
     ],
     "models": [
         {"activations", "layers", "sizes", "whitening", "winograd"},
-        {"blocks", "convolution"},
-        {"flops"},
+        {"convolution"},
+        {"blocks", "flops"},
         {"alexnet", "cnn", "convmixer", "lenet", "resnet", "speedrun", "wide_resnet"},
         {"__init__"},
     ],
@@ -104,6 +104,7 @@ ONLY = {
         "optimizers",
         "update",
         "models.activations",
+        "models.convolution",
         "models.layers",
     },
 }

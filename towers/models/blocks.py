@@ -3,6 +3,7 @@
 import keras
 from keras import layers
 
+from towers.models.convolution import SameConv2D
 from towers.models.layers import BatchNormalization
 
 
@@ -19,18 +20,17 @@ def convolution(
     Its windows are centred on the pixels that a shortcut of the same stride takes;
     with TensorFlow's own padding they would lie one pixel further.
     """
-    if size > 1 and stride > 1:
+    settings = {
+        "use_bias": False,
+        "kernel_initializer": "he_normal",
+        "kernel_regularizer": regularizer,
+        "name": name,
+    }
+    if size == 3 and stride == 1:
+        return SameConv2D(filters, **settings)(x)
+    if size > 1:
         x = layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
-    return layers.Conv2D(
-        filters,
-        size,
-        strides=stride,
-        padding="same" if stride == 1 else "valid",
-        use_bias=False,
-        kernel_initializer="he_normal",
-        kernel_regularizer=regularizer,
-        name=name,
-    )(x)
+    return layers.Conv2D(filters, size, strides=stride, **settings)(x)
 
 
 def normalization(x: keras.KerasTensor, name: str) -> keras.KerasTensor:

@@ -5,16 +5,16 @@ import tensorflow as tf
 
 from towers.models import winograd
 
-# Fewer make matrices too small for Winograd's products to win; larger images with so
-# many have not been measured.
-LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, 128, 256
+# With fewer the transforms cost more than the products save; larger images have not
+# been measured (`benchmarks.convolutions`).
+LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, 128, 32 * 32
 
 
 class SameConv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with kernels of 3x3, stride 1 and padding "same".
 
-    Many channels of small images are convolved by `winograd` on a CPU, in float32 or
-    float64; in half the width, or on a GPU, that would be less exact or slower.
+    Many channels are convolved by `winograd` on a CPU, in float32 or float64; with half
+    of the bits that would be less exact, on a GPU slower.
 
     Args:
         filters: as of `keras.layers.Conv2D`.
@@ -55,7 +55,7 @@ class SameConv2D(keras.layers.Conv2D):
         ):
             return winograd.convolution(inputs, kernel, *kept)
         if kept != (height, width):
-            return _convolution_of_even_sizes(inputs, kernel)
+            return convolution_of_even_sizes(inputs, kernel)
         return super().convolution_op(inputs, kernel)
 
     def compute_output_shape(self, input_shape):
@@ -80,7 +80,7 @@ def _is_for_cpu(tensor):
 
 
 @tf.custom_gradient
-def _convolution_of_even_sizes(images, kernel):
+def convolution_of_even_sizes(images, kernel):
     """Without the last of an odd number of rows, and of columns.
 
     The gradient of the images is written as a convolution, too: TensorFlow's own takes

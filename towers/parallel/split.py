@@ -13,6 +13,7 @@ from keras import layers
 
 from towers.errors import ConfigError
 from towers.models.activations import Gelu
+from towers.models.convolution import SameConv2D
 from towers.models.layers import (
     Dropout,
     GroupedConv2D,
@@ -22,7 +23,12 @@ from towers.models.layers import (
 from towers.parallel.gradients import shares
 
 # Layers whose outputs are split; the name of their number of outputs.
-SPLIT = {layers.Conv2D: "filters", GroupedConv2D: "filters", layers.Dense: "units"}
+SPLIT = {
+    layers.Conv2D: "filters",
+    SameConv2D: "filters",
+    GroupedConv2D: "filters",
+    layers.Dense: "units",
+}
 
 # Layers that treat every channel by itself.
 CHANNELWISE = (

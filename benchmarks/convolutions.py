@@ -1,0 +1,110 @@
+"""Winograd's convolutions against TensorFlow's own, forward and back, on a CPU.
+
+    python -m benchmarks.convolutions
+
+In turn in one process, on all cores at the same time, each with images of its own.
+Where fewer rows and columns are kept than there are, a pool would drop the rest; the
+other one is then what `SameConv2D` computes without Winograd. The limits in
+`towers.models.convolution` should lie where the ratio is 1.
+"""
+
+import argparse
+import os
+import statistics
+
+import tensorflow as tf
+
+import towers  # noqa: F401  (before Keras: settles its backend)
+from benchmarks import measure
+from towers.models import convolution, winograd
+from towers.parallel import devices
+
+# Rows and columns, those that are kept, channels, filters: of `speedrun` with images of
+# 32x32 and 24x24, of residual networks, and of ones that are too large or too narrow.
+CASES = (
+    (15, 14, 64, 256),
+    (7, 7, 256, 256),
+    (7, 6, 256, 256),
+    (3, 3, 256, 256),
+    (11, 10, 64, 256),
+    (5, 5, 256, 256),
+    (5, 4, 256, 256),
+    (2, 2, 256, 256),
+    (16, 16, 128, 128),
+    (8, 8, 256, 256),
+    (4, 4, 512, 512),
+    (15, 15, 64, 64),
+    (8, 8, 64, 64),
+    (16, 16, 32, 32),
+    (32, 32, 64, 64),
+    (32, 32, 160, 160),
+    (31, 30, 24, 64),
+)
+
+
+def forward_and_back(convolve, images, kernel, upstreams, on):
+    """A call that computes outputs and both gradients on all devices."""
+
+    @tf.function(autograph=False)
+    def run():
+        sums = []
+        for device, upstream in zip(on, upstreams, strict=True):
+            with tf.device(device), tf.GradientTape() as tape:
+                sources = [tf.identity(images), tf.identity(kernel)]
+                tape.watch(sources)
+                outputs = convolve(*sources)
+            with tf.device(device):
+                made = [outputs, *tape.gradient(outputs, sources, upstream)]
+                sums.append(tf.add_n([x[(0,) * len(x.shape)] for x in made]))
+        return tf.add_n(sums)
+
+    return lambda: run().numpy()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch_size", type=int, default=250, help="for each core")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="images, such as 7x7")
+    options = parser.parse_args()
+
+    on = devices.configure("cpu", os.cpu_count()).towers
+    print(measure.report_head("Winograd's convolutions"))
+    print(
+        f"float32, batch {options.batch_size} on each of {len(on)} cores; "
+        f"{options.rounds} rounds, one more to warm up\n\n"
+        "| images | kept | channels, filters | TensorFlow, ms | Winograd, ms | ratio "
+        "(min, median, max) |\n" + "|" + " --- |" * 6
+    )
+    for size, kept, channels, filters in CASES:
+        if options.only not in ("", f"{size}x{size}"):
+            continue
+
+        def own(images, kernel, size=size, kept=kept):
+            if kept < size:
+                return convolution.convolution_of_even_sizes(images, kernel)
+            return tf.nn.conv2d(images, kernel, 1, "SAME")
+
+        def by_winograd(images, kernel, kept=kept):
+            return winograd.convolution(images, kernel, kept, kept)
+
+        n = options.batch_size
+        images = tf.random.normal([n, size, size, channels])
+        kernel = tf.random.normal([3, 3, channels, filters], stddev=0.05)
+        upstreams = [tf.random.normal([n, kept, kept, filters]) for _ in on]
+        things = {
+            name: forward_and_back(function, images, kernel, upstreams, on)
+            for name, function in (("own", own), ("winograd", by_winograd))
+        }
+        wall, _ = measure.in_turn(things, options.rounds)
+        ms = {name: 1e3 * statistics.median(secs) for name, secs in wall.items()}
+        spread = " ".join(f"{x:.2f}" for x in measure.ratios(wall, "winograd", "own"))
+        print(
+            f"| {size}x{size} | {kept}x{kept} | {channels}, {filters} | "
+            f"{ms['own']:.1f} | {ms['winograd']:.1f} | {spread} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
