@@ -20,8 +20,12 @@ from towers.models import convolution, winograd
 from towers.parallel import devices
 
 # Rows and columns, those that are kept, channels, filters: of `speedrun` with images of
-# 32x32 and 24x24, of residual networks, and of ones that are too large or too narrow.
+# 32x32 and 24x24, of residual networks, and of ones that are too large or too narrow;
+# with kernels of 5x5 where a fifth number says so, those of `cnn`.
 CASES = (
+    (16, 16, 64, 64, 5),
+    (12, 12, 64, 64, 5),
+    (32, 32, 3, 64, 5),
     (15, 14, 64, 256),
     (7, 7, 256, 256),
     (7, 6, 256, 256),
@@ -73,10 +77,10 @@ def main():
     print(
         f"float32, batch {options.batch_size} on each of {len(on)} cores; "
         f"{options.rounds} rounds, one more to warm up\n\n"
-        "| images | kept | channels, filters | TensorFlow, ms | Winograd, ms | ratio "
-        "(min, median, max) |\n" + "|" + " --- |" * 6
+        "| images | kept | kernel | channels, filters | TensorFlow, ms | Winograd, ms "
+        "| ratio (min, median, max) |\n" + "|" + " --- |" * 7
     )
-    for size, kept, channels, filters in CASES:
+    for size, kept, channels, filters, *length in CASES:
         if options.only not in ("", f"{size}x{size}"):
             continue
 
@@ -90,7 +94,8 @@ def main():
 
         n = options.batch_size
         images = tf.random.normal([n, size, size, channels])
-        kernel = tf.random.normal([3, 3, channels, filters], stddev=0.05)
+        window = length * 2 or [3, 3]
+        kernel = tf.random.normal([*window, channels, filters], stddev=0.05)
         upstreams = [tf.random.normal([n, kept, kept, filters]) for _ in on]
         things = {
             name: forward_and_back(function, images, kernel, upstreams, on)
@@ -100,7 +105,8 @@ def main():
         ms = {name: 1e3 * statistics.median(secs) for name, secs in wall.items()}
         spread = " ".join(f"{x:.2f}" for x in measure.ratios(wall, "winograd", "own"))
         print(
-            f"| {size}x{size} | {kept}x{kept} | {channels}, {filters} | "
+            f"| {size}x{size} | {kept}x{kept} | {window[0]}x{window[1]} | "
+            f"{channels}, {filters} | "
             f"{ms['own']:.1f} | {ms['winograd']:.1f} | {spread} |",
             flush=True,
         )

@@ -1,8 +1,11 @@
-"""`cifar10_speedrun` with images of 24x24 in the first half of the run.
+"""`cifar10_speedrun` for the least arithmetic on the way to the same accuracy.
 
     python run_train.py --config=cifar10_speedrun_fast --data_dir=DATA
 
-The arithmetic of a step on small images is little more than half of that on whole ones.
+What differs: images of 24x24 in the first half, which take half of the operations;
+batches of half the size, with the rates of biases and head per image the same; the bias
+of the whitening is not trained, so that its gradient need not be computed; and only
+those images are looked at six times whose answer is least sure.
 
 Not measured here yet.
 """
@@ -15,4 +18,15 @@ from towers.config import Config
 
 
 def get_config() -> Config:
-    return dataclasses.replace(cifar10_speedrun(), early_sizes="24:0.5")
+    return dataclasses.replace(
+        cifar10_speedrun(),
+        early_sizes="24:0.5",
+        batch_size=1000,
+        learning_rate=0.17,
+        # 0.053 * 1000 and 0.67 * 1000 / 256^2 at this rate.
+        param_rates="whitening/bias:0,*/beta:311.8,logits/kernel:0.0601",
+        weight_decay=0.01176,  # 2e-6 * 1000 for a step at this rate
+        num_epochs=8.5,
+        eval_every_epochs=8.5,
+        views="six_unsure",
+    )

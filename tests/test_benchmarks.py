@@ -72,7 +72,10 @@ SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
     "arguments,row",
     [
         (f"overhead {SMALLEST} --towers=2", "| step 2 |"),
-        ("convolutions --batch_size=2 --rounds=1 --only=8x8", "| 8x8 | 8x8 | 64, 64 |"),
+        (
+            "convolutions --batch_size=2 --rounds=1 --only=8x8",
+            "| 8x8 | 8x8 | 3x3 |",
+        ),
         (f"peers {SMALLEST} --models=cnn", "| cnn | fit, stock layers |"),
         (f"step {SMALLEST} --models=lenet", "| lenet | towers | float32 |"),
         (f"scaling {SMALLEST} --towers=2", "| weak | 2 | 16 |"),

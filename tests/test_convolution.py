@@ -25,7 +25,9 @@ SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
 def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool):
     """Where a pool of 2x2 follows, what it drops may be left out."""
     x = random((2, *sizes, 3))
-    layer = SameConv2D(4, before_pool, bias_initializer="ones", dtype="float64")
+    layer = SameConv2D(
+        4, before_pool=before_pool, bias_initializer="ones", dtype="float64"
+    )
     layer.build(x.shape)
     kernel, bias = layer.kernel.numpy(), layer.bias.numpy()
     done = oracle_layers.conv(x, kernel, bias, stride=1, padding="same")
@@ -76,11 +78,12 @@ def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
         ((33, 33, 64), 128, "float32", "/CPU:0", False),
     ],
 )
-@pytest.mark.parametrize("before_pool", [False, True])
+@pytest.mark.parametrize("size,before_pool", [(3, False), (3, True), (5, False)])
 def test_many_channels_are_convolved_by_winograd(
-    shape, filters, dtype, device, is_winograd, before_pool
+    shape, filters, dtype, device, is_winograd, size, before_pool
 ):
-    layer = SameConv2D(filters, before_pool, dtype=dtype)
+    filters -= 64 if size == 5 else 0
+    layer = SameConv2D(filters, size, before_pool, dtype=dtype)
     x = tf.constant(random((3, *shape)), layer.compute_dtype)
     layer.build(x.shape)
 
@@ -101,9 +104,11 @@ def test_many_channels_are_convolved_by_winograd(
         {"dilation_rate": 2},
         {"groups": 2},
         {"data_format": "channels_first"},
+        {"kernel_size": 7},
+        {"kernel_size": 5, "before_pool": True},
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name(option):
-    [name] = option
+    name = next(iter(option))
     with pytest.raises(ValueError, match=f"{name}=.*SameConv2D has"):
         SameConv2D(4, **option)

@@ -12,9 +12,10 @@ def random(shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def ours_and_theirs(sizes, kept, channels, filters, dtype):
+def ours_and_theirs(sizes, kept, channels, filters, dtype, size=3):
     """Outputs and both gradients: those of `winograd`, and the oracle's."""
-    x, kernel = random((2, *sizes, channels)), random((3, 3, channels, filters), 1)
+    x = random((2, *sizes, channels))
+    kernel = random((size, size, channels, filters), 1)
     done = oracle_layers.conv(x, kernel, stride=1, padding="same")
     upstream = np.zeros(done.output.shape)
     inner = (slice(None), slice(kept[0]), slice(kept[1]))
@@ -28,13 +29,13 @@ def ours_and_theirs(sizes, kept, channels, filters, dtype):
     return zip(found, (done.output[inner], of_x, of_params["kernel"]), strict=True)
 
 
+@pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("height", range(1, 10))
-def test_outputs_and_gradients_equal_the_oracle(height):
+def test_outputs_and_gradients_equal_the_oracle(height, size):
     for width in (1, 2, 4, 11):
-        for found, expected in ours_and_theirs(
-            (height, width), (height, width), 3, 5, tf.float64
-        ):
-            np.testing.assert_allclose(found, expected, atol=1e-11)
+        sizes = (height, width)
+        for found, expected in ours_and_theirs(sizes, sizes, 3, 5, tf.float64, size):
+            np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("sizes,kept", [((7, 5), (6, 4)), ((15, 3), (14, 2))])
@@ -43,14 +44,18 @@ def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
         np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
-@pytest.mark.parametrize("size", [4, 6, 7, 14])
-def test_in_float32_few_digits_are_lost(size):
-    sizes = (size, size)
-    for found, expected in ours_and_theirs(sizes, sizes, 64, 128, tf.float32):
+@pytest.mark.parametrize("length", [4, 6, 7, 14])
+@pytest.mark.parametrize("size,bound", [(3, 1e-5), (5, 5e-5)])
+def test_in_float32_few_digits_are_lost(length, size, bound):
+    sizes = (length, length)
+    for found, expected in ours_and_theirs(sizes, sizes, 64, 64, tf.float32, size):
         error = np.max(np.abs(found - expected))
-        assert error < 1e-5 * np.max(np.abs(expected))
+        assert error < bound * np.max(np.abs(expected))
 
 
-def test_a_tile_of_four_takes_six_products_for_twelve():
-    for size, products in ((4, 6), (3, 5), (7, 6 + 5), (14, 6 + 5 + 6 + 5)):
-        assert len(winograd.transforms(size, size).kernel) == products
+@pytest.mark.parametrize(
+    "length,size,products",
+    [(4, 3, 6), (3, 3, 5), (7, 3, 6 + 5), (14, 3, 6 + 5 + 6 + 5), (8, 5, 8 + 8)],
+)
+def test_a_tile_of_four_takes_six_products_for_twelve(length, size, products):
+    assert len(winograd.transforms(length, length, size).kernel) == products

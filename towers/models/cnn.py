@@ -3,6 +3,7 @@
 import keras
 from keras import layers
 
+from towers.models.convolution import SameConv2D
 from towers.models.layers import LocalResponseNormalization
 from towers.models.sizes import scaled
 
@@ -25,10 +26,9 @@ def create_model(
     narrower = width**-0.5
 
     def conv(name, deviation, bias):
-        return layers.Conv2D(
+        return SameConv2D(
             scaled(64, width),
-            5,
-            padding="same",
+            kernel_size=5,
             kernel_initializer=keras.initializers.TruncatedNormal(stddev=deviation),
             bias_initializer=keras.initializers.Constant(bias),
             name=name,

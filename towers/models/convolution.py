@@ -1,34 +1,47 @@
-"""3x3 convolutions that compute less where images are small or a pool follows."""
+"""Convolutions that compute less, where channels are many or a pool follows."""
 
 import keras
 import tensorflow as tf
 
 from towers.models import winograd
 
-# With fewer the transforms cost more than the products save; larger images have not
-# been measured (`benchmarks.convolutions`).
-LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, 128, 32 * 32
+# With fewer channels, or filters for a kernel's size, the transforms cost more than the
+# products save; larger images have not been measured (`benchmarks.convolutions`).
+LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 
 
 class SameConv2D(keras.layers.Conv2D):
-    """`keras.layers.Conv2D` with kernels of 3x3, stride 1 and padding "same".
+    """`keras.layers.Conv2D` with stride 1 and padding "same".
 
     Many channels are convolved by `winograd` on a CPU, in float32 or float64; with half
     of the bits that would be less exact, on a GPU slower.
 
     Args:
-        filters: as of `keras.layers.Conv2D`.
+        filters, kernel_size: as of `keras.layers.Conv2D`, the second 3 or 5.
         before_pool: a pool of 2x2 follows that drops the last row or column where their
             number is odd; they are not computed, so that images [n, 7, 5, c] become
-            [n, 6, 4, filters].
+            [n, 6, 4, filters]. With kernels of 3x3 only.
 
     Raises:
-        ValueError: strides, dilation, groups or another order of axes are asked for.
+        ValueError: strides, dilation, groups or another order of axes are asked for,
+            or a pool after another kernel.
     """
 
-    def __init__(self, filters: int, before_pool: bool = False, **kwargs):
-        super().__init__(filters, winograd.SIZE, padding="same", **kwargs)
+    def __init__(
+        self,
+        filters: int,
+        kernel_size: int | tuple[int, int] = 3,
+        before_pool: bool = False,
+        **kwargs,
+    ):
+        super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.before_pool = before_pool
+        sizes = [(3, 3)] if before_pool else [(3, 3), (5, 5)]
+        if self.kernel_size not in sizes:
+            raise ValueError(
+                f"kernel_size={self.kernel_size}, before_pool={before_pool}: "
+                f"SameConv2D has {sizes} only; use keras.layers.Conv2D"
+            )
         plain = {
             "strides": (1, 1),
             "dilation_rate": (1, 1),
@@ -48,7 +61,7 @@ class SameConv2D(keras.layers.Conv2D):
         kept = self.compute_output_shape(inputs.shape)[1:3]
         if (
             channels >= LEAST_CHANNELS
-            and self.filters >= LEAST_FILTERS
+            and self.filters >= LEAST_FILTERS[self.kernel_size[0]]
             and height * width <= MOST_PIXELS
             and inputs.dtype in (tf.float32, tf.float64)
             and _is_for_cpu(inputs)
@@ -66,8 +79,7 @@ class SameConv2D(keras.layers.Conv2D):
 
     def get_config(self):
         config = super().get_config() | {"before_pool": self.before_pool}
-        for settled in ("kernel_size", "padding"):
-            del config[settled]
+        del config["padding"]
         return config
 
 

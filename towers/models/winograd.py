@@ -1,9 +1,10 @@
-"""Convolutions of 3x3 with fewer multiplications, as products of large matrices.
+"""Convolutions with fewer multiplications, as products of large matrices.
 
-Winograd's minimal filtering (Lavin and Gray 2015, arXiv:1509.09308): the outputs of a
-line are made in tiles of m, each from m + 2 products of transformed inputs with a
-transformed kernel where the definition has 3 m. In two dimensions tiles of 4x4 need 36
-instead of 144.
+Winograd's minimal filtering (Lavin and Gray 2015, arXiv:1509.09308): with a kernel of
+length r the outputs of a line are made in tiles of m, each from m + r - 1 products of
+transformed inputs with a transformed kernel where the definition has r m. In two
+dimensions tiles of 4x4 need 36 instead of 144 with kernels of 3x3, and 64 instead of
+400 with kernels of 5x5.
 """
 
 import functools
@@ -13,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-SIZE = 3
 LARGEST_TILE = 4
-# Those of a tile of m are the first m + 1 and infinity. Few and small ones lose the
+# Those of a tile of m are the first m + r - 2 and infinity. Few and small ones lose the
 # fewest digits.
-POINTS = (0, 1, -1, Fraction(1, 2), -2)
+POINTS = (0, 1, -1, Fraction(1, 2), -2, Fraction(-1, 2), 2)
 
 
 def convolution(
@@ -27,15 +27,16 @@ def convolution(
 
     Args:
         images: [n, rows, columns, channels].
-        kernel: [3, 3, channels, filters], same dtype.
+        kernel: [3, 3, channels, filters], or 5x5, same dtype.
         height, width: how many rows and columns.
 
     Returns:
-        [n, height, width, filters]; in float32 within 1e-5 of the largest output.
+        [n, height, width, filters]; in float32 within 1e-5 of the largest output, with
+        5x5 within 1e-4.
     """
     rows, columns, channels = images.shape[1:]
-    filters = kernel.shape[-1]
-    down, across = transforms(rows, height), transforms(columns, width)
+    size, filters = kernel.shape[1], kernel.shape[-1]
+    down, across = transforms(rows, height, size), transforms(columns, width, size)
     points = [len(down.kernel), len(across.kernel)]
 
     def along_rows(matrix, x):  # [length, ...] -> [new length, ...]
@@ -47,8 +48,8 @@ def convolution(
     x = tf.reshape(along_rows(down.inputs, x), [points[0], columns, -1])
     x = along_rows(across.inputs, x)
 
-    k = tf.reshape(kernel, [SIZE, -1])
-    k = tf.reshape(along_rows(down.kernel, k), [points[0], SIZE, -1])
+    k = tf.reshape(kernel, [size, -1])
+    k = tf.reshape(along_rows(down.kernel, k), [points[0], size, -1])
     k = along_rows(across.kernel, k)
 
     every = points[0] * points[1]
@@ -66,7 +67,7 @@ class Transforms(NamedTuple):
 
     Attributes:
         inputs: [points, inputs].
-        kernel: [points, 3].
+        kernel: [points, size].
         outputs: [outputs, points].
     """
 
@@ -76,37 +77,40 @@ class Transforms(NamedTuple):
 
 
 @functools.cache
-def transforms(num_inputs: int, num_outputs: int) -> Transforms:
-    """Those of the first outputs of a line with a zero before it and enough behind."""
+def transforms(num_inputs: int, num_outputs: int, size: int) -> Transforms:
+    """Those of the first outputs of a line, with zeros around the inputs so that the
+    kernel of an odd size is centred on each."""
     tiles = np.diff(
         np.linspace(0, num_outputs, -(-num_outputs // LARGEST_TILE) + 1).round()
     ).astype(int)
-    num_points = num_outputs + 2 * len(tiles)
-    inputs = np.zeros([num_points, 1 + num_inputs + 2])
-    kernel = np.zeros([num_points, SIZE])
+    more = size - 1
+    num_points = num_outputs + more * len(tiles)
+    inputs = np.zeros([num_points, num_inputs + 2 * more])
+    kernel = np.zeros([num_points, size])
     outputs = np.zeros([num_outputs, num_points])
     output = point = 0
     for tile in tiles:
-        own = _of_tile(tile)
-        points = slice(point, point + tile + 2)
-        inputs[points, output : output + tile + 2] = own.inputs
+        own = _of_tile(tile, size)
+        points = slice(point, point + tile + more)
+        inputs[points, output : output + tile + more] = own.inputs
         kernel[points] = own.kernel
         outputs[output : output + tile, points] = own.outputs
         output, point = output + tile, points.stop
-    return Transforms(inputs[:, 1 : 1 + num_inputs], kernel, outputs)
+    return Transforms(inputs[:, more // 2 :][:, :num_inputs], kernel, outputs)
 
 
-def _of_tile(tile):
-    """The transforms of one tile, from its two zeros or neighbours more on: Toom and
-    Cook's, by polynomials that take the kernel's values at the points."""
-    finite = [Fraction(point) for point in POINTS[: tile + 1]]
-    inputs = np.zeros([tile + 2, tile + 2])
-    kernel = np.zeros([tile + 2, SIZE])
-    outputs = np.zeros([tile, tile + 2])
+def _of_tile(tile, size):
+    """The transforms of one tile and all inputs that it sees: Toom and Cook's, the
+    values of polynomials at the points."""
+    num_points = tile + size - 1
+    finite = [Fraction(point) for point in POINTS[: num_points - 1]]
+    inputs = np.zeros([num_points, num_points])
+    kernel = np.zeros([num_points, size])
+    outputs = np.zeros([tile, num_points])
     for i, point in enumerate(finite):
         others = finite[:i] + finite[i + 1 :]
         scale = np.prod([point - other for other in others])
-        kernel[i] = [point**power / scale for power in range(SIZE)]
+        kernel[i] = [point**power / scale for power in range(size)]
         outputs[:, i] = [point**power for power in range(tile)]
         inputs[i, :-1] = _with_roots(others)
     kernel[-1, -1] = outputs[-1, -1] = 1  # infinity
