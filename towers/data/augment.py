@@ -106,8 +106,8 @@ def translate_flip(
     height, width, _ = image_shape
     if min(height, width) <= pixels:
         raise ValueError(
-            f"this augment mirrors {pixels} pixels at the edges, but the data set's "
-            f"images are {height}x{width}; choose --augment=none"
+            f"augment: a translation mirrors {pixels} pixels at the edges, but the "
+            f"data set's images are {height}x{width}; choose --augment=none"
         )
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 

@@ -36,23 +36,18 @@ class SameConv2D(keras.layers.Conv2D):
     ):
         super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.before_pool = before_pool
-        sizes = [(3, 3)] if before_pool else [(3, 3), (5, 5)]
-        if self.kernel_size not in sizes:
-            raise ValueError(
-                f"kernel_size={self.kernel_size}, before_pool={before_pool}: "
-                f"SameConv2D has {sizes} only; use keras.layers.Conv2D"
-            )
-        plain = {
-            "strides": (1, 1),
-            "dilation_rate": (1, 1),
-            "groups": 1,
-            "data_format": "channels_last",
+        possible = {
+            "kernel_size": [(3, 3)] if before_pool else [(3, 3), (5, 5)],
+            "strides": [(1, 1)],
+            "dilation_rate": [(1, 1)],
+            "groups": [1],
+            "data_format": ["channels_last"],
         }
-        for name, only in plain.items():
-            if getattr(self, name) != only:
+        for name, values in possible.items():
+            if getattr(self, name) not in values:
                 raise ValueError(
-                    f"{name}={getattr(self, name)}: SameConv2D has {only} only; use "
-                    "keras.layers.Conv2D"
+                    f"{name}={getattr(self, name)}, before_pool={before_pool}: "
+                    f"SameConv2D has {values} only; use keras.layers.Conv2D"
                 )
 
     def convolution_op(self, inputs, kernel):
@@ -93,7 +88,12 @@ def _is_for_cpu(tensor):
 
 @tf.custom_gradient
 def convolution_of_even_sizes(images, kernel):
-    """Without the last of an odd number of rows, and of columns.
+    """A 3x3 convolution with zeros around the images, without the last of an odd number
+    of rows, and of columns.
+
+    Args:
+        images: [n, rows, columns, channels].
+        kernel: [3, 3, channels, filters], same dtype.
 
     The gradient of the images is written as a convolution, too: TensorFlow's own takes
     three times as long where the padding differs from side to side.

@@ -32,7 +32,7 @@ def convolution(
 
     Returns:
         [n, height, width, filters]; in float32 within 1e-5 of the largest output, with
-        5x5 within 1e-4.
+        5x5 within 5e-5.
     """
     rows, columns, channels = images.shape[1:]
     size, filters = kernel.shape[1], kernel.shape[-1]

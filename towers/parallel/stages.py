@@ -20,8 +20,8 @@ class Stage(NamedTuple):
         end_step: the first step that is not of it; infinite for the last stage.
         model: the network for images of the size that they have here; its variables are
             those of the other stages' by name, shape and order.
-        frozen: names of parameters whose learning rate is zero from here on. The
-            gradient of the loss counts as zero for them, and is not computed.
+        frozen: names of parameters whose learning rate is zero from here on. Their
+            gradient counts as zero, with that of weight decay, and is not computed.
     """
 
     end_step: float
