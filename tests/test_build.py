@@ -231,10 +231,11 @@ def test_parameters_whose_rate_has_ended_are_frozen():
 
 
 def test_a_factor_of_zero_freezes_from_the_start(tmp_path):
-    _, found = stages_of(param_rates="logits/*:1,*:0")
+    few_layers = {"model": "speedrun", "param_rates": "logits/*:1,*:0"}
+    _, found = stages_of(**few_layers)
     [(*_, frozen)] = found
     assert frozen and not any(name.startswith("logits/") for name in frozen)
-    settings = STAGED | {"param_rates": "logits/*:1,*:0", "max_steps": 2}
+    settings = STAGED | few_layers | {"max_steps": 2, "eval_every_epochs": 0.0}
     for optimizer in ("sgd", "adamw", "muon"):
         config = Config(**settings, optimizer=optimizer, weight_decay=0.1, num_towers=2)
         first = build.build(config).model

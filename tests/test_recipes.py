@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 import pictures
 import pytest
+from marks import slow
 
 from towers import data
 from towers.config_flags import load_recipe, recipe_names
@@ -36,6 +37,9 @@ REFUSED = {
         ("async_towers", "model_parallel"),
     ),
 }
+
+# Deep ones, whose networks are those of other recipes.
+DEEP = {"cifar10_resnet56", "cifar10_wide_resnet", "cifar10_resnet20_short"}
 
 each_recipe = pytest.mark.parametrize("name", recipe_names(CONFIGS))
 
@@ -72,7 +76,9 @@ def train_two_steps(recipe, workdir, monkeypatch, **changes):
         assert np.all(np.isfinite(value)), name
 
 
-@each_recipe
+@pytest.mark.parametrize(
+    "name", [slow(name) if name in DEEP else name for name in recipe_names(CONFIGS)]
+)
 def test_a_recipe_takes_two_steps_at_an_eighth_of_its_width(
     name, tmp_path, monkeypatch
 ):

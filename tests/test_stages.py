@@ -84,7 +84,7 @@ def resized(images):
         (Towers, 3, 3, {}),
         slow(Towers, 2, 2, {"compile_towers": True}),
         slow(Towers, 3, 1, {"sync_batch_norm": True}),
-        (Replicated, 2, 2, {"accumulate_steps": 2}),
+        slow(Replicated, 2, 2, {"accumulate_steps": 2}),
         (ModelParallel, 4, 2, {"group_size": 2}),
         (AsyncTowers, 1, 1, {}),
     ],
