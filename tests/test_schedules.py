@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from docs import draw_schedules
-from towers import config, config_checks
+from towers import config, config_checks, option_texts
 from towers.schedules import SCHEDULES, create_schedule
 
 NUM_EXAMPLES = 50_000
@@ -199,7 +199,7 @@ def test_options_are_called_ignored_where_they_change_no_rate(name, option, valu
     lines = config_checks.ignored_options(config.Config(**settings))
     is_ignored = any(line.startswith(f"{option}=") for line in lines)
     if option == "epoch_factors":
-        value = config_checks.parse_epoch_factors(value)
+        value = option_texts.parse_epoch_factors(value)
     # Where every stair, piece and slope tells.
     images = 38 * NUM_EXAMPLES
     changes = rate_at(images, name) != rate_at(images, name, **{option: value})

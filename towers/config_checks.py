@@ -8,10 +8,15 @@ import dataclasses
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from towers.errors import ConfigError
+from towers.option_texts import (
+    parse_early_sizes,
+    parse_epoch_factors,
+    parse_param_rates,
+)
 
 # Any data set that tensorflow-datasets has prepared: tfds:NAME.
 TFDS = "tfds:"
@@ -74,9 +79,8 @@ def check_together(config: Any) -> None:
             "optimizer=nesterov with momentum=0.0: Nesterov's form needs a momentum; "
             "set --momentum=0.9 or --optimizer=sgd"
         )
-    if parse_epoch_factors(config.epoch_factors) == () and (
-        config.schedule == "piecewise"
-    ):
+    no_factors = parse_epoch_factors(config.epoch_factors) == ()
+    if no_factors and config.schedule == "piecewise":
         raise ConfigError(
             "schedule=piecewise with epoch_factors='': set --epoch_factors, such as "
             "30:0.1,60:0.01"
@@ -152,110 +156,6 @@ def check_together(config: Any) -> None:
             "parameter_device=gpu with device=cpu: the towers would run on the CPU and "
             "their variables on a GPU; drop one of the two"
         )
-
-
-def _parts(
-    option: str, text: str, read: Callable[..., Any], words: str
-) -> Iterator[tuple[str, Any]]:
-    """Each part between commas, and what `read` makes of its values between colons;
-    `words` say what a part should be."""
-    for part in text.split(",") if text else []:
-        try:
-            found = read(*part.split(":"))
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"{option}={text!r}: {part!r} should be {words}"
-            ) from None
-        yield part, found
-
-
-def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
-    """'30:0.1,60:0.01' -> ((30.0, 0.1), (60.0, 0.01)); nothing for an empty text.
-
-    Raises:
-        ConfigError: it is written in another way, an epoch is not after the one before,
-            or a factor is negative.
-    """
-    pairs, before = [], 0.0
-    for _, (epoch, factor) in _parts(
-        "epoch_factors",
-        text,
-        lambda epoch, factor: (float(epoch), float(factor)),
-        "an epoch and a factor, such as 30:0.1",
-    ):
-        if not before < epoch < math.inf:
-            raise ConfigError(
-                f"epoch_factors={text!r}: epoch {epoch:g} must be above {before:g}"
-            )
-        if not 0 <= factor < math.inf:
-            raise ConfigError(
-                f"epoch_factors={text!r}: factor {factor:g} must be finite, at least 0"
-            )
-        pairs.append((epoch, factor))
-        before = epoch
-    return tuple(pairs)
-
-
-def parse_early_sizes(text: str) -> tuple[tuple[int, float], ...]:
-    """'16:0.2,24:0.5' -> ((16, 0.2), (24, 0.5)); nothing for an empty text.
-
-    Raises:
-        ConfigError: it is written in another way, or does not grow.
-    """
-    pairs = []
-    for part, (size, until) in _parts(
-        "early_sizes",
-        text,
-        lambda size, until: (int(size), float(until)),
-        "pixels and a part of the run, such as 24:0.5",
-    ):
-        last_size, last_until = pairs[-1] if pairs else (0, 0.0)
-        if not (last_size < size and last_until < until < 1):
-            raise ConfigError(
-                f"early_sizes={text!r}: {part!r} should have more than {last_size} "
-                f"pixels and end between {last_until:g} and 1, parts of the run"
-            )
-        pairs.append((size, until))
-    return tuple(pairs)
-
-
-class ParamRate(NamedTuple):
-    """What the learning rate of some parameters is.
-
-    Attributes:
-        pattern: of their names, such as `conv*/kernel`.
-        factor: on the learning rate; 0 freezes them from the start.
-        epochs: where given, their rate follows no schedule but falls linearly to zero
-            over so many epochs.
-    """
-
-    pattern: str
-    factor: float
-    epochs: float | None = None
-
-
-def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
-    """'*/bias:2,stem/kernel:0.1:3' -> their ParamRates; nothing for an empty text.
-
-    Raises:
-        ConfigError: it is written in another way, or a number is out of range.
-    """
-    found = []
-    for part, rate in _parts(
-        "param_rates",
-        text,
-        lambda pattern, *numbers: ParamRate(pattern, *map(float, numbers)),
-        "a pattern, a factor and, if any, a number of epochs, such as */bias:2 or "
-        "stem/kernel:0.1:3",
-    ):
-        epochs = 1 if rate.epochs is None else rate.epochs
-        if not (0 <= rate.factor < math.inf and 0 < epochs < math.inf):
-            raise ConfigError(
-                f"param_rates={text!r}: {part!r} must have a finite factor of at least "
-                "0 and, if any, a finite number of epochs above 0"
-            )
-        found.append(rate)
-    return tuple(found)
 
 
 def ignored_options(config: Any) -> list[str]:

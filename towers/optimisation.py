@@ -8,14 +8,14 @@ import keras
 
 from towers import losses, optimizers, schedules
 from towers.config import Config
-from towers.config_checks import (
+from towers.config_checks import nearest
+from towers.errors import ConfigError
+from towers.option_texts import (
     ParamRate,
-    nearest,
     parse_early_sizes,
     parse_epoch_factors,
     parse_param_rates,
 )
-from towers.errors import ConfigError
 from towers.parallel.stages import Stage, image_size
 from towers.parallel.strategy import variable_names
 from towers.update import RateFn, Update
