@@ -87,7 +87,8 @@ ROOMS = {
             "tower",
             "variables",
         },
-        {"loop", "tower_strategy", "walker"},
+        {"loop", "tower_strategy", "walk"},
+        {"walker"},
         {"synchronous"},
         {"async_towers", "model_parallel", "replicated", "towers"},
         {"__init__"},
@@ -166,6 +167,7 @@ GROUPED = {
     "parallel/slices.py": "test_walker",
     "parallel/split.py": "test_walker",
     "parallel/sync_batch_norm.py": "test_walker",
+    "parallel/walk.py": "test_walker",
 }
 
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
