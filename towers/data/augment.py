@@ -64,8 +64,11 @@ def tutorial(
         images = tf.cast(crop_and_flip(images, draw, size, size), tf.float32)
         images += 63 * (2 * draw("brightness", [n, 1, 1, 1]) - 1)
         contrast = 0.2 + 1.6 * draw("contrast", [n, 1, 1, 1])
-        means = tf.reduce_mean(images, [1, 2], keepdims=True)
-        return tf.image.per_image_standardization((images - means) * contrast + means)
+        means = tf.reduce_mean(images, [1, 2])
+        wide = tf.tile(means, [1, size])[:, None, :]
+        rows = (rows_of(images) - wide) * contrast[:, 0] + wide
+        images = tf.reshape(rows, [n, size, size, channels])
+        return tf.image.per_image_standardization(images)
 
     def evaluate(images):
         top, left = (height - size) // 2, (width - size) // 2
@@ -112,14 +115,12 @@ def translate_flip(
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
-        images = evaluate(images)
-        edges = [pixels, pixels]
-        images = tf.pad(images, [[0, 0], edges, edges, [0, 0]], "REFLECT")
         places = tf.fill([2], 2.0 * pixels + 1)
         corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int32)
         odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
         is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
-        return windows(images, corners, is_flipped, height, width)
+        images = windows(images, corners - pixels, is_flipped, height, width)
+        return evaluate(images)
 
     return Augment(train, evaluate, image_shape)
 
@@ -139,8 +140,18 @@ def standardize(
     """(pixel - mean) / deviation per channel, all in units of 0..255."""
     # Not a division: a graph turns one by a constant into this product, an eager call
     # and `tf.data` do not, and a batch should be the same bits in all of them.
-    factors = tf.constant([1 / value for value in deviation], tf.float32)
-    return (tf.cast(images, tf.float32) - tf.constant(mean, tf.float32)) * factors
+    factors = [1 / value for value in deviation]
+    *_, width, _ = images.shape
+    means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
+    rows = (tf.cast(rows_of(images), tf.float32) - means) * factors
+    return tf.reshape(rows, tf.shape(images))
+
+
+def rows_of(images: tf.Tensor) -> tf.Tensor:
+    """[n, height, width * channels]: where numbers for the channels, repeated along a
+    row, are applied much faster than with a few channels innermost."""
+    _, height, width, channels = images.shape
+    return tf.reshape(images, [-1, height, width * channels])
 
 
 def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.Tensor:
@@ -167,11 +178,12 @@ def windows(
     height: int,
     width: int,
 ) -> tf.Tensor:
-    """A window of each image.
+    """A window of each image, mirrored at the edges where it reaches over them.
 
     Args:
-        images: [n, at least height, at least width, channels], any dtype.
-        corners: int32 [n, 2], row and column of its upper left pixel.
+        images: [n, full height, full width, channels], any dtype.
+        corners: int32 [n, 2], row and column of its upper left pixel, at most so far
+            outside that the mirror images suffice.
         is_flipped: bool [n, 1], whether it is mirrored.
         height, width: of the window.
 
@@ -182,10 +194,16 @@ def windows(
     rows = corners[:, :1] + tf.range(height)
     columns = tf.where(is_flipped, width - 1 - tf.range(width), tf.range(width))
     columns += corners[:, 1:]
+    rows, columns = mirrored(rows, full_height), mirrored(columns, full_width)
     # One gather of whole pixels costs half of a gather of rows and one of columns.
     firsts = tf.range(n)[:, None, None] * (full_height * full_width)
     pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
+
+
+def mirrored(places: tf.Tensor, count: int) -> tf.Tensor:
+    """-1 -> 1, count -> count - 2: the place that lies there in a mirror."""
+    return count - 1 - tf.abs(count - 1 - tf.abs(places))
 
 
 def choose(numbers: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
