@@ -169,6 +169,20 @@ def test_a_run_in_float16_logs_its_scale_and_another_strategy_continues(
     assert scales == 6 * [loss_scale.INITIAL]
 
 
+@pytest.mark.parametrize(
+    "before,after", [("float32", "float16"), ("float16", "float32")]
+)
+def test_a_run_may_be_allowed_another_precision(before, after, tmp_path, monkeypatch):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    first = small_runs.small_config(precision=before, max_steps=1)
+    train(first, tmp_path)
+    second = dataclasses.replace(first, precision=after, max_steps=3)
+    state = train(second, tmp_path, allow_change=["precision"])
+    assert state["step"] == 3
+    fresh = {"loss_scale/scale": loss_scale.INITIAL, "loss_scale/good_steps": 2}
+    assert of_scale(state) == (fresh if after == "float16" else {})
+
+
 def test_asynchronous_towers_have_no_common_step_to_pass_over():
     with pytest.raises(ConfigError, match="^precision=float16 with strategy=async"):
         Config(strategy="async_towers", precision="float16")
