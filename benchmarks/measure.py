@@ -1,5 +1,6 @@
 """Timing things in turn, the machine's matrix rate, and the form of a report."""
 
+import argparse
 import concurrent.futures
 import dataclasses
 import os
@@ -16,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.build import Parts
+from towers.config_checks import nearest
 from towers.data.streams import without_tuning
 from towers.parallel.devices import Devices, configure
 
@@ -23,6 +25,22 @@ from towers.parallel.devices import Devices, configure
 # every machine.
 MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 PRODUCTS = 4  # of a shape, timed together
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """The type of an option of `argparse`: known names with commas between them."""
+
+    def names_in(text):
+        names = text.split(",")
+        for name in names:
+            if name not in known:
+                near = nearest(name, list(known))
+                raise argparse.ArgumentTypeError(
+                    f"{name!r}: {near}must be of {', '.join(known)}"
+                )
+        return names
+
+    return names_in
 
 
 def all_devices(device: str, most_on_cpu: int) -> Devices:

@@ -115,7 +115,9 @@ def things_of(settings, options, chosen) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="cnn,resnet20")
+    parser.add_argument(
+        "--models", type=measure.some_of(config.MODELS), default="cnn,resnet20"
+    )
     parser.add_argument("--precision", default="float32", choices=config.PRECISIONS)
     parser.add_argument("--compile", default="none", choices=config.COMPILERS)
     parser.add_argument("--batch_size", type=int, default=128)
@@ -124,9 +126,10 @@ def main():
     parser.add_argument("--steps", type=int, default=10, help="steps in a round")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    if options.num_towers > 1 and "," in options.models:
+    if options.num_towers > 1 and len(options.models) > 1:
+        names = ",".join(options.models)
         parser.error(
-            f"--num_towers={options.num_towers} with --models={options.models}: in one "
+            f"--num_towers={options.num_towers} with --models={names}: in one "
             "process the collectives of two MirroredStrategies clash; name one network"
         )
 
@@ -144,7 +147,7 @@ def main():
         "| network | trained by | images/s, median | time / towers (min, median, max) |"
     )
     print("| --- | --- | --- | --- |")
-    for name in options.models.split(","):
+    for name in options.models:
         settings = config.Config(
             dataset="synthetic",
             model=name,

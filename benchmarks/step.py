@@ -31,10 +31,13 @@ from towers.parallel import devices
 
 def options_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(config.MODELS))
-    parser.add_argument("--strategies", default="towers")
-    parser.add_argument("--precisions", default="float32")
-    parser.add_argument("--compilers", default="none")
+    for name, known, default in (
+        ("--models", config.MODELS, ",".join(config.MODELS)),
+        ("--strategies", config.STRATEGIES, "towers"),
+        ("--precisions", config.PRECISIONS, "float32"),
+        ("--compilers", config.COMPILERS, "none"),
+    ):
+        parser.add_argument(name, type=measure.some_of(known), default=default)
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--num_towers", type=int, default=1)
     parser.add_argument("--device", default="auto", choices=config.DEVICES)
@@ -103,7 +106,7 @@ def main():
     )
     print("|" + " --- |" * 10)
     lists = (options.models, options.strategies, options.precisions, options.compilers)
-    for one in itertools.product(*(text.split(",") for text in lists)):
+    for one in itertools.product(*lists):
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.step", *sys.argv[1:]]
             + [f"--one={','.join(one)}"],
