@@ -1,5 +1,6 @@
 """What is measured by hand has to run at all."""
 
+import argparse
 import importlib
 import json
 import pathlib
@@ -12,7 +13,7 @@ import pictures
 import pytest
 import test_cifar10
 
-from benchmarks import scaling, strategies, time_to_accuracy
+from benchmarks import measure, scaling, strategies, time_to_accuracy
 from towers.build import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
@@ -41,6 +42,13 @@ def test_what_a_benchmark_imports_is_there(name):
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_every_program_is_listed(name):
     assert f"python -m benchmarks.{name} " in (FOLDER / "README.md").read_text()
+
+
+def test_an_unknown_name_in_a_list_is_refused_with_the_nearest():
+    names_in = measure.some_of(("lenet", "resnet20"))
+    assert names_in("resnet20,lenet") == ["resnet20", "lenet"]
+    with pytest.raises(argparse.ArgumentTypeError, match="'resnet2'.*'resnet20'"):
+        names_in("lenet,resnet2")
 
 
 def test_the_table_of_strategies_has_one_tower_first_and_every_strategy():
