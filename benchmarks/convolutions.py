@@ -1,10 +1,12 @@
-"""Winograd's convolutions against TensorFlow's own, forward and back, on a CPU.
+"""Convolutions of `SameConv2D` against TensorFlow's own, forward and back, on a CPU.
 
     python -m benchmarks.convolutions
+    python -m benchmarks.convolutions --precision=bfloat16
 
+In float32 by Winograd, in bfloat16 with the gradient of the kernel by matrix products.
 In turn in one process, on all cores at the same time, each with images of its own.
 Where fewer rows and columns are kept than there are, a pool would drop the rest; the
-other one is then what `SameConv2D` computes without Winograd. The limits in
+other one is then what `SameConv2D` computes without either. The limits in
 `towers.models.convolution` should lie where the ratio is 1.
 """
 
@@ -19,6 +21,7 @@ from benchmarks import measure
 from towers.models import convolution, winograd
 from towers.parallel import devices
 
+NAMES = {"float32": "Winograd", "bfloat16": "products"}
 # Rows and columns, those that are kept, channels, filters: of `speedrun` with images of
 # 32x32 and 24x24, of residual networks, and of ones that are too large or too narrow;
 # with kernels of 5x5 where a fifth number says so, those of `cnn`.
@@ -35,7 +38,10 @@ CASES = (
     (5, 4, 256, 256),
     (2, 2, 256, 256),
     (16, 16, 128, 128),
+    (10, 10, 256, 256),
+    (8, 8, 128, 128),
     (8, 8, 256, 256),
+    (4, 4, 128, 128),
     (4, 4, 512, 512),
     (15, 15, 64, 64),
     (8, 8, 64, 64),
@@ -67,17 +73,19 @@ def forward_and_back(convolve, images, kernel, upstreams, on):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--precision", choices=list(NAMES), default="float32")
     parser.add_argument("--batch_size", type=int, default=250, help="for each core")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="images, such as 7x7")
     options = parser.parse_args()
 
     on = devices.configure("cpu", os.cpu_count()).towers
-    print(measure.report_head("Winograd's convolutions"))
+    name, dtype = NAMES[options.precision], tf.as_dtype(options.precision)
+    print(measure.report_head("Convolutions"))
     print(
-        f"float32, batch {options.batch_size} on each of {len(on)} cores; "
+        f"{dtype.name}, batch {options.batch_size} on each of {len(on)} cores; "
         f"{options.rounds} rounds, one more to warm up\n\n"
-        "| images | kept | kernel | channels, filters | TensorFlow, ms | Winograd, ms "
+        f"| images | kept | kernel | channels, filters | TensorFlow, ms | {name}, ms "
         "| ratio (min, median, max) |\n" + "|" + " --- |" * 7
     )
     for size, kept, channels, filters, *length in CASES:
@@ -86,28 +94,33 @@ def main():
 
         def own(images, kernel, size=size, kept=kept):
             if kept < size:
-                return convolution.convolution_of_even_sizes(images, kernel)
+                return convolution.convolution(images, kernel, kept, kept, False)
             return tf.nn.conv2d(images, kernel, 1, "SAME")
 
-        def by_winograd(images, kernel, kept=kept):
-            return winograd.convolution(images, kernel, kept, kept)
+        def other(images, kernel, kept=kept):
+            if name == "Winograd":
+                return winograd.convolution(images, kernel, kept, kept)
+            return convolution.convolution(images, kernel, kept, kept, True)
+
+        def drawn(*shape, stddev=1.0):
+            return tf.cast(tf.random.normal(shape, stddev=stddev), dtype)
 
         n = options.batch_size
-        images = tf.random.normal([n, size, size, channels])
         window = length * 2 or [3, 3]
-        kernel = tf.random.normal([*window, channels, filters], stddev=0.05)
-        upstreams = [tf.random.normal([n, kept, kept, filters]) for _ in on]
+        images = drawn(n, size, size, channels)
+        kernel = drawn(*window, channels, filters, stddev=0.05)
+        upstreams = [drawn(n, kept, kept, filters) for _ in on]
         things = {
-            name: forward_and_back(function, images, kernel, upstreams, on)
-            for name, function in (("own", own), ("winograd", by_winograd))
+            which: forward_and_back(function, images, kernel, upstreams, on)
+            for which, function in (("own", own), ("other", other))
         }
         wall, _ = measure.in_turn(things, options.rounds)
-        ms = {name: 1e3 * statistics.median(secs) for name, secs in wall.items()}
-        spread = " ".join(f"{x:.2f}" for x in measure.ratios(wall, "winograd", "own"))
+        ms = {which: 1e3 * statistics.median(secs) for which, secs in wall.items()}
+        spread = " ".join(f"{x:.2f}" for x in measure.ratios(wall, "other", "own"))
         print(
             f"| {size}x{size} | {kept}x{kept} | {window[0]}x{window[1]} | "
             f"{channels}, {filters} | "
-            f"{ms['own']:.1f} | {ms['winograd']:.1f} | {spread} |",
+            f"{ms['own']:.1f} | {ms['other']:.1f} | {spread} |",
             flush=True,
         )
 

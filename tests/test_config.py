@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from refused import refusal
 
 from towers import config as configuration
 from towers import config_checks
@@ -120,14 +121,6 @@ FREE = {
 
 def unusual(**changes):
     return Config(**{name: values[0] for name, values in OTHER.items()} | changes)
-
-
-def refusal(**options):
-    """The message with which these options are refused."""
-    with pytest.raises(ConfigError) as caught:
-        Config(**options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_the_options_that_were_asked_for_are_there():

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from convolved import expected, random
 
-from towers.models.convolution import SameConv2D
+from towers.models.convolution import SameConv2D, convolution
 
 SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
 
@@ -35,6 +35,29 @@ def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool)
     np.testing.assert_allclose(y, output, atol=1e-12)
     assert layer.compute_output_shape(x.shape) == y.shape
     for ours, theirs in zip(tape.gradient(loss, sources), gradients, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-11)
+
+
+@pytest.mark.parametrize("by_products", [False, True])
+@pytest.mark.parametrize(
+    "sizes,kept,size",
+    [
+        ((7, 5), (6, 4), 3),
+        ((4, 6), (4, 6), 3),
+        ((5, 6), (5, 6), 5),
+        ((1, 2), (1, 2), 3),
+    ],
+)
+def test_gradients_in_other_words_equal_the_oracle(sizes, kept, size, by_products):
+    x, kernel = random((2, *sizes, 3)), random((size, size, 3, 4), 1)
+    output, upstream, gradients = expected(x, kernel, None, kept)
+    sources = [tf.constant(x), tf.constant(kernel)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y = convolution(*sources, *kept, by_products)
+    np.testing.assert_allclose(y, output, atol=1e-12)
+    found = tape.gradient(y, sources, tf.constant(upstream))
+    for ours, theirs in zip(found, gradients, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 
@@ -85,6 +108,36 @@ def test_many_channels_are_convolved_by_winograd(
     graph = convolved.get_concrete_function(x).graph
     types = {operation.type for operation in graph.get_operations()}
     assert ("Conv2D" not in types) == is_winograd
+
+
+@pytest.mark.parametrize(
+    "shape,filters,dtype,device,by_products",
+    [
+        ((8, 8, 128), 128, "mixed_bfloat16", "/CPU:0", True),
+        ((8, 8, 128), 128, "mixed_float16", "/CPU:0", False),
+        ((8, 8, 128), 128, "mixed_bfloat16", "/GPU:0", False),
+        ((9, 8, 128), 128, "mixed_bfloat16", "/CPU:0", False),
+        ((8, 8, 127), 128, "mixed_bfloat16", "/CPU:0", False),
+        ((8, 8, 128), 127, "mixed_bfloat16", "/CPU:0", False),
+    ],
+)
+@pytest.mark.parametrize("before_pool", [False, True])
+def test_in_bfloat16_gradients_of_small_images_are_products(
+    shape, filters, dtype, device, by_products, before_pool
+):
+    layer = SameConv2D(filters, before_pool=before_pool, dtype=dtype)
+    x = tf.constant(random((3, *shape)), layer.compute_dtype)
+    layer.build(x.shape)
+
+    @tf.function(autograph=False)
+    def differentiated(x):
+        with tf.device(device), tf.GradientTape() as tape:
+            y = layer(tf.identity(x))
+        return tape.gradient(y, layer.trainable_variables)
+
+    graph = differentiated.get_concrete_function(x).graph
+    types = {operation.type for operation in graph.get_operations()}
+    assert ("Conv2DBackpropFilter" not in types) == by_products
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from recipes import Recipe, create_strategy
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
+from towers.evaluate import evaluate
 from towers.parallel import loss_scale
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
@@ -181,6 +182,7 @@ def test_a_run_may_be_allowed_another_precision(before, after, tmp_path, monkeyp
     assert state["step"] == 3
     fresh = {"loss_scale/scale": loss_scale.INITIAL, "loss_scale/good_steps": 2}
     assert of_scale(state) == (fresh if after == "float16" else {})
+    assert evaluate(second, tmp_path, step=1)["step"] == 1
 
 
 def test_asynchronous_towers_have_no_common_step_to_pass_over():

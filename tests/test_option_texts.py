@@ -3,17 +3,10 @@
 import re
 
 import pytest
+from refused import refusal
 
 from towers import option_texts
 from towers.config import Config
-from towers.errors import ConfigError
-
-
-def refusal(**options):
-    """The message with which these options are refused."""
-    with pytest.raises(ConfigError) as caught:
-        Config(**options)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

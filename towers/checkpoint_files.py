@@ -119,6 +119,29 @@ def check_architecture(expected: Architecture, found: Architecture) -> None:
         raise CheckpointError(f"the checkpoint is of another model: {problem}")
 
 
+def fitted(tensors: Tensors, own: Tensors) -> dict[str, np.ndarray]:
+    """The tensors of a checkpoint as the state of a trainer.
+
+    They may have been written in another precision: the scale of the loss, which only
+    float16 has, stays the trainer's own where they lack it.
+
+    Args:
+        tensors: the checkpoint's.
+        own: the trainer's state until now, which says what is wanted.
+
+    Raises:
+        CheckpointError: they are of another model, see `check_architecture`.
+    """
+    check_architecture(
+        *(architecture(_without_loss_scale(each)) for each in (own, tensors))
+    )
+    return {name: tensors.get(name, own[name]) for name in own}
+
+
+def _without_loss_scale(tensors):
+    return {k: v for k, v in tensors.items() if not k.startswith("loss_scale/")}
+
+
 def first_difference(ours: Tensors, theirs: Tensors) -> str | None:
     """What differs first, bit for bit (so that a NaN equals itself), or None."""
     if architecture(ours) != architecture(theirs):

@@ -95,15 +95,11 @@ def evaluate(
     strategy = build.create_strategy(config, parts, devices)
     stream = parts.evaluation_stream(parts.data.test, config.batch_size)
     board = Board(folder.tensorboard, "eval")
-    expected = checkpoint_files.architecture(strategy.state())
     result = {}
     while True:
         checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
         if checkpoint and checkpoint.step != result.get("step"):
-            checkpoint_files.check_architecture(
-                expected, checkpoint_files.architecture(checkpoint.tensors)
-            )
-            strategy.load(checkpoint.tensors)
+            strategy.load(checkpoint_files.fitted(checkpoint.tensors, strategy.state()))
             with data_errors_of_tensorflow():
                 counts = accuracy(strategy, stream, use_ema)
             result = _result(checkpoint, counts)

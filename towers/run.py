@@ -83,11 +83,7 @@ def restore(run: Run) -> None:
         if run.config.init_from:
             _start_from(run)
         return
-    own, tensors = run.strategy.state(), checkpoint.tensors
-    checkpoint_files.check_architecture(
-        *(checkpoint_files.architecture(_unscaled(state)) for state in (own, tensors))
-    )
-    run.strategy.load({name: tensors.get(name, own[name]) for name in own})
+    run.strategy.load(checkpoint_files.fitted(checkpoint.tensors, run.strategy.state()))
     run.step = run.saved_step = checkpoint.step
     stored = checkpoint.trainer_state
     run.best, run.unfinished = stored["best"], stored.get("unfinished")
@@ -95,11 +91,6 @@ def restore(run: Run) -> None:
         **{f.name: stored.get(f.name, f.default) for f in dataclasses.fields(Stopwatch)}
     )
     say(f"restored step {run.step} from {checkpoint.path}")
-
-
-def _unscaled(state):
-    """Without the scale of the loss, which only float16 has."""
-    return {k: v for k, v in state.items() if not k.startswith("loss_scale/")}
 
 
 def _start_from(run):

@@ -9,12 +9,16 @@ from towers.models import winograd
 # products save; larger images have not been measured (`benchmarks.convolutions`).
 LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 
+# In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
+MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
+
 
 class SameConv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
     Many channels are convolved by `winograd` on a CPU, in float32 or float64; with half
-    of the bits that would be less exact, on a GPU slower.
+    of the bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the
+    gradient of a kernel of many channels is computed as matrix products.
 
     Args:
         filters, kernel_size: as of `keras.layers.Conv2D`, the second 3 or 5.
@@ -62,8 +66,14 @@ class SameConv2D(keras.layers.Conv2D):
             and _is_for_cpu(inputs)
         ):
             return winograd.convolution(inputs, kernel, *kept)
-        if kept != (height, width):
-            return convolution_of_even_sizes(inputs, kernel)
+        by_products = (
+            min(channels, self.filters) >= LEAST_CHANNELS_OF_PRODUCTS
+            and height * width <= MOST_PIXELS_OF_PRODUCTS
+            and inputs.dtype == tf.bfloat16
+            and _is_for_cpu(inputs)
+        )
+        if by_products or kept != (height, width):
+            return convolution(inputs, kernel, *kept, by_products)
         return super().convolution_op(inputs, kernel)
 
     def compute_output_shape(self, input_shape):
@@ -86,32 +96,67 @@ def _is_for_cpu(tensor):
     return not tf.config.list_physical_devices("GPU")
 
 
-@tf.custom_gradient
-def convolution_of_even_sizes(images, kernel):
-    """A 3x3 convolution with zeros around the images, without the last of an odd number
-    of rows, and of columns.
+def convolution(
+    images: tf.Tensor, kernel: tf.Tensor, height: int, width: int, by_products: bool
+) -> tf.Tensor:
+    """The first rows and columns of a convolution with zeros around the images, whose
+    gradients are not TensorFlow's own.
+
+    The gradient of the images is written as a convolution: TensorFlow's takes three
+    times as long where the padding differs from side to side.
 
     Args:
         images: [n, rows, columns, channels].
-        kernel: [3, 3, channels, filters], same dtype.
+        kernel: [size, size, channels, filters], of an odd size, same dtype.
+        height, width: how many rows and columns.
+        by_products: compute the gradient of the kernel as matrix products.
 
-    The gradient of the images is written as a convolution, too: TensorFlow's own takes
-    three times as long where the padding differs from side to side.
+    Returns:
+        [n, height, width, filters].
     """
-    before = [[1, size % 2 == 0] for size in images.shape[1:3]]
-    outputs = tf.nn.conv2d(images, kernel, 1, [[0, 0], *before, [0, 0]])
+    size = kernel.shape[0]
+    half = size // 2
+    dropped = [images.shape[1] - height, images.shape[2] - width]
+    zeros = [[0, 0], *([half, half - some] for some in dropped), [0, 0]]
+    zeros_of_gradient = [[0, 0], *([half, half + some] for some in dropped), [0, 0]]
+    of_kernel = _kernel_gradient_by_products if by_products else _kernel_gradient
 
-    def gradient(upstream):
-        flipped = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
-        around = [[1, 1 + size % 2] for size in images.shape[1:3]]
-        of_images = tf.nn.conv2d(upstream, flipped, 1, [[0, 0], *around, [0, 0]])
-        of_kernel = tf.raw_ops.Conv2DBackpropFilter(
-            input=tf.pad(images, [[0, 0], *before, [0, 0]]),
-            filter_sizes=kernel.shape,
-            out_backprop=upstream,
-            strides=[1, 1, 1, 1],
-            padding="VALID",
-        )
-        return of_images, of_kernel
+    @tf.custom_gradient
+    def convolve(images, kernel):
+        def gradient(upstream):
+            turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
+            return (
+                tf.nn.conv2d(upstream, turned, 1, zeros_of_gradient),
+                of_kernel(tf.pad(images, zeros), upstream, kernel.shape),
+            )
 
-    return outputs, gradient
+        return tf.nn.conv2d(images, kernel, 1, zeros), gradient
+
+    return convolve(images, kernel)
+
+
+def _kernel_gradient(padded, upstream, shape):
+    return tf.raw_ops.Conv2DBackpropFilter(
+        input=padded,
+        filter_sizes=shape,
+        out_backprop=upstream,
+        strides=[1, 1, 1, 1],
+        padding="VALID",
+    )
+
+
+def _kernel_gradient_by_products(padded, upstream, shape):
+    """One product for each pixel of the kernel, of all pixels that it is laid on."""
+    size, _, channels, filters = shape
+    height, width = upstream.shape[1:3]
+    upstream = tf.reshape(upstream, [-1, filters])
+    seen = [
+        padded[:, row : row + height, column : column + width]
+        for row in range(size)
+        for column in range(size)
+    ]
+    products = [
+        tf.matmul(tf.reshape(x, [-1, channels]), upstream, transpose_a=True)
+        for x in seen
+    ]
+    return tf.reshape(tf.stack(products), shape)

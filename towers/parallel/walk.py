@@ -1,8 +1,5 @@
-"""A model's operations in topological order, with one value per device.
-
-The devices form a grid: groups, data-parallel to each other, by shards, each with its
-slice of one network.
-"""
+"""A model's operations in topological order, with one value per device of the grid
+that `walker` describes."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -54,10 +51,10 @@ class Walk:
         model: a Functional model.
         shards: how its layers are split inside a group.
         devices: [group][shard] names.
-        variables: [group][shard], of as many of the groups as there are.
+        sync_batch_norm: whether groups share the moments of batch normalisation.
+        variables: [group][shard], of as many of the groups as have images.
         tape: what records, for the gradients.
         training: whether layers behave as in training.
-        sync_batch_norm: whether groups share the moments of batch normalisation.
 
     Attributes:
         params: [group][shard] the parameters as values on the tape.
@@ -69,10 +66,10 @@ class Walk:
         model: keras.Model,
         shards: split.Shards,
         devices: Sequence[Sequence[str]],
+        sync_batch_norm: bool,
         variables: Sequence[Sequence[ShardValues]],
         tape: DeviceTape,
         training: bool,
-        sync_batch_norm: bool,
     ):
         self._model, self._shards, self._tape = model, shards, tape
         self._devices = devices[: len(variables)]

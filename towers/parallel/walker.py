@@ -7,6 +7,7 @@ other, by shards, each with its slice of one network. A tower of its own is a gr
 one.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -45,11 +46,11 @@ class Walker:
         devices: Sequence[Sequence[str]],
         sync_batch_norm: bool = False,
     ):
-        self._model = model
         self._loss_fn = loss_fn
         self._devices = devices
-        self._sync = sync_batch_norm and len(devices) > 1
         self.shards = split.Shards(model, len(devices[0]))
+        is_sync = sync_batch_norm and len(devices) > 1
+        self._walk = functools.partial(Walk, model, self.shards, devices, is_sync)
         self.moved_bytes = 0
 
     def gradients(
@@ -122,17 +123,6 @@ class Walker:
         # The last images of an evaluation may not reach every group.
         walk = self._walk(variables[: len(batches)], DeviceTape(), training=False)
         return [value.tensor for value in walk.forward(batches)]
-
-    def _walk(self, variables, tape, training):
-        return Walk(
-            self._model,
-            self.shards,
-            self._devices,
-            variables,
-            tape,
-            training,
-            self._sync,
-        )
 
 
 def walkers_of(stages: Sequence[Stage], *args, **kwargs) -> list[Walker]:
