@@ -4,9 +4,9 @@
     python -m benchmarks.convolutions --precision=bfloat16
 
 In float32 by Winograd, in bfloat16 with the gradient of the kernel by matrix products.
-In turn in one process, on all cores at the same time, each with images of its own.
-Where fewer rows and columns are kept than there are, a pool would drop the rest; the
-other one is then what `SameConv2D` computes without either. The limits in
+In turn in one process, on all cores at the same time, each with a batch of images.
+Where fewer rows and columns are kept than there are, a pool drops the rest; then
+TensorFlow's operations do not compute them either. The limits in
 `towers.models.convolution` should lie where the ratio is 1.
 """
 
@@ -47,6 +47,7 @@ CASES = (
     (8, 8, 64, 64),
     (16, 16, 32, 32),
     (32, 32, 64, 64),
+    (32, 32, 64, 128),
     (32, 32, 160, 160),
     (31, 30, 24, 64),
 )
@@ -76,11 +77,13 @@ def main():
     parser.add_argument("--precision", choices=list(NAMES), default="float32")
     parser.add_argument("--batch_size", type=int, default=250, help="for each core")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="images, such as 7x7")
+    sizes = [f"{size}x{size}" for size in sorted({size for size, *_ in CASES})]
+    parser.add_argument("--only", choices=sizes, help="images of this size")
     options = parser.parse_args()
 
     on = devices.configure("cpu", os.cpu_count()).towers
     name, dtype = NAMES[options.precision], tf.as_dtype(options.precision)
+    before = measure.matrix_rate(dtype, on)
     print(measure.report_head("Convolutions"))
     print(
         f"{dtype.name}, batch {options.batch_size} on each of {len(on)} cores; "
@@ -89,15 +92,15 @@ def main():
         "| ratio (min, median, max) |\n" + "|" + " --- |" * 7
     )
     for size, kept, channels, filters, *length in CASES:
-        if options.only not in ("", f"{size}x{size}"):
+        if options.only not in (None, f"{size}x{size}"):
             continue
 
-        def own(images, kernel, size=size, kept=kept):
+        def tensorflow(images, kernel, size=size, kept=kept):
             if kept < size:
                 return convolution.convolution(images, kernel, kept, kept, False)
             return tf.nn.conv2d(images, kernel, 1, "SAME")
 
-        def other(images, kernel, kept=kept):
+        def ours(images, kernel, kept=kept):
             if name == "Winograd":
                 return winograd.convolution(images, kernel, kept, kept)
             return convolution.convolution(images, kernel, kept, kept, True)
@@ -112,17 +115,20 @@ def main():
         upstreams = [drawn(n, kept, kept, filters) for _ in on]
         things = {
             which: forward_and_back(function, images, kernel, upstreams, on)
-            for which, function in (("own", own), ("other", other))
+            for which, function in (("TensorFlow", tensorflow), ("ours", ours))
         }
         wall, _ = measure.in_turn(things, options.rounds)
         ms = {which: 1e3 * statistics.median(secs) for which, secs in wall.items()}
-        spread = " ".join(f"{x:.2f}" for x in measure.ratios(wall, "other", "own"))
+        spread = " ".join(
+            f"{x:.2f}" for x in measure.ratios(wall, "ours", "TensorFlow")
+        )
         print(
             f"| {size}x{size} | {kept}x{kept} | {window[0]}x{window[1]} | "
             f"{channels}, {filters} | "
-            f"{ms['own']:.1f} | {ms['other']:.1f} | {spread} |",
+            f"{ms['TensorFlow']:.1f} | {ms['ours']:.1f} | {spread} |",
             flush=True,
         )
+    print(f"\n{measure.told_rates(before, measure.matrix_rate(dtype, on))}")
 
 
 if __name__ == "__main__":

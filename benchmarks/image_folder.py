@@ -131,8 +131,7 @@ def main():
 
     print(measure.report_head("Training from a folder of images"))
     print(
-        f"- matrix rate, float32: {rates[0] / 1e9:.0f} GFLOP/s before, "
-        f"{rates[1] / 1e9:.0f} after\n\n"
+        f"- float32, {measure.told_rates(*rates)}\n\n"
         "| data | images/s in the first epoch | in later ones (each run) | first step "
         "after (last of them), s | peak memory of the process, MB | bare input, first "
         "epoch, second, images/s |\n" + "|" + " --- |" * 6

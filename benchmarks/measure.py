@@ -36,7 +36,7 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
             if name not in known:
                 near = nearest(name, list(known))
                 raise argparse.ArgumentTypeError(
-                    f"{name!r}: {near}must be of {', '.join(known)}"
+                    f"{name!r}: {near}must be one of {', '.join(known)}"
                 )
         return names
 
@@ -168,6 +168,11 @@ def machine() -> str:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     gpus = tf.config.list_physical_devices("GPU")
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {len(gpus)} GPU(s)"
+
+
+def told_rates(before: float, after: float) -> str:
+    """Matrix rates in FLOP/s, in the words of every report."""
+    return f"matrix rate {before / 1e9:.0f} GFLOP/s before and {after / 1e9:.0f} after"
 
 
 def report_head(title: str) -> str:

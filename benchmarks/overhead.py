@@ -3,8 +3,9 @@
     python -m benchmarks.overhead
 
 In turn in one process, at one global batch:
-- `raw`: the network, its gradients and the update by hand in TensorFlow operations, on
-  a batch that lies ready; no towers, no loop, no checks.
+- `raw`: the network, its gradients and the update by hand in TensorFlow operations,
+  the second convolution by `winograd` as in our layer, on a batch that lies ready; no
+  towers, no loop, no checks.
 - `step N`: strategy `towers` with N towers on the same batch: the compiled step alone.
 - `loop`: training with one tower as `run_train.py` does it: reading and augmenting the
   images, logging, scalars.
@@ -28,6 +29,7 @@ import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
 from towers import build, config, train
 from towers.background import Background
+from towers.models import winograd
 from towers.parallel import devices
 from towers.run_folder import RunFolder
 from towers.watchdog import Watchdog
@@ -59,7 +61,7 @@ def raw_step(batch: dict[str, tf.Tensor]):
     def loss_of(images, labels):
         x = tf.nn.relu(tf.nn.conv2d(images, w1, 1, "SAME") + b1)
         x = norm(tf.nn.max_pool2d(x, 3, 2, "SAME"))
-        x = norm(tf.nn.relu(tf.nn.conv2d(x, w2, 1, "SAME") + b2))
+        x = norm(tf.nn.relu(winograd.convolution(x, w2, *x.shape[1:3]) + b2))
         x = tf.reshape(tf.nn.max_pool2d(x, 3, 2, "SAME"), [-1, 6 * 6 * 64])
         x = tf.nn.relu(x @ w3 + b3)
         x = tf.nn.relu(x @ w4 + b4)
@@ -151,14 +153,14 @@ def main():
         summary_every_steps=0,
     )
     parts = build.build(settings)
-    batch = parts.train_batches(tf.constant(0, tf.int64))
+    still = measure.on_still_batch(parts)
     rates = [measure.matrix_rate()]
 
-    things = {"raw": repeated(raw_step(batch), options.steps)}
+    things = {"raw": repeated(raw_step(still.train_batches.batch), options.steps)}
     for n in counts:
         strategy = build.create_strategy(
             settings,
-            dataclasses.replace(parts, train_batches=measure.StillBatches(batch)),
+            still,
             dataclasses.replace(chosen, towers=chosen.towers[:n]),
         )
         things[f"step {n}"] = functools.partial(strategy.train, options.steps)
@@ -177,8 +179,8 @@ def main():
     print(measure.report_head("Cost of the trainer over the bare arithmetic"))
     print(
         f"cnn at 24x24, float32, batch {options.batch_size}; {options.rounds} rounds "
-        f"of {options.steps} steps, one more to warm up; matrix rate "
-        f"{rates[0] / 1e9:.0f} GFLOP/s before and {rates[1] / 1e9:.0f} after\n"
+        f"of {options.steps} steps, one more to warm up; "
+        f"{measure.told_rates(*rates)}\n"
     )
     print(
         "| what | images/s, median | time / raw (min, median, max) | time / step 1 "

@@ -5,10 +5,10 @@
 In turn in one process, on a batch that lies ready, SGD with momentum:
 - `towers`: the compiled step of strategy `towers`.
 - `fit`: `keras.Model.fit` on the same model, our layers included.
-- `fit, stock layers`: `fit` on the network as a user of Keras writes it, with
-  TensorFlow's own local response normalisation and stock batch normalisation.
+- `fit, stock layers`: `fit` on the network as a user of Keras writes it, with the
+  convolutions, normalisations and activations of Keras and TensorFlow.
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
-  there are two or more, against strategy `replicated` there.
+  there are two or more; to be compared with `replicated`, our strategy on them.
 
 `fit` is told of the steps of a round at once (`steps_per_execution`), which is faster
 than its default of one; a round of it begins with a new iterator, as an epoch does.
@@ -26,6 +26,8 @@ import tensorflow as tf
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
 from towers import build, config, models
+from towers.models.activations import Gelu
+from towers.models.convolution import SameConv2D
 from towers.models.layers import BatchNormalization, LocalResponseNormalization
 from towers.parallel import devices
 
@@ -36,9 +38,14 @@ def with_stock_layers(model: keras.Model) -> keras.Model:
     """The same network with the layers of Keras and TensorFlow in place of ours."""
 
     def stock(layer):
+        settings = layer.get_config()
         if isinstance(layer, BatchNormalization):
-            settings = layer.get_config()
             return keras.layers.BatchNormalization.from_config(settings)
+        if isinstance(layer, SameConv2D):
+            del settings["before_pool"]  # the pool drops a last row by itself
+            return keras.layers.Conv2D.from_config(settings | {"padding": "same"})
+        if isinstance(layer, Gelu):
+            return keras.layers.Activation(exact_gelu, name=layer.name)
         if isinstance(layer, LocalResponseNormalization):
             return keras.layers.Lambda(
                 lambda x: tf.nn.lrn(
@@ -46,9 +53,13 @@ def with_stock_layers(model: keras.Model) -> keras.Model:
                 ),
                 name=layer.name,
             )
-        return type(layer).from_config(layer.get_config())
+        return type(layer).from_config(settings)
 
     return copied(model, keras.models.clone_model(model, clone_function=stock))
+
+
+def exact_gelu(x):
+    return keras.activations.gelu(x, approximate=False)
 
 
 def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
@@ -58,7 +69,7 @@ def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
 
 
 def has_own_layers(model: keras.Model) -> bool:
-    own = BatchNormalization | LocalResponseNormalization
+    own = BatchNormalization | LocalResponseNormalization | SameConv2D | Gelu
     return any(isinstance(layer, own) for layer in model.layers)
 
 

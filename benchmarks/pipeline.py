@@ -280,8 +280,7 @@ def main():
     print(
         f"Batch {options.batch_size}; {options.rounds} rounds of {options.steps} steps "
         f"on a new stream, after {FILLING_STEPS} that fill it, and one round more to "
-        f"warm up; matrix rate {rates[0] / 1e9:.0f} GFLOP/s before and "
-        f"{rates[1] / 1e9:.0f} after\n"
+        f"warm up; {measure.told_rates(*rates)}\n"
     )
     print(f"Computing that waits for {options.wait_ms:.0f} ms:")
     print_training(*waiting, options.batch_size)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.recipe --config=cifar10_cnn --data_dir=DATA --num_towers=2
 
-Takes the flags of `run_train.py`. The matrix rate is measured before and after.
+Takes `--config` and every option of a recipe. The matrix rate is measured before and
+after.
 """
 
 import pathlib
@@ -43,8 +44,7 @@ def main(_):
 
     print(measure.report_head(f"Training the recipe {name}"))
     print(
-        f"- matrix rate, float32: {before / 1e9:.0f} GFLOP/s before, "
-        f"{after / 1e9:.0f} after\n"
+        f"- float32, {measure.told_rates(before, after)}\n"
         f"- test accuracy: {result['test_accuracy']:.4f} ({result['test_correct']} of "
         f"{result['test_images']}){averages}\n"
         f"- steps: {result['step']}, images: {result['images']:,}\n"

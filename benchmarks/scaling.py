@@ -125,8 +125,7 @@ def main():
     print(
         f"{options.model}, float32, {len(chosen.towers)} device(s) of kind "
         f"{chosen.kind}; {options.rounds} rounds of {options.steps} steps, one more to "
-        f"warm up; matrix rate {rates[0] / 1e9:.0f} GFLOP/s before and "
-        f"{rates[1] / 1e9:.0f} after\n"
+        f"warm up; {measure.told_rates(*rates)}\n"
     )
     print(
         "| scaling | towers | batch | images/s, median (min, max) | efficiency | "

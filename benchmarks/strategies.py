@@ -54,8 +54,8 @@ def create_strategies(settings, parts, chosen, options) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", default="", help="CIFAR-10; synthetic without it")
-    parser.add_argument("--model", default="cnn")
-    parser.add_argument("--augment", default="tutorial")
+    parser.add_argument("--model", default="cnn", choices=config.MODELS)
+    parser.add_argument("--augment", default="tutorial", choices=config.AUGMENTS)
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--device", default="auto", choices=config.DEVICES)
     parser.add_argument("--towers", type=int, default=8, help="most devices, on a CPU")
@@ -88,8 +88,7 @@ def main():
     print(
         f"{options.model}, float32, batch {options.batch_size} over all devices of "
         f"kind {chosen.kind}; {options.rounds} rounds of {options.steps} steps, one "
-        f"more to warm up; matrix rate {rates[0] / 1e9:.0f} GFLOP/s before and "
-        f"{rates[1] / 1e9:.0f} after\n"
+        f"more to warm up; {measure.told_rates(*rates)}\n"
     )
     print(
         "| strategy, devices | ms a step, median | time / one tower (min, median, max)"

@@ -1,9 +1,12 @@
-"""How soon recipes reach an accuracy, over several seeds.
+"""What accuracy recipes reach, and how soon, over several seeds.
 
     python -m benchmarks.time_to_accuracy --config=cifar10_speedrun --data_dir=DATA
 
-Everything but imports is counted: reading the data, tracing and compiling (shown
-apart), training, the evaluations of the recipe, the last checkpoint. The cost is that
+Everything but imports is counted: reading the data, tracing and compiling, training,
+the evaluations of the recipe, the last checkpoint. Shown apart, and part of it, are the
+training seconds and within them the first calls of each stage, which compile. With
+`--accuracy=X` the first step is given whose evaluation reached X; how often a recipe
+evaluates is its `--eval_every_epochs`. The cost is that
 time multiplied with the machine's matrix rate, because machines differ from day to day
 and from minute to minute: the mean of rates measured before each run, after it, and
 about every minute within, when the clock stands still.
@@ -11,8 +14,8 @@ about every minute within, when the clock stands still.
 Every run has a process of its own. With `--records=FILE` it is a line of that file too,
 and a series that was interrupted leaves out what is there already; another machine or
 other code wants another file. With `--against=RECIPE` a second recipe runs on the same
-seeds in turn, and the paired differences are given. Any other flag of `run_train.py` is
-applied to both.
+seeds in turn, and the paired differences are given. Any option of a recipe but `--seed`
+is applied to both.
 """
 
 import concurrent.futures
@@ -150,6 +153,8 @@ def main(_):
     configs = {
         name: config_flags.config_of_flags(name, RECIPES, given)[0] for name in names
     }
+    if "seed" in given:
+        raise ConfigError("--seed is 0, 1, ... here; --seeds says how many")
     for name, config in configs.items():
         if config.eval_every_epochs == 0 or config.validation_fraction > 0:
             raise ConfigError(

@@ -61,6 +61,23 @@ def test_gradients_in_other_words_equal_the_oracle(sizes, kept, size, by_product
         np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 
+def test_gradients_by_products_are_as_exact_as_bfloat16():
+    x, kernel, upstream = (
+        tf.cast(random(shape, seed), tf.bfloat16)
+        for seed, shape in enumerate([(5, 7, 7, 16), (3, 3, 16, 8), (5, 6, 6, 8)])
+    )
+    with tf.GradientTape() as tape:
+        tape.watch(kernel)
+        y = convolution(x, kernel, 6, 6, by_products=True)
+    found = tf.cast(tape.gradient(y, kernel, upstream), tf.float64)
+    padded = np.pad(tf.cast(x, tf.float64), [(0, 0), (1, 1), (1, 1), (0, 0)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    theirs = np.einsum(
+        "nhwcij,nhwf->ijcf", windows[:, :6, :6], tf.cast(upstream, tf.float64)
+    )
+    assert np.max(np.abs(found - theirs)) < 2**-8 * np.max(np.abs(theirs))
+
+
 @pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])
 def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
     x = random((3, *sizes, 8)).astype(np.float32)

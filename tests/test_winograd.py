@@ -37,13 +37,14 @@ def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
         np.testing.assert_allclose(found, theirs, atol=1e-11)
 
 
-@pytest.mark.parametrize("length", [4, 6, 7, 14])
+@pytest.mark.parametrize(
+    "length,channels", [*((n, LEAST_CHANNELS) for n in (4, 6, 7, 14)), (4, 512)]
+)
 @pytest.mark.parametrize("size,bound", [(3, 1e-5), (5, 5e-5)])
-def test_in_float32_few_digits_are_lost(length, size, bound):
-    sizes = (length, length)
-    filters = LEAST_FILTERS[size]
+def test_in_float32_few_digits_are_lost(length, channels, size, bound):
+    sizes, filters = (length, length), LEAST_FILTERS[size]
     for found, theirs in ours_and_theirs(
-        sizes, sizes, LEAST_CHANNELS, filters, tf.float32, size
+        sizes, sizes, channels, filters, tf.float32, size
     ):
         error = np.max(np.abs(found - theirs))
         assert error < bound * np.max(np.abs(theirs))

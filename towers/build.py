@@ -1,4 +1,4 @@
-"""From a Config to its parts. Lower floors take plain arguments and know no Config."""
+"""From a Config to its parts, which take plain arguments and know no Config."""
 
 import dataclasses
 import functools

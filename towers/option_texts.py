@@ -27,7 +27,7 @@ def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
 
     Raises:
         ConfigError: it is written in another way, an epoch is not after the one before,
-            or a factor is negative.
+            a factor is negative, or a number is not finite.
     """
     pairs, before = [], 0.0
     for _, (epoch, factor) in _parts(
@@ -38,7 +38,8 @@ def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
     ):
         if not before < epoch < math.inf:
             raise ConfigError(
-                f"epoch_factors={text!r}: epoch {epoch:g} must be above {before:g}"
+                f"epoch_factors={text!r}: epoch {epoch:g} must be finite and "
+                f"above {before:g}"
             )
         if not 0 <= factor < math.inf:
             raise ConfigError(

@@ -148,8 +148,8 @@ def standardize(
 
 
 def rows_of(images: tf.Tensor) -> tf.Tensor:
-    """[n, height, width * channels]: where numbers for the channels, repeated along a
-    row, are applied much faster than with a few channels innermost."""
+    """Images [n, height, width, channels] as [n, height, width * channels]: numbers for
+    the channels, repeated along a row, are applied faster with a long last axis."""
     _, height, width, channels = images.shape
     return tf.reshape(images, [-1, height, width * channels])
 
@@ -182,8 +182,8 @@ def windows(
 
     Args:
         images: [n, full height, full width, channels], any dtype.
-        corners: int32 [n, 2], row and column of its upper left pixel, at most so far
-            outside that the mirror images suffice.
+        corners: int32 [n, 2], row and column of its upper left pixel. A window reaches
+            over an edge by less than the full height and width.
         is_flipped: bool [n, 1], whether it is mirrored.
         height, width: of the window.
 

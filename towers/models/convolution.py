@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from towers.models import winograd
 
-# With fewer channels, or filters for a kernel's size, the transforms cost more than the
-# products save; larger images have not been measured (`benchmarks.convolutions`).
+# With fewer channels, or filters for a kernel's size, the transforms cost about what
+# the products save; larger images have not been measured (`benchmarks.convolutions`).
 LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 
 # In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
@@ -108,7 +108,7 @@ def convolution(
     Args:
         images: [n, rows, columns, channels].
         kernel: [size, size, channels, filters], of an odd size, same dtype.
-        height, width: how many rows and columns.
+        height, width: how many rows and columns, at most size // 2 less than there are.
         by_products: compute the gradient of the kernel as matrix products.
 
     Returns:

@@ -31,8 +31,8 @@ def convolution(
         height, width: how many rows and columns.
 
     Returns:
-        [n, height, width, filters]; in float32 within 1e-5 of the largest output, with
-        5x5 within 5e-5.
+        [n, height, width, filters]; in float32 and with 64 to 512 channels within 1e-5
+        of the largest output, with 5x5 within 5e-5.
     """
     rows, columns, channels = images.shape[1:]
     size, filters = kernel.shape[1], kernel.shape[-1]
