@@ -170,19 +170,20 @@ def main(_):
             config = dataclasses.replace(config, seed=seed)
             r = recorded(name, config)
             found[name].append(r)
-            reached = "" if r["reached"] is None else r["reached"]
+            reached = f" {r['reached'] or 'none'} |" if ACCURACY.value else ""
             lines.append(
-                f"| {name} | {seed} | {r['plain']:.4f} | {r['accuracy']:.4f} | "
-                f"{reached} | {r['secs']:.0f} | {r['start_secs']:.1f} | "
+                f"| {name} | {seed} | {r['plain']:.4f} | {r['accuracy']:.4f} |"
+                f"{reached} {r['secs']:.0f} | {r['start_secs']:.1f} | "
                 f"{r['train_secs']:.0f} | {r['rate'] / 1e9:.0f} | "
                 f"{r['cost'] / 1e12:.0f} |"
             )
             print(lines[-1], file=sys.stderr, flush=True)
     print(measure.report_head("Time to an accuracy"))
+    step = f" step of {ACCURACY.value:g} |" if ACCURACY.value else ""
     print(
-        "| recipe | seed | accuracy, plain | accuracy, views or averages | step of "
-        f"{ACCURACY.value:g} | seconds in all | first call, s | training, s | matrix "
-        "rate, GFLOP/s | cost, TFLOP |\n" + "|" + " --- |" * 10
+        f"| recipe | seed | accuracy, plain | accuracy, views or averages |{step} "
+        "seconds in all | first calls, s | training, s | matrix rate, GFLOP/s | cost, "
+        "TFLOP |\n|" + " --- |" * (10 if step else 9)
     )
     print("\n".join(lines) + "\n")
     for name, runs in found.items():
