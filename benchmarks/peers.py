@@ -47,12 +47,12 @@ def with_stock_layers(model: keras.Model) -> keras.Model:
         if isinstance(layer, Gelu):
             return keras.layers.Activation(exact_gelu, name=layer.name)
         if isinstance(layer, LocalResponseNormalization):
-            return keras.layers.Lambda(
-                lambda x: tf.nn.lrn(
-                    x, layer.depth_radius, layer.bias, layer.alpha, layer.beta
-                ),
-                name=layer.name,
-            )
+            numbers = layer.depth_radius, layer.bias, layer.alpha, layer.beta
+
+            def normalize(x):  # in the one type that TensorFlow has it in everywhere
+                return tf.cast(tf.nn.lrn(tf.cast(x, tf.float32), *numbers), x.dtype)
+
+            return keras.layers.Lambda(normalize, name=layer.name)
         return type(layer).from_config(settings)
 
     return copied(model, keras.models.clone_model(model, clone_function=stock))
