@@ -11,6 +11,7 @@ TensorFlow's operations do not compute them either. The limits in
 """
 
 import argparse
+import functools
 import os
 import statistics
 
@@ -21,7 +22,13 @@ from benchmarks import measure
 from towers.models import convolution, winograd
 from towers.parallel import devices
 
-NAMES = {"float32": "Winograd", "bfloat16": "products"}
+OURS = {
+    "float32": ("Winograd", winograd.convolution),
+    "bfloat16": (
+        "products",
+        functools.partial(convolution.convolution, by_products=True),
+    ),
+}
 # Rows and columns, those that are kept, channels, filters: of `speedrun` with images of
 # 32x32 and 24x24, of residual networks, and of ones that are too large or too narrow;
 # with kernels of 5x5 where a fifth number says so, those of `cnn`.
@@ -74,7 +81,7 @@ def forward_and_back(convolve, images, kernel, upstreams, on):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--precision", choices=list(NAMES), default="float32")
+    parser.add_argument("--precision", choices=list(OURS), default="float32")
     parser.add_argument("--batch_size", type=int, default=250, help="for each core")
     parser.add_argument("--rounds", type=int, default=5)
     sizes = [f"{size}x{size}" for size in sorted({size for size, *_ in CASES})]
@@ -82,7 +89,8 @@ def main():
     options = parser.parse_args()
 
     on = devices.configure("cpu", os.cpu_count()).towers
-    name, dtype = NAMES[options.precision], tf.as_dtype(options.precision)
+    name, convolve = OURS[options.precision]
+    dtype = tf.as_dtype(options.precision)
     before = measure.matrix_rate(dtype, on)
     print(measure.report_head("Convolutions"))
     print(
@@ -101,9 +109,7 @@ def main():
             return tf.nn.conv2d(images, kernel, 1, "SAME")
 
         def ours(images, kernel, kept=kept):
-            if name == "Winograd":
-                return winograd.convolution(images, kernel, kept, kept)
-            return convolution.convolution(images, kernel, kept, kept, True)
+            return convolve(images, kernel, kept, kept)
 
         def drawn(*shape, stddev=1.0):
             return tf.cast(tf.random.normal(shape, stddev=stddev), dtype)

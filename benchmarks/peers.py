@@ -18,6 +18,7 @@ than its default of one; a round of it begins with a new iterator, as an epoch d
 import argparse
 import contextlib
 import dataclasses
+import functools
 import statistics
 
 import keras
@@ -34,32 +35,42 @@ from towers.parallel import devices
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
+def stock_convolution(settings: dict) -> keras.layers.Layer:
+    del settings["before_pool"]  # the pool drops a last row by itself
+    return keras.layers.Conv2D.from_config(settings | {"padding": "same"})
+
+
+def stock_response_normalization(settings: dict) -> keras.layers.Layer:
+    numbers = [settings[name] for name in ("depth_radius", "bias", "alpha", "beta")]
+
+    def normalize(x):  # in the one type that TensorFlow has it in everywhere
+        return tf.cast(tf.nn.lrn(tf.cast(x, tf.float32), *numbers), x.dtype)
+
+    return keras.layers.Lambda(normalize, name=settings["name"])
+
+
+def stock_gelu(settings: dict) -> keras.layers.Layer:
+    exact = functools.partial(keras.activations.gelu, approximate=False)
+    return keras.layers.Activation(exact, name=settings["name"])
+
+
+# Our layers -> the settings of one to what a user of Keras would write instead.
+STOCK = {
+    BatchNormalization: keras.layers.BatchNormalization.from_config,
+    SameConv2D: stock_convolution,
+    LocalResponseNormalization: stock_response_normalization,
+    Gelu: stock_gelu,
+}
+
+
 def with_stock_layers(model: keras.Model) -> keras.Model:
     """The same network with the layers of Keras and TensorFlow in place of ours."""
 
     def stock(layer):
-        settings = layer.get_config()
-        if isinstance(layer, BatchNormalization):
-            return keras.layers.BatchNormalization.from_config(settings)
-        if isinstance(layer, SameConv2D):
-            del settings["before_pool"]  # the pool drops a last row by itself
-            return keras.layers.Conv2D.from_config(settings | {"padding": "same"})
-        if isinstance(layer, Gelu):
-            return keras.layers.Activation(exact_gelu, name=layer.name)
-        if isinstance(layer, LocalResponseNormalization):
-            numbers = layer.depth_radius, layer.bias, layer.alpha, layer.beta
-
-            def normalize(x):  # in the one type that TensorFlow has it in everywhere
-                return tf.cast(tf.nn.lrn(tf.cast(x, tf.float32), *numbers), x.dtype)
-
-            return keras.layers.Lambda(normalize, name=layer.name)
-        return type(layer).from_config(settings)
+        create = STOCK.get(type(layer), type(layer).from_config)
+        return create(layer.get_config())
 
     return copied(model, keras.models.clone_model(model, clone_function=stock))
-
-
-def exact_gelu(x):
-    return keras.activations.gelu(x, approximate=False)
 
 
 def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
@@ -69,8 +80,7 @@ def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
 
 
 def has_own_layers(model: keras.Model) -> bool:
-    own = BatchNormalization | LocalResponseNormalization | SameConv2D | Gelu
-    return any(isinstance(layer, own) for layer in model.layers)
+    return any(type(layer) in STOCK for layer in model.layers)
 
 
 def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy=None):

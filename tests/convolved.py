@@ -2,6 +2,7 @@
 
 import numpy as np
 import oracle_layers
+import tensorflow as tf
 
 
 def random(shape, seed=0):
@@ -16,3 +17,17 @@ def expected(x, kernel, bias, kept):
     upstream[inner] = random(output.shape, 2)
     (of_x,), of_params = done.pullback(upstream)
     return output, upstream[inner], [of_x, *of_params.values()]
+
+
+def ours_and_theirs(convolve, sizes, kept, channels, filters, dtype, size=3):
+    """Outputs and both gradients: those of a function of (images, kernel, height,
+    width), and the oracle's."""
+    x = random((2, *sizes, channels))
+    kernel = random((size, size, channels, filters), 1)
+    output, upstream, gradients = expected(x, kernel, None, kept)
+    sources = [tf.constant(x, dtype), tf.constant(kernel, dtype)]
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y = convolve(*sources, *kept)
+    found = [y, *tape.gradient(y, sources, tf.constant(upstream, dtype))]
+    return zip(found, [output, *gradients], strict=True)

@@ -1,12 +1,13 @@
 """Convolutions that leave things out, against the oracle and Keras."""
 
+import functools
 import itertools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from convolved import expected, random
+from convolved import expected, ours_and_theirs, random
 
 from towers.models.convolution import SameConv2D, convolution
 
@@ -49,15 +50,10 @@ def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool)
     ],
 )
 def test_gradients_in_other_words_equal_the_oracle(sizes, kept, size, by_products):
-    x, kernel = random((2, *sizes, 3)), random((size, size, 3, 4), 1)
-    output, upstream, gradients = expected(x, kernel, None, kept)
-    sources = [tf.constant(x), tf.constant(kernel)]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        y = convolution(*sources, *kept, by_products)
-    np.testing.assert_allclose(y, output, atol=1e-12)
-    found = tape.gradient(y, sources, tf.constant(upstream))
-    for ours, theirs in zip(found, gradients, strict=True):
+    convolve = functools.partial(convolution, by_products=by_products)
+    outputs, *gradients = ours_and_theirs(convolve, sizes, kept, 3, 4, tf.float64, size)
+    np.testing.assert_allclose(*outputs, atol=1e-12)
+    for ours, theirs in gradients:
         np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 

@@ -3,23 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from convolved import expected, random
+from convolved import ours_and_theirs
 
 from towers.models import winograd
 from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
-
-
-def ours_and_theirs(sizes, kept, channels, filters, dtype, size=3):
-    """Outputs and both gradients: those of `winograd`, and the oracle's."""
-    x = random((2, *sizes, channels))
-    kernel = random((size, size, channels, filters), 1)
-    output, upstream, gradients = expected(x, kernel, None, kept)
-    sources = [tf.constant(x, dtype), tf.constant(kernel, dtype)]
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        y = winograd.convolution(*sources, *kept)
-    found = [y, *tape.gradient(y, sources, tf.constant(upstream, dtype))]
-    return zip(found, [output, *gradients], strict=True)
 
 
 @pytest.mark.parametrize("size,bound", [(3, 1e-11), (5, 1e-10)])
@@ -27,13 +14,17 @@ def ours_and_theirs(sizes, kept, channels, filters, dtype, size=3):
 def test_outputs_and_gradients_equal_the_oracle(height, size, bound):
     for width in (1, 2, 4, 11):
         sizes = (height, width)
-        for found, theirs in ours_and_theirs(sizes, sizes, 3, 5, tf.float64, size):
+        for found, theirs in ours_and_theirs(
+            winograd.convolution, sizes, sizes, 3, 5, tf.float64, size
+        ):
             np.testing.assert_allclose(found, theirs, atol=bound)
 
 
 @pytest.mark.parametrize("sizes,kept", [((7, 5), (6, 4)), ((15, 3), (14, 2))])
 def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
-    for found, theirs in ours_and_theirs(sizes, kept, 4, 3, tf.float64):
+    for found, theirs in ours_and_theirs(
+        winograd.convolution, sizes, kept, 4, 3, tf.float64
+    ):
         np.testing.assert_allclose(found, theirs, atol=1e-11)
 
 
@@ -44,7 +35,7 @@ def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
 def test_in_float32_few_digits_are_lost(length, channels, size, bound):
     sizes, filters = (length, length), LEAST_FILTERS[size]
     for found, theirs in ours_and_theirs(
-        sizes, sizes, channels, filters, tf.float32, size
+        winograd.convolution, sizes, sizes, channels, filters, tf.float32, size
     ):
         error = np.max(np.abs(found - theirs))
         assert error < bound * np.max(np.abs(theirs))
