@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from towers import losses, optimizers, schedules
+from towers.parallel import synchronous
+from towers.parallel.loop import Loop
 from towers.parallel.strategy import Strategy
 from towers.update import Update
 
@@ -126,6 +128,15 @@ def assert_equal_to_oracle(
     for slot, values in expected.slots.items():
         wanted |= {f"slots/{k}/{slot}": v for k, v in values.items()}
     assert_close(state, wanted | {"step": state["step"]}, tolerance)
+
+
+def have_steps_inlined(patch: pytest.MonkeyPatch) -> None:
+    """Strategies that are created then have steps as those of GPUs."""
+
+    def create_loop(*args, **kwargs):
+        return Loop(*args, **kwargs | {"inline": True})
+
+    patch.setattr(synchronous, "Loop", create_loop)
 
 
 def assert_close(

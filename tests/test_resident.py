@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_strategy
+from recipes import Recipe, create_strategy, have_steps_inlined
 
 from towers import build, train
 from towers.config import Config
@@ -109,7 +109,9 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
     small_runs.assert_equal_states(resident, streamed)
 
 
-def test_a_whole_batch_stays_on_the_device_that_made_it():
+def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
+    """A step of GPUs, that is."""
+    have_steps_inlined(monkeypatch)
     network, batches = networks.residual_network(), batches_of(12, 4, "none")
     strategy = create_strategy(
         Towers,

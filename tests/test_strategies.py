@@ -20,6 +20,7 @@ from recipes import (
     assert_some_are_clipped,
     clip_norm_for,
     create_strategy,
+    have_steps_inlined,
 )
 
 from towers import checkpoints, update
@@ -430,7 +431,9 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
         Towers, network, Recipe(), batches, 3, parameter_device="/CPU:7"
     )
 
-    graphs = partition_graphs(lambda: towers.train(2))
+    # The step as the loop calls it.
+    batch = {name: tf.constant(value) for name, value in batches[0].items()}
+    graphs = partition_graphs(lambda: towers._loop._step_call(0, batch))
 
     ops = collections.defaultdict(collections.Counter)
     for graph in graphs:
@@ -445,10 +448,36 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
         assert ops[tower]["BackpropFilter"] == 2, ops
         assert ops[tower]["BackpropInput"] == 1, ops  # none for the images
     assert not set(ops) - set("0127"), ops
-    # Beside the parameters' device only the step and the phase change, on the host.
+    # Beside the parameters' device only the step changes, on the host.
     num_variables = len(towers.state()) - 1
     assert ops["7"]["AssignVariable"] == num_variables
     assert ops["1"]["AssignVariable"] == ops["2"]["AssignVariable"] == 0
+
+
+@pytest.mark.parametrize(
+    "cls,options",
+    [(Towers, {}), (Replicated, {}), (ModelParallel, {"group_size": 2})],
+)
+def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
+    cls, options, monkeypatch
+):
+    """In a loop what rewrites operations for oneDNN finds them in no certain order."""
+    network, batches = networks.residual_network(), networks.random_batches(2, 12)
+    states = []
+    for inline in (False, True):
+        if inline:
+            have_steps_inlined(monkeypatch)
+        strategy = create_strategy(cls, network, Recipe(), batches, 2, **options)
+        of_loop = collections.Counter(
+            node.op
+            for graph in partition_graphs(functools.partial(strategy.train, 2))
+            for node in graph.node
+        )
+        assert of_loop["NextIteration"]
+        assert any("Conv2DBackpropFilter" in op for op in of_loop) == inline
+        assert bool(of_loop["StatefulPartitionedCall"]) != inline
+        states.append(strategy.state())
+    assert_close(*states, 1e-6)
 
 
 # What the oracle must object to, or the suite proves nothing.

@@ -24,6 +24,11 @@ class Loop:
         stream: first step -> the batches of all steps from there on.
         resident: makes the batches inside the compiled step, in place of the stream:
             `start(step) -> carry` and (step, carry) -> (batch, carry).
+        inline: whether a step's operations are those of the loop itself. For a CPU they
+            had better be a function's, which the loop calls: what rewrites operations
+            for oneDNN goes by their topological order, which a loop does not have, and
+            misses by chance those that go by their forward part, such as `MaxPoolGrad`.
+            On a GPU that call would take the batch over the host.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Loop:
         num_stages: int,
         stream: Callable[[int], tf.data.Dataset],
         resident: Callable | None = None,
+        inline: bool,
     ):
         self._train_step = train_step
         self._zero_metrics = zero_metrics
@@ -48,6 +54,10 @@ class Loop:
         self._has_run = False
         self._step_graphs = [None] * num_stages
         self._compiled = tf.function(self._steps, autograph=False)
+        self._inline = inline
+        self._step_call = tf.function(
+            self._one_step, autograph=False, experimental_attributes={"_noinline": True}
+        )
 
     def __call__(self, stage: int, num_steps: int) -> tuple[int, bool, float, dict]:
         """Takes up to `num_steps` steps of a stage, fewer where a stop is asked for or
@@ -118,8 +128,11 @@ class Loop:
                     computing = self._phase.assign(COMPUTING, read_value=False)
             with tf.control_dependencies([computing]):
                 batch = {name: _in_place(x) for name, x in batch.items()}
-            self._step_graphs[stage] = tf.compat.v1.get_default_graph()
-            taken, metrics = self._train_step(stage, batch)
+            if self._inline:
+                taken, metrics = self._one_step(stage, batch)
+            else:
+                with tf.device(HOST):
+                    taken, metrics = self._step_call(stage, batch)
             return done + 1, taken, wait_secs, carry, metrics
 
         no_secs, carry = tf.zeros([], tf.float64), ()
@@ -132,6 +145,10 @@ class Loop:
             parallel_iterations=1,
         )
         return done, taken, wait_secs, metrics
+
+    def _one_step(self, stage, batch):
+        self._step_graphs[stage] = tf.compat.v1.get_default_graph()
+        return self._train_step(stage, batch)
 
     def _next(self, batches, carry):
         if self._resident is None:

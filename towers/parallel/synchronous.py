@@ -81,6 +81,7 @@ class Synchronous(TowerStrategy):
             num_stages=len(self._stages),
             stream=self._stream,
             resident=resident,
+            inline=not all("CPU" in device for device in self._devices),
         )
         self._look_call = tf.function(self._look, autograph=False)
 
