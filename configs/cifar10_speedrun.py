@@ -9,8 +9,9 @@ so that here biases have the rate 0.053 * 2000 and the head, whose logits they d
 of them computes `param_rates` and `weight_decay` anew.
 
 Here, on a JPEG copy of the images and two CPU cores (`--num_towers=2`): 0.9079 by six
-views and 0.8973 by one, the mean of five seeds, in 11 minutes and 5 GB of memory
-(benchmarks/2026-11-22-time_to_accuracy.md).
+views and 0.8973 by one, the mean of five seeds, in 11 minutes and 5 GB of memory; with
+`--precision=bfloat16`, for which the processor had instructions, 0.9059 and 0.8952 in 4
+to 5 minutes (benchmarks/2026-11-22-time_to_accuracy.md).
 """
 
 from towers.config import Config
