@@ -1,7 +1,5 @@
 """The walker, its tape over devices, and the split of layers (split, device_tape)."""
 
-import functools
-
 import networks
 import numpy as np
 import pytest
@@ -228,10 +226,10 @@ def sent_bytes(strategy, batch):
     """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
     floats with more than one element, without the shares of the batch."""
     batch = {name: tf.constant(value) for name, value in batch.items()}
-    step = tf.function(functools.partial(strategy._train_step, 0), autograph=False)
-    traced = step.get_concrete_function(batch).graph
+    step = strategy._loop._step_call
+    traced = step.get_concrete_function(0, batch).graph
     total = 0
-    for graph in partition_graphs(lambda: step(batch)):
+    for graph in partition_graphs(lambda: step(0, batch)):
         for node in graph.node:
             if node.op not in ("_Send", "_HostSend"):
                 continue
