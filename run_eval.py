@@ -8,10 +8,12 @@ It follows a run that is under way with --eval_interval_secs.
 
 from absl import flags
 
-from towers import config_flags, quiet_imports, watchdog
+from towers import quiet_imports
+from towers.config import flags as config_flags
 from towers.config import replace
-from towers.config_checks import check_environment
-from towers.run_folder import RunFolder
+from towers.config.checks import check_environment
+from towers.run import watchdog
+from towers.run.folder import RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
@@ -44,8 +46,8 @@ def main(_):
     }
     config = replace(stored, own | config_flags.given_flags())
     with quiet_imports():
-        from towers import evaluate
-    evaluate.evaluate(
+        from towers import evaluation
+    evaluation.evaluate(
         config,
         folder.path,
         step=STEP.value,

@@ -11,8 +11,10 @@ import pathlib
 
 from absl import flags
 
-from towers import config_flags, quiet_imports, watchdog
-from towers.config_checks import check_environment
+from towers import quiet_imports
+from towers.config import flags as config_flags
+from towers.config.checks import check_environment
+from towers.run import watchdog
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 
@@ -41,8 +43,8 @@ def main(_):
     if remark:
         print(remark)
     with quiet_imports():
-        from towers import train
-    train.train(
+        from towers import training
+    training.train(
         config,
         WORKDIR.value or pathlib.Path("runs") / name,
         overwrite=OVERWRITE.value,

@@ -21,8 +21,9 @@ import time
 import numpy as np
 
 from benchmarks import measure
-from towers import config_flags, evaluate, train
+from towers import evaluation, training
 from towers.config import Config
+from towers.config import flags as config_flags
 
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
 
@@ -72,13 +73,13 @@ def train_and_evaluate(config: Config) -> dict:
     """The accuracy and loss of a run, with raw and averaged parameters, and seconds."""
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()
-        train.train(config, workdir)
+        training.train(config, workdir)
         secs = time.monotonic() - started
         record = {"secs": secs}
         for suffix, use_ema in (("", False), ("_averaged", True)):
             if use_ema and not config.ema_decay:
                 continue
-            result = evaluate.evaluate(config, workdir, use_ema=use_ema)
+            result = evaluation.evaluate(config, workdir, use_ema=use_ema)
             record["steps"] = result["step"]
             record[f"accuracy{suffix}"] = result["test_accuracy"]
             record[f"loss{suffix}"] = result["test_loss"]

@@ -23,7 +23,8 @@ import time
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, config_flags
+from towers import build
+from towers.config import flags as config_flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RECIPE = "cifar10_lenet"

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.build import Parts
-from towers.config_checks import nearest
+from towers.config.checks import nearest
 from towers.data.streams import without_tuning
 from towers.parallel.devices import Devices, configure
 

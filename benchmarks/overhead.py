@@ -27,12 +27,12 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, config, train
-from towers.background import Background
+from towers import build, config, training
 from towers.models import winograd
 from towers.parallel import devices
-from towers.run_folder import RunFolder
-from towers.watchdog import Watchdog
+from towers.run.background import Background
+from towers.run.folder import RunFolder
+from towers.run.watchdog import Watchdog
 
 
 def raw_step(batch: dict[str, tf.Tensor]):
@@ -102,19 +102,19 @@ def full_loop(settings, parts, chosen, workdir, num_steps):
     strategy = build.create_strategy(settings, parts, chosen)
     watchdog = Watchdog(stuck_after_secs=settings.stuck_after_secs)
     background = Background()
-    run = train.Run(
+    run = training.Run(
         settings, folder, parts, strategy, watchdog, background, last_step=0
     )
 
     def more_steps(count=num_steps):
         run.last_step += count
         with contextlib.redirect_stdout(io.StringIO()):
-            train.train_loop(run)
+            training.train_loop(run)
 
     def save():
         more_steps(1)
         started = time.perf_counter()
-        train.save(run)
+        training.save(run)
         snapshot_secs = time.perf_counter() - started
         background.wait()
         return snapshot_secs, time.perf_counter() - started

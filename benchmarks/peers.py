@@ -26,7 +26,8 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, config, models
+from towers import build, models
+from towers.config import config
 from towers.models.activations import Gelu
 from towers.models.convolution import SameConv2D
 from towers.models.layers import BatchNormalization, LocalResponseNormalization

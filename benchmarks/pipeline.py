@@ -32,8 +32,9 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure, stages
-from towers import build, config, losses
+from towers import build, config
 from towers.data.batches import TrainBatches
+from towers.optim import losses
 from towers.parallel import devices
 from towers.parallel.strategy import Strategy
 from towers.parallel.towers import Towers

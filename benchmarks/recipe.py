@@ -13,7 +13,8 @@ import time
 
 from absl import flags
 
-from towers import config_flags, quiet_imports
+from towers import quiet_imports
+from towers.config import flags as config_flags
 
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
 CONFIG = flags.DEFINE_string("config", None, "Recipe.", required=True)
@@ -26,19 +27,19 @@ def main(_):
     )
     with quiet_imports():
         from benchmarks import measure
-        from towers import evaluate, train
+        from towers import evaluation, training
         from towers.parallel import devices
 
     chosen = devices.configure(config.device, config.num_towers, config.device_order)
     before = measure.matrix_rate(devices=chosen.towers)
     with tempfile.TemporaryDirectory() as workdir:
         started = time.monotonic()
-        train.train(config, workdir)
+        training.train(config, workdir)
         secs = time.monotonic() - started
-        result = evaluate.evaluate(config, workdir)
+        result = evaluation.evaluate(config, workdir)
         averages = ""
         if config.ema_decay:
-            raw = evaluate.evaluate(config, workdir, use_ema=False)["test_accuracy"]
+            raw = evaluation.evaluate(config, workdir, use_ema=False)["test_accuracy"]
             averages = f" with moving averages; {raw:.4f} with the raw parameters"
     after = measure.matrix_rate(devices=chosen.towers)
 

@@ -25,7 +25,8 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, config
+from towers import build
+from towers.config import config
 from towers.parallel import STRATEGIES, devices
 from towers.parallel.gradients import squared_norm
 from towers.parallel.synchronous import Met

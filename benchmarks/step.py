@@ -24,7 +24,8 @@ import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, config
+from towers import build
+from towers.config import config
 from towers.models.flops import flops_per_image
 from towers.parallel import devices
 

@@ -17,7 +17,8 @@ import statistics
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
-from towers import build, config
+from towers import build
+from towers.config import config
 
 
 def variants(most_devices: int) -> dict[str, dict]:

@@ -34,8 +34,9 @@ from collections.abc import Callable
 from absl import flags
 
 from benchmarks.recipe import CONFIG, RECIPES  # with the flags of a recipe
-from towers import config_flags, quiet_imports
+from towers import quiet_imports
 from towers.config import Config
+from towers.config import flags as config_flags
 from towers.errors import ConfigError
 
 RATE_EVERY_SECS = 60.0
@@ -93,14 +94,15 @@ def run(config: Config, wanted: float) -> dict:
         import tensorflow as tf
 
         from benchmarks import measure
-        from towers import checkpoints, train
+        from towers import training
         from towers.parallel import devices
+        from towers.run import checkpoints
 
     chosen = devices.configure(config.device, config.num_towers, config.device_order)
     dtype = tf.as_dtype(config.precision)
     clock = Clock(lambda: measure.matrix_rate(dtype, chosen.towers))
     with tempfile.TemporaryDirectory() as workdir:
-        train.train(config, workdir, after_call=clock.measure_each_minute)
+        training.train(config, workdir, after_call=clock.measure_each_minute)
         clock.measure()
         folder = pathlib.Path(workdir)
         record, reached = of_metrics(folder / "metrics.jsonl", wanted)

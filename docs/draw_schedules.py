@@ -5,7 +5,7 @@ import pathlib
 import tensorflow as tf
 
 from towers.config import Config
-from towers.optimisation import create_schedule
+from towers.optim.create import create_schedule
 
 PICTURE = pathlib.Path(__file__).with_name("schedules.svg")
 

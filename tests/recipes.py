@@ -9,11 +9,11 @@ import oracle
 import pytest
 import tensorflow as tf
 
-from towers import losses, optimizers, schedules
+from towers.optim import losses, optimizers, schedules
+from towers.optim.update import Update
 from towers.parallel import synchronous
 from towers.parallel.loop import Loop
 from towers.parallel.strategy import Strategy
-from towers.update import Update
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50

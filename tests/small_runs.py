@@ -11,12 +11,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from towers import data, losses, models, train
+from towers import data, models, training
 from towers.config import Config
 from towers.data import streams
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
 from towers.models.layers import Dropout
+from towers.optim import losses
 
 NUM_TRAIN, NUM_TEST = 50, 23
 IMAGE_SHAPE = (8, 8, 3)
@@ -173,7 +174,7 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
         owner, name = {
             "tracing": (losses, "cross_entropy"),
             "drawing": (TrainBatches, "__call__"),
-            "evaluating": (train, "accuracy"),
+            "evaluating": (training, "accuracy"),
             "saving": (tf.train.Checkpoint, "write"),
         }[place]
         patch.setattr(owner, name, halting(getattr(owner, name)))

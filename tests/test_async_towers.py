@@ -27,9 +27,12 @@ from recipes import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers import config, config_checks, optimizers, run, train, watchdog
+from towers import config, training
+from towers.config import checks
 from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
+from towers.optim import optimizers
+from towers.optim.update import Update, moving_average
 from towers.parallel import coordinator
 from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.coordinator import SHARES_AHEAD
@@ -37,7 +40,7 @@ from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.strategy import CONSISTENT_PHASES
 from towers.parallel.towers import Towers
-from towers.update import Update, moving_average
+from towers.run import run, watchdog
 
 WAIT_SECS = 30  # for what should come at once
 
@@ -769,7 +772,7 @@ def test_a_run_logs_and_draws_its_staleness(tmp_path, monkeypatch, capsys):
     settings = small_runs.small_config(
         strategy="async_towers", num_towers=3, max_staleness=4
     )
-    state = train.train(settings, tmp_path)
+    state = training.train(settings, tmp_path)
     assert state["step"] == 10
     assert (
         "variables on /CPU:0, which each tower updates alone" in capsys.readouterr()[0]
@@ -798,9 +801,9 @@ def test_row_16_options_that_contradict_it_are_refused():
 
 def test_options_without_effect_are_warned_about():
     options = {"async_scale_gradients": False, "max_staleness": 3}
-    assert config_checks.ignored_options(config.Config(**options)) == [
+    assert checks.ignored_options(config.Config(**options)) == [
         "async_scale_gradients=False has no effect with strategy=towers",
         "max_staleness=3 has no effect with strategy=towers",
     ]
     asynchronous = config.Config(strategy="async_towers", **options)
-    assert config_checks.ignored_options(asynchronous) == []
+    assert checks.ignored_options(asynchronous) == []

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from towers.background import Background
 from towers.errors import CheckpointError
+from towers.run.background import Background
 
 
 def fail():

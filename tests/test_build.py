@@ -10,17 +10,18 @@ import tensorflow as tf
 from marks import slow
 from small_runs import NUM_TEST, NUM_TRAIN, small_config
 
-from towers import build, data, losses, train
-from towers import config as configuration
+from towers import build, data, training
 from towers.config import Config
+from towers.config import config as configuration
 from towers.data.augment import AUGMENTS
 from towers.errors import ConfigError, DataError
 from towers.models import MODELS
-from towers.optimizers import OPTIMIZERS, Now
+from towers.optim import losses
+from towers.optim.optimizers import OPTIMIZERS, Now
+from towers.optim.phases import image_size
+from towers.optim.schedules import SCHEDULES
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
-from towers.parallel.stages import image_size
-from towers.schedules import SCHEDULES
 
 CPU = Devices("CPU", ("/CPU:0",))
 
@@ -239,7 +240,7 @@ def test_a_factor_of_zero_freezes_from_the_start(tmp_path):
     for optimizer in ("sgd", "adamw", "muon"):
         config = Config(**settings, optimizer=optimizer, weight_decay=0.1, num_towers=2)
         first = build.build(config).model
-        state = train.train(config, tmp_path / optimizer)
+        state = training.train(config, tmp_path / optimizer)
         for variable in first.trainable_variables:
             moved = np.any(state[f"params/{variable.path}"] != variable.numpy())
             assert moved == (variable.path not in frozen), variable.path

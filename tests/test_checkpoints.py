@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers import checkpoint_files, checkpoints
 from towers.errors import CheckpointError
+from towers.run import checkpoint_files, checkpoints
 
 FILES = ["tensors.data-00000-of-00001", "tensors.index", "trainer_state.json"]
 FILES += ["MANIFEST.json"]

@@ -12,7 +12,7 @@ from towers.errors import ConfigError, NumericError
 from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
-from towers.train import train
+from towers.training import train
 
 
 @pytest.mark.parametrize(

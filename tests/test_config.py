@@ -7,8 +7,7 @@ import pytest
 from refused import refusal
 
 from towers import config as configuration
-from towers import config_checks
-from towers.config import FIELDS, Config, from_json, replace, to_json
+from towers.config import FIELDS, Config, checks, from_json, replace, to_json
 from towers.errors import ConfigError
 
 # What the first issue asks for at least.
@@ -482,7 +481,7 @@ def test_all_changes_are_told_at_once():
     ],
 )
 def test_options_without_effect_are_told_with_the_reason(options, ignored):
-    lines = config_checks.ignored_options(Config(**options))
+    lines = checks.ignored_options(Config(**options))
     assert [line.split(" has no effect with ")[0] for line in lines] == ignored
     reasons = {line.split(" has no effect with ")[1] for line in lines}
     assert reasons <= {f"{name}={value}" for name, value in options.items()}
@@ -501,7 +500,7 @@ def test_options_without_effect_are_told_with_the_reason(options, ignored):
     ],
 )
 def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
-    config_checks.check_environment(environ)
+    checks.check_environment(environ)
 
 
 @pytest.mark.parametrize(
@@ -515,5 +514,5 @@ def test_an_environment_with_keras_3_on_tensorflow_is_taken(environ):
 )
 def test_another_keras_is_refused_with_the_way_out(environ, name):
     with pytest.raises(ConfigError, match=f"^{name}.*unset") as caught:
-        config_checks.check_environment(environ)
+        checks.check_environment(environ)
     assert caught.value.exit_code == 2

@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 from towers.config import DATASETS, FIELDS
-from towers.config_flags import config_of_flags, define_config_flags, given_flags
+from towers.config.flags import config_of_flags, define_config_flags, given_flags
 from towers.parallel import STRATEGIES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -19,8 +19,8 @@ import tensorflow as tf
 from marks import slow
 from small_runs import assert_equal_states, records
 
-from towers import checkpoints
 from towers.data.cifar10 import CIFAR10
+from towers.run import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRAIN = [ROOT / "run_train.py"]

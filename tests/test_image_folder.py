@@ -8,7 +8,7 @@ import small_runs
 import tensorflow as tf
 from pictures import png, random_pixels, write_folder
 
-from towers import data, evaluate, train
+from towers import data, evaluation, training
 from towers.data import image_folder
 from towers.data.decoding import Decoding
 from towers.data.sources import ArraySource, split_off_test
@@ -251,13 +251,13 @@ def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
     path = root / "train" / "dog" / "02.png"
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(DataError) as caught:
-        train.train(config, tmp_path / "run")
+        training.train(config, tmp_path / "run")
     assert str(caught.value).startswith(f"{path}: cannot be decoded: ")
     path.write_bytes(png(random_pixels([0, 2, 2])))
-    assert train.train(config, tmp_path / "run")["step"] == 6
+    assert training.train(config, tmp_path / "run")["step"] == 6
 
     path = root / "test" / "cat" / "01.png"
     path.write_bytes(b"")
     with pytest.raises(DataError) as caught:
-        evaluate.evaluate(config, tmp_path / "run")
+        evaluation.evaluate(config, tmp_path / "run")
     assert str(caught.value).startswith(f"{path}: the file is empty")

@@ -12,13 +12,13 @@ from recipes import Recipe, create_strategy
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
-from towers.evaluate import evaluate
+from towers.evaluation import evaluate
 from towers.parallel import loss_scale
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.tower import tower_gradients
 from towers.parallel.towers import Towers
-from towers.train import train
+from towers.training import train
 
 KINDS = [
     (Towers, {}),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.losses import (
+from towers.optim.losses import (
     add_weight_decay,
     cross_entropy,
     take_weight_decay,

@@ -23,7 +23,6 @@ from recipes import Recipe, assert_equal_to_oracle, create_strategy
 from towers.config import MODELS as MODEL_NAMES
 from towers.config import PRECISIONS
 from towers.errors import ConfigError
-from towers.losses import cross_entropy
 from towers.models import (
     MODELS,
     adapt,
@@ -40,8 +39,9 @@ from towers.models import (
 )
 from towers.models.flops import flops_per_image
 from towers.models.whitening import Whitening
+from towers.optim.losses import cross_entropy
 from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.split import Shards
+from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import tower_gradients
 
 CIFAR10, MNIST = ((32, 32, 3), 10), ((28, 28, 1), 10)

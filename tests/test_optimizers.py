@@ -11,15 +11,14 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_strategy
 
-from towers import config_checks
-from towers.config import Config
+from towers.config import Config, checks
 from towers.errors import ConfigError
-from towers.losses import take_weight_decay
-from towers.optimizers import OPTIMIZERS, Now, create_optimizer, orthogonalized
+from towers.optim.losses import take_weight_decay
+from towers.optim.optimizers import OPTIMIZERS, Now, create_optimizer, orthogonalized
+from towers.optim.update import Update, clip_by_global_norm, moving_average
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
-from towers.update import Update, clip_by_global_norm, moving_average
 
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
 DECAYS = {"kernel": 0.2, "filters": 0.2}
@@ -275,7 +274,7 @@ def test_every_parameter_has_its_own_rate():
 )
 def test_options_are_called_ignored_where_they_change_no_step(name, option, value):
     settings = {"optimizer": name, "momentum": 0.9, option: value}
-    lines = config_checks.ignored_options(Config(**settings))
+    lines = checks.ignored_options(Config(**settings))
     is_ignored = any(line.startswith(f"{option}=") for line in lines)
     found = []
     for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):

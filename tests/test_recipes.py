@@ -10,9 +10,9 @@ import pytest
 from marks import slow
 
 from towers import data
-from towers.config_flags import load_recipe, recipe_names
+from towers.config.flags import load_recipe, recipe_names
 from towers.data.sources import ArraySource, DataSet
-from towers.train import train
+from towers.training import train
 
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_strategy, have_steps_inlined
 
-from towers import build, train
+from towers import build, training
 from towers.config import Config
 from towers.data.augment import AUGMENTS
 from towers.data.batches import TrainBatches
@@ -102,10 +102,10 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
 ):
     small_runs.use(monkeypatch, small_runs.full_network)
     config = small_runs.small_config(**options)
-    streamed = train.train(config, tmp_path / "stream")
+    streamed = training.train(config, tmp_path / "stream")
     config = dataclasses.replace(config, input="resident")
-    train.train(dataclasses.replace(config, max_steps=3), tmp_path / "resident")
-    resident = train.train(config, tmp_path / "resident")
+    training.train(dataclasses.replace(config, max_steps=3), tmp_path / "resident")
+    resident = training.train(config, tmp_path / "resident")
     small_runs.assert_equal_states(resident, streamed)
 
 

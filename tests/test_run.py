@@ -10,9 +10,9 @@ import small_runs
 from keras import layers
 from small_runs import small_config
 
-from towers import checkpoints
 from towers.errors import CheckpointError, ConfigError
-from towers.train import train
+from towers.run import checkpoints
+from towers.training import train
 
 # So small a rate leaves every float32 parameter where it was.
 STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}

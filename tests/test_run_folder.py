@@ -9,12 +9,12 @@ import pytest
 
 from towers.config import Config, to_json
 from towers.errors import ConfigError
-from towers.run_folder import RunFolder
+from towers.run.folder import RunFolder
 
 # Holds a run folder until it is killed, or until its standard input is closed.
 HOLD = """
 import sys
-from towers.run_folder import RunFolder
+from towers.run.folder import RunFolder
 with RunFolder(sys.argv[1]).lock() as describe:
     describe(device="GPU")
     print("held", flush=True)

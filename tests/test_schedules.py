@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from docs import draw_schedules
-from towers import config, config_checks, option_texts
-from towers.schedules import SCHEDULES, create_schedule
+from towers.config import checks, config, list_options
+from towers.optim.schedules import SCHEDULES, create_schedule
 
 NUM_EXAMPLES = 50_000
 
@@ -196,10 +196,10 @@ def test_the_schedules_that_depend_on_the_length_are_listed(name):
 )
 def test_options_are_called_ignored_where_they_change_no_rate(name, option, value):
     settings = {"schedule": name, "epoch_factors": "1:0.1", option: value}
-    lines = config_checks.ignored_options(config.Config(**settings))
+    lines = checks.ignored_options(config.Config(**settings))
     is_ignored = any(line.startswith(f"{option}=") for line in lines)
     if option == "epoch_factors":
-        value = option_texts.parse_epoch_factors(value)
+        value = list_options.parse_epoch_factors(value)
     # Where every stair, piece and slope tells.
     images = 38 * NUM_EXAMPLES
     changes = rate_at(images, name) != rate_at(images, name, **{option: value})

@@ -23,12 +23,13 @@ from recipes import (
     have_steps_inlined,
 )
 
-from towers import checkpoints, update
 from towers.errors import NumericError
-from towers.parallel import slices
+from towers.optim import update
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
+from towers.parallel.sharding import slices
 from towers.parallel.towers import Towers
+from towers.run import checkpoints
 
 NUM_STEPS = 10
 STRATEGIES = {

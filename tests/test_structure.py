@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-from towers import config, data, models, optimizers, parallel, schedules
-from towers.config_flags import load_recipe, recipe_names
+from towers import data, models, parallel
+from towers.config import config
+from towers.config.flags import load_recipe, recipe_names
 from towers.data import augment
+from towers.optim import optimizers, schedules
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "towers"

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers.summaries import (
+from towers.run.summaries import (
     Board,
     MetricsFile,
     duration,

@@ -7,7 +7,7 @@ import oracle
 import pytest
 import tensorflow as tf
 
-from towers.losses import cross_entropy
+from towers.optim.losses import cross_entropy
 from towers.parallel.strategy import variable_names
 from towers.parallel.tower import (
     accumulated,

@@ -9,7 +9,6 @@ from marks import slow
 from recipes import Recipe, create_strategy
 from test_strategies import partition_graphs
 
-from towers import losses
 from towers.errors import ConfigError
 from towers.models.layers import (
     BatchNormalization,
@@ -17,14 +16,15 @@ from towers.models.layers import (
     LocalResponseNormalization,
     PadChannels,
 )
-from towers.parallel import slices
-from towers.parallel.device_tape import DeviceTape, Value
+from towers.optim import losses
 from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.split import Shards
+from towers.parallel.sharding import slices
+from towers.parallel.sharding.device_tape import DeviceTape, Value
+from towers.parallel.sharding.split import Shards
+from towers.parallel.sharding.walker import Walker
 from towers.parallel.tower import tower_gradients
 from towers.parallel.towers import Towers
-from towers.parallel.walker import Walker
 
 # The tape over devices.
 

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from towers import watchdog
 from towers.errors import Preempted, StuckError
-from towers.watchdog import Watchdog
+from towers.run import watchdog
+from towers.run.watchdog import Watchdog
 
 WAIT_SECS = 30  # for what should come at once
 

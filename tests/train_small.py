@@ -14,7 +14,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import run_train
-from towers import config_flags, quiet_imports
+from towers import quiet_imports
+from towers.config import flags as config_flags
 
 
 class Halt:

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import data, losses, models
+from towers import data, models
 from towers.config import Config
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
@@ -15,14 +15,15 @@ from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
 from towers.data.sources import DataSet, Source, Subset, num_bytes
+from towers.data.tta import VIEWS
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.optimisation import create_stages, create_update
+from towers.optim import losses
+from towers.optim.create import create_stages, create_update
+from towers.optim.phases import Stage
+from towers.optim.update import Update
 from towers.parallel import STRATEGIES
 from towers.parallel.devices import Devices
-from towers.parallel.stages import Stage
 from towers.parallel.strategy import Strategy
-from towers.parallel.views import VIEWS
-from towers.update import Update
 
 # Of images on a GPU that are not asked for by name; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30

@@ -27,10 +27,10 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from towers.optim.phases import steps_within
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, squared_norm
-from towers.parallel.stages import steps_within
 from towers.parallel.strategy import (
     COMPUTING,
     IDLE,

@@ -17,13 +17,13 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.optim.phases import Stage, stages_of
 from towers.parallel.all_reduce import all_average_states, all_reduce
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import squared_norm
-from towers.parallel.stages import Stage, stages_of
+from towers.parallel.sharding.walker import walkers_of
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.variables import Variables
-from towers.parallel.walker import walkers_of
 
 
 class ModelParallel(Synchronous):

@@ -13,11 +13,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import losses
+from towers.data.tta import VIEWS, Views, least_sure
+from towers.optim import losses
+from towers.optim.phases import Stage, fitted, stages_of, without_frozen
+from towers.optim.update import Update
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import check_gradients, shares, split_batch
 from towers.parallel.memory import Account, create_accounts, fullest
-from towers.parallel.stages import Stage, fitted, stages_of, without_frozen
 from towers.parallel.strategy import Strategy, variable_names
 from towers.parallel.tower import (
     LossFn,
@@ -26,8 +28,6 @@ from towers.parallel.tower import (
     tower_logits,
 )
 from towers.parallel.variables import Variables
-from towers.parallel.views import VIEWS, Views, least_sure
-from towers.update import Update
 
 
 class TowerStrategy(Strategy):

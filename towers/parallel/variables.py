@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from towers.optimizers import Slots
-from towers.update import Update
+from towers.optim.optimizers import Slots
+from towers.optim.update import Update
 
 
 class Variables:

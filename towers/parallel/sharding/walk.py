@@ -9,9 +9,9 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.models.layers import LocalResponseNormalization, PadChannels
-from towers.parallel import slices, split
-from towers.parallel.device_tape import DeviceTape, Value
-from towers.parallel.sync_batch_norm import combined_moments, normalized
+from towers.parallel.sharding import slices, split
+from towers.parallel.sharding.device_tape import DeviceTape, Value
+from towers.parallel.sharding.sync_batch_norm import combined_moments, normalized
 
 # What one shard of one group computes with: parameters and model state, in the model's
 # order, on the shard's device.

@@ -5,13 +5,14 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from towers import build, checkpoint_files, checkpoints, config_checks
-from towers.config import Config
+from towers import build
+from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.parallel import devices as parallel_devices
 from towers.parallel.strategy import Strategy
-from towers.run_folder import RunFolder
-from towers.summaries import Board, say
+from towers.run import checkpoint_files, checkpoints
+from towers.run.folder import RunFolder
+from towers.run.summaries import Board, say
 
 
 def accuracy(
@@ -72,7 +73,7 @@ def evaluate(
     Raises:
         CheckpointError: there is no checkpoint, or none that is valid and fits.
     """
-    config_checks.check_environment()
+    checks.check_environment()
     if step and eval_interval_secs:
         raise ConfigError(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "

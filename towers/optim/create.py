@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import keras
 
-from towers import losses, optimizers, schedules
 from towers.config import Config
-from towers.config_checks import nearest
-from towers.errors import ConfigError
-from towers.option_texts import (
+from towers.config.checks import nearest
+from towers.config.list_options import (
     ParamRate,
     parse_early_sizes,
     parse_epoch_factors,
     parse_param_rates,
 )
-from towers.parallel.stages import Stage, image_size
+from towers.errors import ConfigError
+from towers.optim import losses, optimizers, schedules
+from towers.optim.phases import Stage, image_size
+from towers.optim.update import RateFn, Update
 from towers.parallel.strategy import variable_names
-from towers.update import RateFn, Update
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:

@@ -5,16 +5,17 @@ import time
 
 import numpy as np
 
-from towers import build, checkpoint_files, checkpoints, config_checks
+from towers import build
 from towers import config as configuration
-from towers.background import Background
-from towers.config import Config
+from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
 from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
-from towers.rhythm import Stopwatch
-from towers.run_folder import RunFolder
-from towers.summaries import say
-from towers.watchdog import Watchdog
+from towers.run import checkpoint_files, checkpoints
+from towers.run.background import Background
+from towers.run.folder import RunFolder
+from towers.run.periods import Stopwatch
+from towers.run.summaries import say
+from towers.run.watchdog import Watchdog
 
 
 @dataclasses.dataclass
@@ -142,7 +143,7 @@ def check_stored_config(
         if name not in configuration.FIELDS:
             raise ConfigError(
                 f"--allow_change={name}: there is no such option; "
-                + config_checks.nearest(name, list(configuration.FIELDS)).strip()
+                + checks.nearest(name, list(configuration.FIELDS)).strip()
             )
     if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
         return

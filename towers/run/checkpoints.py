@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers import checkpoint_files
-from towers.checkpoint_files import Checkpoint, Tensors
 from towers.errors import CheckpointError
+from towers.run import checkpoint_files
+from towers.run.checkpoint_files import Checkpoint, Tensors
 
 Log = Callable[[str], None]
 

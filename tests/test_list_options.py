@@ -5,8 +5,7 @@ import re
 import pytest
 from refused import refusal
 
-from towers import option_texts
-from towers.config import Config
+from towers.config import Config, list_options
 
 
 @pytest.mark.parametrize(
@@ -18,7 +17,7 @@ from towers.config import Config
     ],
 )
 def test_epoch_factors_are_pairs(text, pairs):
-    assert option_texts.parse_epoch_factors(text) == pairs
+    assert list_options.parse_epoch_factors(text) == pairs
     assert Config(epoch_factors=text).epoch_factors == text
 
 
@@ -32,7 +31,7 @@ def test_epoch_factors_are_pairs(text, pairs):
     ],
 )
 def test_param_rates_are_patterns_with_one_number_or_two(text, rates):
-    assert option_texts.parse_param_rates(text) == rates
+    assert list_options.parse_param_rates(text) == rates
     assert Config(param_rates=text).param_rates == text
 
 
@@ -41,7 +40,7 @@ def test_param_rates_are_patterns_with_one_number_or_two(text, rates):
     [("", ()), ("24:0.5", ((24, 0.5),)), ("16:.2,24:.9", ((16, 0.2), (24, 0.9)))],
 )
 def test_early_sizes_are_pixels_and_a_part_of_the_run(text, sizes):
-    assert option_texts.parse_early_sizes(text) == sizes
+    assert list_options.parse_early_sizes(text) == sizes
     assert Config(early_sizes=text).early_sizes == text
 
 

@@ -11,12 +11,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from towers.errors import ConfigError
-from towers.option_texts import (
+from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
     parse_param_rates,
 )
+from towers.errors import ConfigError
 
 # Any data set that tensorflow-datasets has prepared: tfds:NAME.
 TFDS = "tfds:"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from towers.config_checks import TFDS, check_option, check_together, nearest
+from towers.config.checks import TFDS, check_option, check_together, nearest
 from towers.errors import ConfigError
 
 # The names a user may choose from. The tables they stand for live on higher floors,

@@ -16,8 +16,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from towers import config_checks
-from towers.config import FIELDS, Config
+from towers.config import FIELDS, Config, checks
 from towers.errors import ConfigError, TowersError
 
 # The recipe of a command without --config and without any flag.
@@ -74,7 +73,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
         recipes = recipe_names(folder)
         raise ConfigError(
             f"--config={name}: there is no {path}; "
-            f"{config_checks.nearest(name, recipes)}recipes: {', '.join(recipes)}"
+            f"{checks.nearest(name, recipes)}recipes: {', '.join(recipes)}"
         )
     # A recipe calls another by importing it from its own folder.
     sys.path.insert(0, str(path.parent.resolve()))
@@ -102,7 +101,7 @@ def _with_nearest_option(error):
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if not unknown:
         return error
-    near = config_checks.nearest(unknown[1], list(FIELDS))
+    near = checks.nearest(unknown[1], list(FIELDS))
     return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")
 
 

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from towers.rhythm import Rhythm, Stopwatch
+from towers.run.periods import Rhythm, Stopwatch
 
 RHYTHMS = [
     # total_steps, images_per_step, log, summary, checkpoint, images_per_eval

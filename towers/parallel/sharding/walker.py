@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from towers.parallel import split
-from towers.parallel.device_tape import DeviceTape
+from towers.optim.phases import Stage
 from towers.parallel.gradients import in_dtype
-from towers.parallel.stages import Stage
+from towers.parallel.sharding import split
+from towers.parallel.sharding.device_tape import DeviceTape
+from towers.parallel.sharding.walk import ShardValues, Walk
 from towers.parallel.tower import LossFn, TowerResult, count_correct, unscaled
-from towers.parallel.walk import ShardValues, Walk
 
 
 class Walker:

@@ -9,11 +9,11 @@ import tensorflow as tf
 import towers
 from towers import build
 from towers.config import Config
-from towers.config_checks import ignored_options
+from towers.config.checks import ignored_options
+from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
-from towers.parallel.stages import image_size
 from towers.parallel.strategy import Strategy
-from towers.run_folder import RunFolder
+from towers.run.folder import RunFolder
 
 
 def start_banner(

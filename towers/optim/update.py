@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from towers.optimizers import Now, Optimizer, Slots
+from towers.optim.optimizers import Now, Optimizer, Slots
 
 RateFn = Callable[[tf.Tensor], tf.Tensor]
 

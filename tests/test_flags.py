@@ -9,9 +9,9 @@ import pytest
 from absl import flags
 
 import towers
-from towers import config_flags
 from towers.config import FIELDS, Config
-from towers.config_flags import config_of_flags, load_recipe
+from towers.config import flags as config_flags
+from towers.config.flags import config_of_flags, load_recipe
 from towers.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

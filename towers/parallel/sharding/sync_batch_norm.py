@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 from keras import layers
 
-from towers.parallel.device_tape import DeviceTape, Value
+from towers.parallel.sharding.device_tape import DeviceTape, Value
 
 
 def combined_moments(

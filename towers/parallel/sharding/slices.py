@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.models import layers
-from towers.parallel.device_tape import DeviceTape, Value
 from towers.parallel.gradients import shares
+from towers.parallel.sharding.device_tape import DeviceTape, Value
 
 
 def local_response_normalization(

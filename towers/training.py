@@ -8,11 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from towers import build, checkpoints, config_checks
+from towers import build
 from towers import config as configuration
-from towers.background import Background
-from towers.banner import start_banner
-from towers.config import Config
+from towers.config import Config, checks
 from towers.errors import (
     CheckpointError,
     DataError,
@@ -20,15 +18,18 @@ from towers.errors import (
     Preempted,
     data_errors_of_tensorflow,
 )
-from towers.evaluate import accuracy, record_of, told_views
+from towers.evaluation import accuracy, record_of, told_views
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
 from towers.parallel.strategy import CONSISTENT_PHASES
-from towers.rhythm import Rhythm
-from towers.run import Run, check_stored_config, restore, save
-from towers.run_folder import RunFolder
-from towers.summaries import Board, MetricsFile, log_line, say
-from towers.watchdog import Watchdog
+from towers.run import checkpoints
+from towers.run.background import Background
+from towers.run.banner import start_banner
+from towers.run.folder import RunFolder
+from towers.run.periods import Rhythm
+from towers.run.run import Run, check_stored_config, restore, save
+from towers.run.summaries import Board, MetricsFile, log_line, say
+from towers.run.watchdog import Watchdog
 
 # A compiled call is sized to about this, so that signals and the clock are looked at.
 CALL_SECS = 2.0
@@ -58,7 +59,7 @@ def train(
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
     """
-    config_checks.check_environment()
+    checks.check_environment()
     folder = RunFolder(workdir)
     folder.create()
     with contextlib.ExitStack() as stack:

@@ -14,11 +14,11 @@ import tensorflow as tf
 from small_runs import NUM_TEST, NUM_TRAIN, arrays, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers import checkpoints
 from towers.errors import CheckpointError, ConfigError
-from towers.evaluate import evaluate
-from towers.run_folder import RunFolder
-from towers.train import train
+from towers.evaluation import evaluate
+from towers.run import checkpoints
+from towers.run.folder import RunFolder
+from towers.training import train
 
 STEPS = (4, 8, 10)
 CONFIG = small_config(checkpoint_every_steps=4)
@@ -215,7 +215,7 @@ def test_following_one_step_is_a_contradiction(workdir):
 
 HOLDER = """
 import sys
-from towers.run_folder import RunFolder
+from towers.run.folder import RunFolder
 with RunFolder(sys.argv[1]).lock() as describe:
     describe(device=sys.argv[2])
     print("held", flush=True)

@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 from recipes import Recipe, create_strategy
 
-from towers import config
+from towers.config import config
+from towers.data.tta import VIEWS, least_sure
 from towers.models import initialize, keras_settings
 from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
-from towers.parallel.views import VIEWS, least_sure
 
 
 def moved(images, rows, columns):

@@ -18,11 +18,11 @@ from recipes import (
     create_strategy,
 )
 
-from towers import train
+from towers import training
+from towers.optim.phases import Stage, fitted, shrunk, stage_at, stages_of
 from towers.parallel.async_towers import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
-from towers.parallel.stages import Stage, fitted, shrunk, stage_at, stages_of
 from towers.parallel.towers import Towers
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 8, 3, 5
@@ -158,11 +158,13 @@ def test_a_run_in_two_parts_goes_through_its_stages(
     data_set = small_runs.small_data()
     small_runs.use(monkeypatch, pooled_network, data_set)
     config = small_runs.small_config(early_sizes="6:0.4", **options)
-    whole = train.train(config, tmp_path / "whole")
+    whole = training.train(config, tmp_path / "whole")
     assert "images       6x6 until step 4, then 8x8" in capfd.readouterr().out
-    train.train(dataclasses.replace(config, max_steps=3), tmp_path / "parts")
-    small_runs.assert_equal_states(train.train(config, tmp_path / "parts"), whole)
-    other = train.train(dataclasses.replace(config, early_sizes=""), tmp_path / "other")
+    training.train(dataclasses.replace(config, max_steps=3), tmp_path / "parts")
+    small_runs.assert_equal_states(training.train(config, tmp_path / "parts"), whole)
+    other = training.train(
+        dataclasses.replace(config, early_sizes=""), tmp_path / "other"
+    )
     assert not np.array_equal(
         other["params/conv1/kernel"], whole["params/conv1/kernel"]
     )

@@ -30,7 +30,7 @@ from small_runs import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers import checkpoints, data, run, watchdog
+from towers import data
 from towers.config import Config
 from towers.data import streams
 from towers.data.augment import AUGMENTS
@@ -44,10 +44,11 @@ from towers.errors import (
     Preempted,
     StuckError,
 )
-from towers.evaluate import evaluate
+from towers.evaluation import evaluate
 from towers.parallel.strategy import COMPUTING, IDLE, PHASES, WAITING
-from towers.train import train
-from towers.watchdog import Watchdog
+from towers.run import checkpoints, run, watchdog
+from towers.run.watchdog import Watchdog
+from towers.training import train
 
 WAIT_SECS = 30  # for what should come at once
 TENSORS = "tensors.data-00000-of-00001"
@@ -829,7 +830,7 @@ def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capf
         return now + 1e4 * (now - (halt.held_since or now))
 
     monkeypatch.setattr(
-        "towers.train.Watchdog", functools.partial(Watchdog, clock=clock)
+        "towers.training.Watchdog", functools.partial(Watchdog, clock=clock)
     )
     with pytest.MonkeyPatch.context() as patch:
         halt_at(patch, "computing", halt)
@@ -855,7 +856,7 @@ def test_row_5_a_folder_that_cannot_be_written_is_refused(tmp_path):
 
 HOLDER = """
 import sys
-from towers.run_folder import RunFolder
+from towers.run.folder import RunFolder
 folder = RunFolder(sys.argv[1])
 folder.create()
 with folder.lock():

@@ -1,0 +1,12 @@
+"""Config, its checks, its flags and its list options; imports no TensorFlow."""
+
+from towers.config.config import (
+    FIELDS,
+    Config,
+    changed_mathematics,
+    from_json,
+    replace,
+    to_json,
+)
+
+__all__ = ["FIELDS", "Config", "changed_mathematics", "from_json", "replace", "to_json"]

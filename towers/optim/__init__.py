@@ -1,0 +1,1 @@
+"""Losses, learning-rate schedules, optimizers and the update: pure functions."""

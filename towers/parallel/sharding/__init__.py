@@ -1,0 +1,1 @@
+"""Everything that inspects a network: channel splits, synchronized normalization."""
