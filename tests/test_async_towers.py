@@ -34,7 +34,7 @@ from towers.models import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update, moving_average
 from towers.parallel import coordinator
-from towers.parallel.async_towers import AsyncTowers
+from towers.parallel.asynchronous import AsyncTowers
 from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated

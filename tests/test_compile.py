@@ -9,7 +9,7 @@ from recipes import Recipe, assert_close, assert_equal_to_oracle, create_strateg
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
-from towers.parallel.async_towers import AsyncTowers
+from towers.parallel.asynchronous import AsyncTowers
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
 from towers.training import train

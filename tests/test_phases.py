@@ -20,7 +20,7 @@ from recipes import (
 
 from towers import training
 from towers.optim.phases import Stage, fitted, shrunk, stage_at, stages_of
-from towers.parallel.async_towers import AsyncTowers
+from towers.parallel.asynchronous import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers

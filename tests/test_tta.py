@@ -10,7 +10,7 @@ from recipes import Recipe, create_strategy
 from towers.config import config
 from towers.data.tta import VIEWS, least_sure
 from towers.models import initialize, keras_settings
-from towers.parallel.async_towers import AsyncTowers
+from towers.parallel.asynchronous import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers

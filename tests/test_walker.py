@@ -21,8 +21,8 @@ from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
+from towers.parallel.sharding.network import Walker
 from towers.parallel.sharding.split import Shards
-from towers.parallel.sharding.walker import Walker
 from towers.parallel.tower import tower_gradients
 from towers.parallel.towers import Towers
 

@@ -1,6 +1,6 @@
 """Ways of being parallel: devices, towers, gradients, and one strategy a file."""
 
-from towers.parallel.async_towers import AsyncTowers
+from towers.parallel.asynchronous import AsyncTowers
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers

@@ -21,7 +21,7 @@ from towers.optim.phases import Stage, stages_of
 from towers.parallel.all_reduce import all_average_states, all_reduce
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import squared_norm
-from towers.parallel.sharding.walker import walkers_of
+from towers.parallel.sharding.network import walkers_of
 from towers.parallel.synchronous import Met, Synchronous
 from towers.parallel.variables import Variables
 

@@ -15,10 +15,10 @@ from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, weighted_mean
 from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
-from towers.parallel.sharding.walker import walkers_of
+from towers.parallel.sharding.network import walkers_of
 from towers.parallel.strategy import not_finite
 from towers.parallel.tower import TowerResult, accumulated
-from towers.parallel.tower_strategy import TowerStrategy
+from towers.parallel.trainer import TowerStrategy
 
 
 class Met(NamedTuple):

@@ -39,7 +39,7 @@ from towers.parallel.strategy import (
     WAITING,
     not_finite,
 )
-from towers.parallel.tower_strategy import TowerStrategy
+from towers.parallel.trainer import TowerStrategy
 from towers.parallel.variables import Variables
 
 
