@@ -1,4 +1,4 @@
-"""What a strategy and the oracle are both told, and how their results are compared."""
+"""The same training by a trainer and by the oracle, and comparisons of the two."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,9 @@ from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import synchronous
 from towers.parallel.loop import Loop
-from towers.parallel.strategy import Strategy
+from towers.parallel.synchronous import SynchronousTrainer
+from towers.parallel.towers import Towers
+from towers.parallel.trainer import Trainer
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50
@@ -95,20 +97,27 @@ class Recipe:
         )
 
 
-def create_strategy(
-    cls: type[Strategy],
+def create_trainer(
+    cls: type,
     network: networks.Network,
     recipe: Recipe,
     batches: Sequence[Mapping[str, np.ndarray]],
     num_devices: int,
     **options,
-) -> Strategy:
-    """A strategy on so many CPU devices that trains on the batches."""
+) -> Trainer:
+    """A trainer on so many CPU devices that trains on the batches.
+
+    Args:
+        cls: a strategy, or an asynchronous trainer, whose strategy is `towers`.
+    """
     images_per_step = len(batches[0]["labels"])
-    return cls(
+    is_trainer = issubclass(cls, Trainer)
+    create = cls if is_trainer else SynchronousTrainer
+    return create(
+        Towers if is_trainer else cls,
         network.model,
         loss_fn=recipe.loss_fn,
-        update=recipe.update(images_per_step),
+        update_fn=recipe.update(images_per_step),
         stream=networks.stream_of(batches),
         batch_size=images_per_step // options.get("accumulate_steps", 1),
         devices=[f"/CPU:{device}" for device in range(num_devices)],
@@ -131,7 +140,7 @@ def assert_equal_to_oracle(
 
 
 def have_steps_inlined(patch: pytest.MonkeyPatch) -> None:
-    """Strategies that are created then have steps as those of GPUs."""
+    """Trainers that are created from now on have steps as those of GPUs."""
 
     def create_loop(*args, **kwargs):
         return Loop(*args, **kwargs | {"inline": True})

@@ -23,7 +23,7 @@ from recipes import (
     assert_metrics,
     assert_some_are_clipped,
     clip_norm_for,
-    create_strategy,
+    create_trainer,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -34,19 +34,19 @@ from towers.models import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update, moving_average
 from towers.parallel import coordinator
-from towers.parallel.asynchronous import AsyncTowers
+from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
-from towers.parallel.strategy import CONSISTENT_PHASES
 from towers.parallel.towers import Towers
+from towers.parallel.trainer import CONSISTENT_ACTIVITIES
 from towers.run import run, watchdog
 
 WAIT_SECS = 30  # for what should come at once
 
 
-def create(network, recipe, batches, num_towers, cls=AsyncTowers, **options):
-    return create_strategy(cls, network, recipe, batches, num_towers, **options)
+def create(network, recipe, batches, num_towers, cls=AsynchronousTrainer, **options):
+    return create_trainer(cls, network, recipe, batches, num_towers, **options)
 
 
 # The replay.
@@ -160,10 +160,12 @@ def scripted(cls):
     return Scripted
 
 
-Scripted = scripted(AsyncTowers)
+Scripted = scripted(AsynchronousTrainer)
 
 
-def train_scripted(network, recipe, batches, num_towers, cls=AsyncTowers, **options):
+def train_scripted(
+    network, recipe, batches, num_towers, cls=AsynchronousTrainer, **options
+):
     """Six steps in three calls, in a random order.
 
     Returns:
@@ -248,7 +250,7 @@ def test_unscaled_gradients_equal_the_replay():
     batches = networks.random_batches(6, 13)
     recipe = Recipe(learning_rate=0.01)
     towers, record, _ = train_scripted(
-        network, recipe, batches, 3, scale_gradients=False
+        network, recipe, batches, 3, async_scale_gradients=False
     )
     expected, _ = replay(network, recipe, batches, 3, record, scale_gradients=False)
     assert_equal_to_oracle(towers.state(), expected)
@@ -303,7 +305,7 @@ def test_metrics_are_those_of_the_last_step():
 # What the replay must object to.
 
 
-class LostUpdates(AsyncTowers):
+class LostUpdates(AsynchronousTrainer):
     """Broken on purpose: a tower writes back what follows from the values it fetched,
     as it may without a lock."""
 
@@ -328,7 +330,7 @@ class LostVelocities(LostUpdates):
         return [slots["velocity"] for slots in self._variables.slots]
 
 
-class TornFetch(AsyncTowers):
+class TornFetch(AsynchronousTrainer):
     """Broken on purpose: half of what is fetched is that of the fetch before."""
 
     def _fetch(self, tower):
@@ -339,7 +341,7 @@ class TornFetch(AsyncTowers):
         return [*before[:2], *params[2:]], state
 
 
-class DroppedUpdates(AsyncTowers):
+class DroppedUpdates(AsynchronousTrainer):
     """Broken on purpose: every fifth update is counted and not made."""
 
     def _apply(self, tower, gradients, *others):
@@ -349,7 +351,7 @@ class DroppedUpdates(AsyncTowers):
         super()._apply(tower, gradients, *others)
 
 
-class SummedGradients(AsyncTowers):
+class SummedGradients(AsynchronousTrainer):
     """Broken on purpose: every tower's gradients count as the whole batch's."""
 
     def __init__(self, *args, **kwargs):
@@ -357,7 +359,7 @@ class SummedGradients(AsyncTowers):
         self._scales = [1.0 for _ in self._scales]
 
 
-class EqualScales(AsyncTowers):
+class EqualScales(AsynchronousTrainer):
     """Broken on purpose: 1/num_towers, although the batch does not divide."""
 
     def __init__(self, *args, **kwargs):
@@ -365,25 +367,25 @@ class EqualScales(AsyncTowers):
         self._scales = [1 / len(self._scales) for _ in self._scales]
 
 
-class HastyAverages(AsyncTowers):
+class HastyAverages(AsynchronousTrainer):
     """Broken on purpose: the averages move with every update, not with every step."""
 
-    def _create_variables(self):
-        super()._create_variables()
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         assign = self._variables.assign
         self._variables.assign = lambda params, slots, averages, state: assign(
             params, slots, self._moved(params), state
         )
 
     def _moved(self, params):
-        step = self._step.read_value()
+        step = self.global_step.read_value()
         return [
-            moving_average(average, param, step, self._update.ema_decay)
+            moving_average(average, param, step, self._update_fn.ema_decay)
             for average, param in zip(self._variables.averages, params, strict=True)
         ]
 
 
-class SkippedBatch(AsyncTowers):
+class SkippedBatch(AsynchronousTrainer):
     """Broken on purpose: a batch is lost between two calls."""
 
     def train(self, num_steps):
@@ -434,14 +436,15 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
         ("sum",), lambda p, slots, g, rate: (p + g, {"sum": slots["sum"] + g})
     )
     ones = {"images": np.ones([16, 2], np.float32), "labels": np.zeros(16, np.int32)}
-    towers = AsyncTowers(
+    towers = AsynchronousTrainer(
+        Towers,
         ones_network(),
         loss_fn=lambda logits, labels: tf.reduce_sum(logits, axis=1),
-        update=Update(adding, lambda step: tf.constant(1.0, tf.float64)),
+        update_fn=Update(adding, lambda step: tf.constant(1.0, tf.float64)),
         stream=networks.stream_of(num_steps * [ones]),
         batch_size=16,
         devices=[f"/CPU:{tower}" for tower in range(num_towers)],
-        scale_gradients=scale_gradients,
+        async_scale_gradients=scale_gradients,
     )
     towers.train(num_steps)
     state = towers.state()
@@ -487,7 +490,7 @@ def test_staleness_is_counted(script, expected):
     np.testing.assert_array_equal(towers.train(num_steps)["staleness"], expected)
 
 
-class Held(AsyncTowers):
+class Held(AsynchronousTrainer):
     """The first tower computes its first update until it is released."""
 
     def __init__(self, *args, **kwargs):
@@ -495,7 +498,7 @@ class Held(AsyncTowers):
         self.released = threading.Event()
 
     def _compute(self, tower, *share):
-        if (tower, self._coordinator.num_begun(tower)) == (0, 1):
+        if (tower, self.coordinator.num_begun(tower)) == (0, 1):
             assert self.released.wait(WAIT_SECS)
         return super()._compute(tower, *share)
 
@@ -507,7 +510,7 @@ def test_a_tower_waits_before_it_makes_another_one_too_stale(
     class Overtaken(Held):
         def _apply(self, tower, *computed):
             super()._apply(tower, *computed)
-            if (tower, self._coordinator.num_begun(tower)) == (1, 1 + SHARES_AHEAD):
+            if (tower, self.coordinator.num_begun(tower)) == (1, 1 + SHARES_AHEAD):
                 self.released.set()
 
     network, batches = networks.plain_network(), networks.random_batches(5, 4)
@@ -529,13 +532,13 @@ def test_a_tower_waits_before_it_makes_another_one_too_stale(
 # Ends.
 
 
-class Failing(AsyncTowers):
+class Failing(AsynchronousTrainer):
     """A tower that raises an error instead of its third update, once."""
 
     error = ZeroDivisionError("in tower 1")
 
     def _compute(self, tower, *share):
-        if tower == 1 and self._coordinator.num_begun(1) == 3 and self.error:
+        if tower == 1 and self.coordinator.num_begun(1) == 3 and self.error:
             error, self.error = self.error, None
             raise error
         return super()._compute(tower, *share)
@@ -584,16 +587,16 @@ def test_an_error_in_tracing_is_raised_before_there_are_threads():
 
     network, batches = networks.plain_network(), networks.random_batches(1, 4)
     towers = create(network, Recipe(), batches, 2)
-    towers._loss_fn = loss_fn
+    towers.network._loss_fn = loss_fn
     with pytest.raises(ZeroDivisionError, match=threading.current_thread().name):
         towers.train(1)
     assert towers.progress() == (0, "tracing the step")
 
 
 def test_request_stop_ends_after_the_furthest_step_in_hand():
-    class Stopped(AsyncTowers):
+    class Stopped(AsynchronousTrainer):
         def _compute(self, tower, *share):
-            if self._coordinator.num_begun(tower) == 2:
+            if self.coordinator.num_begun(tower) == 2:
                 self.request_stop()
             return super()._compute(tower, *share)
 
@@ -642,7 +645,7 @@ def test_row_15_a_tower_that_hangs_is_named():
         dog.run(
             lambda: towers.train(9),
             progress=towers.progress,
-            interruptible=CONSISTENT_PHASES,
+            interruptible=CONSISTENT_ACTIVITIES,
         )
     towers.released.set()
     small_runs.join_left_behind()
@@ -675,7 +678,7 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
             dog.run(
                 lambda: towers.train(5),
                 progress=towers.progress,
-                interruptible=CONSISTENT_PHASES,
+                interruptible=CONSISTENT_ACTIVITIES,
                 request_stop=towers.request_stop,
             )
     state = run.settled_state(towers)

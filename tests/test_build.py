@@ -360,7 +360,7 @@ def test_mixed_batches_train_the_same_however_they_are_cut(small, options):
             changes["batch_size"] = 10
         config = small_config(augment="none", cutmix=1.0, **changes)
         names = tuple(f"/CPU:{i}" for i in range(config.num_towers or 1))
-        strategy = build.create_strategy(
+        strategy = build.create_trainer(
             config, build.build(config), Devices("CPU", names)
         )
         metrics = strategy.train(3)
@@ -374,13 +374,13 @@ def test_more_towers_than_images_are_refused(small):
     parts = build.build(small_config(batch_size=2))
     devices = Devices("CPU", tuple(f"/CPU:{i}" for i in range(3)))
     with pytest.raises(ConfigError, match="batch_size=2 with 3 towers"):
-        build.create_strategy(small_config(batch_size=2), parts, devices)
+        build.create_trainer(small_config(batch_size=2), parts, devices)
 
 
 def test_parameters_on_a_gpu_need_towers_there(small):
     config = small_config(device="auto", parameter_device="gpu")
     with pytest.raises(ConfigError, match="parameter_device=gpu"):
-        build.create_strategy(config, build.build(config), CPU)
+        build.create_trainer(config, build.build(config), CPU)
 
 
 def test_label_smoothing_reaches_the_loss(small):
@@ -389,7 +389,7 @@ def test_label_smoothing_reaches_the_loss(small):
     for smoothing in (0.0, 0.5):
         config = small_config(label_smoothing=smoothing)
         parts = build.build(config)
-        strategy = build.create_strategy(config, parts, CPU)
+        strategy = build.create_trainer(config, parts, CPU)
         losses.append(strategy.train(1)["loss"])
     batch = parts.train_batches(tf.constant(0, tf.int64))
     logits = parts.model(batch["images"]).numpy().astype(np.float64)

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import small_runs
 from marks import slow
-from recipes import Recipe, assert_close, assert_equal_to_oracle, create_strategy
+from recipes import Recipe, assert_close, assert_equal_to_oracle, create_trainer
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
-from towers.parallel.asynchronous import AsyncTowers
+from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
 from towers.training import train
@@ -20,7 +20,7 @@ from towers.training import train
     [
         (Towers, 3, "plain", 1),
         (Replicated, 2, "residual", 1),
-        (AsyncTowers, 1, "residual", 1),
+        (AsynchronousTrainer, 1, "residual", 1),
         slow(Towers, 2, "residual", 2),
         slow(Replicated, 3, "plain", 2),
     ],
@@ -29,7 +29,7 @@ def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_step
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(6, 13 * accumulate_steps)
     options = {"accumulate_steps": accumulate_steps} if accumulate_steps > 1 else {}
-    towers = create_strategy(
+    towers = create_trainer(
         cls, network, Recipe(), batches, num_towers, compile_towers=True, **options
     )
     towers.train(6)
@@ -40,8 +40,8 @@ def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_step
 def test_what_is_compiled_stays_on_its_tower():
     network = networks.residual_network()
     batches = networks.random_batches(1, 12)
-    towers = create_strategy(Towers, network, Recipe(), batches, 3, compile_towers=True)
-    [graph] = towers._loop.trace()
+    towers = create_trainer(Towers, network, Recipe(), batches, 3, compile_towers=True)
+    [graph] = towers.loop.trace()
     compiled = [
         op
         for op in graph.get_operations()
@@ -61,7 +61,7 @@ def test_a_bad_tower_is_named():
     network = networks.plain_network()
     batches = networks.random_batches(3, 8)
     batches[1]["images"][5, 0, 0, 0] = np.nan
-    towers = create_strategy(Towers, network, Recipe(), batches, 2, compile_towers=True)
+    towers = create_trainer(Towers, network, Recipe(), batches, 2, compile_towers=True)
     with pytest.raises(NumericError, match=r"^step 2: .* of tower 1 \("):
         towers.train(3)
 

@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_strategy
+from recipes import Recipe, create_trainer
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
@@ -31,7 +31,7 @@ KINDS = [
 
 def create(cls, network, batches, num_devices=4, **options):
     options = {"scale_loss": True} | options
-    return create_strategy(cls, network, Recipe(), batches, num_devices, **options)
+    return create_trainer(cls, network, Recipe(), batches, num_devices, **options)
 
 
 def of_scale(state):

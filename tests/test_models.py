@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from marks import slow
 from oracle import layer
-from recipes import Recipe, assert_equal_to_oracle, create_strategy
+from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import MODELS as MODEL_NAMES
 from towers.config import PRECISIONS
@@ -700,7 +700,7 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     zeros move anything between the two."""
     network = small_network(name)
     batches, recipe = small_batches(network, steps, 6), Recipe(clip_norm=0.5)
-    halves = create_strategy(ModelParallel, network, recipe, batches, 2, group_size=2)
+    halves = create_trainer(ModelParallel, network, recipe, batches, 2, group_size=2)
     halves.train(steps)
     assert_equal_to_oracle(halves.state(), recipe.oracle(network, batches, 1))
     assert halves.moved_bytes == bytes_of_a_split_in_two(network.model, 6)

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, assert_equal_to_oracle, create_strategy
+from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import Config, checks
 from towers.errors import ConfigError
@@ -19,6 +19,7 @@ from towers.optim.update import Update, clip_by_global_norm, moving_average
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
+from towers.parallel.variables import Initial
 
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
 DECAYS = {"kernel": 0.2, "filters": 0.2}
@@ -232,7 +233,7 @@ def test_muon_is_refused_where_kernels_are_split():
     with pytest.raises(ConfigError, match="optimizer=muon with strategy=model_par"):
         Config(optimizer="muon", strategy="model_parallel")
     with pytest.raises(ConfigError, match="needs whole parameters"):
-        create_strategy(
+        create_trainer(
             ModelParallel,
             network,
             recipe,
@@ -515,7 +516,7 @@ def test_strategies_equal_the_oracle(case, cls, num_towers, options):
     network = networks.plain_network("float32" if is_split else "float64")
     recipe = taking_recipe(case, network)
     batches = networks.random_batches(5, 13)
-    strategy = create_strategy(cls, network, recipe, batches, num_towers, **options)
+    strategy = create_trainer(cls, network, recipe, batches, num_towers, **options)
     metrics = strategy.train(5)
     expected = recipe.oracle(network, batches)
     assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
@@ -549,19 +550,19 @@ def test_an_update_that_needs_whole_parameters_is_refused():
     whole = dataclasses.replace(update.optimizer, elementwise=False)
     with pytest.raises(ConfigError, match="group_size=2: .* whole parameters"):
         ModelParallel(
-            network.model,
-            devices=["/CPU:0", "/CPU:1"],
+            Initial.of(network.model),
+            dataclasses.replace(update, optimizer=whole),
+            ["/CPU:0", "/CPU:1"],
+            8,
             group_size=2,
-            loss_fn=None,
-            update=dataclasses.replace(update, optimizer=whole),
         )
 
 
 class LocalNorms(ModelParallel):
     """Broken on purpose: every shard takes the norms of its own slices."""
 
-    def _squares(self, met):
-        return None
+    def update(self, step, mean):
+        return super().update(step, mean._replace(squares=None))
 
 
 @slow
@@ -569,7 +570,7 @@ def test_the_oracle_objects_to_norms_of_slices():
     network = networks.plain_network()
     recipe = taking_recipe("lars", network)
     batches = networks.random_batches(5, 13)
-    groups = create_strategy(LocalNorms, network, recipe, batches, 2, group_size=2)
+    groups = create_trainer(LocalNorms, network, recipe, batches, 2, group_size=2)
     groups.train(5)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_equal_to_oracle(groups.state(), recipe.oracle(network, batches))

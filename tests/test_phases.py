@@ -15,12 +15,12 @@ from recipes import (
     assert_equal_to_oracle,
     assert_some_are_clipped,
     clip_norm_for,
-    create_strategy,
+    create_trainer,
 )
 
 from towers import training
 from towers.optim.phases import Stage, fitted, shrunk, stage_at, stages_of
-from towers.parallel.asynchronous import AsyncTowers
+from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
@@ -86,7 +86,7 @@ def resized(images):
         slow(Towers, 3, 1, {"sync_batch_norm": True}),
         slow(Replicated, 2, 2, {"accumulate_steps": 2}),
         (ModelParallel, 4, 2, {"group_size": 2}),
-        (AsyncTowers, 1, 1, {}),
+        (AsynchronousTrainer, 1, 1, {}),
     ],
 )
 def test_every_strategy_computes_the_stages_as_the_oracle_does(
@@ -96,8 +96,8 @@ def test_every_strategy_computes_the_stages_as_the_oracle_does(
     network, stages = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
     recipe = Recipe("nesterov", clip_norm_for(network, batches))
-    strategy = create_strategy(
-        cls, network, recipe, batches, num_devices, stages=stages, **options
+    strategy = create_trainer(
+        cls, network, recipe, batches, num_devices, phases=stages, **options
     )
     taken = []
     while not taken or taken[-1] < NUM_STEPS:
@@ -117,20 +117,22 @@ def test_every_strategy_computes_the_stages_as_the_oracle_does(
 def test_asynchronous_towers_go_from_stage_to_stage():
     network, stages = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
-    towers = create_strategy(AsyncTowers, network, Recipe(), batches, 2, stages=stages)
+    towers = create_trainer(
+        AsynchronousTrainer, network, Recipe(), batches, 2, phases=stages
+    )
     found = [towers.train(NUM_STEPS - step) for step in (0, SMALL_STEPS, FROZEN_FROM)]
     assert [x["step"] for x in found] == [SMALL_STEPS, FROZEN_FROM, NUM_STEPS]
     assert all(np.isfinite(x["loss"]) for x in found)
 
 
-@pytest.mark.parametrize("cls", [Towers, slow(AsyncTowers)])
+@pytest.mark.parametrize("cls", [Towers, slow(AsynchronousTrainer)])
 def test_the_account_is_that_of_the_stage_that_takes_the_most(cls):
     """The second: whole images, and nothing frozen."""
     network, stages = small_and_large()
     batches = networks.random_batches(1, 12)
 
     def account(*stages):
-        strategy = create_strategy(cls, network, Recipe(), batches, 2, stages=stages)
+        strategy = create_trainer(cls, network, Recipe(), batches, 2, phases=stages)
         return strategy.memory()
 
     assert account(*stages) == account()
@@ -142,11 +144,11 @@ def test_the_account_is_that_of_the_stage_that_takes_the_most(cls):
 def test_stages_are_traced_once_and_before_the_first_step():
     network, stages = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
-    strategy = create_strategy(Towers, network, Recipe(), batches, 1, stages=stages)
+    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=stages)
     counts = []
     for step in (0, SMALL_STEPS, FROZEN_FROM):
         strategy.train(NUM_STEPS - step)
-        counts.append(strategy._loop._compiled.experimental_get_tracing_count())
+        counts.append(strategy.loop.compiled.experimental_get_tracing_count())
     assert counts == [3, 3, 3]
 
 
@@ -182,7 +184,7 @@ def test_a_run_continued_in_a_stage_is_the_same():
     batches = networks.random_batches(NUM_STEPS, 12)
 
     def strategy():
-        return create_strategy(Towers, network, recipe, batches, 2, stages=stages)
+        return create_trainer(Towers, network, recipe, batches, 2, phases=stages)
 
     whole, first, second = strategy(), strategy(), strategy()
     for num_steps in (3, 2, 3):
@@ -199,10 +201,10 @@ def test_a_run_continued_in_a_stage_is_the_same():
 def test_what_a_frozen_parameter_would_need_is_not_computed():
     network, stages = small_and_large()
     batches = networks.random_batches(1, 12)
-    strategy = create_strategy(Towers, network, Recipe(), batches, 1, stages=stages)
+    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=stages)
     counts = []
     for number in (1, 2):
-        call = strategy._look_call.get_concrete_function(number, batches[0])
+        call = strategy.inspect_step.get_concrete_function(number, batches[0])
         wanted = [x.op.name for x in call.graph.outputs]
         graph = tf.compat.v1.graph_util.extract_sub_graph(
             call.graph.as_graph_def(), wanted

@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_strategy, have_steps_inlined
+from recipes import Recipe, create_trainer, have_steps_inlined
 
 from towers import build, training
 from towers.config import Config
@@ -113,7 +113,7 @@ def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
     """A step of GPUs, that is."""
     have_steps_inlined(monkeypatch)
     network, batches = networks.residual_network(), batches_of(12, 4, "none")
-    strategy = create_strategy(
+    strategy = create_trainer(
         Towers,
         network,
         Recipe(),
@@ -121,7 +121,7 @@ def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
         2,
         resident=ResidentBatches(batches, "/CPU:3"),
     )
-    [graph] = strategy._loop.trace()
+    [graph] = strategy.loop.trace()
     handed_on = [
         op
         for op in graph.get_operations()

@@ -8,14 +8,16 @@ import pytest
 import tensorflow as tf
 
 from towers.optim.losses import cross_entropy
-from towers.parallel.strategy import variable_names
+from towers.parallel.step import accumulate
+from towers.parallel.strategy import Fetched
 from towers.parallel.tower import (
-    accumulated,
+    checked_gradients,
     count_correct,
     tower_counts,
     tower_gradients,
     tower_logits,
 )
+from towers.parallel.variables import variable_names
 
 SMOOTHING = 0.1
 
@@ -171,7 +173,7 @@ def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
     assert not bool(result.is_finite())
 
 
-def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
+def test_a_parameter_that_the_loss_does_not_use_is_refused_by_name():
     network = networks.plain_network()
     params, state, batch = given(network)
     result = tower_gradients(
@@ -181,19 +183,20 @@ def test_a_parameter_that_the_loss_does_not_use_has_no_gradient():
         tensors(state),
         {name: tf.constant(value) for name, value in batch.items()},
     )
-    assert result.gradients == [None] * len(params)
+    with pytest.raises(ValueError, match="no gradient for conv1/kernel: the loss does"):
+        checked_gradients(result.gradients, list(params), frozenset())
 
 
 # Micro-batches.
 
 
-def accumulate(network, params, states, batches, num_micro_batches):
+def run_micro_batches(network, params, states, batches, num_micro_batches):
     """Micro-batches on towers that all compute alike."""
 
-    def compute(states, shares):
+    def compute(fetched, shares):
         return [
-            tower_gradients(network.model, loss_fn, tensors(params), state, share)
-            for state, share in zip(states, shares, strict=True)
+            tower_gradients(network.model, loss_fn, *variables, share)
+            for variables, share in zip(fetched, shares, strict=True)
         ]
 
     stacked = [
@@ -203,9 +206,8 @@ def accumulate(network, params, states, batches, num_micro_batches):
         }
         for batch in batches
     ]
-    return accumulated(
-        compute, [tensors(state) for state in states], stacked, num_micro_batches
-    )
+    fetched = [Fetched(tensors(params), tensors(state)) for state in states]
+    return accumulate(compute, fetched, stacked, num_micro_batches)
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])
@@ -215,7 +217,7 @@ def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next(
     network = networks.residual_network()
     params, state, _ = given(network)
     batches = networks.random_batches(num_towers, 6)
-    results = accumulate(network, params, [state] * num_towers, batches, 3)
+    results = run_micro_batches(network, params, [state] * num_towers, batches, 3)
     for batch, found in zip(batches, results, strict=True):
         reports, carried = [], state
         for first in (0, 2, 4):
@@ -241,7 +243,7 @@ def test_one_bad_micro_batch_is_told_of_its_tower_only(place):
     params, state, good = given(network)
     bad = good | {"images": good["images"].copy()}
     bad["images"][2 * place] = np.nan
-    results = accumulate(network, params, [state, state], [good, bad], 3)
+    results = run_micro_batches(network, params, [state, state], [good, bad], 3)
     assert [bool(result.is_finite()) for result in results] == [True, False]
 
 

@@ -5,12 +5,12 @@ import networks
 import numpy as np
 import pytest
 import tensorflow as tf
-from recipes import Recipe, create_strategy
+from recipes import Recipe, create_trainer
 
 from towers.config import config
 from towers.data.tta import VIEWS, least_sure
 from towers.models import initialize, keras_settings
-from towers.parallel.asynchronous import AsyncTowers
+from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
@@ -64,7 +64,7 @@ def linear_network():
     [
         (Towers, 3, {}),
         (Replicated, 2, {}),
-        (AsyncTowers, 2, {}),
+        (AsynchronousTrainer, 2, {}),
         (Towers, 7, {}),  # more than images of which it is unsure
         (ModelParallel, 4, {"group_size": 2}),
     ],
@@ -76,7 +76,7 @@ def test_the_mean_logits_of_the_views_decide(name, cls, num_devices, options):
     for batch in batches:
         batch["weights"] = np.ones(13, np.float32)
     batches[1]["weights"][5:] = 0
-    strategy = create_strategy(
+    strategy = create_trainer(
         cls, network, Recipe(), batches, num_devices, views=VIEWS[name], **options
     )
     counts = strategy.evaluate(networks.stream_of(batches)(0))

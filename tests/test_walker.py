@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from marks import slow
-from recipes import Recipe, create_strategy
+from recipes import Recipe, create_trainer
 from test_strategies import partition_graphs
 
 from towers.errors import ConfigError
@@ -17,12 +17,14 @@ from towers.models.layers import (
     PadChannels,
 )
 from towers.optim import losses
+from towers.optim.phases import phases_of
 from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.sharding.network import Walker
-from towers.parallel.sharding.split import Shards
+from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.sharding.split import Shards, channel_slice
+from towers.parallel.strategy import Fetched
 from towers.parallel.tower import tower_gradients
 from towers.parallel.towers import Towers
 
@@ -101,7 +103,7 @@ def test_shards_own_slices_that_make_up_the_whole():
     model = networks.model_of(layers.Conv2D(10, 3, name="conv"))
     shards = Shards(model, 4)
     kernel = model.layers[-1].kernel.numpy()
-    slices = [shards.slice(kernel, shard) for shard in range(4)]
+    slices = [channel_slice(kernel, shard, 4) for shard in range(4)]
     assert [s.shape[-1] for s in slices] == [3, 3, 2, 2]
     np.testing.assert_array_equal(np.concatenate(slices, -1), kernel)
     built = [shards.of(model.layers[-1], shard) for shard in range(4)]
@@ -113,7 +115,7 @@ def test_a_depthwise_convolution_is_split_unevenly_too():
     shards = Shards(networks.model_of(layer, shape=(8, 8, 10)), 4)
     built = [shards.of(layer, shard) for shard in range(4)]
     assert [x.groups for x in built] == [3, 3, 2, 2]
-    slices_ = [shards.slice(layer.kernel.numpy(), shard) for shard in range(4)]
+    slices_ = [channel_slice(layer.kernel.numpy(), shard, 4) for shard in range(4)]
     assert [tuple(x.kernel.shape) for x in built] == [s.shape for s in slices_]
 
 
@@ -150,18 +152,20 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
     }
     params = [tf.constant(v.numpy()) for v in model.trainable_variables]
     state = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
+    whole = params, state
     devices = [f"/CPU:{shard}" for shard in range(num_shards)]
-    walker = Walker(model, losses.cross_entropy, [devices])
-
-    def of_shards(values):
-        return [[walker.shards.slice(v, i) for v in values] for i in range(num_shards)]
-
-    variables = list(zip(of_shards(params), of_shards(state), strict=True))
-    [found] = walker.gradients([variables], [batch], [1.0])
+    network = ShardedNetwork(phases_of([], model), losses.cross_entropy, [devices])
+    fetched = [
+        Fetched(
+            *([channel_slice(v, i, num_shards) for v in x] for x in (params, state))
+        )
+        for i in range(num_shards)
+    ]
+    results = network.gradients(0, fetched, [batch])
     expected = tower_gradients(model, losses.cross_entropy, params, state, batch)
-    np.testing.assert_allclose(found[0].loss, expected.loss, rtol=1e-5)
+    np.testing.assert_allclose(results[0].loss, expected.loss, rtol=1e-5)
     for field in ("gradients", "state"):
-        slices_ = [getattr(result, field) for result in found]
+        slices_ = [getattr(result, field) for result in results]
         for *ours, theirs in zip(*slices_, getattr(expected, field), strict=True):
             np.testing.assert_allclose(tf.concat(ours, -1), theirs, atol=1e-5)
 
@@ -211,8 +215,8 @@ def test_layers_compute_in_their_own_precision(cls, options):
     """With bfloat16 as well, where parameters and images are float32."""
     network = networks.residual_network("mixed_bfloat16")
     batches = networks.random_batches(1, 8)
-    strategy = create_strategy(cls, network, Recipe(), batches, 2, **options)
-    graph = strategy._look_call.get_concrete_function(0, batches[0]).graph
+    strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
+    graph = strategy.inspect_step.get_concrete_function(0, batches[0]).graph
     products = [op for op in graph.get_operations() if op.type in ("Conv2D", "MatMul")]
     assert {op.type for op in products} == {"Conv2D", "MatMul"}
     assert {op.outputs[0].dtype for op in products} == {tf.bfloat16}
@@ -226,7 +230,7 @@ def sent_bytes(strategy, batch):
     """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
     floats with more than one element, without the shares of the batch."""
     batch = {name: tf.constant(value) for name, value in batch.items()}
-    step = strategy._loop._step_call
+    step = strategy.loop.step_call
     traced = step.get_concrete_function(0, batch).graph
     total = 0
     for graph in partition_graphs(lambda: step(0, batch)):
@@ -254,12 +258,12 @@ def sent_bytes(strategy, batch):
 def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
-    groups = create_strategy(
+    groups = create_trainer(
         ModelParallel, network, Recipe(), batches, group_size, group_size=group_size
     )
     groups.trace()
-    assert groups.moved_bytes > 0
-    assert sent_bytes(groups, batches[0]) == groups.moved_bytes
+    assert groups.transferred_bytes > 0
+    assert sent_bytes(groups, batches[0]) == groups.transferred_bytes
 
 
 def test_columns_that_match_the_split_need_no_transfer():
@@ -275,9 +279,9 @@ def test_columns_that_match_the_split_need_no_transfer():
     )
     network = networks.Network(model, [], {})
     batches = networks.random_batches(2, 10)
-    groups = create_strategy(ModelParallel, network, Recipe(), batches, 2, group_size=2)
+    groups = create_trainer(ModelParallel, network, Recipe(), batches, 2, group_size=2)
     groups.trace()
     features, floats = 10 * 8, 4
     logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)
-    assert groups.moved_bytes == 2 * floats * (features + logits_of_the_second)
+    assert groups.transferred_bytes == 2 * floats * (features + logits_of_the_second)
     groups.train(1)

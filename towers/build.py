@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import data, models
-from towers.config import Config
+from towers.config import FIELDS, Config
 from towers.data.augment import AUGMENTS, Augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
@@ -18,13 +21,23 @@ from towers.data.sources import DataSet, Source, Subset, num_bytes
 from towers.data.tta import VIEWS
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.optim import losses
-from towers.optim.create import create_stages, create_update
-from towers.optim.phases import Stage
+from towers.optim.create import create_phases, create_update
+from towers.optim.phases import Phase
 from towers.optim.update import Update
-from towers.parallel import STRATEGIES
+from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices
-from towers.parallel.strategy import Strategy
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.synchronous import SynchronousTrainer
+from towers.parallel.towers import Towers
+from towers.parallel.trainer import Trainer
 
+_STRATEGIES = {
+    "towers": Towers,
+    "async_towers": Towers,
+    "replicated": Replicated,
+    "model_parallel": ModelParallel,
+}
 # Of images on a GPU that are not asked for by name; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
 
@@ -43,7 +56,7 @@ class Parts:
         validation: what the evaluations during training use: "validation" where a part
             of the training set is held out, else "test"; with its source.
         model: the network, with its initial parameters.
-        stages: parts of the run whose steps are not alike, if there are any.
+        phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
         num_examples: training images of an epoch.
         total_steps: steps until `num_epochs` is reached.
@@ -54,7 +67,7 @@ class Parts:
     augment: Augment
     validation: tuple[str, Source]
     model: keras.Model
-    stages: tuple[Stage, ...]
+    phases: tuple[Phase, ...]
     update: Update
     num_examples: int
     total_steps: int
@@ -69,7 +82,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
 
     Args:
         config: what the run is.
-        trains: whether it is trained. An evaluation has no stages, and finds in its
+        trains: whether it is trained. An evaluation has no phases, and finds in its
             checkpoint what layers take from the data.
 
     Raises:
@@ -115,10 +128,10 @@ def build(config: Config, *, trains: bool = True) -> Parts:
     num_examples = train_source.num_examples
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
-    stages = ()
+    phases = ()
     if trains:
         models.adapt(model, lambda: _some_images(train_source, augment))
-        stages = create_stages(
+        phases = create_phases(
             config, num_examples, total_steps, model, lambda size: model_for(size, size)
         )
     return Parts(
@@ -134,7 +147,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
         augment=augment,
         validation=validation,
         model=model,
-        stages=stages,
+        phases=phases,
         update=create_update(config, num_examples, model),
         num_examples=num_examples,
         total_steps=total_steps,
@@ -151,8 +164,10 @@ def _some_images(source: Source, augment: Augment) -> np.ndarray:
     return np.concatenate(images)
 
 
-def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
-    """The strategy of the config on the chosen devices.
+def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
+    """The trainer with the strategy of the config on the chosen devices.
+
+    The strategy's constructor takes its options by the names of Config.
 
     Raises:
         ConfigError: there are more towers than images in a batch.
@@ -167,19 +182,33 @@ def create_strategy(config: Config, parts: Parts, devices: Devices) -> Strategy:
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
         )
-    return STRATEGIES[config.strategy](
+    create, options = _STRATEGIES[config.strategy], {}
+    if config.strategy == "async_towers":
+        create_trainer = AsynchronousTrainer
+        options |= options_of(AsynchronousTrainer, config)
+    else:
+        create_trainer = SynchronousTrainer
+        options |= {
+            "accumulate_steps": config.accumulate_steps,
+            "sync_batch_norm": config.batch_norm == "sync",
+            "scale_loss": config.precision == "float16",
+            "resident": resident(config, parts.train_batches, devices),
+        }
+    return create_trainer(
+        create,
         parts.model,
         loss_fn=functools.partial(
             losses.cross_entropy, label_smoothing=config.label_smoothing
         ),
-        update=parts.update,
+        update_fn=parts.update,
         stream=parts.train_batches.stream,
         batch_size=config.batch_size,
         devices=devices.towers,
-        stages=parts.stages,
-        views=VIEWS[config.views],
+        phases=parts.phases,
+        tta=VIEWS[config.views],
         compile_towers=config.compile == "xla",
-        **_strategy_options(config, parts, devices),
+        **options,
+        **options_of(create, config),
     )
 
 
@@ -204,33 +233,11 @@ def resident(
     return ResidentBatches(batches, devices.towers[0])
 
 
-def _strategy_options(config, parts, devices):
-    """What not every strategy takes."""
-    on_gpu = config.parameter_device == "gpu"
-    parameter_device = devices.towers[0] if on_gpu else "/CPU:0"
-    if config.strategy == "async_towers":
-        return {
-            "parameter_device": parameter_device,
-            "scale_gradients": config.async_scale_gradients,
-            "max_staleness": config.max_staleness,
-        }
-    options = {
-        "accumulate_steps": config.accumulate_steps,
-        "sync_batch_norm": config.batch_norm == "sync",
-        "scale_loss": config.precision == "float16",
-        "resident": resident(config, parts.train_batches, devices),
+def options_of(constructor: Callable, config: Config) -> dict[str, Any]:
+    """The keyword-only arguments of a constructor that are fields of Config."""
+    parameters = inspect.signature(constructor).parameters.values()
+    return {
+        p.name: getattr(config, p.name)
+        for p in parameters
+        if p.kind is p.KEYWORD_ONLY and p.name in FIELDS
     }
-    if config.strategy == "towers":
-        options["parameter_device"] = parameter_device
-    if config.strategy == "model_parallel":
-        options["group_size"] = config.group_size
-    if config.strategy == "replicated":
-        pack_mb = config.all_reduce_pack_mb
-        if pack_mb < 0:
-            pack_mb = 1.0 if devices.kind == "GPU" else 0.0
-        options |= {
-            "algorithm": config.all_reduce,
-            "pack_mb": pack_mb,
-            "reduce_dtype": tf.as_dtype(config.all_reduce_dtype),
-        }
-    return options

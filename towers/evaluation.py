@@ -9,7 +9,7 @@ from towers import build
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.parallel import devices as parallel_devices
-from towers.parallel.strategy import Strategy
+from towers.parallel.trainer import Trainer as Strategy
 from towers.run import checkpoint_files, checkpoints
 from towers.run.folder import RunFolder
 from towers.run.summaries import Board, say
@@ -27,8 +27,8 @@ def accuracy(
         "correct": int(counts["correct"]),
         "images": int(counts["images"]),
     }
-    if "correct_views" in counts:
-        found["accuracy_views"] = counts["correct_views"] / counts["images"]
+    if "correct_tta" in counts:
+        found["accuracy_views"] = counts["correct_tta"] / counts["images"]
     return found
 
 
@@ -93,7 +93,7 @@ def evaluate(
     for remark in devices.remarks:
         say(remark)
     parts = build.build(config, trains=False)
-    strategy = build.create_strategy(config, parts, devices)
+    strategy = build.create_trainer(config, parts, devices)
     stream = parts.evaluation_stream(parts.data.test, config.batch_size)
     board = Board(folder.tensorboard, "eval")
     result = {}

@@ -21,7 +21,7 @@ from towers.errors import (
 from towers.evaluation import accuracy, record_of, told_views
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
-from towers.parallel.strategy import CONSISTENT_PHASES
+from towers.parallel.trainer import CONSISTENT_ACTIVITIES as CONSISTENT_PHASES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
@@ -79,7 +79,7 @@ def train(
             parallel_devices.enable_determinism()
         describe(device=devices.kind)
         parts = build.build(config)
-        strategy = build.create_strategy(config, parts, devices)
+        strategy = build.create_trainer(config, parts, devices)
         if config.device_memory_mb:
             check_budget(strategy.memory(), config.device_memory_mb)
         for line in start_banner(config, folder, parts, devices, strategy):
@@ -145,7 +145,7 @@ def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
         run.folder.metrics, resume_step=run.step - 1 if run.unfinished else run.step
     )
     board = Board(run.folder.tensorboard, "train")
-    stage_ends = {stage.end_step for stage in run.parts.stages}
+    phase_ends = {phase.end_step for phase in run.parts.phases}
     run.saved_at = time.monotonic()
     staleness = []  # of asynchronous updates since the last log line
     if run.unfinished:
@@ -173,8 +173,8 @@ def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
         staleness.extend(metrics.pop("staleness", ()))
         waited = metrics.pop("input_wait_secs")
         stopwatch.add(step - run.step, time.monotonic() - started, waited)
-        if step in stage_ends:
-            stopwatch.begin_stage()
+        if step in phase_ends:
+            stopwatch.begin_phase()
         run.step = step
         record = {"step": step, "epoch": step * config.images_per_step / num_examples}
         run.unfinished = record

@@ -1,7 +1,6 @@
 """What an evaluation shows the network of an image beside the image itself."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -21,8 +20,8 @@ class Views(NamedTuple):
             a say in which they are.
     """
 
-    views: tuple[View, ...] = ()
-    share: float = 1.0
+    transforms: tuple[View, ...] = ()
+    fraction: float = 1.0
 
 
 def _mirrored(images):
@@ -53,22 +52,5 @@ VIEWS = {
     "plain": Views(),
     "mirror": Views(_with_mirrors(1.0)),
     "six": Views(SIX),
-    "six_unsure": Views(SIX, share=0.25),
+    "six_unsure": Views(SIX, fraction=0.25),
 }
-
-
-def least_sure(
-    batch: Mapping[str, tf.Tensor], logits: tf.Tensor, share: float
-) -> dict[str, tf.Tensor]:
-    """Part of a batch, those images whose two best logits are nearest.
-
-    Args:
-        batch: tensors of n images each, among them "weights", 0 where none is meant.
-        logits: [n, classes].
-        share: of the n images, rounded up.
-    """
-    best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
-    lead = tf.where(batch["weights"] > 0, best - second, math.inf)
-    [count] = lead.shape
-    chosen = tf.math.top_k(-lead, math.ceil(share * count)).indices
-    return {name: tf.gather(value, chosen) for name, value in batch.items()}

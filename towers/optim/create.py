@@ -1,4 +1,4 @@
-"""From a Config to how its network is trained: the update, and the run's stages."""
+"""From a Config to how its network is trained: the update, and the run's phases."""
 
 import fnmatch
 import math
@@ -16,9 +16,9 @@ from towers.config.list_options import (
 )
 from towers.errors import ConfigError
 from towers.optim import losses, optimizers, schedules
-from towers.optim.phases import Stage, image_size
+from towers.optim.phases import Phase, image_size
 from towers.optim.update import RateFn, Update
-from towers.parallel.strategy import variable_names
+from towers.parallel.variables import variable_names
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
@@ -110,13 +110,13 @@ def _own_rates(config: Config, model: keras.Model) -> list[ParamRate | None]:
     return found
 
 
-def create_stages(
+def create_phases(
     config: Config,
     num_examples: int,
     total_steps: int,
     model: keras.Model,
     model_for: Callable[[int], keras.Model],
-) -> tuple[Stage, ...]:
+) -> tuple[Phase, ...]:
     """The parts of a run whose steps are not alike; empty where all are alike and
     nothing is frozen.
 
@@ -144,13 +144,13 @@ def create_stages(
     ]
     smaller = {size: _smaller(config, size, model, model_for) for _, size in early}
     ends = {end for end, _ in early} | set(frozen_from.values())
-    stages, begin = [], 0
+    phases, begin = [], 0
     for end in sorted(end for end in ends if 0 < end < total_steps) + [math.inf]:
         size = next((size for until, size in early if begin < until), 0)
         frozen = {name for name, since in frozen_from.items() if since <= begin}
-        stages.append(Stage(end, smaller.get(size, model), frozenset(frozen)))
+        phases.append(Phase(end, smaller.get(size, model), frozenset(frozen)))
         begin = end
-    return tuple(stages) if len(stages) > 1 or stages[0].frozen else ()
+    return tuple(phases) if len(phases) > 1 or phases[0].frozen else ()
 
 
 def _smaller(config, size, model, model_for):

@@ -60,15 +60,12 @@ def add_weight_decay(
     variables: list[keras.Variable],
     params: list[tf.Tensor],
     gradients: list[tf.Tensor],
-    weight: float = 1.0,
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """From the gradients of the mean loss to those with weight decay.
 
     Args:
         variables, params: as in `weight_decay`.
         gradients: in the same order.
-        weight: what these gradients will count in a mean, in which the weight decay is
-            to count in full.
 
     Returns:
         (weight decay, gradients); it is 0 where no variable has a regulariser.
@@ -78,11 +75,10 @@ def add_weight_decay(
         decay = weight_decay(variables, params)
         if decay is None:
             return tf.zeros([], params[0].dtype), list(gradients)
-        in_full = decay if weight == 1 else decay / weight
-    of_decay = tape.gradient(in_full, params)
+    decay_gradients = tape.gradient(decay, params)
     return decay, [
-        g if more is None else g + more
-        for g, more in zip(gradients, of_decay, strict=True)
+        g if d is None else g + d
+        for g, d in zip(gradients, decay_gradients, strict=True)
     ]
 
 

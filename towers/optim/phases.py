@@ -1,7 +1,7 @@
 """Parts of a run whose steps are traced apart: with small images, with less to learn.
 
-In every stage the parameters are the same ones. What a step leaves out is known when it
-is traced, so it costs nothing. A stage is called by its number.
+In every phase the parameters are the same ones. What a step leaves out is known when it
+is traced, so it costs nothing. A phase is called by its number.
 """
 
 import math
@@ -13,13 +13,13 @@ import numpy as np
 import tensorflow as tf
 
 
-class Stage(NamedTuple):
+class Phase(NamedTuple):
     """Steps that are alike.
 
     Attributes:
-        end_step: the first step that is not of it; infinite for the last stage.
+        end_step: the first step that is not of it; infinite for the last phase.
         model: the network for images of the size that they have here; its variables are
-            those of the other stages' by name, shape and order.
+            those of the other phases' by name, shape and order.
         frozen: names of parameters whose learning rate is zero from here on. Their
             gradient counts as zero, with that of weight decay, and is not computed.
     """
@@ -29,20 +29,20 @@ class Stage(NamedTuple):
     frozen: frozenset[str] = frozenset()
 
 
-def stages_of(stages: Sequence[Stage], model: keras.Model) -> list[Stage]:
-    """The stages, or the only one of a run whose steps are all alike."""
-    return list(stages) or [Stage(math.inf, model)]
+def phases_of(phases: Sequence[Phase], model: keras.Model) -> list[Phase]:
+    """The phases, or the only one of a run whose steps are all alike."""
+    return list(phases) or [Phase(math.inf, model)]
 
 
-def stage_at(stages: Sequence[Stage], step: int) -> int:
-    """The number of the stage that a step, 0 for the first one, belongs to."""
-    return next(i for i, stage in enumerate(stages) if step < stage.end_step)
+def phase_at(phases: Sequence[Phase], step: int) -> int:
+    """The number of the phase that a step, 0 for the first one, belongs to."""
+    return next(i for i, phase in enumerate(phases) if step < phase.end_step)
 
 
-def steps_within(stages: Sequence[Stage], step: int, num_steps: int) -> tuple[int, int]:
-    """The stage of a step, and how many of the steps from there on belong to it."""
-    stage = stage_at(stages, step)
-    return stage, int(min(num_steps, stages[stage].end_step - step))
+def steps_within(phases: Sequence[Phase], step: int, num_steps: int) -> tuple[int, int]:
+    """The phase of a step, and how many of the steps from there on belong to it."""
+    phase = phase_at(phases, step)
+    return phase, int(min(num_steps, phases[phase].end_step - step))
 
 
 def image_size(model: keras.Model) -> tuple[int, int]:
@@ -51,8 +51,12 @@ def image_size(model: keras.Model) -> tuple[int, int]:
     return tuple(height_and_width)
 
 
-def fitted(batch: Mapping[str, tf.Tensor], model: keras.Model) -> dict[str, tf.Tensor]:
-    """The batch with its images shrunk to the size that the network takes."""
+def resize_to_phase(
+    batch: Mapping[str, tf.Tensor], model: keras.Model
+) -> dict[str, tf.Tensor]:
+    """The batch with images of the size that the network takes."""
+    if tuple(batch["images"].shape[1:3]) == image_size(model):
+        return dict(batch)
     return dict(batch) | {"images": shrunk(batch["images"], *image_size(model))}
 
 
@@ -83,7 +87,7 @@ def _weights(length: int, smaller: int) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def without_frozen(
+def zero_frozen(
     gradients: Sequence[tf.Tensor], names: Sequence[str], frozen: frozenset[str]
 ) -> list[tf.Tensor]:
     """The gradients, zeros in place of those of frozen parameters. What led to those

@@ -1,7 +1,7 @@
-"""Adding tensors up over devices so that each gets the same sum, bit for bit.
+"""All-reduce: every device gets the same sum of tensors, bit for bit.
 
 All algorithms are plain data flow in one graph: a copy to another device is an
-identity there. Every element of the sum is computed once and then sent on, so that no
+identity there. Every element of the sum is computed once and then copied, so that no
 two devices can round differently.
 
     star    everything is sent to the first device, added there and sent back (the
@@ -179,8 +179,8 @@ def all_reduce(
     results = [[None] * len(tensors[0]) for _ in devices]
     for bucket in buckets(tensors[0], pack_mb):
         packed = [
-            _packed([of_device[i] for i in bucket], device)
-            for of_device, device in zip(tensors, devices, strict=True)
+            _packed([device_tensors[i] for i in bucket], device)
+            for device_tensors, device in zip(tensors, devices, strict=True)
         ]
         if not equal:
             packed = _weighted(packed, devices, weights)
@@ -207,16 +207,16 @@ def all_average_states(
 
 
 def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:
-    """Which tensors share a buffer: lists of their places, neighbours of one type."""
-    found, room, dtype = [], 0.0, None
+    """Buckets of tensors that share a buffer: indices of neighbors of one type."""
+    places, room, dtype = [], 0.0, None
     for place, tensor in enumerate(tensors):
         size = tensor.shape.num_elements() * tensor.dtype.size / 2**20
         if size > room or tensor.dtype != dtype:
-            found.append([])
+            places.append([])
             room, dtype = pack_mb, tensor.dtype
-        found[-1].append(place)
+        places[-1].append(place)
         room -= size
-    return found
+    return places
 
 
 def check_algorithm(algorithm: str, num_gpus: int) -> None:

@@ -1,11 +1,8 @@
-"""Cutting a batch into the towers' shares, and putting their gradients together."""
+"""The shares of a batch, and weighted means over the towers."""
 
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
-
-# A tower's gradients: (gradient, name of its parameter) in the order of the parameters.
-TowerGradients = Sequence[tuple[tf.Tensor | None, str]]
 
 
 def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
@@ -41,55 +38,26 @@ def split_batch(
     ]
 
 
+def tower_weights(sizes: Sequence[int]) -> list[float]:
+    """Per tower its share of the images."""
+    return [size / sum(sizes) for size in sizes]
+
+
 def average_gradients(
-    tower_grads: Sequence[TowerGradients], weights: Sequence[float] | None = None
-) -> list[tuple[tf.Tensor, str]]:
+    tower_grads: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
+) -> list[tf.Tensor]:
     """The gradient of the mean loss over the whole batch.
 
     Args:
-        tower_grads: per tower, the gradients of its own mean loss, with the names of
-            their parameters. Every tower lists the same parameters.
-        weights: per tower, its share of the images, adding up to 1; equal by default.
-
-    Returns:
-        (mean gradient, name), in the order of the first tower.
+        tower_grads: per tower, the gradients of its own mean loss, in the same order.
+        weights: per tower, its share of the images, adding up to 1.
 
     Raises:
-        ValueError: a gradient is missing, or the towers' lists differ.
+        ValueError: the lengths differ.
     """
-    if weights is None:
-        weights = [1 / len(tower_grads)] * len(tower_grads)
     if len(weights) != len(tower_grads):
         raise ValueError(f"{len(tower_grads)} towers but {len(weights)} weights")
-    return [
-        (weighted_mean(gradients, weights), name)
-        for gradients, name in check_gradients(tower_grads)
-    ]
-
-
-def check_gradients(
-    tower_grads: Sequence[TowerGradients],
-) -> list[tuple[tuple[tf.Tensor, ...], str]]:
-    """Per parameter the gradients of all towers and its name, or what is wrong.
-
-    Raises:
-        ValueError: a gradient is missing, or the towers' lists differ.
-    """
-    checked = []
-    for of_one_parameter in zip(*tower_grads, strict=True):
-        gradients, names = zip(*of_one_parameter, strict=True)
-        if len(set(names)) != 1:
-            raise ValueError(
-                f"the towers list different parameters: {sorted(set(names))}"
-            )
-        for tower, gradient in enumerate(gradients):
-            if gradient is None:
-                raise ValueError(
-                    f"tower {tower} has no gradient for {names[0]}: the loss does not "
-                    "depend on it"
-                )
-        checked.append((gradients, names[0]))
-    return checked
+    return [weighted_mean(x, weights) for x in zip(*tower_grads, strict=True)]
 
 
 def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:

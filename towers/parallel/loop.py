@@ -5,30 +5,30 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from towers.parallel.devices import HOST
-from towers.parallel.strategy import COMPUTING, IDLE, PHASES, TRACING, WAITING
+from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
 
-# (stage, batch) -> (whether the step was taken, metrics), in the graph.
+# (phase, batch) -> (whether the step was taken, metrics), in the graph.
 TrainStep = Callable[
     [int, Mapping[str, tf.Tensor]], tuple[tf.Tensor, dict[str, tf.Tensor]]
 ]
 
 
 class Loop:
-    """The steps of a synchronous strategy.
+    """The steps of a synchronous trainer.
 
     Args:
         train_step: one step.
         zero_metrics: metrics of the same form, for the loop to begin with.
-        step: the variable that counts the steps taken.
-        num_stages: stages of the run, each of which is traced apart.
+        global_step: the variable that counts the steps taken.
+        num_phases: phases of the run, each of which is traced apart.
         stream: first step -> the batches of all steps from there on.
         resident: makes the batches inside the compiled step, in place of the stream:
             `start(step) -> carry` and (step, carry) -> (batch, carry).
-        inline: whether a step's operations are those of the loop itself. For a CPU they
-            had better be a function's, which the loop calls: what rewrites operations
-            for oneDNN goes by their topological order, which a loop does not have, and
-            misses by chance those that go by their forward part, such as `MaxPoolGrad`.
-            On a GPU that call would take the batch over the host.
+        inline: whether a step's operations are those of the loop itself. On a CPU they
+            should be those of a function that the loop calls: the rewriting for oneDNN
+            follows their topological order, which a loop does not have, and
+            occasionally misses those that depend on their forward part, such as
+            `MaxPoolGrad`. On a GPU that call would copy the batch through the host.
     """
 
     def __init__(
@@ -36,31 +36,31 @@ class Loop:
         train_step: TrainStep,
         zero_metrics: Callable[[], dict[str, tf.Tensor]],
         *,
-        step: tf.Variable,
-        num_stages: int,
+        global_step: tf.Variable,
+        num_phases: int,
         stream: Callable[[int], tf.data.Dataset],
         resident: Callable | None = None,
         inline: bool,
     ):
         self._train_step = train_step
         self._zero_metrics = zero_metrics
-        self._step = step
+        self._global_step = global_step
         self._stream = stream
         self._resident = resident
         self._batches = None
         with tf.device(HOST):
-            self._phase = tf.Variable(IDLE, trainable=False, name="phase")
+            self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
         self._has_run = False
-        self._step_graphs = [None] * num_stages
-        self._compiled = tf.function(self._steps, autograph=False)
+        self._step_graphs = [None] * num_phases
+        self.compiled = tf.function(self._steps, autograph=False)
         self._inline = inline
-        self._step_call = tf.function(
+        self.step_call = tf.function(
             self._one_step, autograph=False, experimental_attributes={"_noinline": True}
         )
 
-    def __call__(self, stage: int, num_steps: int) -> tuple[int, bool, float, dict]:
-        """Takes up to `num_steps` steps of a stage, fewer where a stop is asked for or
+    def __call__(self, phase: int, num_steps: int) -> tuple[int, bool, float, dict]:
+        """Takes up to `num_steps` steps of a phase, fewer where a stop is asked for or
         one is not taken.
 
         Returns:
@@ -68,56 +68,56 @@ class Loop:
             for batches, in seconds; the metrics of the last one.
         """
         if self._batches is None and self._resident is None:
-            self._batches = iter(self._stream(int(self._step)))
+            self._batches = iter(self._stream(int(self._global_step)))
         if not self._has_run:
-            self._trace(range(stage, len(self._step_graphs)))
-        done, taken, wait_secs, metrics = self._compiled(
-            stage, self._batches, tf.constant(num_steps)
+            self._trace(range(phase, len(self._step_graphs)))
+        done, taken, wait_secs, metrics = self.compiled(
+            phase, self._batches, tf.constant(num_steps)
         )
         self._has_run = True
-        self._phase.assign(IDLE)
+        self._activity.assign(IDLE)
         metrics = {name: value.numpy() for name, value in metrics.items()}
         return int(done), bool(taken), float(wait_secs), metrics
 
     def trace(self) -> list[tf.Graph]:
-        """Traces all stages without taking a step; the graph of one step of each."""
+        """Traces all phases without taking a step; the graph of one step of each."""
         self._trace(range(len(self._step_graphs)))
         return self._step_graphs
 
-    def _trace(self, stages):
-        """So that no later call takes the time of it."""
+    def _trace(self, phases):
+        """Compiles the phases, so that no later call pays for it."""
         batches = None
         if self._resident is None:
             stream = self._stream(0) if self._batches is None else self._batches
             batches = tf.data.IteratorSpec(stream.element_spec)
-        for stage in stages:
-            self._compiled.get_concrete_function(
-                stage, batches, tf.TensorSpec([], tf.int32)
+        for phase in phases:
+            self.compiled.get_concrete_function(
+                phase, batches, tf.TensorSpec([], tf.int32)
             )
 
-    def begin_anew(self) -> None:
-        """Goes on from the step, whatever it is now, with batches drawn anew."""
+    def restart_input(self) -> None:
+        """Continues from the global step, whatever it is now, with new batches."""
         self._batches = None
 
     def request_stop(self) -> None:
         self._stop.assign(True)
 
     def progress(self) -> tuple[int, str]:
-        """As `Strategy.progress`."""
-        phase = int(self._phase)
-        if phase == IDLE and not self._has_run:
-            phase = TRACING
-        return int(self._step), PHASES[phase]
+        """As `Trainer.progress`."""
+        activity = int(self._activity)
+        if activity == IDLE and not self._has_run:
+            activity = TRACING
+        return int(self._global_step), ACTIVITIES[activity]
 
-    def _steps(self, stage, batches, num_steps):
+    def _steps(self, phase, batches, num_steps):
         def wanted(done, taken, wait_secs, carry, metrics):
             return (done < num_steps) & taken & ~self._stop.read_value()
 
         def body(done, taken, wait_secs, carry, metrics):
             with tf.device(HOST):
-                # The phase changes only once the step before is finished.
+                # The activity changes only once the step before is finished.
                 with tf.control_dependencies([done, taken]):
-                    waiting = self._phase.assign(WAITING, read_value=False)
+                    waiting = self._activity.assign(WAITING, read_value=False)
                 with tf.control_dependencies([waiting]):
                     since = tf.timestamp()
                 with tf.control_dependencies([since]):
@@ -125,19 +125,19 @@ class Loop:
                 with tf.control_dependencies(list(batch.values())):
                     wait_secs += tf.timestamp() - since
                 with tf.control_dependencies([wait_secs]):
-                    computing = self._phase.assign(COMPUTING, read_value=False)
+                    computing = self._activity.assign(COMPUTING, read_value=False)
             with tf.control_dependencies([computing]):
                 batch = {name: _in_place(x) for name, x in batch.items()}
             if self._inline:
-                taken, metrics = self._one_step(stage, batch)
+                taken, metrics = self._one_step(phase, batch)
             else:
                 with tf.device(HOST):
-                    taken, metrics = self._step_call(stage, batch)
+                    taken, metrics = self.step_call(phase, batch)
             return done + 1, taken, wait_secs, carry, metrics
 
         no_secs, carry = tf.zeros([], tf.float64), ()
         if self._resident is not None:
-            carry = self._resident.start(self._step.read_value())
+            carry = self._resident.start(self._global_step.read_value())
         done, taken, wait_secs, _, metrics = tf.while_loop(
             wanted,
             body,
@@ -146,14 +146,14 @@ class Loop:
         )
         return done, taken, wait_secs, metrics
 
-    def _one_step(self, stage, batch):
-        self._step_graphs[stage] = tf.compat.v1.get_default_graph()
-        return self._train_step(stage, batch)
+    def _one_step(self, phase, batch):
+        self._step_graphs[phase] = tf.compat.v1.get_default_graph()
+        return self._train_step(phase, batch)
 
     def _next(self, batches, carry):
         if self._resident is None:
             return next(batches), carry
-        return self._resident(self._step.read_value(), carry)
+        return self._resident(self._global_step.read_value(), carry)
 
 
 def _in_place(x):

@@ -1,8 +1,8 @@
-"""How much memory training takes on each device: accounted, not read.
+"""Memory accounts: the memory that training takes on each device, computed beforehand.
 
-Logical CPU devices share one allocator, and a GPU's says only what it has reserved. So
-the account is made from what is known before the first step: the variables, and the
-graph of a step, whose operations are followed in the order in which they were made.
+Logical CPU devices share one allocator, and a GPU's reports only its reservation. So
+the account is computed before the first step: from the variables, and from the graph of
+a step, whose operations are followed in the order of their creation.
 """
 
 import collections
@@ -22,7 +22,7 @@ ALIASES = frozenset(
     "Snapshot EnsureShape".split()
 )
 
-# The output may take the memory of an input that nobody else reads.
+# The output may take the memory of an input that no other operation reads.
 IN_PLACE = frozenset(
     "Add AddV2 AddN Sub Mul RealDiv Neg Maximum Minimum Square Sqrt Rsqrt Exp Tanh "
     "Sigmoid Pow Select SelectV2 BiasAdd Relu Relu6 Elu Selu LeakyRelu ReluGrad "
@@ -40,13 +40,13 @@ CALLS = {
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """What training takes on one device, in bytes.
+    """The memory that training takes on one device, in bytes.
 
     Attributes:
         device: such as "/GPU:1".
         params, slots, averages, state: variables.
-        kept: what the forward part computes and the backward part reads.
-        passing: what else is alive when most is.
+        activations: results of the forward part that the backward part reads.
+        transient: all else that is alive at the peak.
     """
 
     device: str
@@ -54,8 +54,8 @@ class Account:
     slots: int
     averages: int
     state: int
-    kept: int
-    passing: int
+    activations: int
+    transient: int
 
     @property
     def total(self) -> int:
@@ -84,34 +84,35 @@ def create_accounts(
 
     Args:
         variables: canonical name and variable, of all copies and shards.
-        graphs: what computes at the same time: one step, or one per asynchronous tower.
+        graphs: those that compute at the same time: one step, or one per asynchronous
+            tower.
         devices: listed in this order, whether they hold anything or not; others follow.
     """
-    found = {device: collections.Counter() for device in devices}
+    sizes = {device: collections.Counter() for device in devices}
     for name, variable in variables:
         kind = name.split("/")[0]
         size = variable.shape.num_elements() * variable.dtype.size
-        found.setdefault(_short(variable.device), collections.Counter())[kind] += size
+        sizes.setdefault(_short(variable.device), collections.Counter())[kind] += size
     for graph in graphs:
-        kept, most = step_memory(graph, owns_arguments=True)
-        for device, size in most.items():
-            of_device = found.setdefault(device, collections.Counter())
-            of_device["kept"] += kept[device]
-            of_device["passing"] += size - kept[device]
+        activations, peak = step_memory(graph, owns_arguments=True)
+        for device, size in peak.items():
+            parts = sizes.setdefault(device, collections.Counter())
+            parts["activations"] += activations[device]
+            parts["transient"] += size - activations[device]
     return [
-        Account(device, **{part: of_device[part] for part in Account.parts()})
-        for device, of_device in found.items()
+        Account(device, **{part: parts[part] for part in Account.parts()})
+        for device, parts in sizes.items()
     ]
 
 
-def fullest(accounts: Iterable[Iterable[Account]]) -> list[Account]:
+def largest(accounts: Iterable[Iterable[Account]]) -> list[Account]:
     """Per device the largest of several accounts, which follow each other."""
-    found = {}
+    by_device = {}
     for account in itertools.chain.from_iterable(accounts):
-        known = found.setdefault(account.device, account)
+        known = by_device.setdefault(account.device, account)
         if account.total > known.total:
-            found[account.device] = account
-    return list(found.values())
+            by_device[account.device] = account
+    return list(by_device.values())
 
 
 def check_budget(accounts: Iterable[Account], device_memory_mb: float) -> None:
@@ -132,27 +133,27 @@ def check_budget(accounts: Iterable[Account], device_memory_mb: float) -> None:
 def step_memory(
     graph: tf.Graph, owns_arguments: bool = False
 ) -> tuple[collections.Counter, collections.Counter]:
-    """Bytes that one run of a graph takes, beside the variables.
+    """Bytes that one run of a graph takes, besides the variables.
 
     Args:
         graph: of a step, or of a part of it.
         owns_arguments: whether its arguments count; otherwise they are its caller's.
 
     Returns:
-        (device -> what the forward part leaves for the backward part, device -> the
-        most that is alive at once). What lies in CPU memory is not copied from one CPU
-        device to another.
+        (device -> activations that the forward part leaves for the backward part,
+        device -> peak of what is alive at once). Nothing in CPU memory is copied from
+        one CPU device to another.
     """
     life = _Life(graph, owns_arguments)
-    alive, most = collections.Counter(), collections.Counter()
-    kept = collections.Counter()
+    alive, peak = collections.Counter(), collections.Counter()
+    activations = collections.Counter()
     for index, op in enumerate(life.ops):
         device = _short(op.device)
         for call in _called(graph, op):
-            inner_kept, inner_most = step_memory(call)
-            for of_device, size in inner_most.items():
-                most[of_device] = max(most[of_device], alive[of_device] + size)
-            kept |= inner_kept
+            inner_activations, inner_peak = step_memory(call)
+            for inner_device, size in inner_peak.items():
+                peak[inner_device] = max(peak[inner_device], alive[inner_device] + size)
+            activations |= inner_activations
         ending = life.ending[index]
         if op.type in IN_PLACE:
             reused = next((p for p in ending if life.may_become(p, op, device)), None)
@@ -161,7 +162,7 @@ def step_memory(
                 ending.remove(reused)
         for piece in life.beginning[index]:
             alive[piece[1]] += life.sizes[piece]
-            most[piece[1]] = max(most[piece[1]], alive[piece[1]])
+            peak[piece[1]] = max(peak[piece[1]], alive[piece[1]])
         for piece in ending:
             alive[piece[1]] -= life.sizes[piece]
     for piece, size in life.sizes.items():
@@ -169,8 +170,8 @@ def step_memory(
         if first_backward is not None and (
             life.begins[piece] < first_backward <= life.ends[piece]
         ):
-            kept[piece[1]] += size
-    return kept, most
+            activations[piece[1]] += size
+    return activations, peak
 
 
 class _Life:

@@ -3,149 +3,106 @@
 In each step every device computes the gradients of its share of the batch with its own
 copy of the parameters, the gradients are all-reduced, and every copy updates itself. As
 all copies see the same sums, bit for bit, they stay the same. (Where an update itself
-adds up, as Muon's does, the first copy makes it and hands it on.)
+adds up, as Muon's does, the first copy computes it and the others receive the result.)
 
 Elsewhere: the from-scratch multi-GPU chapter of Dive into Deep Learning (its
-`get_params`, `split_and_load`, `allreduce`, `train_batch` are here), MirroredStrategy,
+`get_params`, `split_and_load`, `allreduce`, `train_batch`), MirroredStrategy,
 tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
 """
 
-import numpy as np
+from collections.abc import Sequence
+
 import tensorflow as tf
 
-from towers.errors import NumericError
+from towers.optim.update import Update
 from towers.parallel.all_reduce import all_average_states, all_reduce, check_algorithm
-from towers.parallel.gradients import squared_norm
-from towers.parallel.synchronous import Met, Synchronous
-from towers.parallel.variables import Variables
+from towers.parallel.gradients import shares, tower_weights
+from towers.parallel.strategy import Fetched, Mean
+from towers.parallel.variables import Initial, Variables, named_shards
+
+# Few large copies between GPUs are faster than many small ones; the logical devices of
+# a CPU share its memory.
+PACK_MB_ON_GPUS = 1.0
 
 
-class Replicated(Synchronous):
-    """Synchronous towers, each with its own copy of the variables.
+class Replicated:
+    """Meets the contract `Strategy`.
 
     Args:
-        algorithm: of the all-reduce, a key of `all_reduce.ALGORITHMS`.
-        pack_mb: size of the buffers in which gradients travel, in megabytes.
-        reduce_dtype: what travels, such as tf.bfloat16; None for the gradients' type.
-            The other arguments are those of `Synchronous`.
+        initial, update_fn, devices, batch_size: as in the contract.
+        all_reduce: a key of `all_reduce.ALGORITHMS`.
+        all_reduce_pack_mb: megabytes of the buffers in which gradients travel; 0 packs
+            none, -1 is PACK_MB_ON_GPUS on GPUs and 0 on a CPU.
+        all_reduce_dtype: what travels, such as bfloat16; empty for the gradients' type.
     """
+
+    num_shards = 1
 
     def __init__(
         self,
-        *args,
-        algorithm: str = "star",
-        pack_mb: float = 0.0,
-        reduce_dtype: tf.DType | None = None,
-        **kwargs,
+        initial: Initial,
+        update_fn: Update,
+        devices: Sequence[str],
+        batch_size: int,
+        *,
+        all_reduce: str = "star",
+        all_reduce_pack_mb: float = -1.0,
+        all_reduce_dtype: str = "",
     ):
-        check_algorithm(algorithm, len(tf.config.list_physical_devices("GPU")))
+        check_algorithm(all_reduce, len(tf.config.list_physical_devices("GPU")))
+        if all_reduce_pack_mb < 0:
+            all_reduce_pack_mb = PACK_MB_ON_GPUS if "GPU" in devices[0] else 0.0
         self._reduction = {
-            "algorithm": algorithm,
-            "pack_mb": pack_mb,
-            "dtype": reduce_dtype,
+            "algorithm": all_reduce,
+            "pack_mb": all_reduce_pack_mb,
+            "dtype": tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
         }
-        super().__init__(*args, **kwargs)
+        self._update_fn, self._devices = update_fn, devices
+        self.sizes = shares(batch_size, len(devices))
+        self._weights = tower_weights(self.sizes)
+        # No step reads the averages, so one copy is enough.
+        self.variables = [
+            Variables(initial, update_fn, device, keeps_averages=device == devices[0])
+            for device in devices
+        ]
+        self.description = [f"a copy on every device, all-reduce {all_reduce}"]
 
-    def _create_variables(self):
-        self._replicas = [self._get_params(device) for device in self._devices]
-
-    def _get_params(self, device):
-        """A copy of the variables on a device. The moving averages, which no step
-        reads, are on the first device alone."""
-        with tf.device(device):
-            return Variables(
-                *self._initial_values(),
-                self._update,
-                keeps_averages=device == self._devices[0],
-            )
-
-    def describe(self):
-        algorithm = self._reduction["algorithm"]
-        return [f"a copy on every device, all-reduce {algorithm}", *super().describe()]
-
-    def _named_variables(self):
-        return self._replicas[0].named()
-
-    def _variable_sets(self):
-        return self._replicas
-
-    def _logits(self, batches, use_averages):
-        return self._logits_of_whole(
-            batches,
-            lambda tower: self._replicas[0 if use_averages else tower].fetch(
-                use_averages
-            ),
-        )
-
-    def _all_reduce(self, tensors, **reduction):
-        """The image-weighted mean over the devices, on every device."""
-        return all_reduce(tensors, self._devices, weights=self._weights, **reduction)
-
-    def _meet(self, stage, batch):
-        # Every device computes the gradients of its share with its own copy.
+    def fetch(self, use_averages=False):
         fetched = []
-        for replica, device in zip(self._replicas, self._devices, strict=True):
+        for device, replica in zip(self._devices, self.variables, strict=True):
+            source = self.variables[0] if use_averages else replica
             with tf.device(device):
-                fetched.append(replica.fetch())
-        results = self._results(stage, fetched, batch)
+                fetched.append(Fetched(*source.fetch(use_averages)))
+        return fetched
 
-        # Weight decay does not depend on the images: the first device adds it for all.
-        gradients = [r.gradients for r in results]
-        with tf.device(self._devices[0]):
-            decay, gradients[0] = self._add_weight_decay(
-                stage, fetched[0][0], gradients[0], self._weights[0]
-            )
-
-        # The gradients meet on every device.
-        gradients = self._all_reduce(gradients, **self._reduction)
-        states = all_average_states(
-            [r.state for r in results], self._devices, self._weights
+    def average(self, results):
+        gradients, states = [r.gradients for r in results], [r.state for r in results]
+        return Mean(
+            all_reduce(
+                gradients, self._devices, weights=self._weights, **self._reduction
+            ),
+            all_average_states(states, self._devices, self._weights),
         )
-        with tf.device(self._devices[0]):
-            # Once for all: a sum may round differently on another device.
-            norm = tf.sqrt(squared_norm(gradients[0]))
-        results = [[r] for r in results]
-        return Met(results, decay, norm, gradients, states, gradients[:1])
 
-    def _apply(self, step, met):
-        # Every copy updates itself.
-        with tf.device(self._devices[0]):
-            # Once for all, as the norm.
-            squares = self._update.squares(self._replicas[0].params, met.gradients[0])
+    def update(self, step, mean):
         assignments, updated = [], None
-        for tower, replica in enumerate(self._replicas):
-            with tf.device(self._devices[tower]):
-                if updated is None or self._update.optimizer.elementwise:
-                    updated = self._update(
-                        step, met.norm, *replica.read(), met.gradients[tower], squares
+        for replica, gradients, state in zip(
+            self.variables, mean.gradients, mean.states, strict=True
+        ):
+            with tf.device(replica.device):
+                if updated is None or self._update_fn.optimizer.elementwise:
+                    updated = self._update_fn(
+                        step, mean.norm, *replica.read(), gradients, mean.squares
                     )
-                else:  # sums again: the first copy's are handed on
+                else:  # its sums may round differently here
                     params, slots, _ = updated
                     updated = params, slots, []
-                assignments += replica.assign(*updated, met.states[tower])
+                assignments += replica.assign(*updated, state)
         return assignments
 
+    def named_variables(self):
+        return named_shards(self.variables[:1])
+
     def load(self, state):
-        super().load(state)
-        for replica in self._replicas[1:]:
-            for name, variable in replica.named().items():
-                variable.assign(state[name])
-
-    def state(self):
-        self.check_copies()
-        return super().state()
-
-    def check_copies(self) -> None:
-        """Compares all copies bit for bit.
-
-        Raises:
-            NumericError: one differs; names the tower and the variable.
-        """
-        first = {name: v.numpy() for name, v in self._replicas[0].named().items()}
-        for tower, replica in enumerate(self._replicas[1:], start=1):
-            for name, variable in replica.named().items():
-                if not np.array_equal(variable.numpy(), first[name], equal_nan=True):
-                    raise NumericError(
-                        f"{name} of tower {tower} on {self._devices[tower]} differs "
-                        f"from that of tower 0 on {self._devices[0]}"
-                    )
+        for replica in self.variables:
+            replica.load(state)

@@ -1,146 +1,83 @@
-"""The contract that every strategy meets, and the canonical names of a training state.
+"""The contract of a synchronous strategy: where variables live, when towers meet.
 
-A strategy decides where variables live and when towers meet, and nothing else.
+A strategy is five functions. The step that calls them is in `step.py`, the loop, the
+metrics and the evaluation around it are the trainer's.
+
+    fetch               parameters and model state, next to the compute of every device
+    average             the mean of the towers' gradients and states, wherever an update
+                        needs it
+    update              the assignments of one update
+    named_variables     canonical name -> variable
+    load                a canonical state
 """
 
-import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import NumericError
-from towers.parallel.memory import Account
-
-# What a strategy is busy with, as its phase variable holds it and `progress` says it.
-IDLE, TRACING, WAITING, COMPUTING = range(4)
-PHASES = ("idle", "tracing the step", "waiting for data", "computing")
-
-# In these phases no update is under way, so `Strategy.state` is consistent.
-CONSISTENT_PHASES = (PHASES[TRACING], PHASES[WAITING])
+from towers.parallel.tower import TowerResult
+from towers.parallel.variables import Variables
 
 
-class Strategy(abc.ABC):
-    """One way of training a model on several devices."""
+class Fetched(NamedTuple):
+    """Parameters and model state on one device, in the order of the model."""
 
-    @abc.abstractmethod
-    def train(self, num_steps: int) -> dict:
-        """Takes up to `num_steps` steps; fewer where `request_stop` was called or a
-        stage of the run ends.
+    params: list[tf.Tensor]
+    state: list[tf.Tensor]
 
-        A step is one update with the gradient of the mean loss over the whole batch;
-        of asynchronous towers, one update by each.
 
-        Returns:
-            The metrics of the last step taken; empty if none was. "step" is the number
-            of steps taken since the run began; "loss" the mean cross-entropy over all
-            images of the batch and "total_loss" with weight decay; "tower_losses" the
-            loss of each tower; "accuracy" the share of the batch's images that were
-            right; "learning_rate"; "gradient_norm" of the mean gradient before
-            clipping; "loss_scale" where the loss is scaled. "input_wait_secs" alone is
-            that of all steps of this call: how long they waited for their batches, in
-            seconds; of asynchronous towers the mean over the towers.
+class Mean(NamedTuple):
+    """The mean over the towers, once for each entry of `Strategy.variables`.
 
-        Raises:
-            NumericError: a tower's loss or gradients are not finite. The parameters are
-                those before that step (of an asynchronous tower, that update).
+    Attributes:
+        gradients: [entry][parameter], of the mean loss over the whole batch.
+        states: [entry][variable], the new model state.
+        norm: global norm of the mean gradient, that of the weight decay included; the
+            step computes it once for all entries.
+        squares: sums of squares that the optimizer needs, as `Update.squares`.
+    """
+
+    gradients: list[list[tf.Tensor]]
+    states: list[list[tf.Tensor]]
+    norm: tf.Tensor | None = None
+    squares: tf.Tensor | None = None
+
+
+class Strategy(Protocol):
+    """A strategy is created as `Strategy(initial, update_fn, devices, batch_size)`.
+
+    Its keyword-only arguments are options of the run, by their names there.
+
+    Attributes:
+        sizes: images of a (micro-)batch per tower.
+        num_shards: devices that hold one network together, neighbors in `devices`.
+        variables: all copies of the variables; a copy has `num_shards` entries.
+        description: lines for the start banner.
+    """
+
+    sizes: list[int]
+    num_shards: int
+    variables: list[Variables]
+    description: list[str]
+
+    def fetch(self, use_averages: bool = False) -> list[Fetched]:
+        """Per device parameters (or their moving averages) and model state, there."""
+
+    def average(self, results: Sequence[TowerResult]) -> Mean:
+        """The image-weighted mean of the results of all devices."""
+
+    def update(self, step: tf.Tensor, mean: Mean) -> list[tf.Operation]:
+        """Assigns new parameters, slots, moving averages and model state.
+
+        Args:
+            step: int64, the steps taken before this one.
+            mean: with its norm and squares.
         """
 
-    @abc.abstractmethod
-    def gradients(self) -> dict[str, tf.Tensor]:
-        """Name -> the mean gradient of the next step, which is not taken; for pictures.
+    def named_variables(self) -> dict[str, list[tf.Variable]]:
+        """Canonical name -> the shards of a variable, along its last axis."""
 
-        It is computed anew: to carry it out of every step would cost copies.
-        Asynchronous towers have the gradient of the last update and give that.
-        """
-
-    @abc.abstractmethod
-    def evaluate(
-        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
-    ) -> dict[str, float]:
-        """Counts over batches with "weights", on all devices.
-
-        Returns:
-            "correct" and "images", whole numbers, and "loss", the sum over the images;
-            "correct_views" where the strategy was given views: by the mean of their
-            logits.
-        """
-
-    @abc.abstractmethod
-    def state(self) -> dict[str, np.ndarray]:
-        """The canonical state: name -> host array, in a fixed order.
-
-        `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
-        path (and the slot's name), then `loss_scale/` where the loss is scaled, and
-        `step`. It does not depend on the strategy or on the number of towers.
-        """
-
-    @abc.abstractmethod
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from a canonical state, whichever strategy wrote it."""
-
-    @abc.abstractmethod
-    def memory(self) -> list[Account]:
-        """What training takes on each device; traces the step where it was not yet."""
-
-    @abc.abstractmethod
-    def describe(self) -> list[str]:
-        """Lines for the start banner: what lives where, and what each tower gets."""
-
-    @abc.abstractmethod
-    def request_stop(self) -> None:
-        """Asks `train`, from another thread, to return after the step in hand."""
-
-    @abc.abstractmethod
-    def progress(self) -> tuple[int, str]:
-        """(steps taken, one of PHASES), readable from another thread meanwhile.
-
-        Asynchronous towers add to "computing" which of them is the last.
-        """
-
-
-def variable_names(variables: list[keras.Variable]) -> list[str]:
-    """The paths of a model's variables, such as "conv1/kernel".
-
-    Raises:
-        ValueError: two are the same, or one is the state of a random generator, which
-            would make a tower depend on its history.
-    """
-    names = [variable.path for variable in variables]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"several variables of the model are called {sorted(twice)}")
-    for name in names:
-        if "seed_generator" in name:
-            raise ValueError(
-                f"the model keeps a random generator, {name}: use the layers of "
-                "towers.models.layers, which are given their noise"
-            )
-    return names
-
-
-def not_finite(
-    step: int,
-    finite: np.ndarray,
-    losses: np.ndarray,
-    remains: str = "the parameters are those before this step",
-) -> NumericError:
-    """The error that names the towers and the step where something was not finite.
-
-    Args:
-        step: the number of the step that was not taken, counted from 1.
-        finite: bool [num_towers]; where all are, it was what they make together.
-        losses: [num_towers].
-        remains: what the message says of the parameters.
-    """
-    bad = [
-        f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
-    ]
-    what = f"the loss or a gradient of {', '.join(bad)}"
-    if not bad:
-        what = "the weight decay, or the mean gradient with it,"
-    return NumericError(
-        f"step {step}: {what} is not finite; {remains}. A lower --learning_rate or "
-        "--clip_norm may help"
-    )
+        """Assigns a canonical state to all copies."""

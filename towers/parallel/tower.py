@@ -10,6 +10,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.optim.phases import zero_frozen
 from towers.parallel.gradients import in_dtype, squared_norm
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
@@ -18,7 +19,7 @@ LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class TowerResult(NamedTuple):
-    """What a tower computes from its share of a batch.
+    """The result of a tower on its share of a batch, or the part of one of its devices.
 
     Attributes:
         gradients: of the loss, in the order of the parameters; None where the loss does
@@ -52,8 +53,8 @@ def tower_loss(
     Args:
         model: gives the structure only; its own variables are not read.
         loss_fn: the loss of each image.
-        params, state: what to compute with, in the model's order of trainable and
-            non-trainable variables.
+        params, state: values in the model's order of trainable and non-trainable
+            variables.
         batch: the model's inputs by name, and "labels".
 
     Returns:
@@ -77,8 +78,8 @@ def tower_gradients(
 ) -> TowerResult:
     """The loss of one tower's share and its gradients; arguments as in `tower_loss`.
 
-    With a loss_scale the loss is differentiated times that, and the gradients are
-    divided by it.
+    With a loss_scale, loss_scale * loss is differentiated and the gradients are divided
+    by it.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(params)
@@ -94,62 +95,24 @@ def tower_gradients(
 def unscaled(
     gradients: Sequence[tf.Tensor | None], loss_scale: tf.Tensor | float
 ) -> list[tf.Tensor | None]:
-    """The gradients divided by the factor of the loss."""
+    """The gradients divided by the factor on the loss."""
     return [g if g is None else g / in_dtype(loss_scale, g.dtype) for g in gradients]
 
 
-def accumulated(
-    compute: Callable[[list, list], list[TowerResult]],
-    states: Sequence[Sequence[tf.Tensor]],
-    batches: Sequence[Mapping[str, tf.Tensor]],
-    accumulate_steps: int,
-) -> list[TowerResult]:
-    """Gradients over several micro-batches, one after the other.
+def checked_gradients(
+    gradients: Sequence[tf.Tensor | None], names: Sequence[str], frozen: frozenset[str]
+) -> list[tf.Tensor]:
+    """The gradients of a tower, zeros for those of frozen parameters.
 
-    The memory of activations is that of one micro-batch. Gradients and losses are means
-    over all of them; each tower's model state goes from one to the next.
-
-    Args:
-        compute: (the towers' states, their shares of a micro-batch) -> results.
-        states: per tower its model state.
-        batches: per tower its share of the batch, with a leading axis of
-            `accumulate_steps`, unless that is 1.
-        accumulate_steps: number of micro-batches.
+    Raises:
+        ValueError: the loss does not depend on a parameter.
     """
-    if accumulate_steps == 1:
-        return compute(list(states), list(batches))
-
-    def micro_batch(place):
-        return [{name: x[place] for name, x in batch.items()} for batch in batches]
-
-    def add(place, so_far):
-        results = compute([r.state for r in so_far], micro_batch(place))
-        return place + 1, [
-            TowerResult(
-                gradients=[
-                    x + y for x, y in zip(a.gradients, b.gradients, strict=True)
-                ],
-                state=b.state,
-                loss=a.loss + b.loss,
-                correct=a.correct + b.correct,
+    for gradient, name in zip(gradients, names, strict=True):
+        if gradient is None:
+            raise ValueError(
+                f"there is no gradient for {name}: the loss does not depend on it"
             )
-            for a, b in zip(so_far, results, strict=True)
-        ]
-
-    first = compute(list(states), micro_batch(0))
-    _, totals = tf.while_loop(
-        lambda place, _: place < accumulate_steps,
-        add,
-        (tf.constant(1), first),
-        parallel_iterations=1,
-    )
-    return [
-        total._replace(
-            gradients=[gradient / accumulate_steps for gradient in total.gradients],
-            loss=total.loss / accumulate_steps,
-        )
-        for total in totals
-    ]
+    return zero_frozen(gradients, names, frozen)
 
 
 def tower_logits(
@@ -165,7 +128,7 @@ def tower_logits(
 def tower_counts(
     loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """What an evaluation counts on one tower's share; images of weight 0 do not count.
+    """Counts of an evaluation on one tower's share; images of weight 0 do not count.
 
     Returns:
         float64 scalars "correct", "images" and "loss", the sum over the images.

@@ -8,74 +8,73 @@ Elsewhere: TensorFlow's CIFAR-10 multi-GPU tutorial, CentralStorageStrategy,
 tf_cnn_benchmarks' `parameter_server`, tensorpack's SyncMultiGPUTrainerParameterServer.
 """
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from towers.optim.update import Update
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import (
     average_gradients,
     average_states,
-    squared_norm,
+    shares,
+    tower_weights,
 )
-from towers.parallel.synchronous import Met, Synchronous
-from towers.parallel.variables import Variables
+from towers.parallel.strategy import Fetched, Mean
+from towers.parallel.variables import Initial, Variables, named_shards
 
 
-class Towers(Synchronous):
-    """Synchronous towers around one set of variables.
+class Towers:
+    """Meets the contract `Strategy`.
 
     Args:
-        parameter_device: where the variables live and the gradients are averaged; the
-            other arguments are those of `Synchronous`.
+        initial, update_fn, devices, batch_size: as in the contract.
+        parameter_device: where the variables live and the gradients are averaged: cpu,
+            gpu (the first tower's) or the name of a device.
     """
 
-    def __init__(self, *args, parameter_device: str = HOST, **kwargs):
-        self._parameter_device = parameter_device
-        super().__init__(*args, **kwargs)
+    num_shards = 1
 
-    def _create_variables(self):
-        with tf.device(self._parameter_device):
-            self._variables = Variables(*self._initial_values(), self._update)
+    def __init__(
+        self,
+        initial: Initial,
+        update_fn: Update,
+        devices: Sequence[str],
+        batch_size: int,
+        *,
+        parameter_device: str = "cpu",
+    ):
+        self._update_fn, self._devices = update_fn, devices
+        self.sizes = shares(batch_size, len(devices))
+        self._weights = tower_weights(self.sizes)
+        named = {"cpu": HOST, "gpu": devices[0]}
+        self.parameter_device = named.get(parameter_device, parameter_device)
+        self.variables = [Variables(initial, update_fn, self.parameter_device)]
+        self.description = [f"variables on {self.parameter_device}"]
 
-    def describe(self):
-        return [f"variables on {self._parameter_device}", *super().describe()]
-
-    def _named_variables(self):
-        return self._variables.named()
-
-    def _variable_sets(self):
-        return [self._variables]
-
-    def _logits(self, batches, use_averages):
-        return self._logits_of_whole(
-            batches, lambda tower: self._variables.fetch(use_averages)
-        )
-
-    def _fetch(self):
-        """Per tower parameters and model state, on its device."""
+    def fetch(self, use_averages=False):
         fetched = []
         for device in self._devices:
             with tf.device(device):
-                fetched.append(self._variables.fetch())
+                fetched.append(Fetched(*self.variables[0].fetch(use_averages)))
         return fetched
 
-    def _meet(self, stage, batch):
-        # Every tower fetches the variables and computes its gradients.
-        results = self._results(stage, self._fetch(), batch)
+    def average(self, results):
+        with tf.device(self.parameter_device):
+            gradients = average_gradients([r.gradients for r in results], self._weights)
+            state = average_states([r.state for r in results], self._weights)
+        return Mean([gradients], [state])
 
-        # The towers meet on the parameter device.
-        with tf.device(self._parameter_device):
-            tower_grads = [zip(r.gradients, self._names, strict=True) for r in results]
-            gradients = [g for g, _ in average_gradients(tower_grads, self._weights)]
-            params = [p.read_value() for p in self._variables.params]
-            decay, gradients = self._add_weight_decay(stage, params, gradients)
-            norm = tf.sqrt(squared_norm(gradients))
-            states = average_states([r.state for r in results], self._weights)
-        return Met([[r] for r in results], decay, norm, gradients, states, [gradients])
-
-    def _apply(self, step, met):
-        # One update.
-        with tf.device(self._parameter_device):
-            updated = self._update(
-                step, met.norm, *self._variables.read(), met.gradients
+    def update(self, step, mean):
+        [variables], [gradients], [state] = self.variables, mean.gradients, mean.states
+        with tf.device(self.parameter_device):
+            updated = self._update_fn(
+                step, mean.norm, *variables.read(), gradients, mean.squares
             )
-            return self._variables.assign(*updated, met.states)
+            return variables.assign(*updated, state)
+
+    def named_variables(self):
+        return named_shards(self.variables)
+
+    def load(self, state):
+        self.variables[0].load(state)

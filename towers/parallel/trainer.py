@@ -1,249 +1,251 @@
-"""What the strategies share: the network, its variables by their canonical names, and
-evaluation on all devices.
+"""The contract of a trainer, and what synchronous and asynchronous ones share.
 
-A strategy adds where its variables live (`_create_variables`, `_named_variables`), what
-a tower evaluates with (`_logits`), and how it trains.
+A trainer takes steps with a strategy and evaluates. It owns the canonical state, the
+memory accounts and the metrics; a strategy owns the variables.
 """
 
 import abc
-import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.tta import VIEWS, Views, least_sure
-from towers.optim import losses
-from towers.optim.phases import Stage, fitted, stages_of, without_frozen
+from towers.errors import NumericError
+from towers.optim.phases import Phase, phases_of
 from towers.optim.update import Update
 from towers.parallel.devices import HOST
-from towers.parallel.gradients import check_gradients, shares, split_batch
-from towers.parallel.memory import Account, create_accounts, fullest
-from towers.parallel.strategy import Strategy, variable_names
-from towers.parallel.tower import (
-    LossFn,
-    tower_counts,
-    tower_gradients,
-    tower_logits,
-)
-from towers.parallel.variables import Variables
+from towers.parallel.eval_step import Evaluator, TestTimeAugmentation
+from towers.parallel.memory import Account, create_accounts, largest
+from towers.parallel.network import WholeNetwork
+from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.strategy import Strategy
+from towers.parallel.tower import LossFn
+from towers.parallel.variables import Initial, check_copies, variable_names
+
+# The activity of a trainer: its variable holds the number, `progress` gives the words.
+IDLE, TRACING, WAITING, COMPUTING = range(4)
+ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
+
+# During these no update is under way, so `Trainer.state` is consistent.
+CONSISTENT_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[WAITING])
 
 
-class TowerStrategy(Strategy):
-    """Towers that share the images of each batch.
+class Trainer(abc.ABC):
+    """Trains a model on several devices.
 
     Args:
+        create: creates the strategy; arguments as in `Strategy`.
         model: a single-device Functional model; its variables are the initial values.
         loss_fn: (logits, labels) -> the loss of each image.
-        update: from the mean gradient to the next parameters.
+        update_fn: from the mean gradient to the next parameters.
         stream: first step -> the batches of all steps from there on.
-        batch_size: images over all towers.
-        devices: one device name per tower.
-        stages: parts of the run whose steps are not alike, in order; `model` is that of
-            the last one. Empty where all are alike and nothing is frozen.
-        views: what an evaluation looks at beside the images themselves.
+        batch_size: images of a (micro-)batch over all towers.
+        devices: device names; one tower each, or one group of a sharded network.
+        phases: of the run, in order; `model` is that of the last one. Empty where all
+            steps are alike and nothing is frozen.
+        tta: test-time augmentation of evaluations.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
+        sync_batch_norm: whether the towers share the moments of batch normalization,
+            as if one device saw the whole batch.
+        **options: of the strategy.
     """
 
     def __init__(
         self,
+        create: Callable[..., Strategy],
         model: keras.Model,
         *,
         loss_fn: LossFn,
-        update: Update,
+        update_fn: Update,
         stream: Callable[[int], tf.data.Dataset],
         batch_size: int,
         devices: Sequence[str],
-        stages: Sequence[Stage] = (),
-        views: Views = VIEWS["plain"],
+        phases: Sequence[Phase] = (),
+        tta: TestTimeAugmentation | None = None,
         compile_towers: bool = False,
+        sync_batch_norm: bool = False,
+        **options,
     ):
-        self._model = model
-        self._loss_fn = loss_fn
-        self._update = update
+        self.phases = phases_of(phases, model)
+        self.devices = list(devices)
+        self.strategy = create(
+            Initial.of(model), update_fn, self.devices, batch_size, **options
+        )
+        size = self.strategy.num_shards
+        grid = [self.devices[i : i + size] for i in range(0, len(devices), size)]
+        firsts = [group[0] for group in grid]
+        whole = WholeNetwork(self.phases, loss_fn, firsts, compile_towers)
+        self.network = whole
+        if size > 1 or sync_batch_norm:
+            self.network = ShardedNetwork(self.phases, loss_fn, grid, sync_batch_norm)
+        self._update_fn = update_fn
         self._stream = stream
-        self._stages = stages_of(stages, model)
-        self._views = views
-        self._devices = list(devices)
-        self._sizes = shares(batch_size, len(devices))
-        self._weights = [size / batch_size for size in self._sizes]
-        self._names = variable_names(model.trainable_variables)
-        self._state_names = variable_names(model.non_trainable_variables)
-        self._create_variables()
+        self._trainable_variables = model.trainable_variables
+        self._param_names = variable_names(model.trainable_variables)
         with tf.device(HOST):
-            self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
-        if compile_towers:
-            self._tower_gradients = tf.function(
-                self._tower_gradients, autograph=False, jit_compile=True
+            self.global_step = tf.Variable(
+                0, dtype=tf.int64, trainable=False, name="step"
             )
-        self._evaluate_batch = tf.function(self._count, autograph=False)
-
-    # What a strategy decides.
-
-    @abc.abstractmethod
-    def _create_variables(self) -> None:
-        """Makes the variables, with the model's as initial values."""
-
-    @abc.abstractmethod
-    def _logits(
-        self, batches: Sequence[Mapping[str, tf.Tensor]], use_averages: bool
-    ) -> list[tf.Tensor]:
-        """Every tower's logits of its share, in inference."""
-
-    @abc.abstractmethod
-    def _begin_anew(self) -> None:
-        """Goes on from the step, whatever it is now, with batches drawn anew."""
-
-    @abc.abstractmethod
-    def _named_variables(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable, without those of the progress."""
-
-    @abc.abstractmethod
-    def _variable_sets(self) -> list[Variables]:
-        """All copies and shards of the variables."""
-
-    @abc.abstractmethod
-    def _graphs(self) -> list[list[tf.Graph]]:
-        """Per stage the traced graphs that compute at the same time."""
-
-    def memory(self) -> list[Account]:
-        named = [pair for v in self._variable_sets() for pair in v.named().items()]
-        return fullest(
-            create_accounts(named, graphs, self._devices) for graphs in self._graphs()
+        self._evaluator = Evaluator(
+            self.strategy, self.network if size > 1 else whole, loss_fn, firsts, tta
         )
 
-    def _initial_values(self):
-        """Parameters and model state of the model, name -> value."""
-        params, state = (
-            self._model.trainable_variables,
-            self._model.non_trainable_variables,
-        )
-        return (
-            {n: v.value for n, v in zip(self._names, params, strict=True)},
-            {n: v.value for n, v in zip(self._state_names, state, strict=True)},
-        )
+    @abc.abstractmethod
+    def train(self, num_steps: int) -> dict:
+        """Takes up to `num_steps` steps; fewer where `request_stop` was called or a
+        phase of the run ends.
 
-    def _tower_gradients(self, stage, params, state, share, loss_scale=None):
-        """What a tower computes in a stage."""
-        model = self._stages[stage].model
-        result = tower_gradients(model, self._loss_fn, params, state, share, loss_scale)
-        return self._checked(stage, result)
+        A step is one update with the gradient of the mean loss over the whole batch;
+        of asynchronous towers, one update by each.
 
-    def _fitted(self, stage, share):
-        """A tower's share of a batch with images of the stage's size."""
-        model = self._stages[stage].model
-        return share if model is self._model else fitted(share, model)
+        Returns:
+            The metrics of the last step taken; empty if none was. "step" is the number
+            of steps taken since the run began; "loss" the mean cross-entropy over all
+            images of the batch and "total_loss" with weight decay; "tower_losses" the
+            loss of each tower; "accuracy" the share of the batch's images with a
+            correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
+            before clipping; "loss_scale" where the loss is scaled; "staleness" of
+            asynchronous updates. "input_wait_secs" alone is that of all steps of this
+            call: how long they waited for their batches, in seconds; of asynchronous
+            towers the mean over the towers.
 
-    def _checked(self, stage, result):
-        """The result of a tower, or of a device of it, in a stage."""
-        check_gradients([zip(result.gradients, self._names, strict=True)])
-        frozen = self._stages[stage].frozen
-        gradients = without_frozen(result.gradients, self._names, frozen)
-        return result._replace(gradients=gradients)
-
-    def _add_weight_decay(self, stage, params, gradients, weight=1.0):
-        """(weight decay, the gradients with that of the weight decay)."""
-        decay, added = losses.add_weight_decay(
-            self._model.trainable_variables, params, gradients, weight
-        )
-        return decay, without_frozen(added, self._names, self._stages[stage].frozen)
-
-    def describe(self) -> list[str]:
-        least, most = min(self._sizes), max(self._sizes)
-        share = f"{most}" if least == most else f"{least} or {most}"
-        return [f"{len(self._sizes)} tower(s) with {share} images each"]
-
-    # Evaluation.
-
-    def _count(self, batch, use_averages):
-        pieces = self._pieces(batch)
-        logits = self._logits(pieces, use_averages)
-        counts = self._counts(logits, pieces)
-        if not self._views.views:
-            return counts
-        if self._views.share < 1:
-            with tf.device(HOST):
-                batch = dict(batch) | {"logits": tf.concat(logits, 0)}
-                batch = least_sure(batch, batch["logits"], self._views.share)
-            pieces = self._pieces(batch)
-            logits = [piece.pop("logits") for piece in pieces]
-        # Those that are looked at change their answer, the others keep it.
-        before = self._counts(logits, pieces)["correct"]
-        logits = self._logits_of_views(pieces, use_averages, logits)
-        after = self._counts(logits, pieces)["correct"]
-        with tf.device(HOST):
-            return counts | {"correct_views": counts["correct"] - before + after}
-
-    def _pieces(self, batch):
-        """Per tower its part of a batch; of a small one some towers have none."""
-        size = batch["labels"].shape[0]
-        return split_batch(batch, shares(size, min(size, len(self._devices))))
-
-    def _counts(self, logits, pieces):
-        """The sums of `tower_counts`."""
-        counts = []
-        for tower, (of_tower, piece) in enumerate(zip(logits, pieces, strict=True)):
-            with tf.device(self._devices[tower]):
-                counts.append(tower_counts(self._loss_fn, of_tower, piece))
-        with tf.device(HOST):
-            return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
-
-    def _logits_of_views(self, pieces, use_averages, of_plain):
-        """Every tower's mean logits over the views, given those of the plain image."""
-        totals = [0.0] * len(pieces)
-        for weight, view in self._views.views:
-            logits = of_plain
-            if view is not None:
-                seen = []
-                for tower, piece in enumerate(pieces):
-                    with tf.device(self._devices[tower]):
-                        seen.append(piece | {"images": view(piece["images"])})
-                logits = self._logits(seen, use_averages)
-            for tower, of_view in enumerate(logits):
-                with tf.device(self._devices[tower]):
-                    wide = tf.cast(of_view, tf.float64)  # half width has no room
-                    totals[tower] += weight * wide
-        return totals
-
-    def _logits_of_whole(self, batches, fetch):
-        """`_logits` of towers that hold a whole network each.
-
-        Args:
-            batches: per tower its share.
-            fetch: tower -> parameters and model state, on the device in scope.
+        Raises:
+            NumericError: a tower's loss or gradients are not finite. The parameters are
+                those before that step (of an asynchronous tower, that update).
         """
-        found = []
-        for tower, share in enumerate(batches):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                params, state = fetch(tower)
-                found.append(tower_logits(self._model, params, state, share))
-        return found
+
+    @abc.abstractmethod
+    def gradients(self) -> dict[str, tf.Tensor]:
+        """Name -> the mean gradient of the next step, which is not taken; for
+        histograms.
+
+        It is computed anew: to carry it out of every step would cost copies.
+        Asynchronous towers have the gradient of the last update and return that.
+        """
+
+    @abc.abstractmethod
+    def trace(self) -> list[list[tf.Graph]]:
+        """Traces the steps without taking one; the first `train` then need not.
+
+        Returns:
+            Per phase the graphs that compute at the same time.
+        """
+
+    @abc.abstractmethod
+    def request_stop(self) -> None:
+        """Asks `train`, from another thread, to return after the step in hand."""
+
+    @abc.abstractmethod
+    def progress(self) -> tuple[int, str]:
+        """(steps taken, one of ACTIVITIES), readable from another thread meanwhile.
+
+        Asynchronous towers add to "computing" which of them is the last.
+        """
+
+    @abc.abstractmethod
+    def _restart_input(self) -> None:
+        """Continues from the global step, whatever it is now, with new batches."""
 
     def evaluate(
         self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
     ) -> dict[str, float]:
-        if use_averages and not self._update.ema_decay:
+        """Counts over batches with "weights", on all devices.
+
+        Returns:
+            "correct" and "images", whole numbers, and "loss", the sum over the images;
+            with test-time augmentation also "correct_tta".
+
+        Raises:
+            ValueError: averages of a run that keeps none.
+        """
+        if use_averages and not self._update_fn.ema_decay:
             raise ValueError("this run keeps no moving averages: its ema_decay is 0")
-        totals = collections.Counter(correct=0.0, images=0.0, loss=0.0)
-        for batch in batches:
-            counts = self._evaluate_batch(dict(batch), use_averages)
-            totals.update({name: float(value) for name, value in counts.items()})
-        return dict(totals)
-
-    # The canonical state.
-
-    def _progress_variables(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable of what says how far the training is."""
-        return {"step": self._step}
+        return self._evaluator(batches, use_averages)
 
     def state(self) -> dict[str, np.ndarray]:
-        named = self._named_variables() | self._progress_variables()
-        return {name: variable.numpy() for name, variable in named.items()}
+        """The canonical state: name -> host array, in a fixed order.
+
+        `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
+        path (and the slot's name), then `loss_scale/` where the loss is scaled, and
+        `step`. It does not depend on the strategy or on the number of towers.
+
+        Raises:
+            NumericError: copies of a variable differ.
+        """
+        check_copies(self.strategy.variables, self.strategy.num_shards)
+        state = {
+            name: _joined([shard.numpy() for shard in shards])
+            for name, shards in self.strategy.named_variables().items()
+        }
+        return state | {k: v.numpy() for k, v in self._progress_variables().items()}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        named = self._named_variables() | self._progress_variables()
-        for name, variable in named.items():
+        """Continues from a canonical state, whichever strategy wrote it."""
+        self.strategy.load(state)
+        for name, variable in self._progress_variables().items():
             variable.assign(state[name])
-        self._begin_anew()
+        self._restart_input()
+
+    def _progress_variables(self) -> dict[str, tf.Variable]:
+        """Canonical name -> variable, of the progress of the training."""
+        return {"step": self.global_step}
+
+    def memory(self) -> list[Account]:
+        """The memory that training takes on each device; traces the step if needed."""
+        named = [x for v in self.strategy.variables for x in v.named().items()]
+        return largest(
+            create_accounts(named, graphs, self.devices) for graphs in self.trace()
+        )
+
+    def describe(self) -> list[str]:
+        """Lines for the start banner: what lives where, and the share of each tower."""
+        lines = list(self.strategy.description)
+        if self.strategy.num_shards > 1:
+            self.trace()  # only then is it known
+            lines.append(
+                "bytes of activations that cross devices per step: "
+                f"{self.transferred_bytes:,}"
+            )
+        sizes = self.strategy.sizes
+        least, most = min(sizes), max(sizes)
+        share = f"{most}" if least == most else f"{least} or {most}"
+        return [*lines, f"{len(sizes)} tower(s) with {share} images each"]
+
+    @property
+    def transferred_bytes(self) -> int:
+        """Bytes of activations, and of their gradients, that cross devices per step of
+        the traced phase with most of them; gradients that frozen parameters save are
+        counted."""
+        return self.network.transferred_bytes
+
+
+def not_finite(
+    step: int,
+    finite: np.ndarray,
+    losses: np.ndarray,
+    consequence: str = "the parameters are those before this step",
+) -> NumericError:
+    """The error that names the towers and the step where something was not finite.
+
+    Args:
+        step: the number of the step that was not taken, counted from 1.
+        finite: bool [num_towers]; where all are, it was their mean.
+        losses: [num_towers].
+        consequence: what the message says of the parameters.
+    """
+    bad = [
+        f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
+    ]
+    culprit = f"the loss or a gradient of {', '.join(bad)}"
+    if not bad:
+        culprit = "the weight decay, or the mean gradient with it,"
+    return NumericError(
+        f"step {step}: {culprit} is not finite; {consequence}. A lower --learning_rate "
+        "or --clip_norm may help"
+    )
+
+
+def _joined(shards):
+    return shards[0] if len(shards) == 1 else np.concatenate(shards, axis=-1)

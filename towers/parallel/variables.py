@@ -1,50 +1,81 @@
 """One set of a run's variables on one device, and its canonical names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+from towers.errors import NumericError
 from towers.optim.optimizers import Slots
 from towers.optim.update import Update
 
 
+class Initial(NamedTuple):
+    """Initial values, name -> value, in the order of the model."""
+
+    params: dict[str, tf.Tensor]
+    state: dict[str, tf.Tensor]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "Initial":
+        """Those of a model."""
+        return cls(
+            *(
+                dict(zip(variable_names(v), (x.value for x in v), strict=True))
+                for v in (model.trainable_variables, model.non_trainable_variables)
+            )
+        )
+
+    def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Initial":
+        """The values of a function of each."""
+        return Initial(*({k: function(v) for k, v in part.items()} for part in self))
+
+
 class Variables:
-    """Parameters, slots, moving averages and model state on the device in scope.
+    """Parameters, slots, moving averages and model state on one device.
 
     Args:
-        params, state: name -> initial value, in the model's order.
-        update: says which slots and whether averages are kept.
-        keeps_averages: whether they are, if any, kept here.
+        initial: their values.
+        update_fn: determines the slots, and whether averages are kept.
+        device: where they live.
+        keeps_averages: whether the averages, if any, are kept here.
 
     Attributes:
-        params, averages, state: variables in the model's order.
+        params, averages, state: variables in the order of the model.
         slots: per parameter its slots by name.
     """
 
     def __init__(
         self,
-        params: Mapping[str, tf.Tensor],
-        state: Mapping[str, tf.Tensor],
-        update: Update,
+        initial: Initial,
+        update_fn: Update,
+        device: str,
         keeps_averages: bool = True,
     ):
-        self._names, self._state_names = list(params), list(state)
-        with tf.name_scope("params"):
-            self.params = [tf.Variable(v, name=name) for name, v in params.items()]
-        with tf.name_scope("state"):
-            self.state = [
-                tf.Variable(v, trainable=False, name=name) for name, v in state.items()
+        self.device = device
+        self._param_names, self._state_names = map(list, initial)
+        with tf.device(device):
+            with tf.name_scope("params"):
+                self.params = [
+                    tf.Variable(v, name=name) for name, v in initial.params.items()
+                ]
+            with tf.name_scope("state"):
+                self.state = [
+                    tf.Variable(v, trainable=False, name=name)
+                    for name, v in initial.state.items()
+                ]
+            self.slots = [
+                {
+                    slot: tf.Variable(tf.zeros_like(param), trainable=False, name=slot)
+                    for slot in update_fn.optimizer.slots
+                }
+                for param in self.params
             ]
-        self.slots = [
-            {
-                slot: tf.Variable(tf.zeros_like(param), trainable=False, name=slot)
-                for slot in update.optimizer.slots
-            }
-            for param in self.params
-        ]
-        self.averages = []
-        if update.ema_decay and keeps_averages:
-            self.averages = [tf.Variable(p, trainable=False) for p in self.params]
+            self.averages = []
+            if update_fn.ema_decay and keeps_averages:
+                self.averages = [tf.Variable(p, trainable=False) for p in self.params]
 
     def fetch(
         self, use_averages: bool = False
@@ -68,7 +99,7 @@ class Variables:
         averages: list[tf.Tensor],
         state: list[tf.Tensor],
     ) -> list[tf.Operation]:
-        """Assigns what `Update` gave, and the new model state."""
+        """Assigns the results of `Update`, and the new model state."""
         pairs = [*zip(self.params, params, strict=True)]
         pairs += zip(self.averages, averages, strict=True)
         pairs += zip(self.state, state, strict=True)
@@ -79,12 +110,69 @@ class Variables:
     def named(self) -> dict[str, tf.Variable]:
         """Canonical name -> variable, in the order of the canonical state."""
         named = {}
-        for name, variable in zip(self._names, self.params, strict=True):
+        for name, variable in zip(self._param_names, self.params, strict=True):
             named[f"params/{name}"] = variable
         for name, variable in zip(self._state_names, self.state, strict=True):
             named[f"state/{name}"] = variable
-        for name, slots in zip(self._names, self.slots, strict=True):
+        for name, slots in zip(self._param_names, self.slots, strict=True):
             named |= {f"slots/{name}/{slot}": v for slot, v in slots.items()}
-        for name, variable in zip(self._names, self.averages, strict=False):
+        for name, variable in zip(self._param_names, self.averages, strict=False):
             named[f"averages/{name}"] = variable
         return named
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Assigns the values of a canonical state."""
+        for name, variable in self.named().items():
+            variable.assign(state[name])
+
+
+def named_shards(shards: Sequence[Variables]) -> dict[str, list[tf.Variable]]:
+    """Canonical name -> its variable in each shard of one copy."""
+    named = [variables.named() for variables in shards]
+    return {name: [variables[name] for variables in named] for name in named[0]}
+
+
+def check_copies(variables: Sequence[Variables], num_shards: int) -> None:
+    """Compares all copies of the variables bit for bit.
+
+    Args:
+        variables: copy after copy.
+        num_shards: entries of one copy.
+
+    Raises:
+        NumericError: one differs; names the tower and the variable.
+    """
+    for shard in range(num_shards):
+        first, *others = variables[shard::num_shards]
+        if not others:
+            continue
+        expected = {name: v.numpy() for name, v in first.named().items()}
+        for tower, copy in enumerate(others, start=1):
+            for name, variable in copy.named().items():
+                if not np.array_equal(variable.numpy(), expected[name], equal_nan=True):
+                    raise NumericError(
+                        f"{name} of tower {tower} on {copy.device} differs "
+                        f"from that of tower 0 on {first.device}"
+                    )
+
+
+def variable_names(variables: Sequence[keras.Variable]) -> list[str]:
+    """The paths of a model's variables, such as "conv1/kernel".
+
+    Raises:
+        ValueError: two are the same, or one is the state of a random generator, which
+            would make a tower depend on its history.
+    """
+    names = [variable.path for variable in variables]
+    repeated = {name for name in names if names.count(name) > 1}
+    if repeated:
+        raise ValueError(
+            f"several variables of the model have the name {sorted(repeated)}"
+        )
+    for name in names:
+        if "seed_generator" in name:
+            raise ValueError(
+                f"the model keeps a random generator, {name}: use the layers of "
+                "towers.models.layers, which take their noise as an input"
+            )
+    return names

@@ -12,7 +12,7 @@ from towers.config import Config
 from towers.config.checks import ignored_options
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
-from towers.parallel.strategy import Strategy
+from towers.parallel.trainer import Trainer as Strategy
 from towers.run.folder import RunFolder
 
 
@@ -52,7 +52,7 @@ def start_banner(
             f"{parts.num_examples:,} images",
         ),
     ]
-    sizes = {image_size(stage.model): stage.end_step for stage in parts.stages}
+    sizes = {image_size(phase.model): phase.end_step for phase in parts.phases}
     if len(sizes) > 1:
         *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
         lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))

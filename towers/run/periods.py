@@ -109,7 +109,7 @@ class Stopwatch:
             self.last_start_secs = secs
         self._is_warm = True
 
-    def begin_stage(self) -> None:
+    def begin_phase(self) -> None:
         """The next steps are others, at another pace, and not compiled yet."""
         self._is_warm = False
         self._recent_steps, self._recent_secs = 0, 0.0

@@ -9,7 +9,10 @@ from towers import build
 from towers import config as configuration
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
-from towers.parallel.strategy import CONSISTENT_PHASES, IDLE, PHASES, Strategy
+from towers.parallel.trainer import ACTIVITIES as PHASES
+from towers.parallel.trainer import CONSISTENT_ACTIVITIES as CONSISTENT_PHASES
+from towers.parallel.trainer import IDLE
+from towers.parallel.trainer import Trainer as Strategy
 from towers.run import checkpoint_files, checkpoints
 from towers.run.background import Background
 from towers.run.folder import RunFolder

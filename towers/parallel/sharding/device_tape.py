@@ -1,10 +1,9 @@
-"""Differentiation over several devices, with every operation where it is wanted.
+"""Differentiation over several devices, with control over every operation's device.
 
 A `tf.GradientTape` over operations on several devices leaves the device of the backward
 operations to TensorFlow, and sums of gradients wherever they fall. Here each recorded
-function has a tape of its own inside its device, and what crosses devices is
-explicit: a value moves to a device at most once, and its gradient comes back at most
-once.
+function has its own tape inside its device, and what crosses devices is explicit: a
+value moves to a device at most once, and its gradient comes back at most once.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +15,10 @@ class Value:
     """A tensor on a device, as one `DeviceTape` knows it.
 
     Attributes:
-        tensor, device: what and where.
-        differentiable: whether a gradient with respect to it may be asked for.
+        tensor, device: the tensor and its device.
+        differentiable: whether it may have a gradient.
         copies: the copies of it on other devices.
-        gradients: what came back for it so far; on its device.
+        gradients: those received so far, on its device.
     """
 
     def __init__(self, tensor: tf.Tensor, device: str, differentiable: bool = False):

@@ -1,39 +1,42 @@
-"""Gradients of a model over a grid of devices.
+"""Gradients of a network over a grid of devices.
 
-This is for the two cases that must look inside a model: synchronised batch
-normalisation (groups meet in every normalisation) and the channel split (a group of
-devices holds one network). The devices form a grid: groups, data-parallel to each
-other, by shards, each with its slice of one network. A tower of its own is a group of
-one.
+This is for the two cases that must inspect a network: synchronized batch normalization
+(groups meet in every normalization) and the channel split (a group of devices holds one
+network). The devices form a grid: groups, data-parallel to each other, by shards, each
+with its slice of one network. A tower on one device is a group of one.
 """
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import keras
 import tensorflow as tf
 
-from towers.optim.phases import Stage
-from towers.parallel.gradients import in_dtype
-from towers.parallel.sharding import split
+from towers.optim.phases import Phase, resize_to_phase
+from towers.parallel.gradients import in_dtype, tower_weights
 from towers.parallel.sharding.device_tape import DeviceTape
-from towers.parallel.sharding.walker import ShardValues, Walk
-from towers.parallel.tower import LossFn, TowerResult, count_correct, unscaled
+from towers.parallel.sharding.split import Shards
+from towers.parallel.sharding.walker import Walk
+from towers.parallel.tower import (
+    LossFn,
+    TowerResult,
+    checked_gradients,
+    count_correct,
+    unscaled,
+)
+from towers.parallel.variables import variable_names
 
 
-class Walker:
-    """Runs a model over a grid of devices, forward and backward.
+class ShardedNetwork:
+    """Meets the contract `Network`.
 
     Args:
-        model: a Functional model.
+        phases: those of the run.
         loss_fn: the loss of each image.
-        devices: [group][shard] names.
-        sync_batch_norm: whether groups share the moments of batch normalisation.
+        grid: [group][shard] device names.
+        sync_batch_norm: whether groups share the moments of batch normalization.
 
     Attributes:
-        shards: how the layers are split inside a group.
-        moved_bytes: bytes that crossed devices in the last `gradients` that was traced:
-            activations forward and their gradients back.
+        transferred_bytes: bytes that cross devices in `gradients` of the traced phase
+            with most of them: activations forward and their gradients back.
 
     Raises:
         ConfigError: a layer cannot be split.
@@ -41,48 +44,32 @@ class Walker:
 
     def __init__(
         self,
-        model: keras.Model,
+        phases: Sequence[Phase],
         loss_fn: LossFn,
-        devices: Sequence[Sequence[str]],
+        grid: Sequence[Sequence[str]],
         sync_batch_norm: bool = False,
     ):
-        self._loss_fn = loss_fn
-        self._devices = devices
-        self.shards = split.Shards(model, len(devices[0]))
-        is_sync = sync_batch_norm and len(devices) > 1
-        self._walk = functools.partial(Walk, model, self.shards, devices, is_sync)
-        self.moved_bytes = 0
+        self._phases, self._loss_fn, self._grid = phases, loss_fn, grid
+        self._names = variable_names(phases[-1].model.trainable_variables)
+        self._is_sync = sync_batch_norm and len(grid) > 1
+        models = {id(phase.model): phase.model for phase in phases}
+        self._shards = {
+            key: Shards(model, len(grid[0])) for key, model in models.items()
+        }
+        self.transferred_bytes = 0
 
-    def gradients(
-        self,
-        variables: Sequence[Sequence[ShardValues]],
-        batches: Sequence[Mapping[str, tf.Tensor]],
-        weights: Sequence[float],
-        loss_scale: tf.Tensor | None = None,
-    ) -> list[list[TowerResult]]:
-        """Losses and gradients of all groups.
-
-        Args:
-            variables: [group][shard].
-            batches: per group its share of the batch.
-            weights: per group its share of the images.
-            loss_scale: what the losses are multiplied with before they are
-                differentiated, and the gradients divided by.
-
-        Returns:
-            [group][shard] results. The weighted mean of the groups' gradients is that
-            of the mean loss. Losses and counts are those of the group, on its first
-            device, the same in all of its shards.
-        """
+    def gradients(self, phase, fetched, batches, loss_scale=None):
+        model, frozen = self._phases[phase].model, self._phases[phase].frozen
         tape = DeviceTape()
-        walk = self._walk(variables, tape, training=True)
-        scales = [weight * len(weights) for weight in weights]  # 1 where equal
-        if loss_scale is not None:
-            scales = [scale * loss_scale for scale in scales]
+        walk = self._walk(model, fetched, tape, training=True)
+        batches = self._resized(batches, model)
         logits = walk.forward(batches)
-        targets, group_metrics = [], []
+
+        # The loss of each group, on its first device.
+        factors = self._loss_factors(batches, loss_scale)
+        targets, losses, correct = [], [], []
         for group, batch in enumerate(batches):
-            device = self._devices[group][0]
+            device = self._grid[group][0]
             with tf.device(device):
                 labels = tf.identity(batch["labels"])
 
@@ -91,44 +78,58 @@ class Walker:
 
             [loss] = tape.apply(device, mean_loss, [logits[group]])
             with tf.device(device):
-                targets.append((loss, in_dtype(scales[group], loss.tensor.dtype)))
-                correct = count_correct(logits[group].tensor, labels)
-            group_metrics.append((loss.tensor, correct))
+                targets.append((loss, in_dtype(factors[group], loss.tensor.dtype)))
+                correct.append(count_correct(logits[group].tensor, labels))
+            losses.append(loss.tensor)
+
+        # Backward through all groups at once.
         tape.backward(targets)
-        self.moved_bytes = sum(
-            tensor.shape.num_elements() * tensor.dtype.size for tensor in tape.moved
-        )
-        return [
-            [
-                self._result(walk, group, shard, scales[group], *group_metrics[group])
-                for shard in range(len(self._devices[group]))
-            ]
-            for group in range(len(batches))
-        ]
+        num_bytes = sum(x.shape.num_elements() * x.dtype.size for x in tape.moved)
+        self.transferred_bytes = max(self.transferred_bytes, num_bytes)
+        results = []
+        for group, devices in enumerate(self._grid):
+            for shard, device in enumerate(devices):
+                with tf.device(device):
+                    gradients = [x.gradient() for x in walk.params[group][shard]]
+                    gradients = checked_gradients(gradients, self._names, frozen)
+                    factor = factors[group]
+                    if isinstance(factor, tf.Tensor) or factor != 1:
+                        gradients = unscaled(gradients, factor)
+                state = walk.state[group][shard]
+                results.append(
+                    TowerResult(gradients, state, losses[group], correct[group])
+                )
+        return results
 
-    def _result(self, walk, group, shard, scale, loss, correct):
-        with tf.device(self._devices[group][shard]):
-            gradients = [param.gradient() for param in walk.params[group][shard]]
-            if isinstance(scale, tf.Tensor) or scale != 1:
-                gradients = unscaled(gradients, scale)
-        state = walk.state[group][shard]
-        return TowerResult(gradients, state, loss, correct)
-
-    def logits(
-        self,
-        variables: Sequence[Sequence[ShardValues]],
-        batches: Sequence[Mapping[str, tf.Tensor]],
-    ) -> list[tf.Tensor]:
-        """The logits of each group in inference, on its first device."""
-        # The last images of an evaluation may not reach every group.
-        walk = self._walk(variables[: len(batches)], DeviceTape(), training=False)
+    def logits(self, fetched, batches):
+        walk = self._walk(self._phases[-1].model, fetched, DeviceTape(), training=False)
         return [value.tensor for value in walk.forward(batches)]
 
+    def _walk(self, model, fetched, tape, training):
+        size = len(self._grid[0])
+        grouped = [fetched[i : i + size] for i in range(0, len(fetched), size)]
+        return Walk(
+            model,
+            self._shards[id(model)],
+            self._grid,
+            self._is_sync,
+            grouped,
+            tape,
+            training,
+        )
 
-def walkers_of(stages: Sequence[Stage], *args, **kwargs) -> list[Walker]:
-    """One for every stage; the same where the network is. Arguments as of `Walker`."""
-    walkers = {}
-    for stage in stages:
-        if id(stage.model) not in walkers:
-            walkers[id(stage.model)] = Walker(stage.model, *args, **kwargs)
-    return [walkers[id(stage.model)] for stage in stages]
+    def _resized(self, batches, model):
+        resized = []
+        for devices, batch in zip(self._grid, batches, strict=True):
+            with tf.device(devices[0]):
+                resized.append(resize_to_phase(batch, model))
+        return resized
+
+    def _loss_factors(self, batches, loss_scale):
+        """Per group the factor on its loss: its weight in the mean over the groups, 1
+        where they are equal, times the loss scale. The gradients are divided by it."""
+        weights = tower_weights([batch["labels"].shape[0] for batch in batches])
+        factors = [weight * len(weights) for weight in weights]
+        if loss_scale is None:
+            return factors
+        return [factor * loss_scale for factor in factors]

@@ -1,6 +1,6 @@
 """Layers over the channels of a group's devices, each of which holds a slice.
 
-Every device fetches those channels of its neighbours that its own output needs.
+Every device fetches those channels of its neighbors that its output needs.
 """
 
 import functools
@@ -29,18 +29,18 @@ def local_response_normalization(
             tape, values, stop, min(starts[-1], stop + radius), value.device
         )
 
-        def normalize(*pieces, own):
+        def normalize(*pieces, place):
             return layers.local_response_normalization(
-                pieces[own],
+                pieces[place],
                 layer.depth_radius,
                 layer.bias,
                 layer.alpha,
                 layer.beta,
-                before=pieces[:own],
-                after=pieces[own + 1 :],
+                before=pieces[:place],
+                after=pieces[place + 1 :],
             )
 
-        normalize = functools.partial(normalize, own=len(before))
+        normalize = functools.partial(normalize, place=len(before))
         outputs += tape.apply(value.device, normalize, [*before, value, *after])
     return outputs
 
@@ -48,7 +48,7 @@ def local_response_normalization(
 def pad_channels(
     tape: DeviceTape, layer: layers.PadChannels, values: Sequence[Value]
 ) -> list[Value]:
-    """Each device fetches what becomes its own slice of the output."""
+    """Each device fetches the inputs of its slice of the output."""
     count, outputs, low = _starts(values)[-1], [], 0
     for value, size in zip(
         values,

@@ -1,7 +1,7 @@
 """How a network is split by channels over the devices of a group.
 
 Every convolution and dense layer owns a share of its output channels on each device;
-what acts on each channel by itself acts on the local slice. A shard's layer is built
+layers that treat each channel alone act on the local slice. A shard's layer is built
 from the `get_config()` of the whole one, with its share of the outputs.
 """
 
@@ -30,7 +30,7 @@ SPLIT = {
     layers.Dense: "units",
 }
 
-# Layers that treat every channel by itself.
+# Layers that treat every channel alone.
 CHANNELWISE = (
     layers.ReLU,
     layers.LeakyReLU,
@@ -45,10 +45,19 @@ CHANNELWISE = (
     Gelu,
 )
 
-# Activation functions that treat every element by itself.
+# Activation functions that treat every element alone.
 ELEMENTWISE = frozenset(
     "linear relu relu6 leaky_relu gelu silu elu selu tanh sigmoid softplus".split()
 )
+
+
+def channel_slice(tensor, shard: int, num_shards: int):
+    """A shard's slice of the last axis of a tensor or array."""
+    if num_shards == 1:
+        return tensor
+    sizes = shares(tensor.shape[-1], num_shards)
+    first = sum(sizes[:shard])
+    return tensor[..., first : first + sizes[shard]]
 
 
 def takes_training(layer: keras.Operation) -> bool:
@@ -67,7 +76,7 @@ def needs_all_inputs(layer: keras.Operation) -> bool:
     return getattr(layer, "groups", 1) == 1
 
 
-def reads_neighbours(layer: keras.Operation) -> bool:
+def reads_neighbor_slices(layer: keras.Operation) -> bool:
     """Whether a shard's output needs some channels of other shards' inputs."""
     if isinstance(layer, LocalResponseNormalization):
         return layer.groups == 1
@@ -96,18 +105,10 @@ class Shards:
                     self._layers[layer.name] = self._split(layer)
 
     def of(self, layer: keras.Operation, shard: int) -> keras.Operation:
-        """What a shard computes in place of a layer."""
+        """The layer of a shard that stands for a layer of the whole network."""
         if self.num_shards == 1:
             return layer
         return self._layers[layer.name][shard]
-
-    def slice(self, tensor, shard: int):
-        """A shard's slice of the last axis of a variable's value."""
-        if self.num_shards == 1:
-            return tensor
-        sizes = shares(tensor.shape[-1], self.num_shards)
-        first = sum(sizes[:shard])
-        return tensor[..., first : first + sizes[shard]]
 
     def _split(self, layer):
         kind = next((k for k in SPLIT if type(layer) is k), None)
@@ -147,17 +148,17 @@ class Shards:
         _check_regularizers(layer, count)
         shards = []
         for size in shares(outputs, count):
-            own = {field: size}
+            changes = {field: size}
             if groups > 1:
-                own["groups"] = size if is_depthwise else groups // count
+                changes["groups"] = size if is_depthwise else groups // count
                 shape[-1] = size if is_depthwise else layer.input.shape[-1] // count
-            shard = type(layer).from_config(config | own)
+            shard = type(layer).from_config(config | changes)
             shard.build(shape)
             shards.append(shard)
         return shards
 
     def _split_columns(self, layer):
-        """A normalisation in groups of channels, for the groups of one shard."""
+        """A normalization in groups of channels, for the groups of one shard."""
         _check_columns(layer, layer.groups, self.num_shards)
         groups = layer.groups // self.num_shards
         shard = type(layer).from_config(layer.get_config() | {"groups": groups})
@@ -167,7 +168,7 @@ class Shards:
     def _split_normalization(self, layer):
         if layer.axis not in (-1, len(layer.input.shape) - 1):
             raise ConfigError(
-                f"group_size={self.num_shards}: layer {layer.name} normalises over "
+                f"group_size={self.num_shards}: layer {layer.name} normalizes over "
                 f"axis {layer.axis}, not the channels"
             )
         shape, shards = list(layer.input.shape), []
@@ -193,6 +194,6 @@ def _check_regularizers(layer, count):
         penalty = variable.regularizer
         if penalty is not None and not isinstance(penalty, sums):
             raise ConfigError(
-                f"group_size={count}: the regulariser {type(penalty).__name__} of "
+                f"group_size={count}: the regularizer {type(penalty).__name__} of "
                 f"{variable.path} needs the whole variable"
             )

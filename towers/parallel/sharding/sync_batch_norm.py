@@ -1,7 +1,7 @@
-"""Batch normalisation with the moments of the whole batch, over several devices.
+"""Batch normalization with the moments of the whole batch, over several devices.
 
-Every device gives the moments of its own images; one combines them (Chan et al. 1979),
-and every device normalises with the result.
+Every device computes the moments of its images; one combines them (Chan et al. 1979),
+and every device normalizes with the result.
 """
 
 import functools
@@ -38,7 +38,7 @@ def normalized(
     moments: Sequence[Value],
     params: Sequence[Value],
 ) -> Value:
-    """What the layer gives for a value with these moments, all on its device."""
+    """The output of the layer for a value with these moments, all on its device."""
 
     def normalize(x, mean, variance, *params):
         params = list(params)
@@ -64,5 +64,5 @@ def _combined(*moments, weights):
     """Mean and variance of the union from those of its parts: mean, variance, ..."""
     means, variances = moments[0::2], moments[1::2]
     mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
-    spread = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]
-    return mean, tf.add_n([w * s for w, s in zip(weights, spread, strict=True)])
+    squares = [v + tf.square(m - mean) for m, v in zip(means, variances, strict=True)]
+    return mean, tf.add_n([w * s for w, s in zip(weights, squares, strict=True)])

@@ -1,6 +1,7 @@
-"""A model's operations in topological order, with one value per device of the grid
-that `walker` describes."""
+"""A walk through a model's operations in topological order, with one value per device
+of a grid."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +14,12 @@ from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.sync_batch_norm import combined_moments, normalized
 
-# What one shard of one group computes with: parameters and model state, in the model's
-# order, on the shard's device.
+# Parameters and model state of one shard of one group, in the model's order, on its
+# device.
 ShardValues = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
 
 
-def _places_of(model):
+def _variable_places(model):
     """Layer name -> the places of its parameters and of its state in the model's."""
     places = {id(v): i for i, v in enumerate(model.trainable_variables)}
     state_places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
@@ -31,17 +32,18 @@ def _places_of(model):
     }
 
 
-class Spread:
-    """A tensor of the network in all groups.
+@dataclasses.dataclass(frozen=True, eq=False)
+class GridTensor:
+    """A tensor of the network on all devices.
 
     Attributes:
         values: [group][shard].
-        whole: whether every shard has all channels, or each its slice of the last axis.
+        replicated: its layout inside a group: whether every shard has all channels, or
+            each its slice of the last axis.
     """
 
-    def __init__(self, values: list[list[Value]], whole: bool):
-        self.values = values
-        self.whole = whole
+    values: list[list[Value]]
+    replicated: bool
 
 
 class Walk:
@@ -51,9 +53,9 @@ class Walk:
         model: a Functional model.
         shards: how its layers are split inside a group.
         devices: [group][shard] names.
-        sync_batch_norm: whether groups share the moments of batch normalisation.
+        sync_batch_norm: whether groups share the moments of batch normalization.
         variables: [group][shard], of as many of the groups as have images.
-        tape: what records, for the gradients.
+        tape: records the operations for the gradients.
         training: whether layers behave as in training.
 
     Attributes:
@@ -74,15 +76,15 @@ class Walk:
         self._model, self._shards, self._tape = model, shards, tape
         self._devices = devices[: len(variables)]
         self._training, self._sync = training, sync_batch_norm
-        self._places = _places_of(model)
+        self._places = _variable_places(model)
         self.params = [
             [
                 [Value(param, device, differentiable=training) for param in params]
-                for (params, _), device in zip(of_group, devices, strict=True)
+                for (params, _), device in zip(group, devices, strict=True)
             ]
-            for of_group, devices in zip(variables, self._devices, strict=True)
+            for group, devices in zip(variables, self._devices, strict=True)
         ]
-        self.state = [[list(state) for _, state in of_group] for of_group in variables]
+        self.state = [[list(state) for _, state in group] for group in variables]
 
     def forward(self, batches: Sequence[Mapping[str, tf.Tensor]]) -> list[Value]:
         """The logits of each group, as values on its first device."""
@@ -91,7 +93,7 @@ class Walk:
         logits = self._model._run_through_graph(
             inputs, operation_fn=lambda layer: functools.partial(self._visit, layer)
         )
-        return [self._gathered(logits, group, [0])[0] for group in range(len(batches))]
+        return [self._gather(logits, group, [0])[0] for group in range(len(batches))]
 
     def _load(self, x, batches):
         """An input of the model, on every device."""
@@ -103,69 +105,73 @@ class Walk:
             values.append([])
             for device in devices:
                 with tf.device(device):
-                    own = tf.cast(tf.identity(tensor), x.dtype)
-                    values[-1].append(Value(own, device))
-        return Spread(values, whole=True)
+                    copy = tf.cast(tf.identity(tensor), x.dtype)
+                    values[-1].append(Value(copy, device))
+        return GridTensor(values, replicated=True)
 
     # One operation.
 
     def _visit(self, layer, *args, **kwargs):
-        spreads = [x for x in tree.flatten((args, kwargs)) if isinstance(x, Spread)]
+        tensors = [x for x in tree.flatten((args, kwargs)) if isinstance(x, GridTensor)]
         if type(layer) in split.SPLIT:
             if split.needs_all_inputs(layer):
-                spreads = [self._whole(spreads[0])]
+                tensors = [self._replicate(tensors[0])]
             else:
-                spreads = [self._sliced(spreads[0])]
-            whole = self._shards.num_shards == 1
+                tensors = [self._shard(tensors[0])]
+            replicated = self._shards.num_shards == 1
         elif isinstance(layer, layers.Flatten):
-            # Slices of channels are not neighbours once flattened.
-            spreads, whole = [self._whole(spreads[0])], True
-        elif split.reads_neighbours(layer) and not spreads[0].whole:
+            # Slices of channels are not neighbors once flattened.
+            tensors, replicated = [self._replicate(tensors[0])], True
+        elif split.reads_neighbor_slices(layer) and not tensors[0].replicated:
             function = _ON_SLICES[type(layer)]
-            values = [function(self._tape, layer, x) for x in spreads[0].values]
-            return Spread(values, whole=False)
+            values = [function(self._tape, layer, x) for x in tensors[0].values]
+            return GridTensor(values, replicated=False)
         else:
-            whole = all(x.whole for x in spreads)
-            if self._shards.of(layer, 0) is not layer:  # made for slices
-                whole = False
-            if not whole:
-                spreads = [self._sliced(x) for x in spreads]
+            replicated = all(x.replicated for x in tensors)
+            if self._shards.of(layer, 0) is not layer:  # created for slices
+                replicated = False
+            if not replicated:
+                tensors = [self._shard(x) for x in tensors]
         if isinstance(layer, layers.BatchNormalization) and self._sync:
             if self._training:
-                return self._synchronized(layer, spreads[0])
+                return self._synchronize(layer, tensors[0])
         values = [
             [
-                self._call(layer, group, shard, args, kwargs, spreads)
+                self._call(layer, group, shard, args, kwargs, tensors)
                 for shard in range(len(devices))
             ]
             for group, devices in enumerate(self._devices)
         ]
-        return Spread(values, whole)
+        return GridTensor(values, replicated)
 
-    def _call(self, layer, group, shard, args, kwargs, spreads):
+    def _call(self, layer, group, shard, args, kwargs, tensors):
         """A layer on one device, on the tape."""
-        own = self._shards.of(layer, shard)
+        layer_shard = self._shards.of(layer, shard)
         param_places, state_places = self._places.get(layer.name, ([], []))
         params = [self.params[group][shard][i] for i in param_places]
         state = [self.state[group][shard][i] for i in state_places]
-        inputs = [spread.values[group][shard] for spread in spreads]
+        inputs = [tensor.values[group][shard] for tensor in tensors]
 
-        def function(*tensors):
-            given = iter(tensors[len(params) :])
-            own_args, own_kwargs = tree.map_structure(
-                lambda x: next(given) if isinstance(x, Spread) else x, (args, kwargs)
+        def function(*values):
+            inputs = iter(values[len(params) :])
+            call_args, call_kwargs = tree.map_structure(
+                lambda x: next(inputs) if isinstance(x, GridTensor) else x,
+                (args, kwargs),
             )
-            if not isinstance(own, keras.Layer):
-                return own(*own_args, **own_kwargs)
-            if split.takes_training(own):
-                own_kwargs["training"] = self._training
+            if not isinstance(layer_shard, keras.Layer):
+                return layer_shard(*call_args, **call_kwargs)
+            if split.takes_training(layer_shard):
+                call_kwargs["training"] = self._training
             # Not `stateless_call`, which leaves out the casts to the layer's precision.
-            variables = [*own.trainable_variables, *own.non_trainable_variables]
-            values = [*tensors[: len(params)], *state]
-            with keras.StatelessScope(zip(variables, values, strict=True)) as scope:
-                output = own(*own_args, **own_kwargs)
-                new_state = map(scope.get_current_value, own.non_trainable_variables)
-                return [output, *new_state]
+            state_variables = layer_shard.non_trainable_variables
+            pairs = zip(
+                [*layer_shard.trainable_variables, *state_variables],
+                [*values[: len(params)], *state],
+                strict=True,
+            )
+            with keras.StatelessScope(pairs) as scope:
+                output = layer_shard(*call_args, **call_kwargs)
+                return [output, *map(scope.get_current_value, state_variables)]
 
         device = self._devices[group][shard]
         output, *new_state = self._tape.apply(device, function, params + inputs)
@@ -173,75 +179,80 @@ class Walk:
             self.state[group][shard][place] = value.tensor
         return output
 
-    # Channels: whole tensors and slices of them.
+    # Layouts of the channels.
 
-    def _whole(self, spread):
+    def _replicate(self, tensor):
         """The same tensor with all channels on every device."""
-        if spread.whole:
-            return spread
-        return Spread(
+        if tensor.replicated:
+            return tensor
+        return GridTensor(
             [
-                self._gathered(spread, group, range(len(devices)))
+                self._gather(tensor, group, range(len(devices)))
                 for group, devices in enumerate(self._devices)
             ],
-            whole=True,
+            replicated=True,
         )
 
-    def _gathered(self, spread, group, shards):
+    def _gather(self, tensor, group, shards):
         """All channels of a group's tensor on some of its devices."""
-        if spread.whole:
-            return [spread.values[group][shard] for shard in shards]
-        found = []
+        if tensor.replicated:
+            return [tensor.values[group][shard] for shard in shards]
+        gathered = []
         for shard in shards:
             device = self._devices[group][shard]
-            moved = [self._tape.move(x, device) for x in spread.values[group]]
-            found += self._tape.apply(device, slices.concatenated, moved)
-        return found
+            slices_here = [self._tape.move(x, device) for x in tensor.values[group]]
+            gathered += self._tape.apply(device, slices.concatenated, slices_here)
+        return gathered
 
-    def _sliced(self, spread):
-        """The same tensor with its own slice of the channels on every device."""
-        if not spread.whole or self._shards.num_shards == 1:
-            return spread
+    def _shard(self, tensor):
+        """The same tensor with a slice of the channels on every device."""
+        if not tensor.replicated or self._shards.num_shards == 1:
+            return tensor
         values = []
-        for of_group, devices in zip(spread.values, self._devices, strict=True):
+        for group_values, devices in zip(tensor.values, self._devices, strict=True):
             values.append([])
             for shard, (value, device) in enumerate(
-                zip(of_group, devices, strict=True)
+                zip(group_values, devices, strict=True)
             ):
-                cut = functools.partial(self._shards.slice, shard=shard)
+                cut = functools.partial(
+                    split.channel_slice,
+                    shard=shard,
+                    num_shards=self._shards.num_shards,
+                )
                 values[-1] += self._tape.apply(device, cut, [value])
-        return Spread(values, whole=False)
+        return GridTensor(values, replicated=False)
 
-    # Batch normalisation over all groups.
+    # Batch normalization over all groups.
 
-    def _synchronized(self, layer, spread):
-        """Normalises with the moments of the whole batch; statistics move as in Keras,
+    def _synchronize(self, layer, tensor):
+        """Normalizes with the moments of the whole batch; statistics move as in Keras,
         once."""
         values = [[] for _ in self._devices]
         for shard, home in enumerate(self._devices[0]):
-            of_shard = [of_group[shard] for of_group in spread.values]
-            combined = combined_moments(self._tape, of_shard, home)
-            for group, value in enumerate(of_shard):
+            slices_of_groups = [group[shard] for group in tensor.values]
+            combined = combined_moments(self._tape, slices_of_groups, home)
+            for group, value in enumerate(slices_of_groups):
                 values[group].append(
-                    self._normalized(layer, group, shard, value, combined)
+                    self._normalize(layer, group, shard, value, combined)
                 )
-        return Spread(values, spread.whole)
+        return GridTensor(values, tensor.replicated)
 
-    def _normalized(self, layer, group, shard, value, moments):
+    def _normalize(self, layer, group, shard, value, moments):
         device = self._devices[group][shard]
-        own = self._shards.of(layer, shard)
+        layer_shard = self._shards.of(layer, shard)
         param_places, state_places = self._places[layer.name]
         params = [self.params[group][shard][i] for i in param_places]
         moments = [self._tape.move(moment, device) for moment in moments]
+        momentum = layer_shard.momentum
         with tf.device(device):
             for place, moment in zip(state_places, moments, strict=True):
                 before = self.state[group][shard][place]
-                after = before * own.momentum + moment.tensor * (1 - own.momentum)
+                after = before * momentum + moment.tensor * (1 - momentum)
                 self.state[group][shard][place] = after
-        return normalized(self._tape, own, value, moments, params)
+        return normalized(self._tape, layer_shard, value, moments, params)
 
 
-# Layers that read the slices of other devices, but not all channels.
+# Layers that read channels of neighbor devices, but not all channels.
 _ON_SLICES = {
     LocalResponseNormalization: slices.local_response_normalization,
     PadChannels: slices.pad_channels,

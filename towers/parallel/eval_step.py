@@ -1,0 +1,141 @@
+"""Evaluation on all devices, with test-time augmentation."""
+
+import collections
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from towers.parallel.devices import HOST
+from towers.parallel.gradients import shares, split_batch
+from towers.parallel.network import Network
+from towers.parallel.strategy import Strategy
+from towers.parallel.tower import LossFn, tower_counts
+
+# (weight, images [n, height, width, channels] -> the same shape); None for the image
+# itself.
+Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
+
+
+class TestTimeAugmentation(Protocol):
+    """Test-time augmentation (TTA).
+
+    Attributes:
+        transforms: the logits of an image are the weighted mean over them; empty for no
+            augmentation.
+        fraction: the part of each batch that is augmented, the least confident images;
+            the others keep their prediction. Below 1 they depend on the batch size.
+    """
+
+    transforms: Sequence[Transform]
+    fraction: float
+
+
+class Evaluator:
+    """Counts correct predictions over batches.
+
+    Args:
+        strategy: holds the variables.
+        network: computes the logits.
+        loss_fn: the loss of each image.
+        devices: one per tower.
+        tta: see `TestTimeAugmentation`.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        network: Network,
+        loss_fn: LossFn,
+        devices: Sequence[str],
+        tta: TestTimeAugmentation | None = None,
+    ):
+        self._strategy, self._network, self._loss_fn = strategy, network, loss_fn
+        self._devices, self._tta = devices, tta
+        self._count_batch = tf.function(self._count, autograph=False)
+
+    def __call__(
+        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
+    ) -> dict[str, float]:
+        """Sums of `tower_counts` over the batches, as `Trainer.evaluate`."""
+        totals = collections.Counter(correct=0.0, images=0.0, loss=0.0)
+        for batch in batches:
+            counts = self._count_batch(dict(batch), use_averages)
+            totals.update({name: float(value) for name, value in counts.items()})
+        return dict(totals)
+
+    def _count(self, batch, use_averages):
+        """The counts of one batch, in the graph."""
+        fetched = self._strategy.fetch(use_averages)
+        pieces = self._split(batch)
+        logits = self._logits(fetched, pieces)
+        counts = self._sum_counts(logits, pieces)
+        if self._tta is None or not self._tta.transforms:
+            return counts
+        if self._tta.fraction < 1:
+            with tf.device(HOST):
+                batch = dict(batch) | {"logits": tf.concat(logits, 0)}
+                batch = least_confident(batch, batch["logits"], self._tta.fraction)
+            pieces = self._split(batch)
+            logits = [piece.pop("logits") for piece in pieces]
+        # Augmented images change their prediction, the others keep theirs.
+        before = self._sum_counts(logits, pieces)["correct"]
+        logits = self._mean_logits(fetched, pieces, logits)
+        after = self._sum_counts(logits, pieces)["correct"]
+        with tf.device(HOST):
+            return counts | {"correct_tta": counts["correct"] - before + after}
+
+    def _split(self, batch):
+        """Per tower its part of a batch; of a small one some towers have none."""
+        size = batch["labels"].shape[0]
+        return split_batch(batch, shares(size, min(size, len(self._devices))))
+
+    def _logits(self, fetched, pieces):
+        size = self._strategy.num_shards
+        return self._network.logits(fetched[: size * len(pieces)], pieces)
+
+    def _sum_counts(self, logits, pieces):
+        counts = []
+        for device, tower_logits, piece in zip(
+            self._devices, logits, pieces, strict=False
+        ):
+            with tf.device(device):
+                counts.append(tower_counts(self._loss_fn, tower_logits, piece))
+        with tf.device(HOST):
+            return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def _mean_logits(self, fetched, pieces, plain):
+        """Per tower the mean logits over the transforms, given those of the images."""
+        totals = [0.0] * len(pieces)
+        for weight, transform in self._tta.transforms:
+            logits = plain
+            if transform is not None:
+                transformed = []
+                for device, piece in zip(self._devices, pieces, strict=False):
+                    with tf.device(device):
+                        images = transform(piece["images"])
+                        transformed.append(piece | {"images": images})
+                logits = self._logits(fetched, transformed)
+            for tower, tower_logits in enumerate(logits):
+                with tf.device(self._devices[tower]):
+                    # 16-bit floats lack the precision for a mean.
+                    totals[tower] += weight * tf.cast(tower_logits, tf.float64)
+        return totals
+
+
+def least_confident(
+    batch: Mapping[str, tf.Tensor], logits: tf.Tensor, fraction: float
+) -> dict[str, tf.Tensor]:
+    """Part of a batch, those images whose two largest logits differ least.
+
+    Args:
+        batch: tensors of n images each, among them "weights", 0 where none is meant.
+        logits: [n, classes].
+        fraction: of the n images, rounded up.
+    """
+    best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
+    margin = tf.where(batch["weights"] > 0, best - second, math.inf)
+    [count] = margin.shape
+    chosen = tf.math.top_k(-margin, math.ceil(fraction * count)).indices
+    return {name: tf.gather(value, chosen) for name, value in batch.items()}

@@ -1,0 +1,247 @@
+"""One synchronous step, from the batch to the assignments."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.optim import losses
+from towers.optim.phases import Phase, zero_frozen
+from towers.optim.update import Update
+from towers.parallel.devices import HOST
+from towers.parallel.gradients import (
+    split_batch,
+    squared_norm,
+    tower_weights,
+    weighted_mean,
+)
+from towers.parallel.loss_scale import LossScale
+from towers.parallel.network import Network
+from towers.parallel.strategy import Fetched, Mean, Strategy
+from towers.parallel.tower import TowerResult
+from towers.parallel.variables import variable_names
+
+
+class Reduced(NamedTuple):
+    """Everything of a step that comes before the update.
+
+    Attributes:
+        results: per device.
+        mean: with the weight decay added, its norm and squares.
+        decay: the weight decay, a scalar to be added to the loss.
+    """
+
+    results: list[TowerResult]
+    mean: Mean
+    decay: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """The step of a run; called with a batch in the graph, it makes one update.
+
+    Attributes:
+        strategy: where variables live and when towers meet.
+        network: computes the gradients.
+        update_fn: from the mean gradient to the next parameters.
+        trainable_variables: of the model; they have the regularizers.
+        phases: of the run.
+        global_step: int64 variable, the steps taken.
+        accumulate_steps: micro-batches of a step.
+        loss_scale: scales the loss dynamically; a step whose gradients are not finite
+            is then skipped, and counts.
+    """
+
+    strategy: Strategy
+    network: Network
+    update_fn: Update
+    trainable_variables: Sequence[keras.Variable]
+    phases: Sequence[Phase]
+    global_step: tf.Variable
+    accumulate_steps: int = 1
+    loss_scale: LossScale | None = None
+
+    def __call__(
+        self, phase: int, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        """One step: (whether it was taken, its metrics)."""
+        reduced = self.reduce(phase, batch)
+        with tf.device(HOST):
+            metrics = self._metrics(reduced)
+            # A tower that is not finite makes the mean so. Decided before any update.
+            is_finite = tf.math.is_finite(reduced.mean.norm + metrics["total_loss"])
+            is_taken = tf.cond(
+                is_finite, lambda: self._update(reduced.mean), self._skip
+            )
+            return is_taken, metrics
+
+    def reduce(self, phase: int, batch: Mapping[str, tf.Tensor]) -> Reduced:
+        """Gradients on all devices, and their mean."""
+        scale = self._read_loss_scale()
+
+        def compute(fetched, batches):
+            return self.network.gradients(phase, fetched, batches, scale)
+
+        fetched = self.strategy.fetch()
+        batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
+        results = accumulate(compute, fetched, batches, self.accumulate_steps)
+        mean = self.strategy.average(results)
+        decay, mean = self._add_weight_decay(phase, mean)
+        return Reduced(results, self._with_norms(mean), decay)
+
+    def _add_weight_decay(self, phase, mean):
+        """Adds its gradient to the mean, on each copy of the variables."""
+        names = variable_names(self.trainable_variables)
+        decays, gradients = [], []
+        for variables, means in zip(
+            self.strategy.variables, mean.gradients, strict=True
+        ):
+            with tf.device(variables.device):
+                params = [param.read_value() for param in variables.params]
+                decay, means = losses.add_weight_decay(
+                    self.trainable_variables, params, means
+                )
+            decays.append(decay)
+            gradients.append(zero_frozen(means, names, self.phases[phase].frozen))
+        return _sum_of_shards(decays[: self.strategy.num_shards]), mean._replace(
+            gradients=gradients
+        )
+
+    def _with_norms(self, mean):
+        """The norm and the squares from the first copy: sums may round differently on
+        other devices."""
+        norms, squares = [], []
+        shards = self.strategy.variables[: self.strategy.num_shards]
+        for variables, gradients in zip(shards, mean.gradients, strict=False):
+            with tf.device(variables.device):
+                norms.append(squared_norm(gradients))
+                params = [param.read_value() for param in variables.params]
+                squares.append(self.update_fn.squares(params, gradients))
+        with tf.device(shards[0].device):
+            norm = tf.sqrt(_sum_of_shards(norms))
+        return mean._replace(norm=norm, squares=_sum_of_shards(squares))
+
+    def _update(self, mean):
+        assignments = self.strategy.update(self.global_step.read_value(), mean)
+        with tf.device(HOST):
+            if self.loss_scale is not None:
+                assignments += self.loss_scale.after_good_step()
+            return self._count(assignments)
+
+    def _skip(self):
+        """A step without an update, where a smaller scale may help; whether it may."""
+        if self.loss_scale is None:
+            return False
+        return tf.cond(
+            self.loss_scale.can_fall(),
+            lambda: self._count(self.loss_scale.after_bad_step()),
+            lambda: False,
+        )
+
+    def _count(self, assignments):
+        with tf.control_dependencies(assignments):
+            counted = self.global_step.assign_add(1, read_value=False)
+        with tf.control_dependencies([counted]):
+            return tf.constant(True)
+
+    def _metrics(self, reduced):
+        results = reduced.results[:: self.strategy.num_shards]
+        sizes = self.strategy.sizes
+        loss = weighted_mean([r.loss for r in results], tower_weights(sizes))
+        correct = tf.add_n([r.correct for r in results])
+        scale = self._read_loss_scale()
+        return {
+            "loss": loss,
+            "total_loss": loss + tf.cast(reduced.decay, loss.dtype),
+            "tower_losses": tf.stack([r.loss for r in results]),
+            "accuracy": correct / (sum(sizes) * self.accumulate_steps),
+            "learning_rate": self.update_fn.learning_rate_fn(
+                self.global_step.read_value()
+            ),
+            "gradient_norm": reduced.mean.norm,
+            **({} if scale is None else {"loss_scale": scale}),
+        }
+
+    def zero_metrics(self) -> dict[str, tf.Tensor]:
+        """Metrics of the same form, for a loop to begin with."""
+        dtype = self.trainable_variables[0].dtype
+        return {
+            "loss": tf.zeros([], dtype),
+            "total_loss": tf.zeros([], dtype),
+            "tower_losses": tf.zeros([len(self.strategy.sizes)], dtype),
+            "accuracy": tf.zeros([]),
+            "learning_rate": tf.zeros([], tf.float64),
+            "gradient_norm": tf.zeros([], dtype),
+            **({} if self.loss_scale is None else {"loss_scale": tf.zeros([])}),
+        }
+
+    def _read_loss_scale(self):
+        return None if self.loss_scale is None else self.loss_scale.read()
+
+
+def accumulate(
+    compute: Callable[[list, list], list[TowerResult]],
+    fetched: Sequence[Fetched],
+    batches: Sequence[Mapping[str, tf.Tensor]],
+    accumulate_steps: int,
+) -> list[TowerResult]:
+    """Gradients over several micro-batches, one after the other.
+
+    The memory of activations is that of one micro-batch. Gradients and losses are means
+    over all of them; the model state of each device goes from one to the next.
+
+    Args:
+        compute: (per device parameters and state, per tower a micro-batch) -> results.
+        fetched: per device.
+        batches: per tower its share of the batch, with a leading axis of
+            `accumulate_steps`, unless that is 1.
+        accumulate_steps: number of micro-batches.
+    """
+    if accumulate_steps == 1:
+        return compute(list(fetched), list(batches))
+
+    def micro_batch(place):
+        return [{name: x[place] for name, x in batch.items()} for batch in batches]
+
+    def add(place, totals):
+        current = [
+            Fetched(params, total.state)
+            for (params, _), total in zip(fetched, totals, strict=True)
+        ]
+        results = compute(current, micro_batch(place))
+        return place + 1, [
+            TowerResult(
+                gradients=[
+                    x + y for x, y in zip(a.gradients, b.gradients, strict=True)
+                ],
+                state=b.state,
+                loss=a.loss + b.loss,
+                correct=a.correct + b.correct,
+            )
+            for a, b in zip(totals, results, strict=True)
+        ]
+
+    first = compute(list(fetched), micro_batch(0))
+    _, totals = tf.while_loop(
+        lambda place, _: place < accumulate_steps,
+        add,
+        (tf.constant(1), first),
+        parallel_iterations=1,
+    )
+    return [
+        total._replace(
+            gradients=[gradient / accumulate_steps for gradient in total.gradients],
+            loss=total.loss / accumulate_steps,
+        )
+        for total in totals
+    ]
+
+
+def _sum_of_shards(values):
+    """The sum on the host; a single value, or None, comes back as it is."""
+    if len(values) == 1 or values[0] is None:
+        return values[0]
+    with tf.device(HOST):
+        return tf.add_n(values)
