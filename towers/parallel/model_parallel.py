@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import ConfigError
-from towers.optim.phases import Stage, stages_of
+from towers.optim.phases import Phase, phases_of
 from towers.parallel.all_reduce import all_average_states, all_reduce
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import squared_norm
@@ -47,7 +47,7 @@ class ModelParallel(Synchronous):
         group_size: int,
         loss_fn,
         update,
-        stages: Sequence[Stage] = (),
+        stages: Sequence[Phase] = (),
         sync_batch_norm: bool = False,
         **kwargs,
     ):
@@ -66,7 +66,7 @@ class ModelParallel(Synchronous):
             for first in range(0, len(devices), group_size)
         ]
         self._grid_walkers = walkers_of(
-            stages_of(stages, model), loss_fn, self._grid, sync_batch_norm
+            phases_of(stages, model), loss_fn, self._grid, sync_batch_norm
         )
         self._grid_walker = self._grid_walkers[-1]
         super().__init__(

@@ -6,11 +6,11 @@ A strategy decides where variables live and when towers meet, and nothing else.
 import abc
 from collections.abc import Iterable, Mapping
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
+from towers.models.variables import variable_names  # noqa: F401 (its former place)
 from towers.parallel.memory import Account
 
 # What a strategy is busy with, as its phase variable holds it and `progress` says it.
@@ -63,7 +63,7 @@ class Strategy(abc.ABC):
 
         Returns:
             "correct" and "images", whole numbers, and "loss", the sum over the images;
-            "correct_views" where the strategy was given views: by the mean of their
+            "correct_tta" with test-time augmentation: by the mean of their
             logits.
         """
 
@@ -98,26 +98,6 @@ class Strategy(abc.ABC):
 
         Asynchronous towers add to "computing" which of them is the last.
         """
-
-
-def variable_names(variables: list[keras.Variable]) -> list[str]:
-    """The paths of a model's variables, such as "conv1/kernel".
-
-    Raises:
-        ValueError: two are the same, or one is the state of a random generator, which
-            would make a tower depend on its history.
-    """
-    names = [variable.path for variable in variables]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"several variables of the model are called {sorted(twice)}")
-    for name in names:
-        if "seed_generator" in name:
-            raise ValueError(
-                f"the model keeps a random generator, {name}: use the layers of "
-                "towers.models.layers, which are given their noise"
-            )
-    return names
 
 
 def not_finite(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from towers.optim.phases import stage_at, steps_within
+from towers.optim.phases import phase_at, steps_within
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, weighted_mean
 from towers.parallel.loop import Loop
@@ -145,7 +145,7 @@ class Synchronous(TowerStrategy):
     def _look_at_next_step(self):
         step = int(self._step)
         batch = next(iter(self._stream(step)))
-        return self._look_call(stage_at(self._stages, step), batch)
+        return self._look_call(phase_at(self._stages, step), batch)
 
     def gradients(self) -> dict[str, tf.Tensor]:
         _, slices = self._look_at_next_step()

@@ -13,14 +13,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.tta import VIEWS, Views, least_sure
+from towers.data.tta import TestTimeAugmentation, least_confident
+from towers.models.variables import variable_names
 from towers.optim import losses
-from towers.optim.phases import Stage, fitted, stages_of, without_frozen
+from towers.optim.phases import Phase, phases_of, resize_to_phase, zero_frozen
 from towers.optim.update import Update
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import check_gradients, shares, split_batch
 from towers.parallel.memory import Account, create_accounts, fullest
-from towers.parallel.strategy import Strategy, variable_names
+from towers.parallel.strategy import Strategy
 from towers.parallel.tower import (
     LossFn,
     tower_counts,
@@ -42,7 +43,7 @@ class TowerStrategy(Strategy):
         devices: one device name per tower.
         stages: parts of the run whose steps are not alike, in order; `model` is that of
             the last one. Empty where all are alike and nothing is frozen.
-        views: what an evaluation looks at beside the images themselves.
+        tta: the test-time augmentation of evaluations.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
     """
@@ -56,16 +57,16 @@ class TowerStrategy(Strategy):
         stream: Callable[[int], tf.data.Dataset],
         batch_size: int,
         devices: Sequence[str],
-        stages: Sequence[Stage] = (),
-        views: Views = VIEWS["plain"],
+        stages: Sequence[Phase] = (),
+        tta: TestTimeAugmentation = TestTimeAugmentation(),  # noqa: B008 (frozen)
         compile_towers: bool = False,
     ):
         self._model = model
         self._loss_fn = loss_fn
         self._update = update
         self._stream = stream
-        self._stages = stages_of(stages, model)
-        self._views = views
+        self._stages = phases_of(stages, model)
+        self._tta = tta
         self._devices = list(devices)
         self._sizes = shares(batch_size, len(devices))
         self._weights = [size / batch_size for size in self._sizes]
@@ -134,13 +135,13 @@ class TowerStrategy(Strategy):
     def _fitted(self, stage, share):
         """A tower's share of a batch with images of the stage's size."""
         model = self._stages[stage].model
-        return share if model is self._model else fitted(share, model)
+        return share if model is self._model else resize_to_phase(share, model)
 
     def _checked(self, stage, result):
         """The result of a tower, or of a device of it, in a stage."""
         check_gradients([zip(result.gradients, self._names, strict=True)])
         frozen = self._stages[stage].frozen
-        gradients = without_frozen(result.gradients, self._names, frozen)
+        gradients = zero_frozen(result.gradients, self._names, frozen)
         return result._replace(gradients=gradients)
 
     def _add_weight_decay(self, stage, params, gradients, weight=1.0):
@@ -148,7 +149,7 @@ class TowerStrategy(Strategy):
         decay, added = losses.add_weight_decay(
             self._model.trainable_variables, params, gradients, weight
         )
-        return decay, without_frozen(added, self._names, self._stages[stage].frozen)
+        return decay, zero_frozen(added, self._names, self._stages[stage].frozen)
 
     def describe(self) -> list[str]:
         least, most = min(self._sizes), max(self._sizes)
@@ -161,12 +162,12 @@ class TowerStrategy(Strategy):
         pieces = self._pieces(batch)
         logits = self._logits(pieces, use_averages)
         counts = self._counts(logits, pieces)
-        if not self._views.views:
+        if not self._tta.transforms:
             return counts
-        if self._views.share < 1:
+        if self._tta.fraction < 1:
             with tf.device(HOST):
                 batch = dict(batch) | {"logits": tf.concat(logits, 0)}
-                batch = least_sure(batch, batch["logits"], self._views.share)
+                batch = least_confident(batch, batch["logits"], self._tta.fraction)
             pieces = self._pieces(batch)
             logits = [piece.pop("logits") for piece in pieces]
         # Those that are looked at change their answer, the others keep it.
@@ -174,7 +175,7 @@ class TowerStrategy(Strategy):
         logits = self._logits_of_views(pieces, use_averages, logits)
         after = self._counts(logits, pieces)["correct"]
         with tf.device(HOST):
-            return counts | {"correct_views": counts["correct"] - before + after}
+            return counts | {"correct_tta": counts["correct"] - before + after}
 
     def _pieces(self, batch):
         """Per tower its part of a batch; of a small one some towers have none."""
@@ -193,7 +194,7 @@ class TowerStrategy(Strategy):
     def _logits_of_views(self, pieces, use_averages, of_plain):
         """Every tower's mean logits over the views, given those of the plain image."""
         totals = [0.0] * len(pieces)
-        for weight, view in self._views.views:
+        for weight, view in self._tta.transforms:
             logits = of_plain
             if view is not None:
                 seen = []

@@ -52,7 +52,7 @@ def start_banner(
             f"{parts.num_examples:,} images",
         ),
     ]
-    sizes = {image_size(stage.model): stage.end_step for stage in parts.stages}
+    sizes = {image_size(phase.model): phase.end_step for phase in parts.phases}
     if len(sizes) > 1:
         *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
         lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from towers.optim.phases import Stage
+from towers.optim.phases import Phase
 from towers.parallel.gradients import in_dtype
 from towers.parallel.sharding import split
 from towers.parallel.sharding.device_tape import DeviceTape
@@ -125,7 +125,7 @@ class Walker:
         return [value.tensor for value in walk.forward(batches)]
 
 
-def walkers_of(stages: Sequence[Stage], *args, **kwargs) -> list[Walker]:
+def walkers_of(stages: Sequence[Phase], *args, **kwargs) -> list[Walker]:
     """One for every stage; the same where the network is. Arguments as of `Walker`."""
     walkers = {}
     for stage in stages:
