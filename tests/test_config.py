@@ -7,7 +7,7 @@ import pytest
 from refused import refusal
 
 from towers import config as configuration
-from towers.config import FIELDS, Config, checks, from_json, replace, to_json
+from towers.config import FIELDS, Config, checks, choices, from_json, replace, to_json
 from towers.errors import ConfigError
 
 # What the first issue asks for at least.
@@ -56,7 +56,8 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
-    "views": ("mirror", "six"),
+    "tta": ("mirror", "translate"),
+    "optimizer_options": ("beta3:0.5", "beta3:0.25"),
     "input": ("resident", "stream"),
     "strategy": ("replicated", "towers"),
     "num_towers": (4, 8),
@@ -114,7 +115,7 @@ FREE = {
     "checkpoint_every_steps",
     "keep_checkpoints",
     "stuck_after_secs",
-    "views",
+    "tta",
 }
 
 
@@ -266,14 +267,15 @@ def test_bounds_are_where_the_meaning_ends(name, best, bad):
 def test_a_wrong_choice_names_the_nearest_and_lists_all(name, typed, meant):
     message = refusal(**{name: typed})
     assert f"did you mean {meant!r}?" in message
-    assert ", ".join(FIELDS[name].metadata["choices"]) in message
+    names = choices.TABLES.get(name) or FIELDS[name].metadata["choices"]
+    assert ", ".join(names) in message
 
 
 @pytest.mark.parametrize("name", ["tfds:mnist", "tfds:imagenet_resized/64x64"])
 def test_any_prepared_data_set_may_be_named(name):
     assert Config(dataset=name).dataset == name
     for wrong in ("tfds:", "tfdsmnist"):
-        assert "synthetic or tfds:NAME" in refusal(dataset=wrong)
+        assert "synthetic, tfds:NAME or FILE.py" in refusal(dataset=wrong)
 
 
 def test_where_nothing_is_near_nothing_is_guessed():

@@ -167,7 +167,10 @@ def _fields_read_by(config, option):
 
 def _read_by(option, name):
     """The arguments that a choice's signature names; None where it takes any."""
-    return factories.argument_names(factories.resolve(option, name))
+    names = factories.argument_names(factories.resolve(option, name))
+    if names and "decoding" in names:
+        names += ("image_size", "image_cache_mb")  # which `decoding` holds
+    return names
 
 
 def _read_by_strategy(option, name):
