@@ -130,9 +130,9 @@ def test_row_23_what_cannot_be_listed_ends_in_one_line(run, root):
     [
         (
             ["--dataset=cifar"],
-            ["--dataset=cifar", "did you mean 'cifar10'", "tfds:NAME"],
+            ["--dataset='cifar'", "did you mean 'cifar10'", "tfds:NAME"],
         ),
-        (["--dataset=tfds:"], ["--dataset=tfds:", "tfds:NAME"]),
+        (["--dataset=tfds:"], ["--dataset='tfds:'", "tfds:NAME"]),
         ([], ["--dataset"]),
         (["--dataset=mnist", "--image_size=x"], ["--image_size", "'x'"]),
         (["--dataset=mnist", "--image_size=-1"], ["--image_size=-1", "at least 0"]),

@@ -351,6 +351,39 @@ def test_a_stored_config_is_plain_json():
     assert to_json(unusual()).endswith("}\n")
 
 
+# As a run before test-time augmentation had its name wrote it, but for most options.
+OLD_CONFIG = """{
+  "dataset": "cifar10",
+  "model": "speedrun",
+  "optimizer": "muon",
+  "momentum": 0.85,
+  "eval_every_epochs": 8.0,
+  "views": "%s",
+  "checkpoint_every_secs": 600.0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "views,tta",
+    [
+        ("plain", "none"),
+        ("mirror", "mirror"),
+        ("six", "translate"),
+        ("six_unsure", "translate_unsure"),
+    ],
+)
+def test_a_config_stored_with_views_is_read(views, tta):
+    stored = from_json(OLD_CONFIG % views)
+    assert (stored.tta, stored.momentum) == (tta, 0.85)
+    assert from_json(to_json(stored)) == stored
+
+
+def test_views_that_never_existed_are_refused():
+    with pytest.raises(ConfigError, match="tta='seven'"):
+        from_json(OLD_CONFIG % "seven")
+
+
 def test_options_that_a_stored_config_lacks_take_their_default():
     assert from_json('{"seed": 3}') == Config(seed=3)
 

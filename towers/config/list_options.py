@@ -128,7 +128,7 @@ def parse_optimizer_options(text: str) -> dict[str, float]:
     for part, (name, number) in _parts(
         "optimizer_options",
         text,
-        lambda name, number: (name, float(number)),
+        lambda name, number: (name.strip(), float(number)),
         "a hyperparameter and a number, such as beta3:0.99",
     ):
         if not name.isidentifier() or name in numbers or not math.isfinite(number):

@@ -47,7 +47,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
     flags = parser.parse_args(arguments)
-    choices.find("dataset", flags.dataset)
+    try:
+        choices.find("dataset", flags.dataset)
+    except ConfigError as error:
+        raise ConfigError(f"--{error}") from None
     if flags.image_size < 0:
         raise ConfigError(f"--image_size={flags.image_size}: must be at least 0")
     return flags
