@@ -28,7 +28,7 @@ class Config:
     dataset: str = option(
         "cifar10",
         f"Data set: {choices.explained('dataset')}.",
-        choices="dataset",
+        table="dataset",
     )
     data_dir: str = option(
         "",
@@ -76,7 +76,7 @@ class Config:
     augment: str = option(
         "tutorial",
         f"Augmentation: {choices.explained('augment')}.",
-        choices="augment",
+        table="augment",
     )
     color_jitter: float = option(
         0.0,
@@ -116,9 +116,7 @@ class Config:
     )
 
     # Network.
-    model: str = option(
-        "cnn", f"Network: {choices.explained('model')}.", choices="model"
-    )
+    model: str = option("cnn", f"Network: {choices.explained('model')}.", table="model")
     width: float = option(
         1.0, "Factor on the channels of every layer.", read_by="model", above=0
     )
@@ -139,7 +137,7 @@ class Config:
     optimizer: str = option(
         "sgd",
         f"Optimizer: {choices.explained('optimizer')}.",
-        choices="optimizer",
+        table="optimizer",
     )
     learning_rate: float = option(0.1, "Initial, or highest, learning rate.", above=0)
     momentum: float = option(
@@ -209,7 +207,7 @@ class Config:
     schedule: str = option(
         "exponential",
         f"Learning rate over the images trained on: {choices.explained('schedule')}.",
-        choices="schedule",
+        table="schedule",
     )
     decay_factor: float = option(
         0.1,
@@ -254,7 +252,7 @@ class Config:
     strategy: str = option(
         "towers",
         f"Placement of the variables and averaging: {choices.explained('strategy')}.",
-        choices="strategy",
+        table="strategy",
         free=True,
     )
     num_towers: int = option(
@@ -389,7 +387,7 @@ class Config:
         "none",
         "Test-time augmentation: evaluations also report the accuracy of the mean "
         f"logits over several views of an image: {choices.explained('tta')}.",
-        choices="tta",
+        table="tta",
         free=True,
     )
     checkpoint_every_secs: float = option(

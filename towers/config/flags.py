@@ -46,7 +46,7 @@ def define_config_flags(
         field = FIELDS[name]
         default = defaults.get(name, field.default)
         help_text, choices = field.metadata["help"], field.metadata["choices"]
-        if choices and not isinstance(choices, str):
+        if choices and not field.metadata["table"]:
             flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
             _DEFINE[field.type](name, default, help_text, flag_values=values)

@@ -12,7 +12,8 @@ def option(
     default: Any,
     help: str,
     *,
-    choices: str | tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    table: str = "",
     read_by: str = "",
     at_least: float | None = None,
     above: float | None = None,
@@ -25,8 +26,9 @@ def option(
     Args:
         default: its value where neither a recipe nor a flag gives one.
         help: one sentence, with the unit.
-        choices: the option whose table in `towers.config.choices` lists its values, or
-            the values themselves; empty where it takes any.
+        choices: the values; empty where it takes any.
+        table: in place of `choices`, the option whose table in `towers.config.choices`
+            lists them.
         read_by: the option, such as "optimizer", whose choice gets this one as a
             keyword argument if its signature names it.
         at_least, above, below, at_most: bounds.
@@ -34,7 +36,8 @@ def option(
     """
     metadata = {
         "help": help,
-        "choices": choices,
+        "choices": tuple(tables.TABLES[table]) if table else choices,
+        "table": table,
         "read_by": read_by,
         "at_least": at_least,
         "above": above,
@@ -77,9 +80,9 @@ def _with_type(field, value):
 
 
 def _check_choice(field, value):
-    choices = field.metadata["choices"]
-    if isinstance(choices, str):
-        tables.find(choices, value)
+    choices, table = field.metadata["choices"], field.metadata["table"]
+    if table:
+        tables.find(table, value)
     elif choices and value not in choices:
         raise ConfigError(
             f"{field.name}={value!r}: {tables.nearest(value, choices)}must be one of "
