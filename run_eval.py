@@ -25,7 +25,7 @@ EVAL_INTERVAL_SECS = flags.DEFINE_float(
 )
 # Where an evaluation runs is its own affair, not the training's.
 config_flags.define_config_flags(
-    ["data_dir", "device", "num_towers", "strategy", "batch_size", "views"],
+    ["data_dir", "device", "num_towers", "strategy", "batch_size", "tta"],
     batch_size=500,
 )
 flags.adopt_module_key_flags(config_flags)

@@ -35,5 +35,5 @@ def get_config() -> Config:
         batch_size=2000,
         num_epochs=8.0,
         eval_every_epochs=8.0,
-        views="six",
+        tta="translate",
     )

@@ -31,5 +31,5 @@ def get_config() -> Config:
         weight_decay=1 / 120,  # 2e-6 * 1000 for a step at that rate
         num_epochs=8.5,
         eval_every_epochs=8.5,
-        views="six_unsure",
+        tta="translate_unsure",
     )

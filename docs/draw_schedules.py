@@ -4,8 +4,8 @@ import pathlib
 
 import tensorflow as tf
 
+from towers.build import create_schedule
 from towers.config import Config
-from towers.optim.create import create_schedule
 
 PICTURE = pathlib.Path(__file__).with_name("schedules.svg")
 

@@ -11,11 +11,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from towers import data, models, training
+from towers import training
 from towers.config import Config
-from towers.data import streams
+from towers.data import streams, synthetic
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
+from towers.models import cnn
 from towers.models.layers import Dropout
 from towers.optim import losses
 
@@ -138,8 +139,8 @@ def use(
 ) -> None:
     """Puts a network and a data set, by default the small one, in the place of
     existing ones."""
-    patch.setitem(data.DATASETS, "synthetic", lambda data_dir: data_set or small_data())
-    patch.setitem(models.MODELS, "cnn", network)
+    patch.setattr(synthetic, "load", lambda data_dir: data_set or small_data())
+    patch.setattr(cnn, "create_model", network)
 
 
 def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> None:
@@ -167,7 +168,7 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
     cross_entropy = losses.cross_entropy
     if place == "waiting":
         patch.setattr(streams, "NUM_CALLS", 1)  # batches are read in their order
-        patch.setitem(data.DATASETS, "synthetic", lambda data_dir: small_data(halt))
+        patch.setattr(synthetic, "load", lambda data_dir: small_data(halt))
     elif place == "computing":
         patch.setattr(losses, "cross_entropy", computing)
     else:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data.augment import AUGMENTS, crop_and_flip, standardize
+from towers.config.choices import AUGMENTS
+from towers.data.augment import create_augment, crop_and_flip, standardize
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource
 
@@ -69,7 +70,7 @@ def places(windows):
 
 
 def augment(name, shape=SHAPE):
-    return AUGMENTS[name](shape, MEAN, DEVIATION)
+    return create_augment(name, shape, MEAN, DEVIATION)
 
 
 # Against other implementations.
@@ -231,7 +232,8 @@ def test_translate_flip_equals_numpy_image_by_image(name, most):
 def test_flips_alternate_and_views_do_not_depend_on_the_batch_size():
     images = coordinates(12, 8, 8)
     source = ArraySource(images, np.zeros(12, np.int32))
-    of_translate_flip = AUGMENTS["translate_flip"]((8, 8, 3), (0.0,) * 3, (1.0,) * 3)
+    moments = (0.0,) * 3, (1.0,) * 3
+    of_translate_flip = create_augment("translate_flip", (8, 8, 3), *moments)
     seen = []
     for size in (6, 5):
         batches = TrainBatches(source, of_translate_flip, seed=1, batch_size=size)
@@ -263,7 +265,7 @@ def test_flips_alternate_and_views_do_not_depend_on_the_batch_size():
 @pytest.mark.parametrize("name", AUGMENTS)
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 40, 1)])
 def test_what_comes_out_has_the_shape_that_is_told(name, shape):
-    augmented = AUGMENTS[name](shape, MEAN[: shape[2]], DEVIATION[: shape[2]])
+    augmented = create_augment(name, shape, MEAN[: shape[2]], DEVIATION[: shape[2]])
     images = tf.constant(random_images(4, shape))
     assert augmented.train(images, Drawn(n=4)).shape == [4, *augmented.image_shape]
     assert augmented.evaluate(images).shape == [4, *augmented.image_shape]

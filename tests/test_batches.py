@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 from marks import slow
 
-from towers.data.augment import AUGMENTS, Augment
+from towers.config.choices import AUGMENTS
+from towers.data.augment import Augment, create_augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
@@ -30,7 +31,7 @@ def source(num_examples, size=8):
 def train_batches(num_examples, batch_size, augment="pad_crop_flip", seed=0, **kwargs):
     size = 26 if augment == "tutorial" else 8
     found = source(num_examples, size)
-    augmented = AUGMENTS[augment](found.image_shape, *MOMENTS)
+    augmented = create_augment(augment, found.image_shape, *MOMENTS)
     return TrainBatches(found, augmented, seed, batch_size, **kwargs)
 
 
@@ -304,7 +305,7 @@ def test_batches_are_read_and_computed_while_others_are_processed():
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 10, 11, 64])
 def test_an_evaluation_counts_each_example_exactly_once(batch_size):
     examples = source(10)
-    augment = AUGMENTS["pad_crop_flip"](examples.image_shape, *MOMENTS)
+    augment = create_augment("pad_crop_flip", examples.image_shape, *MOMENTS)
     stream = evaluation_stream(examples, augment, batch_size)
     batches = list(stream.as_numpy_iterator())
     assert len(batches) == -(-10 // batch_size)
@@ -322,7 +323,7 @@ def test_an_evaluation_counts_each_example_exactly_once(batch_size):
 
 def test_an_evaluation_is_the_same_every_time():
     examples = source(10, size=26)
-    augment = AUGMENTS["tutorial"](examples.image_shape, *MOMENTS)
+    augment = create_augment("tutorial", examples.image_shape, *MOMENTS)
     stream = evaluation_stream(examples, augment, 4)
     first, second = (list(stream.as_numpy_iterator()) for _ in range(2))
     for found, expected in zip(first, second, strict=True):
@@ -385,7 +386,7 @@ def test_a_fraction_that_leaves_nothing_is_refused_with_both_numbers(
 
 def test_training_never_sees_held_out_images():
     rest, held_out = hold_out(source(20), 0.25, 0)
-    augment = AUGMENTS["none"](rest.image_shape, *MOMENTS)
+    augment = create_augment("none", rest.image_shape, *MOMENTS)
     batches = TrainBatches(rest, augment, 0, 6)
     seen = np.concatenate([at(batches, step)["labels"] for step in range(10)])
     _, forbidden = held_out.read(tf.range(5, dtype=tf.int64))

@@ -56,7 +56,8 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
-    "views": ("mirror", "six"),
+    "tta": ("mirror", "translate"),
+    "optimizer_options": ("beta3:0.5", "beta3:0.25"),
     "input": ("resident", "stream"),
     "strategy": ("replicated", "towers"),
     "num_towers": (4, 8),
@@ -114,7 +115,7 @@ FREE = {
     "checkpoint_every_steps",
     "keep_checkpoints",
     "stuck_after_secs",
-    "views",
+    "tta",
 }
 
 
@@ -273,7 +274,7 @@ def test_a_wrong_choice_names_the_nearest_and_lists_all(name, typed, meant):
 def test_any_prepared_data_set_may_be_named(name):
     assert Config(dataset=name).dataset == name
     for wrong in ("tfds:", "tfdsmnist"):
-        assert "synthetic or tfds:NAME" in refusal(dataset=wrong)
+        assert "synthetic, tfds:NAME or FILE.py" in refusal(dataset=wrong)
 
 
 def test_where_nothing_is_near_nothing_is_guessed():
@@ -347,6 +348,39 @@ def test_a_stored_config_is_plain_json():
     assert list(stored) == list(FIELDS)
     assert stored["learning_rate"] == 0.1 + 0.2
     assert to_json(unusual()).endswith("}\n")
+
+
+# As a run before test-time augmentation had its name wrote it, but for most options.
+OLD_CONFIG = """{
+  "dataset": "cifar10",
+  "model": "speedrun",
+  "optimizer": "muon",
+  "momentum": 0.85,
+  "eval_every_epochs": 8.0,
+  "views": "%s",
+  "checkpoint_every_secs": 600.0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "views,tta",
+    [
+        ("plain", "none"),
+        ("mirror", "mirror"),
+        ("six", "translate"),
+        ("six_unsure", "translate_unsure"),
+    ],
+)
+def test_a_config_stored_with_views_is_read(views, tta):
+    stored = from_json(OLD_CONFIG % views)
+    assert (stored.tta, stored.momentum) == (tta, 0.85)
+    assert from_json(to_json(stored)) == stored
+
+
+def test_views_that_never_existed_are_refused():
+    with pytest.raises(ConfigError, match="tta='seven'"):
+        from_json(OLD_CONFIG % "seven")
 
 
 def test_options_that_a_stored_config_lacks_take_their_default():

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 from test_augment import DEVIATION, MEAN, SHAPE, Drawn, N, random_images
 
-from towers.data.augment import AUGMENTS
+from towers.config.choices import AUGMENTS
+from towers.data.augment import create_augment
 from towers.data.distortions import cut_out, erase_randomly, extend, jitter_colors
 
 LARGEST = np.nextafter(np.float32(1), np.float32(0))
@@ -151,7 +152,7 @@ def test_what_is_not_erased_keeps_its_bits():
 
 def test_the_order_is_colours_augmentation_rectangles_squares():
     images, drawn = tf.constant(random_images()), Drawn()
-    augment = AUGMENTS["pad_crop_flip"](SHAPE, MEAN, DEVIATION)
+    augment = create_augment("pad_crop_flip", SHAPE, MEAN, DEVIATION)
     found = extend(augment, **SETTINGS[-1]).train(images, drawn)
     steps = jitter_colors(images, drawn, 0.4)
     steps = augment.train(steps, drawn)
@@ -171,7 +172,7 @@ def test_no_purpose_is_used_twice(name):
             asked.append(purpose)
             return super().__call__(purpose, shape)
 
-    augment = extend(AUGMENTS[name](SHAPE, MEAN, DEVIATION), **SETTINGS[-1])
+    augment = extend(create_augment(name, SHAPE, MEAN, DEVIATION), **SETTINGS[-1])
     augment.train(tf.constant(random_images(2)), Asked(n=2))
     assert len(set(asked)) == len(asked) > 2
 
@@ -180,7 +181,7 @@ def test_no_purpose_is_used_twice(name):
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name, settings):
     images, drawn = random_images(), Drawn()
-    plain = AUGMENTS[name](SHAPE, MEAN, DEVIATION)
+    plain = create_augment(name, SHAPE, MEAN, DEVIATION)
     augment = extend(plain, **settings)
     assert (augment.evaluate, augment.image_shape) == (
         plain.evaluate,
@@ -196,14 +197,15 @@ def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name, settings
 
 @pytest.mark.parametrize("name", AUGMENTS)
 def test_nothing_is_added_unless_it_is_asked_for(name):
-    images, plain = tf.constant(random_images()), AUGMENTS[name](SHAPE, MEAN, DEVIATION)
+    images = tf.constant(random_images())
+    plain = create_augment(name, SHAPE, MEAN, DEVIATION)
     drawn = Drawn()
     found = extend(plain).train(images, drawn)
     np.testing.assert_array_equal(found, plain.train(images, drawn))
 
 
 def test_a_square_larger_than_the_image_is_refused_with_both_sizes():
-    augment = AUGMENTS["tutorial"](SHAPE, MEAN, DEVIATION)
+    augment = create_augment("tutorial", SHAPE, MEAN, DEVIATION)
     extend(augment, cutout_size=24)
     with pytest.raises(ValueError, match="cutout_size=25 with images of 24x24"):
         extend(augment, cutout_size=25)

@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from absl import flags
 
-from towers.config import DATASETS, FIELDS
+from towers.config import FIELDS
+from towers.config.choices import DATASETS, STRATEGIES
 from towers.config.flags import config_of_flags, define_config_flags, given_flags
-from towers.parallel import STRATEGIES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -134,7 +134,7 @@ def test_flags_exist_and_take_the_values_that_are_named(page):
             continue
         assert any(name in known for known in FLAGS.values()), f"--{name}"
         choices = name in FIELDS and FIELDS[name].metadata["choices"]
-        if choices and value and value != value.upper():
+        if choices and value and value != value.upper() and ".py" not in value:
             assert value in choices, f"--{name}={value}"
 
 
@@ -210,4 +210,4 @@ def test_every_data_set_has_a_row():
     rows = re.findall(
         r"^\| `([\w:]+)` \|", (DOCS / "data.md").read_text(), re.MULTILINE
     )
-    assert sorted(rows) == sorted([*DATASETS, "tfds:NAME"])
+    assert sorted(rows) == sorted(DATASETS)

@@ -110,3 +110,16 @@ def test_epoch_factors_that_are_wrong_are_refused_whatever_the_schedule(text, wo
         assert message.startswith(f"epoch_factors={text!r}: ")
         for word in words:
             assert word in message
+
+
+def test_optimizer_options_are_names_with_numbers():
+    parsed = list_options.parse_optimizer_options("beta3:0.99, warm:5")
+    assert parsed == {"beta3": 0.99, "warm": 5.0}
+    assert list_options.parse_optimizer_options("") == {}
+
+
+@pytest.mark.parametrize("text", ["beta3", "a:b", "a:1:2", "a:1,a:2", "a:nan", "2a:1"])
+def test_optimizer_options_written_in_another_way_are_refused(text):
+    message = refusal(optimizer_options=text)
+    assert message.startswith(f"optimizer_options={text!r}: ")
+    assert "beta3:0.99" in message

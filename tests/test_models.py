@@ -20,11 +20,10 @@ from marks import slow
 from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
-from towers.config import MODELS as MODEL_NAMES
-from towers.config import PRECISIONS
+from towers.config import factories
+from towers.config.choices import MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models import (
-    MODELS,
     adapt,
     alexnet,
     convmixer,
@@ -143,7 +142,9 @@ def of_shapes(name, image_shape, num_classes, width=1.0, decay=0.0):
     """A network whose variables have shapes only."""
     try:
         with keras_settings(), keras.StatelessScope(initialize_variables=False):
-            return MODELS[name](
+            return factories.create(
+                "model",
+                name,
                 image_shape=image_shape,
                 num_classes=num_classes,
                 width=width,
@@ -171,7 +172,7 @@ def cnn():
 
 
 def test_every_network_is_in_the_table():
-    assert {name for name, *_ in TABLE} == set(MODELS) == set(MODEL_NAMES)
+    assert {name for name, *_ in TABLE} == set(MODELS)
     assert {name for name, *shape in TABLE if tuple(shape) == CIFAR10} >= {
         name for name in MODELS if name != "cnn"
     }

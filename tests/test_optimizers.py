@@ -12,9 +12,10 @@ from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import Config, checks
+from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
 from towers.optim.losses import take_weight_decay
-from towers.optim.optimizers import OPTIMIZERS, Now, create_optimizer, orthogonalized
+from towers.optim.optimizers import UpdateContext, create_optimizer, orthogonalized
 from towers.optim.update import Update, clip_by_global_norm, moving_average
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
@@ -189,10 +190,12 @@ def test_elementwise_means_that_a_slice_can_be_updated_alone(name):
     param, gradient, slot = (tf.constant(rng.random(size=(6, 4))) for _ in range(3))
     slots = {name: slot for name in optimizer.slots}
     norms = [tf.norm(param), tf.norm(gradient)] if optimizer.needs_norms else []
-    now = Now(tf.constant(0.1, tf.float64), tf.constant(3, tf.int64), 0.2, *norms)
-    whole, whole_slots = optimizer.update(param, slots, gradient, now)
+    context = UpdateContext(
+        tf.constant(0.1, tf.float64), tf.constant(3, tf.int64), 0.2, *norms
+    )
+    whole, whole_slots = optimizer.update(param, slots, gradient, context)
     part, part_slots = optimizer.update(
-        param[2:5], {k: v[2:5] for k, v in slots.items()}, gradient[2:5], now
+        param[2:5], {k: v[2:5] for k, v in slots.items()}, gradient[2:5], context
     )
     np.testing.assert_array_equal(part, whole[2:5])
     for name, value in part_slots.items():
@@ -207,7 +210,12 @@ def test_only_who_takes_the_decay_reads_it(case):
     slots = {name: gradient for name in case.create().slots}
     norms = tf.norm(param), tf.norm(gradient)
     moved = [
-        update(param, slots, gradient, Now(0.1, tf.constant(0, tf.int64), d, *norms))
+        update(
+            param,
+            slots,
+            gradient,
+            UpdateContext(0.1, tf.constant(0, tf.int64), d, *norms),
+        )
         for d in (0.0, 0.5)
     ]
     differs = np.any(moved[0][0] != moved[1][0])

@@ -1,4 +1,4 @@
-"""Parts of a run whose steps are compiled apart."""
+"""Phases of a run: progressive resizing, layer freezing."""
 
 import dataclasses
 import math
@@ -19,7 +19,13 @@ from recipes import (
 )
 
 from towers import training
-from towers.optim.phases import Stage, fitted, shrunk, stage_at, stages_of
+from towers.optim.phases import (
+    Phase,
+    downscale,
+    phase_at,
+    phases_of,
+    resize_to_phase,
+)
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
@@ -31,20 +37,22 @@ FROZEN, DECAY = "conv1/kernel", 0.1
 
 
 @pytest.mark.parametrize("size", [(24, 24), (8, 31), (1, 1), (31, 33)])
-def test_images_are_shrunk_as_by_tensorflow(size):
+def test_images_are_downscaled_as_by_tensorflow(size):
     images = np.random.default_rng(0).normal(size=(3, 32, 33, 2)).astype(np.float32)
     expected = tf.image.resize(images, size, "bilinear", antialias=True)
-    np.testing.assert_allclose(shrunk(tf.constant(images), *size), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        downscale(tf.constant(images), *size), expected, atol=1e-5
+    )
 
 
 def test_images_are_not_enlarged():
-    with pytest.raises(ValueError, match="cannot be shrunk to 9x8"):
-        shrunk(tf.zeros([2, 8, 8, 3]), 9, 8)
+    with pytest.raises(ValueError, match="cannot be downscaled to 9x8"):
+        downscale(tf.zeros([2, 8, 8, 3]), 9, 8)
 
 
-def test_a_step_belongs_to_the_stage_that_has_not_ended():
-    stages = [Stage(3, None), Stage(5, None), *stages_of((), None)]
-    assert [stage_at(stages, step) for step in range(7)] == [0, 0, 0, 1, 1, 2, 2]
+def test_a_step_belongs_to_the_phase_that_has_not_ended():
+    phases = [Phase(3, None), Phase(5, None), *phases_of((), None)]
+    assert [phase_at(phases, step) for step in range(7)] == [0, 0, 0, 1, 1, 2, 2]
 
 
 def small_and_large():
@@ -57,16 +65,16 @@ def small_and_large():
     for variable in large.model.trainable_variables:
         if variable.path in large.decay:
             variable.regularizer = keras.regularizers.L2(DECAY / 2)
-    stages = (
-        Stage(SMALL_STEPS, small.model),
-        Stage(FROZEN_FROM, large.model),
-        Stage(math.inf, large.model, frozenset({FROZEN})),
+    phases = (
+        Phase(SMALL_STEPS, small.model),
+        Phase(FROZEN_FROM, large.model),
+        Phase(math.inf, large.model, frozenset({FROZEN})),
     )
-    return large, stages
+    return large, phases
 
 
-def shrunk_batches(batches):
-    """The batches with the first images shrunk by TensorFlow's own function."""
+def downscaled_batches(batches):
+    """The batches with the first images downscaled by TensorFlow's own function."""
     return [
         batch | {"images": resized(batch["images"])} if step < SMALL_STEPS else batch
         for step, batch in enumerate(batches)
@@ -89,15 +97,15 @@ def resized(images):
         (AsynchronousTrainer, 1, 1, {}),
     ],
 )
-def test_every_strategy_computes_the_stages_as_the_oracle_does(
+def test_every_strategy_computes_the_phases_as_the_oracle_does(
     cls, num_devices, num_towers, options
 ):
-    """Calls that reach over a stage's end stop there."""
-    network, stages = small_and_large()
+    """Calls that reach over a phase's end stop there."""
+    network, phases = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
     recipe = Recipe("nesterov", clip_norm_for(network, batches))
     strategy = create_trainer(
-        cls, network, recipe, batches, num_devices, phases=stages, **options
+        cls, network, recipe, batches, num_devices, phases=phases, **options
     )
     taken = []
     while not taken or taken[-1] < NUM_STEPS:
@@ -105,7 +113,7 @@ def test_every_strategy_computes_the_stages_as_the_oracle_does(
     assert taken == [SMALL_STEPS, FROZEN_FROM, NUM_STEPS]
     expected = recipe.oracle(
         network,
-        shrunk_batches(batches),
+        downscaled_batches(batches),
         num_towers,
         options.get("accumulate_steps", 1),
         frozen={FROZEN: FROZEN_FROM},
@@ -114,11 +122,11 @@ def test_every_strategy_computes_the_stages_as_the_oracle_does(
     assert_some_are_clipped(expected.reports, recipe)
 
 
-def test_asynchronous_towers_go_from_stage_to_stage():
-    network, stages = small_and_large()
+def test_asynchronous_towers_go_from_phase_to_phase():
+    network, phases = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
     towers = create_trainer(
-        AsynchronousTrainer, network, Recipe(), batches, 2, phases=stages
+        AsynchronousTrainer, network, Recipe(), batches, 2, phases=phases
     )
     found = [towers.train(NUM_STEPS - step) for step in (0, SMALL_STEPS, FROZEN_FROM)]
     assert [x["step"] for x in found] == [SMALL_STEPS, FROZEN_FROM, NUM_STEPS]
@@ -126,25 +134,25 @@ def test_asynchronous_towers_go_from_stage_to_stage():
 
 
 @pytest.mark.parametrize("cls", [Towers, slow(AsynchronousTrainer)])
-def test_the_account_is_that_of_the_stage_that_takes_the_most(cls):
+def test_the_account_is_that_of_the_phase_that_takes_the_most(cls):
     """The second: whole images, and nothing frozen."""
-    network, stages = small_and_large()
+    network, phases = small_and_large()
     batches = networks.random_batches(1, 12)
 
-    def account(*stages):
-        strategy = create_trainer(cls, network, Recipe(), batches, 2, phases=stages)
+    def account(*phases):
+        strategy = create_trainer(cls, network, Recipe(), batches, 2, phases=phases)
         return strategy.memory()
 
-    assert account(*stages) == account()
-    first, _, last = stages
+    assert account(*phases) == account()
+    first, _, last = phases
     assert account(first._replace(end_step=math.inf)) != account()
     assert account(last) != account()
 
 
-def test_stages_are_traced_once_and_before_the_first_step():
-    network, stages = small_and_large()
+def test_phases_are_traced_once_and_before_the_first_step():
+    network, phases = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
-    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=stages)
+    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=phases)
     counts = []
     for step in (0, SMALL_STEPS, FROZEN_FROM):
         strategy.train(NUM_STEPS - step)
@@ -153,7 +161,7 @@ def test_stages_are_traced_once_and_before_the_first_step():
 
 
 @pytest.mark.parametrize("options", [slow({}), {"input": "resident"}])
-def test_a_run_in_two_parts_goes_through_its_stages(
+def test_a_run_in_two_parts_goes_through_its_phases(
     options, tmp_path, monkeypatch, capfd
 ):
     """Ten steps; the first four have small images."""
@@ -179,12 +187,12 @@ def pooled_network(*, image_shape, num_classes, width, regularizer):
     return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
 
 
-def test_a_run_continued_in_a_stage_is_the_same():
-    (network, stages), recipe = small_and_large(), Recipe()
+def test_a_run_continued_in_a_phase_is_the_same():
+    (network, phases), recipe = small_and_large(), Recipe()
     batches = networks.random_batches(NUM_STEPS, 12)
 
     def strategy():
-        return create_trainer(Towers, network, recipe, batches, 2, phases=stages)
+        return create_trainer(Towers, network, recipe, batches, 2, phases=phases)
 
     whole, first, second = strategy(), strategy(), strategy()
     for num_steps in (3, 2, 3):
@@ -199,9 +207,9 @@ def test_a_run_continued_in_a_stage_is_the_same():
 
 
 def test_what_a_frozen_parameter_would_need_is_not_computed():
-    network, stages = small_and_large()
+    network, phases = small_and_large()
     batches = networks.random_batches(1, 12)
-    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=stages)
+    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=phases)
     counts = []
     for number in (1, 2):
         call = strategy.inspect_step.get_concrete_function(number, batches[0])
@@ -217,6 +225,6 @@ def test_what_a_frozen_parameter_would_need_is_not_computed():
 def test_a_batch_keeps_all_but_its_images():
     network = networks.plain_network()
     [batch] = networks.random_batches(1, 4, image_shape=(16, 16, 3))
-    found = fitted(batch, network.model)
+    found = resize_to_phase(batch, network.model)
     assert found["images"].shape == (4, 8, 8, 3)
     assert all(found[name] is batch[name] for name in ("labels", "dropout1_noise"))

@@ -12,7 +12,7 @@ from recipes import Recipe, create_trainer, have_steps_inlined
 
 from towers import build, training
 from towers.config import Config
-from towers.data.augment import AUGMENTS
+from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
@@ -26,7 +26,7 @@ def batches_of(num_examples, batch_size, augment, mixed=False):
     images, labels = small_runs.arrays(num_examples, 0)
     return TrainBatches(
         ArraySource(images, labels),
-        AUGMENTS[augment]((8, 8, 3), (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)),
+        create_augment(augment, (8, 8, 3), (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)),
         seed=3,
         batch_size=batch_size,
         noise_shapes={"dropout1_noise": (7,)},

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from docs import draw_schedules
 from towers.config import checks, config, list_options
-from towers.optim.schedules import SCHEDULES, create_schedule
+from towers.config.choices import SCHEDULES
+from towers.optim.schedules import create_schedule
 
 NUM_EXAMPLES = 50_000
 
@@ -125,8 +126,8 @@ def test_a_schedule_equals_its_formula(name):
 @pytest.mark.parametrize("epoch,factors", [(10, (1, 0.5)), (30.5, (0.5, 0.25))])
 def test_a_piece_begins_exactly_with_the_first_image_of_its_epoch(epoch, factors):
     images = round(epoch * NUM_EXAMPLES)
-    found = [rate_at(images + k, "piecewise", 1.0) for k in (-1, 0)]
-    assert found == list(factors)
+    rates = [rate_at(images + k, "piecewise", 1.0) for k in (-1, 0)]
+    assert rates == list(factors)
 
 
 # Those that end at zero.
@@ -181,7 +182,7 @@ def test_warmup_rises_from_zero_in_a_line_and_then_leaves_the_schedule_alone(nam
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_schedules_that_depend_on_the_length_are_listed(name):
     rates = {rate_at(10**6, name, num_epochs=epochs) for epochs in (40.0, 60.0)}
-    assert (len(rates) > 1) == (name in config.SCHEDULES_BY_LENGTH)
+    assert (len(rates) > 1) == config.depends_on_length(name)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -6,14 +6,16 @@ import pytest
 import small_runs
 import tensorflow as tf
 
-from towers.data.augment import AUGMENTS
+from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches, evaluation_stream
 from towers.data.streams import NUM_THREADS, without_tuning
 
 
 def streams():
     found = small_runs.small_data()
-    augment = AUGMENTS["none"](found.train.image_shape, found.mean, found.deviation)
+    augment = create_augment(
+        "none", found.train.image_shape, found.mean, found.deviation
+    )
     yield TrainBatches(found.train, augment, seed=0, batch_size=5).stream(3)
     yield evaluation_stream(found.test, augment, 5)
 

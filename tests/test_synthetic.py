@@ -36,7 +36,7 @@ def test_shape_classes_and_number_are_as_asked():
 
 
 def test_two_loads_give_the_same_examples():
-    first, second = synthetic.load(), synthetic.load("a folder that is not there")
+    first, second = synthetic.load(), synthetic.load()
     for name in ("train", "test"):
         for a, b in zip(
             read_all(getattr(first, name)), read_all(getattr(second, name)), strict=True

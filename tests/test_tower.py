@@ -7,6 +7,7 @@ import oracle
 import pytest
 import tensorflow as tf
 
+from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
 from towers.parallel.step import accumulate
 from towers.parallel.strategy import Fetched
@@ -17,7 +18,6 @@ from towers.parallel.tower import (
     tower_gradients,
     tower_logits,
 )
-from towers.parallel.variables import variable_names
 
 SMOOTHING = 0.1
 

@@ -30,10 +30,9 @@ from small_runs import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from towers import data
 from towers.config import Config
-from towers.data import streams
-from towers.data.augment import AUGMENTS
+from towers.data import augment as augmentations
+from towers.data import streams, synthetic
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource
 from towers.errors import (
@@ -278,16 +277,18 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
 
 
 def test_views_are_reported_beside_the_images(tmp_path, capfd):
-    config = small_config(**EVALUATED, views="six")
+    config = small_config(**EVALUATED, tta="translate")
     train(config, tmp_path)
     last = records(tmp_path)[-1]
-    assert re.search(r"test accuracy .* averaged\); 0\.\d+ by views=six\n", told(capfd))
+    assert re.search(
+        r"test accuracy .* averaged\); 0\.\d+ by tta=translate\n", told(capfd)
+    )
     for use_ema, suffix in ((False, ""), (True, "_averaged")):
         result = evaluate(config, tmp_path, use_ema=use_ema)
-        assert result["test_accuracy_views"] == last[f"test_accuracy_views{suffix}"]
+        assert result["test_accuracy_tta"] == last[f"test_accuracy_tta{suffix}"]
         assert "; 0." in told(capfd)
-    plain = evaluate(with_changes(config, views="plain"), tmp_path)
-    assert "test_accuracy_views" not in plain and "views" not in told(capfd)
+    plain = evaluate(with_changes(config, tta="none"), tmp_path)
+    assert "test_accuracy_tta" not in plain and "tta" not in told(capfd)
 
 
 def told(capfd):
@@ -579,7 +580,7 @@ def test_overwrite_removes_nothing_where_the_new_run_cannot_start(
     def missing(data_dir):
         raise DataError("no data")
 
-    monkeypatch.setitem(data.DATASETS, "synthetic", missing)
+    monkeypatch.setattr(synthetic, "load", missing)
     with pytest.raises(DataError):
         train(small_config(), half_way, overwrite=True)
     assert snapshot(half_way) == before
@@ -657,10 +658,10 @@ def spoil(patch, step):
     place = int(order.indices(tf.constant(step - 1, tf.int64))[-1])
     images, labels = small_runs.arrays(small_runs.NUM_TRAIN, 0)
     images[place] = 255
-    none = AUGMENTS["none"]
+    none = augmentations.none
 
-    def create(*args):
-        augment = none(*args)
+    def create(image_shape, mean, deviation):
+        augment = none(image_shape, mean, deviation)
 
         def spoiling(images, draw):
             white = tf.reduce_all(images == 255, [1, 2, 3], keepdims=True)
@@ -668,7 +669,7 @@ def spoil(patch, step):
 
         return dataclasses.replace(augment, train=spoiling)
 
-    patch.setitem(AUGMENTS, "none", create)
+    patch.setattr(augmentations, "none", create)
     return dataclasses.replace(found, train=ArraySource(images, labels))
 
 

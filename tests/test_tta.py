@@ -1,4 +1,4 @@
-"""What an evaluation looks at beside an image, against NumPy."""
+"""Test-time augmentation against NumPy."""
 
 import keras
 import networks
@@ -7,10 +7,11 @@ import pytest
 import tensorflow as tf
 from recipes import Recipe, create_trainer
 
-from towers.config import config
-from towers.data.tta import VIEWS, least_sure
+from towers.config.choices import TTA
+from towers.data.tta import create_tta
 from towers.models import initialize, keras_settings
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.eval_step import least_confident
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
@@ -32,19 +33,17 @@ def of_numpy(name, images):
     return [(w / 2, x) for w, y in shown for x in (y, y[:, :, ::-1])]
 
 
-def test_the_names_are_those_of_the_config():
-    assert tuple(VIEWS) == config.VIEWS
-
-
-@pytest.mark.parametrize("name", ["mirror", "six"])
-def test_views_are_those_of_numpy(name):
+@pytest.mark.parametrize("name", ["mirror", "translate"])
+def test_transforms_are_those_of_numpy(name):
     images = np.random.default_rng(0).normal(size=(2, 5, 6, 3)).astype(np.float32)
     expected = of_numpy(name, images)
-    views = VIEWS[name].views
-    assert len(views) == len(expected) == (2 if name == "mirror" else 6)
-    for (weight, view), (wanted_weight, wanted) in zip(views, expected, strict=True):
+    transforms = create_tta(name).transforms
+    assert len(transforms) == len(expected) == (2 if name == "mirror" else 6)
+    for (weight, transform), (wanted_weight, wanted) in zip(
+        transforms, expected, strict=True
+    ):
         assert weight == wanted_weight
-        shown = images if view is None else view(tf.constant(images))
+        shown = images if transform is None else transform(tf.constant(images))
         np.testing.assert_array_equal(shown, wanted)
 
 
@@ -69,15 +68,15 @@ def linear_network():
         (ModelParallel, 4, {"group_size": 2}),
     ],
 )
-@pytest.mark.parametrize("name", list(VIEWS))
-def test_the_mean_logits_of_the_views_decide(name, cls, num_devices, options):
+@pytest.mark.parametrize("name", list(TTA))
+def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, options):
     network = linear_network()
     batches = networks.random_batches(2, 13)
     for batch in batches:
         batch["weights"] = np.ones(13, np.float32)
     batches[1]["weights"][5:] = 0
     strategy = create_trainer(
-        cls, network, Recipe(), batches, num_devices, views=VIEWS[name], **options
+        cls, network, Recipe(), batches, num_devices, tta=create_tta(name), **options
     )
     counts = strategy.evaluate(networks.stream_of(batches)(0))
     correct, changed = [], 0
@@ -85,32 +84,32 @@ def test_the_mean_logits_of_the_views_decide(name, cls, num_devices, options):
         images, labels = batch["images"][:size], batch["labels"][:size]
         plain = network.model(images, training=False).numpy()
         answers = [np.argmax(plain, 1)] * 2
-        if name != "plain":
+        if name != "none":
             shown = of_numpy(name, images)
             logits = sum(w * network.model(x, training=False).numpy() for w, x in shown)
-            by_views = np.argmax(logits, 1)
-            answers[1] = by_views
-            if name == "six_unsure":
+            by_tta = np.argmax(logits, 1)
+            answers[1] = by_tta
+            if name == "translate_unsure":
                 lowest_first = np.sort(plain, 1)
                 lead = lowest_first[:, -1] - lowest_first[:, -2]
                 unsure = np.argsort(lead)[:4]  # a quarter of 13
                 answers[1] = answers[0].copy()
-                answers[1][unsure] = by_views[unsure]
+                answers[1][unsure] = by_tta[unsure]
             changed += np.sum(answers[0] != answers[1])
         correct.append([np.sum(answer == labels) for answer in answers])
-    plain, by_views = np.sum(correct, 0)
+    plain, by_tta = np.sum(correct, 0)
     assert (counts["correct"], counts["images"]) == (plain, 18)
-    if name == "plain":
-        assert "correct_views" not in counts
+    if name == "none":
+        assert "correct_tta" not in counts
     else:
-        assert changed, "the views change nothing"
-        assert counts["correct_views"] == by_views
+        assert changed, "the transforms change nothing"
+        assert counts["correct_tta"] == by_tta
 
 
-def test_of_a_batch_the_least_sure_images_are_chosen_and_none_that_is_not_meant():
+def test_of_a_batch_the_least_confident_images_are_chosen_and_none_that_is_not_meant():
     logits = tf.constant([[5.0, 4.0, 0.0], [1.0, 1.0, 0.0], [3.0, 0.0, 3.1], [9, 0, 0]])
     batch = {"weights": tf.constant([1.0, 0, 1, 1]), "labels": tf.range(4)}
     for share, labels in ((0.25, [2]), (0.3, [2, 0]), (0.75, [2, 0, 3])):
-        found = least_sure(batch, logits, share)
+        found = least_confident(batch, logits, share)
         np.testing.assert_array_equal(found["labels"], labels)
         np.testing.assert_array_equal(found["weights"], np.ones(len(labels)))

@@ -157,7 +157,7 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
     network = ShardedNetwork(phases_of([], model), losses.cross_entropy, [devices])
     fetched = [
         Fetched(
-            *([channel_slice(v, i, num_shards) for v in x] for x in (params, state))
+            *([channel_slice(v, i, num_shards) for v in values] for values in whole)
         )
         for i in range(num_shards)
     ]

@@ -2,59 +2,55 @@
 
 import dataclasses
 import functools
-import inspect
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers import data, models
-from towers.config import FIELDS, Config
-from towers.data.augment import AUGMENTS, Augment
+from towers.config import Config, choices, factories
+from towers.config.config import options_read_by
+from towers.config.list_options import (
+    parse_early_sizes,
+    parse_epoch_factors,
+    parse_optimizer_options,
+    parse_param_rates,
+)
+from towers.data.augment import Augment, create_augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
 from towers.data.sources import DataSet, Source, Subset, num_bytes
-from towers.data.tta import VIEWS
+from towers.data.tta import create_tta
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.optim import losses
-from towers.optim.create import create_phases, create_update
-from towers.optim.phases import Phase
+from towers.models.variables import variable_names
+from towers.optim import losses, optimizers, param_rates, schedules
+from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
 from towers.parallel.synchronous import SynchronousTrainer
-from towers.parallel.towers import Towers
 from towers.parallel.trainer import Trainer
 
-_STRATEGIES = {
-    "towers": Towers,
-    "async_towers": Towers,
-    "replicated": Replicated,
-    "model_parallel": ModelParallel,
-}
-# Of images on a GPU that are not asked for by name; CIFAR-10 has 154 MB.
+# Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
 
-# That layers with a state from the data look at, as in the public speedruns.
+# Images from which layers such as whitening take their state, as in the public
+# speedruns.
 NUM_ADAPT_IMAGES = 5000
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a run is made of, beside its devices.
+    """The parts of a run, besides its devices.
 
     Attributes:
-        data: the data set as it was found.
+        data: the data set.
         train_batches: step -> batch.
-        augment: what the images go through.
-        validation: what the evaluations during training use: "validation" where a part
-            of the training set is held out, else "test"; with its source.
+        augment: the augmentation of the images.
+        validation: the split and the source of the evaluations during training:
+            "validation" where a part of the training set is held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
@@ -73,7 +69,7 @@ class Parts:
     total_steps: int
 
     def evaluation_stream(self, source: Source, batch_size: int) -> tf.data.Dataset:
-        """Every example of a source once, as the network sees it in an evaluation."""
+        """Every example of a source once, augmented as in an evaluation."""
         return evaluation_stream(source, self.augment, batch_size)
 
 
@@ -82,24 +78,27 @@ def build(config: Config, *, trains: bool = True) -> Parts:
 
     Args:
         config: what the run is.
-        trains: whether it is trained. An evaluation has no phases, and finds in its
-            checkpoint what layers take from the data.
+        trains: whether it is trained. An evaluation has no phases, and its checkpoint
+            holds the state that layers take from the data.
 
     Raises:
-        DataError: the data set is not there or not what it should be.
+        DataError: the data set is missing or invalid.
         ConfigError: the options do not fit the data set.
     """
-    found = data.load(
+    data_set = data.load(
         config.dataset,
         config.data_dir,
         image_size=config.image_size,
         image_cache_mb=config.image_cache_mb,
     )
-    train_source, validation = found.train, ("test", found.test)
+    train_source, validation = data_set.train, ("test", data_set.test)
     try:
         augment = extend(
-            AUGMENTS[config.augment](
-                found.train.image_shape, found.mean, found.deviation
+            create_augment(
+                config.augment,
+                data_set.train.image_shape,
+                data_set.mean,
+                data_set.deviation,
             ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,
@@ -107,24 +106,24 @@ def build(config: Config, *, trains: bool = True) -> Parts:
         )
         if config.validation_fraction:
             train_source, held_out = hold_out(
-                found.train, config.validation_fraction, config.seed
+                data_set.train, config.validation_fraction, config.seed
             )
             validation = ("validation", held_out)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
-    def model_for(height: int, width: int) -> keras.Model:
+    def create_model(height: int, width: int) -> keras.Model:
         return models.create_model(
             config.model,
             image_shape=(height, width, augment.image_shape[-1]),
-            num_classes=len(found.class_names),
+            num_classes=len(data_set.class_names),
             width=config.width,
             weight_decay=config.weight_decay,
             precision=config.precision,
             seed=config.seed,
         )
 
-    model = model_for(*augment.image_shape[:2])
+    model = create_model(*augment.image_shape[:2])
     num_examples = train_source.num_examples
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
@@ -132,17 +131,23 @@ def build(config: Config, *, trains: bool = True) -> Parts:
     if trains:
         models.adapt(model, lambda: _some_images(train_source, augment))
         phases = create_phases(
-            config, num_examples, total_steps, model, lambda size: model_for(size, size)
+            model,
+            total_steps=total_steps,
+            early_sizes=parse_early_sizes(config.early_sizes),
+            freezing_steps=param_rates.freezing_steps(
+                *_matched_rates(config, model), num_examples, config.images_per_step
+            ),
+            create_model=lambda size: create_model(size, size),
         )
     return Parts(
-        data=found,
+        data=data_set,
         train_batches=TrainBatches(
             train_source,
             augment,
             config.seed,
             config.images_per_step,
             models.noise_shapes(model),
-            create_mix(config.mixup, config.cutmix, len(found.class_names)),
+            create_mix(config.mixup, config.cutmix, len(data_set.class_names)),
         ),
         augment=augment,
         validation=validation,
@@ -154,8 +159,68 @@ def build(config: Config, *, trains: bool = True) -> Parts:
     )
 
 
+def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
+    """The learning rate over the images trained on, for so many training images."""
+    options = options_read_by(config, "schedule")
+    options["epoch_factors"] = parse_epoch_factors(config.epoch_factors)
+    return schedules.create_schedule(
+        config.schedule,
+        config.learning_rate,
+        num_examples=num_examples,
+        num_epochs=config.num_epochs,
+        warmup_epochs=config.warmup_epochs,
+        **options,
+    )
+
+
+def create_update(config: Config, num_examples: int, model: keras.Model) -> Update:
+    """The optimizer with its schedules.
+
+    Args:
+        config: what the run is.
+        num_examples: training images of an epoch.
+        model: the network; it loses its weight decay where the optimizer applies it.
+
+    Raises:
+        ConfigError: `param_rates` name no parameter of it.
+    """
+    optimizer = optimizers.create_optimizer(
+        config.optimizer,
+        parse_optimizer_options(config.optimizer_options),
+        **options_read_by(config, "optimizer"),
+    )
+    matched, _ = _matched_rates(config, model)
+    decays = ()
+    if optimizer.takes_decay:
+        decays = param_rates.scale_decays(
+            losses.take_weight_decay(model.trainable_variables), matched
+        )
+    learning_rate_fn, rate_fns = param_rates.create_rate_fns(
+        matched,
+        create_schedule(config, num_examples),
+        config.learning_rate,
+        num_examples,
+        config.images_per_step,
+    )
+    return Update(
+        optimizer=optimizer,
+        learning_rate_fn=learning_rate_fn,
+        clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
+        decays=decays,
+        rate_fns=rate_fns,
+    )
+
+
+def _matched_rates(config, model):
+    """Per parameter its rate from `param_rates`, if any, and its name."""
+    names = variable_names(model.trainable_variables)
+    rates = parse_param_rates(config.param_rates)
+    return param_rates.match_param_rates(rates, names), names
+
+
 def _some_images(source: Source, augment: Augment) -> np.ndarray:
-    """Training images as the network sees them in an evaluation, from all over."""
+    """Training images from all parts of the source, augmented as in an evaluation."""
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     with data_errors_of_tensorflow():
@@ -166,8 +231,6 @@ def _some_images(source: Source, augment: Augment) -> np.ndarray:
 
 def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
     """The trainer with the strategy of the config on the chosen devices.
-
-    The strategy's constructor takes its options by the names of Config.
 
     Raises:
         ConfigError: there are more towers than images in a batch.
@@ -182,20 +245,22 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
         )
-    create, options = _STRATEGIES[config.strategy], {}
-    if config.strategy == "async_towers":
-        create_trainer = AsynchronousTrainer
-        options |= options_of(AsynchronousTrainer, config)
+    if "asynchronous" in choices.find("strategy", config.strategy).traits:
+        trainer = AsynchronousTrainer
+        options = {
+            "async_scale_gradients": config.async_scale_gradients,
+            "max_staleness": config.max_staleness,
+        }
     else:
-        create_trainer = SynchronousTrainer
-        options |= {
+        trainer = SynchronousTrainer
+        options = {
             "accumulate_steps": config.accumulate_steps,
-            "sync_batch_norm": config.batch_norm == "sync",
             "scale_loss": config.precision == "float16",
             "resident": resident(config, parts.train_batches, devices),
         }
-    return create_trainer(
-        create,
+    strategy = factories.resolve("strategy", config.strategy)
+    return trainer(
+        strategy,
         parts.model,
         loss_fn=functools.partial(
             losses.cross_entropy, label_smoothing=config.label_smoothing
@@ -205,10 +270,11 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
         batch_size=config.batch_size,
         devices=devices.towers,
         phases=parts.phases,
-        tta=VIEWS[config.views],
+        tta=create_tta(config.tta),
         compile_towers=config.compile == "xla",
+        sync_batch_norm=config.batch_norm == "sync",
         **options,
-        **options_of(create, config),
+        **factories.named_by(strategy, options_read_by(config, "strategy")),
     )
 
 
@@ -231,13 +297,3 @@ def resident(
             "files when they are wanted; set --input=stream"
         )
     return ResidentBatches(batches, devices.towers[0])
-
-
-def options_of(constructor: Callable, config: Config) -> dict[str, Any]:
-    """The keyword-only arguments of a constructor that are fields of Config."""
-    parameters = inspect.signature(constructor).parameters.values()
-    return {
-        p.name: getattr(config, p.name)
-        for p in parameters
-        if p.kind is p.KEYWORD_ONLY and p.name in FIELDS
-    }

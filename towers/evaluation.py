@@ -19,7 +19,7 @@ def accuracy(
     strategy: Strategy, batches: Iterable, use_averages: bool
 ) -> dict[str, float]:
     """Counts of the strategy's `evaluate`, with "accuracy" and the mean "loss", and
-    "accuracy_views" where it has views."""
+    "accuracy_tta" with test-time augmentation."""
     counts = strategy.evaluate(batches, use_averages)
     found = {
         "accuracy": counts["correct"] / counts["images"],
@@ -28,21 +28,21 @@ def accuracy(
         "images": int(counts["images"]),
     }
     if "correct_tta" in counts:
-        found["accuracy_views"] = counts["correct_tta"] / counts["images"]
+        found["accuracy_tta"] = counts["correct_tta"] / counts["images"]
     return found
 
 
 def record_of(counts: dict[str, float], split: str, suffix: str = "") -> dict:
     """The accuracies of `accuracy`, called as in every record and on every board."""
-    kinds = ("accuracy", "accuracy_views")
+    kinds = ("accuracy", "accuracy_tta")
     return {f"{split}_{k}{suffix}": counts[k] for k in kinds if k in counts}
 
 
-def told_views(counts: dict[str, float], config: Config) -> str:
-    """What a line about an accuracy ends with: that by the views, if any."""
-    if "accuracy_views" not in counts:
+def tta_remark(counts: dict[str, float], config: Config) -> str:
+    """The end of a line about an accuracy: that with test-time augmentation, if any."""
+    if "accuracy_tta" not in counts:
         return ""
-    return f"; {counts['accuracy_views']:.4f} by views={config.views}"
+    return f"; {counts['accuracy_tta']:.4f} by tta={config.tta}"
 
 
 def evaluate(
@@ -110,7 +110,7 @@ def evaluate(
             say(
                 f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
                 f"({counts['correct']} of {counts['images']})"
-                + told_views(counts, config)
+                + tta_remark(counts, config)
             )
         if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
             return result

@@ -18,7 +18,7 @@ from towers.errors import (
     Preempted,
     data_errors_of_tensorflow,
 )
-from towers.evaluation import accuracy, record_of, told_views
+from towers.evaluation import accuracy, record_of, tta_remark
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
 from towers.parallel.trainer import CONSISTENT_ACTIVITIES as CONSISTENT_PHASES
@@ -145,7 +145,7 @@ def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
         run.folder.metrics, resume_step=run.step - 1 if run.unfinished else run.step
     )
     board = Board(run.folder.tensorboard, "train")
-    phase_ends = {phase.end_step for phase in run.parts.phases}
+    stage_ends = {phase.end_step for phase in run.parts.phases}
     run.saved_at = time.monotonic()
     staleness = []  # of asynchronous updates since the last log line
     if run.unfinished:
@@ -173,7 +173,7 @@ def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
         staleness.extend(metrics.pop("staleness", ()))
         waited = metrics.pop("input_wait_secs")
         stopwatch.add(step - run.step, time.monotonic() - started, waited)
-        if step in phase_ends:
+        if step in stage_ends:
             stopwatch.begin_phase()
         run.step = step
         record = {"step": step, "epoch": step * config.images_per_step / num_examples}
@@ -252,8 +252,8 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
     board.scalars(run.step, record)
     raw = f"{record[f'{split}_accuracy']:.4f}"
     averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
-    views = told_views(counts, run.config)
-    say(f"step {run.step}: {split} accuracy {raw}{averaged}{views}")
+    tta = tta_remark(counts, run.config)
+    say(f"step {run.step}: {split} accuracy {raw}{averaged}{tta}")
     if split == "test":
         return record, False
     is_best = run.best is None or counts["accuracy"] > run.best["accuracy"]

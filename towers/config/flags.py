@@ -6,17 +6,16 @@ so that a wrong flag is refused at once.
 """
 
 import dataclasses
-import importlib.util
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
 
-from towers.config import FIELDS, Config, checks
+from towers.config import FIELDS, Config
+from towers.config.recipes import load_recipe, recipe_names
 from towers.errors import ConfigError, TowersError
 
 # The recipe of a command without --config and without any flag.
@@ -47,7 +46,7 @@ def define_config_flags(
         field = FIELDS[name]
         default = defaults.get(name, field.default)
         help_text, choices = field.metadata["help"], field.metadata["choices"]
-        if choices and not field.metadata["or_prefix"]:
+        if choices and not field.metadata["table"]:
             flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
             _DEFINE[field.type](name, default, help_text, flag_values=values)
@@ -62,49 +61,6 @@ def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     }
 
 
-def load_recipe(name: str, folder: pathlib.Path) -> Config:
-    """The Config of a recipe: a name in `folder`, or the path of a Python file.
-
-    Raises:
-        ConfigError: there is no such recipe, or it gives no Config.
-    """
-    path = pathlib.Path(name) if name.endswith(".py") else folder / f"{name}.py"
-    if not path.is_file():
-        recipes = recipe_names(folder)
-        raise ConfigError(
-            f"--config={name}: there is no {path}; "
-            f"{checks.nearest(name, recipes)}recipes: {', '.join(recipes)}"
-        )
-    # A recipe calls another by importing it from its own folder.
-    sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except (AttributeError, ImportError, NameError, SyntaxError, TypeError) as error:
-        raise ConfigError(f"{path}: {_with_nearest_option(error)}") from None
-    finally:
-        sys.path.pop(0)
-    if not isinstance(config, Config):
-        raise ConfigError(f"{path}: get_config() gave {config!r}, not a Config")
-    return config
-
-
-def recipe_names(folder: pathlib.Path) -> list[str]:
-    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
-
-
-def _with_nearest_option(error):
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if not unknown:
-        return error
-    near = checks.nearest(unknown[1], list(FIELDS))
-    return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")
-
-
 def config_of_flags(
     recipe: str | None, folder: pathlib.Path, given: dict[str, Any]
 ) -> tuple[Config, str, str]:
@@ -116,8 +72,8 @@ def config_of_flags(
         given: `given_flags`.
 
     Returns:
-        The Config, the name of the run's default folder, and a line that says what was
-        chosen where the command did not.
+        The Config, the name of the run's default folder, and a line that names the
+        recipe where the command did not.
     """
     remark = ""
     if recipe is None and not given:

@@ -1,4 +1,4 @@
-"""Options that are written as lists: '30:0.1,60:0.01' and the like."""
+"""List options: options written as lists, such as '30:0.1,60:0.01'."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ from towers.errors import ConfigError
 def _parts(
     option: str, text: str, read: Callable[..., Any], words: str
 ) -> Iterator[tuple[str, Any]]:
-    """Each part between commas, and what `read` makes of its values between colons;
-    `words` say what a part should be."""
+    """Each part between commas, with the result of `read` for its values between
+    colons; `words` describe a valid part."""
     for part in text.split(",") if text else []:
         try:
-            found = read(*part.split(":"))
+            values = read(*part.split(":"))
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{option}={text!r}: {part!r} should be {words}"
             ) from None
-        yield part, found
+        yield part, values
 
 
 def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
@@ -74,7 +74,7 @@ def parse_early_sizes(text: str) -> tuple[tuple[int, float], ...]:
 
 
 class ParamRate(NamedTuple):
-    """What the learning rate of some parameters is.
+    """The learning rate of some parameters.
 
     Attributes:
         pattern: of their names, such as `conv*/kernel`.
@@ -94,7 +94,7 @@ def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
     Raises:
         ConfigError: it is written in another way, or a number is out of range.
     """
-    found = []
+    rates = []
     for part, rate in _parts(
         "param_rates",
         text,
@@ -113,5 +113,28 @@ def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
                 f"param_rates={text!r}: {part!r} is 0 from the start, so that its "
                 "epochs mean nothing; leave them out"
             )
-        found.append(rate)
-    return tuple(found)
+        rates.append(rate)
+    return tuple(rates)
+
+
+def parse_optimizer_options(text: str) -> dict[str, float]:
+    """'beta3:0.99,warm:5' -> {"beta3": 0.99, "warm": 5.0}.
+
+    Raises:
+        ConfigError: it is written in another way, a name comes twice, or a number is
+            not finite.
+    """
+    numbers = {}
+    for part, (name, number) in _parts(
+        "optimizer_options",
+        text,
+        lambda name, number: (name.strip(), float(number)),
+        "a hyperparameter and a number, such as beta3:0.99",
+    ):
+        if not name.isidentifier() or name in numbers or not math.isfinite(number):
+            raise ConfigError(
+                f"optimizer_options={text!r}: {part!r} should be a name that comes "
+                "once and a finite number, such as beta3:0.99"
+            )
+        numbers[name] = number
+    return numbers

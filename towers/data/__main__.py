@@ -1,24 +1,24 @@
-"""Checks a data set before anyone trains on it.
+"""Checks a data set before training.
 
     python -m towers.data --dataset=image_folder --data_dir=data
 
-Reads every image once; says how many there are of each class, their sizes, mean and
-deviation, and which cannot be read; draws some into a PNG file. Ends with 3 where
-something is wrong with the data.
+Reads every image once; reports the number of each class, the sizes, the mean and the
+standard deviation, and the images that cannot be read; draws some into a PNG file. Ends
+with 3 where something is wrong with the data.
 """
 
 import argparse
-import difflib
 import sys
 
-from towers import data, quiet_imports
+from towers import quiet_imports
+from towers.config import choices
 from towers.errors import ConfigError, TowersError
 
 PROGRAM = "towers.data"
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """Reports a mistake in one line."""
 
     def error(self, message):
         raise ConfigError(message)
@@ -36,9 +36,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    names = ", ".join(data.DATASETS)
     add = parser.add_argument
-    add("--dataset", required=True, help=f"{names}, or {data.TFDS}NAME")
+    add("--dataset", required=True, help=choices.explained("dataset"))
     add("--data_dir", default="", help="folder that holds it; empty for the usual ones")
     add(
         "--image_size",
@@ -48,14 +47,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
     flags = parser.parse_args(arguments)
-    name = flags.dataset
-    is_prepared = name.startswith(data.TFDS) and name != data.TFDS
-    if name not in data.DATASETS and not is_prepared:
-        near = difflib.get_close_matches(name, data.DATASETS, n=1)
-        raise ConfigError(
-            f"--dataset={name}: {f'did you mean {near[0]!r}? ' if near else ''}must be "
-            f"one of {names} or {data.TFDS}NAME"
-        )
+    try:
+        choices.find("dataset", flags.dataset)
+    except ConfigError as error:
+        raise ConfigError(f"--{error}") from None
     if flags.image_size < 0:
         raise ConfigError(f"--image_size={flags.image_size}: must be at least 0")
     return flags

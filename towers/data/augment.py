@@ -1,10 +1,10 @@
-"""From stored pixels to what the network sees, a whole batch at a time.
+"""Augmentation: from stored pixels to the input of the network, a batch at a time.
 
 All functions take images [n, height, width, channels], an `Augment` stored uint8 ones,
 and give float32. Those for training also take `draw`, which gives the step's random
 numbers, uniform in [0, 1); they hold no state of their own.
 
-What may be added in training is in `towers.data.distortions` and `towers.data.mixing`.
+`towers.data.distortions` and `towers.data.mixing` add to it in training.
 """
 
 import dataclasses
@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from towers.config import factories
 from towers.data.randomness import Draw
+from towers.errors import ConfigError
 
 TUTORIAL_SIZE = 24
 PADDING = 4
@@ -21,12 +23,12 @@ PADDING = 4
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """What a data set's images go through.
+    """The augmentation of a data set's images.
 
     Attributes:
         train: (images, draw) -> images, random.
         evaluate: images -> images, the same every time.
-        image_shape: height, width, channels of what comes out.
+        image_shape: height, width, channels of the results.
     """
 
     train: Callable[[tf.Tensor, Draw], tf.Tensor]
@@ -39,7 +41,7 @@ def none(
     mean: Sequence[float],
     deviation: Sequence[float],
 ) -> Augment:
-    """Mean and deviation of the training set only."""
+    """Mean and standard deviation of the training set only."""
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
     return Augment(lambda images, draw: evaluate(images), evaluate, image_shape)
 
@@ -50,7 +52,7 @@ def tutorial(
     deviation: Sequence[float],
 ) -> Augment:
     """The CIFAR-10 tutorial's: 24x24 crop, flip, brightness, contrast, and each image
-    standardised by itself; evaluation takes the centre crop."""
+    standardized by itself; evaluation takes the center crop."""
     height, width, channels = image_shape
     size = TUTORIAL_SIZE
     if min(height, width) < size:
@@ -66,7 +68,7 @@ def tutorial(
         contrast = 0.2 + 1.6 * draw("contrast", [n, 1, 1, 1])
         means = tf.reduce_mean(images, [1, 2])
         wide = tf.tile(means, [1, size])[:, None, :]
-        rows = (rows_of(images) - wide) * contrast[:, 0] + wide
+        rows = (flat_rows(images) - wide) * contrast[:, 0] + wide
         images = tf.reshape(rows, [n, size, size, channels])
         return tf.image.per_image_standardization(images)
 
@@ -125,13 +127,31 @@ def translate_flip(
     return Augment(train, evaluate, image_shape)
 
 
-AUGMENTS = {
-    "none": none,
-    "tutorial": tutorial,
-    "pad_crop_flip": pad_crop_flip,
-    "translate_flip": translate_flip,
-    "translate_4_flip": functools.partial(translate_flip, pixels=4),
-}
+def create_augment(
+    name: str,
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """An augmentation by its name in `towers.config.choices.AUGMENTS`.
+
+    Args:
+        name: in the table, or FILE.py:FUNCTION.
+        image_shape: of the stored images.
+        mean, deviation: of the training images, per channel.
+
+    Raises:
+        ValueError: it does not fit the images.
+    """
+    augment = factories.create(
+        "augment", name, image_shape=image_shape, mean=mean, deviation=deviation
+    )
+    if not isinstance(augment, Augment):
+        raise ConfigError(
+            f"augment={name}: gave {type(augment).__name__}; return a "
+            "towers.data.augment.Augment"
+        )
+    return augment
 
 
 def standardize(
@@ -143,11 +163,11 @@ def standardize(
     factors = [1 / value for value in deviation]
     *_, width, _ = images.shape
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
-    rows = (tf.cast(rows_of(images), tf.float32) - means) * factors
+    rows = (tf.cast(flat_rows(images), tf.float32) - means) * factors
     return tf.reshape(rows, tf.shape(images))
 
 
-def rows_of(images: tf.Tensor) -> tf.Tensor:
+def flat_rows(images: tf.Tensor) -> tf.Tensor:
     """Images [n, height, width, channels] as [n, height, width * channels]: numbers for
     the channels, repeated along a row, are applied faster with a long last axis."""
     _, height, width, channels = images.shape

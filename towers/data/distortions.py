@@ -1,7 +1,7 @@
-"""What may be added to an augmentation, image by image.
+"""Distortions that training may add to an augmentation, image by image.
 
-The order is: colours are jittered, then comes the augmentation, then rectangles and
-squares are erased. All functions take whole batches and the step's `draw`.
+Colors are jittered first, then comes the augmentation, then rectangles and squares are
+erased. All functions take whole batches and the step's `draw`.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ def extend(
     random_erasing: float = 0.0,
     cutout_size: int = 0,
 ) -> Augment:
-    """An augmentation with more of it in training; 0 adds nothing.
+    """An augmentation with distortions in training; 0 adds nothing.
 
     Args:
-        augment: one of AUGMENTS.
+        augment: the augmentation.
         color_jitter: strength, see `jitter_colors`; before the augmentation.
         random_erasing: probability, see `erase_randomly`; after it.
         cutout_size: side in pixels, see `cut_out`; the last.
@@ -54,8 +54,8 @@ def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:
     """Brightness, contrast and saturation of each image times random factors.
 
     The factors are uniform in [max(0, 1 - strength), 1 + strength]. Contrast is the
-    distance from the image's mean grey, saturation that from each pixel's own grey
-    (0.299 R + 0.587 G + 0.114 B, ITU-R BT.601); grey images have none.
+    distance from the image's mean gray, saturation that from each pixel's own gray
+    (0.299 R + 0.587 G + 0.114 B, ITU-R BT.601); gray images have none.
 
     Args:
         images: [n, height, width, 3 or 1], any dtype, in 0..255.
@@ -71,15 +71,15 @@ def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:
         tf.reshape(factors, [n, 3, 1, 1, 1]), axis=1
     )
     images = tf.cast(images, tf.float32) * brightness
-    mean = tf.reduce_mean(_grey(images), [1, 2], keepdims=True)
+    mean = tf.reduce_mean(_gray(images), [1, 2], keepdims=True)
     images = mean + (images - mean) * contrast
     if channels == 3:
-        grey = _grey(images)
-        images = grey + (images - grey) * saturation
+        gray = _gray(images)
+        images = gray + (images - gray) * saturation
     return tf.clip_by_value(images, 0.0, 255.0)
 
 
-def _grey(images):
+def _gray(images):
     if images.shape[-1] == 1:
         return images
     # Five times as fast as a product with the weights and a sum. Not a sum of three: a
@@ -93,11 +93,11 @@ def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tens
     """Erases a random rectangle of some images (Zhong et al. 2017, arXiv:1708.04896).
 
     Its area is uniform in 2 % to 40 % of the image, its height over its width in 0.3
-    to 1 / 0.3, as theirs on CIFAR; it becomes 0, the mean colour. One that is too long
+    to 1 / 0.3, as theirs on CIFAR; it becomes 0, the mean color. One that is too long
     is cut to the image, where they draw again.
 
     Args:
-        images: standardised float32 [n, height, width, channels].
+        images: standardized float32 [n, height, width, channels].
         draw: gives "random_erasing" [n, 5].
         probability: that an image is erased.
     """
@@ -115,17 +115,17 @@ def erase_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tens
 
 
 def cut_out(images: tf.Tensor, draw: Draw, size: int) -> tf.Tensor:
-    """Sets a square of each image to 0, the mean colour (DeVries and Taylor 2017,
-    arXiv:1708.04552). Its centre is any pixel, so parts of it may lie outside.
+    """Sets a square of each image to 0, the mean color (DeVries and Taylor 2017,
+    arXiv:1708.04552). Its center is any pixel, so parts of it may lie outside.
 
     Args:
-        images: standardised float32 [n, height, width, channels].
+        images: standardized float32 [n, height, width, channels].
         draw: gives "cutout" [n, 2].
         size: side of the square in pixels.
     """
     n, height, width, _ = images.shape
-    centres = choose(draw("cutout", [n, 2]), tf.constant([height, width], tf.float32))
-    tops, lefts = tf.unstack(centres - size // 2, axis=1)
+    centers = choose(draw("cutout", [n, 2]), tf.constant([height, width], tf.float32))
+    tops, lefts = tf.unstack(centers - size // 2, axis=1)
     sizes = tf.fill([n], float(size))
     return images * (1 - rectangles(tops, lefts, sizes, sizes, height, width))
 

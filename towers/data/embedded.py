@@ -106,11 +106,10 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def load(data_dir: str = "", *, seed: int = 0) -> DataSet:
+def load(*, seed: int = 0) -> DataSet:
     """Draws 10,000 training and 2,000 test images, as many of each class.
 
     Args:
-        data_dir: not looked at; every data set takes it.
         seed: of the drawing, not of a run: every run sees the same images. They are the
             same bits on one machine; under another NumPy or processor a few values may
             be rounded to the other side.

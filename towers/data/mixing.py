@@ -1,7 +1,7 @@
 """Each image mixed with another one of its batch, and their labels in the same shares.
 
-It is the last thing that happens to a batch before it is cut into micro-batches and
-towers, so that the pairs do not depend on these.
+Mixing comes last, before a batch is split into micro-batches and towers, so that the
+pairs do not depend on these.
 """
 
 from collections.abc import Callable
@@ -43,12 +43,12 @@ def create_mix(mixup: float, cutmix: float, num_classes: int) -> Mix | None:
         return None
 
     def mix(images, labels, draw):
-        found = [shares_fn(images.shape, draw, table) for shares_fn, table in ways]
-        pixels, whole = found[0]
-        if len(found) > 1:
+        shares = [shares_fn(images.shape, draw, table) for shares_fn, table in ways]
+        pixels, whole = shares[0]
+        if len(shares) > 1:
             first = draw("mixing", [images.shape[0]]) < 0.5
-            pixels = tf.where(first[:, None, None, None], pixels, found[1][0])
-            whole = tf.where(first, whole, found[1][1])
+            pixels = tf.where(first[:, None, None, None], pixels, shares[1][0])
+            whole = tf.where(first, whole, shares[1][1])
         labels = tf.one_hot(labels, num_classes)
         return blend(images, pixels), blend(labels, whole[:, None])
 
@@ -89,7 +89,7 @@ def cutmix_shares(
     """A rectangle of the other image for each image (Yun et al. 2019,
     arXiv:1905.04899).
 
-    Its sides are those of the image times the root of the share; the centre is any
+    Its sides are those of the image times the root of the share; the center is any
     pixel, and what lies outside is cut off. The label has the share that is left.
 
     Args:
@@ -130,7 +130,7 @@ def beta_quantiles(alpha: float) -> tf.Tensor:
 def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Draws from the distribution with these quantiles, a line between two of them.
 
-    The distribution function of what is drawn differs from the true one by less than
+    The distribution function of the draws differs from the true one by less than
     1 / NUM_QUANTILES, wherever float32 tells a share from 0 and from 1 at all.
 
     Args:

@@ -10,7 +10,6 @@ NUM_DIFFERENT = 256
 
 
 def load(
-    data_dir: str = "",
     *,
     image_shape: tuple[int, int, int] = (32, 32, 3),
     num_classes: int = 10,
@@ -19,7 +18,6 @@ def load(
     """Images of noise with labels that mean nothing, the same every time.
 
     Args:
-        data_dir: not looked at; every data set takes it.
         image_shape: height, width, channels.
         num_classes: number of labels.
         num_examples: number of training and of test images.

@@ -1,27 +1,64 @@
-"""What an evaluation shows the network of an image beside the image itself."""
+"""Test-time augmentation (TTA): the mean logits over several views of an image."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from towers.config import factories
+
 # (weight, float images [n, height, width, channels] -> the same shape); None for the
 # image itself.
-View = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
+Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
 
 
-class Views(NamedTuple):
-    """What an evaluation looks at beside the images.
+class TestTimeAugmentation(NamedTuple):
+    """Test-time augmentation of an evaluation.
 
     Attributes:
-        views: the logits of an image are the weighted mean over them.
-        share: the part of each batch that is looked at so, those images whose two best
-            logits are nearest; the others keep their answer. Below 1 the batch size has
-            a say in which they are.
+        transforms: the logits of an image are the weighted mean over them; empty for
+            the image alone.
+        fraction: the part of each batch that is augmented, those images whose two best
+            logits are nearest; the others keep their answer. Below 1 the batch size
+            influences which they are.
     """
 
-    transforms: tuple[View, ...] = ()
+    __test__ = False  # not a test, whatever pytest reads in the name
+
+    transforms: tuple[Transform, ...] = ()
     fraction: float = 1.0
+
+
+def create_tta(name: str) -> TestTimeAugmentation:
+    """The test-time augmentation of a name in `towers.config.choices.TTA`."""
+    return factories.create("tta", name)
+
+
+def none() -> TestTimeAugmentation:
+    """The images alone."""
+    return TestTimeAugmentation()
+
+
+def mirror() -> TestTimeAugmentation:
+    """The image and its mirror image."""
+    return TestTimeAugmentation(_with_mirrors(1.0))
+
+
+def translate() -> TestTimeAugmentation:
+    """Both, and both of the image moved by a pixel along the two diagonals (Jordan
+    2024, arXiv:2404.00498, section 3.5)."""
+    return TestTimeAugmentation(
+        (
+            *_with_mirrors(0.5),
+            *_with_mirrors(0.25, lambda images: _moved(images, 0)),
+            *_with_mirrors(0.25, lambda images: _moved(images, 2)),
+        )
+    )
+
+
+def translate_unsure() -> TestTimeAugmentation:
+    """`translate` for the least confident quarter of each batch."""
+    return translate()._replace(fraction=0.25)
 
 
 def _mirrored(images):
@@ -35,22 +72,10 @@ def _moved(images, offset):
     return padded[:, offset : offset + height, offset : offset + width]
 
 
-def _with_mirrors(weight, view=None):
-    if view is None:
+def _with_mirrors(weight, transform=None):
+    if transform is None:
         return (weight / 2, None), (weight / 2, _mirrored)
-    return (weight / 2, view), (weight / 2, lambda images: _mirrored(view(images)))
-
-
-# Jordan 2024, arXiv:2404.00498, section 3.5.
-SIX = (
-    *_with_mirrors(0.5),
-    *_with_mirrors(0.25, lambda images: _moved(images, 0)),
-    *_with_mirrors(0.25, lambda images: _moved(images, 2)),
-)
-
-VIEWS = {
-    "plain": Views(),
-    "mirror": Views(_with_mirrors(1.0)),
-    "six": Views(SIX),
-    "six_unsure": Views(SIX, fraction=0.25),
-}
+    return (
+        (weight / 2, transform),
+        (weight / 2, lambda images: _mirrored(transform(images))),
+    )

@@ -6,7 +6,6 @@ that a network marks.
 """
 
 import contextlib
-import functools
 import zlib
 from collections.abc import Callable
 
@@ -14,40 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.models import (
-    alexnet,
-    cnn,
-    convmixer,
-    lenet,
-    resnet,
-    speedrun,
-    wide_resnet,
-)
-
-MODELS = {
-    "cnn": cnn.create_model,
-    "lenet": lenet.create_model,
-    "alexnet": functools.partial(alexnet.create_model, columns=1),
-    "alexnet_two_columns": functools.partial(alexnet.create_model, columns=2),
-    "resnet18": resnet.create_resnet18,
-    "resnet20": functools.partial(resnet.create_cifar_resnet, depth=20),
-    "resnet32": functools.partial(resnet.create_cifar_resnet, depth=32),
-    "resnet44": functools.partial(resnet.create_cifar_resnet, depth=44),
-    "resnet56": functools.partial(resnet.create_cifar_resnet, depth=56),
-    "resnet110": functools.partial(resnet.create_cifar_resnet, depth=110),
-    "wide_resnet_28_10": functools.partial(
-        wide_resnet.create_model, depth=28, widening=10
-    ),
-    "convmixer_256_8": functools.partial(convmixer.create_model, channels=256, depth=8),
-    "speedrun": functools.partial(
-        speedrun.create_model, widths=(64, 256, 256), depth=2, momentum=0.6
-    ),
-    "speedrun_deep": functools.partial(
-        speedrun.create_model, widths=(128, 384, 512), depth=3, momentum=0.9
-    ),
-}
-
-IMAGES = "images"
+from towers.config import choices, factories
+from towers.models.check import IMAGES, check_network
 
 POLICIES = {
     "float32": "float32",
@@ -70,7 +37,8 @@ def create_model(
     """Builds a network on the CPU with parameters that depend on the seed alone.
 
     Args:
-        name: a key of MODELS.
+        name: in `towers.config.choices.MODELS`, or FILE.py:FUNCTION, a function with
+            some of the keyword arguments image_shape, num_classes, width, regularizer.
         image_shape: height, width, channels.
         num_classes: number of logits.
         width: factor on the channels of every layer.
@@ -82,16 +50,26 @@ def create_model(
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
         dropout layer) to logits [n, num_classes].
+
+    Raises:
+        ConfigError: a network in a file of the user cannot be trained.
     """
-    with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
-        model = MODELS[name](
+    decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
+
+    def create():
+        return factories.create(
+            "model",
+            name,
             image_shape=image_shape,
             num_classes=num_classes,
             width=width,
-            regularizer=keras.regularizers.L2(0.5 * weight_decay)
-            if weight_decay
-            else None,
+            regularizer=decay,
         )
+
+    with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
+        model = create()
+        if choices.find("model", name).is_in_a_file:
+            check_network(name, model, create(), image_shape, num_classes)
         initialize(model, seed)
     return model
 
@@ -116,7 +94,7 @@ def keras_settings(policy: str = "float32"):
 
 
 def initialize(model: keras.Model, seed: int) -> None:
-    """Draws every kernel anew from its layer's own initialiser and (seed, layer name).
+    """Draws every kernel anew from its layer's own initializer and (seed, layer name).
 
     Keras draws initial values from a global generator; two networks built in one
     process would otherwise differ.
@@ -134,16 +112,20 @@ def initialize(model: keras.Model, seed: int) -> None:
 
 
 def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
-    """Lets layers whose state comes from the data, such as whitening, see training
-    images [n, *image_shape], as the network gets them; `images` is called only where
-    there is such a layer."""
+    """Sets the state of layers that take it from the data, such as whitening.
+
+    Args:
+        model: the network.
+        images: gives augmented training images [n, *image_shape]; called only where
+            there is such a layer.
+    """
     layers = [layer for layer in model.layers if hasattr(layer, "adapt")]
     if layers:
-        seen = images()
+        examples = images()
         for layer in layers:
-            layer.adapt(seen)
+            layer.adapt(examples)
 
 
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:
-    """The inputs beside the images: per dropout layer, name -> shape of one image's."""
+    """The noise inputs: per dropout layer, name -> shape for one image."""
     return {x.name: tuple(x.shape[1:]) for x in model.inputs if x.name != IMAGES}

@@ -1,4 +1,4 @@
-"""What a network is trained to make small."""
+"""Loss functions: cross-entropy and weight decay."""
 
 import keras
 import tensorflow as tf
@@ -13,7 +13,7 @@ def cross_entropy(
     evenly over all classes (Szegedy et al. 2016, arXiv:1512.00567, section 7).
 
     Args:
-        logits: floats [n, num_classes]; half-width ones are widened to float32 first.
+        logits: floats [n, num_classes]; 16-bit ones are cast to float32 first.
         labels: integers [n], or of mixed images floats [n, num_classes] whose rows add
             up to 1.
         label_smoothing: in [0, 1).
@@ -39,14 +39,14 @@ def cross_entropy(
 def weight_decay(
     variables: list[keras.Variable], params: list[tf.Tensor]
 ) -> tf.Tensor | None:
-    """The sum of the penalties that the network's own regularisers put on `params`.
+    """The sum of the penalties that the network's regularizers put on `params`.
 
     Args:
-        variables: the network's trainable variables, asked for their regulariser only.
-        params: the values to penalise, in the same order.
+        variables: the network's trainable variables; only their regularizers are read.
+        params: the values to penalize, in the same order.
 
     Returns:
-        A scalar, or None where no variable has a regulariser.
+        A scalar, or None where no variable has a regularizer.
     """
     penalties = [
         _penalty(variable.regularizer, param)
@@ -68,7 +68,7 @@ def add_weight_decay(
         gradients: in the same order.
 
     Returns:
-        (weight decay, gradients); it is 0 where no variable has a regulariser.
+        (weight decay, gradients); it is 0 where no variable has a regularizer.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(params)
@@ -77,16 +77,16 @@ def add_weight_decay(
             return tf.zeros([], params[0].dtype), list(gradients)
     decay_gradients = tape.gradient(decay, params)
     return decay, [
-        g if d is None else g + d
-        for g, d in zip(gradients, decay_gradients, strict=True)
+        gradient if more is None else gradient + more
+        for gradient, more in zip(gradients, decay_gradients, strict=True)
     ]
 
 
 def take_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
-    """Takes the weight decay out of the loss, for an optimizer that applies it itself.
+    """Removes the weight decay from the loss, for an optimizer that applies it itself.
 
     Args:
-        variables: the network's trainable variables; they lose their regularisers.
+        variables: the network's trainable variables; they lose their regularizers.
 
     Returns:
         Per variable the coefficient of half its sum of squares; 0 where none was asked.

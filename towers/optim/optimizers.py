@@ -1,4 +1,4 @@
-"""From the mean gradient to the next parameters: pure functions, no variables.
+"""Optimizers: pure functions from the mean gradient to the next parameters.
 
 An optimizer treats one parameter at a time, so that a strategy may call it wherever the
 parameter lives. The learning rate stays outside the velocity (velocity is
@@ -7,16 +7,20 @@ velocity. The names of the slots are those in a checkpoint: `slots/<param>/<slot
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from towers.config import factories
+from towers.config.choices import nearest
+from towers.errors import ConfigError
+
 Slots = dict[str, tf.Tensor]
 
 
-class Now(NamedTuple):
-    """What holds for one parameter in one step.
+class UpdateContext(NamedTuple):
+    """The update context of one parameter in one step.
 
     Attributes:
         rate: the parameter's learning rate, a scalar of its dtype.
@@ -36,62 +40,64 @@ class Now(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """How one parameter is updated.
+    """The update of one parameter.
 
     Attributes:
         slots: names of the tensors, of the parameter's shape and zero at first, that it
             keeps per parameter.
-        update: (param, slots, gradient, now) -> (param, slots).
+        update: (param, slots, gradient, context) -> (param, slots).
         elementwise: whether an element's update needs the other elements at most
             through the norms, so that it may be applied to a slice of the parameter.
-        needs_norms: whether it reads `Now.param_norm` and `Now.gradient_norm`.
+        needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
         takes_decay: whether it applies the weight decay itself, which then must not be
             part of the loss.
     """
 
     slots: tuple[str, ...]
-    update: Callable[[tf.Tensor, Slots, tf.Tensor, Now], tuple[tf.Tensor, Slots]]
+    update: Callable[
+        [tf.Tensor, Slots, tf.Tensor, UpdateContext], tuple[tf.Tensor, Slots]
+    ]
     elementwise: bool = True
     needs_norms: bool = False
     takes_decay: bool = False
 
 
-def sgd(*, momentum: float = 0.0, **_) -> Optimizer:
+def sgd(*, momentum: float = 0.0) -> Optimizer:
     """Gradient descent; with a momentum the heavy ball of Polyak (1964)."""
 
-    def update(param, slots, gradient, now):
-        return _move(param, slots, gradient, now.rate, momentum)
+    def update(param, slots, gradient, context):
+        return _move(param, slots, gradient, context.rate, momentum)
 
     return Optimizer(_velocity_slot(momentum), update)
 
 
-def nesterov(*, momentum: float, **_) -> Optimizer:
+def nesterov(*, momentum: float) -> Optimizer:
     """Nesterov's momentum in the form of Sutskever et al. (2013)."""
 
-    def update(param, slots, gradient, now):
+    def update(param, slots, gradient, context):
         ahead, moved = _look_ahead(slots, gradient, momentum)
-        return param - now.rate * ahead, moved
+        return param - context.rate * ahead, moved
 
     return Optimizer(("velocity",), update)
 
 
 def rmsprop(
-    *, rho: float = 0.9, epsilon: float = 1e-7, momentum: float = 0.0, **_
+    *, rho: float = 0.9, epsilon: float = 1e-7, momentum: float = 0.0
 ) -> Optimizer:
     """Gradients over the root of their mean square (Tieleman and Hinton 2012), with a
     momentum behind that; the square root is that of mean square + epsilon."""
 
-    def update(param, slots, gradient, now):
+    def update(param, slots, gradient, context):
         second = rho * slots["second_moment"] + (1 - rho) * tf.square(gradient)
         direction = gradient / tf.sqrt(second + epsilon)
-        param, moved = _move(param, slots, direction, now.rate, momentum)
+        param, moved = _move(param, slots, direction, context.rate, momentum)
         return param, {"second_moment": second} | moved
 
     return Optimizer(("second_moment", *_velocity_slot(momentum)), update)
 
 
 def adamw(
-    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7, **_
+    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
 ) -> Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): what is subtracted
     includes rate * decay * param.
@@ -100,45 +106,45 @@ def adamw(
     where epsilon stands beside the root of the uncorrected moment.
     """
 
-    def update(param, slots, gradient, now):
+    def update(param, slots, gradient, context):
         first = slots["first_moment"]
         first += (1 - beta1) * (gradient - first)
         second = slots["second_moment"]
         second += (1 - beta2) * (tf.square(gradient) - second)
-        count = tf.cast(now.step + 1, tf.float64)
+        count = tf.cast(context.step + 1, tf.float64)
         unbiased = tf.sqrt(1 - tf.constant(beta2, tf.float64) ** count)
         unbiased /= 1 - tf.constant(beta1, tf.float64) ** count
         direction = tf.cast(unbiased, param.dtype) * first
         direction /= tf.sqrt(second) + epsilon
-        if now.decay:
-            direction += now.decay * param
+        if context.decay:
+            direction += context.decay * param
         moments = {"first_moment": first, "second_moment": second}
-        return param - now.rate * direction, moments
+        return param - context.rate * direction, moments
 
     return Optimizer(("first_moment", "second_moment"), update, takes_decay=True)
 
 
-def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001, **_) -> Optimizer:
+def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimizer:
     """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888, algorithm 1).
 
     Gradient and weight decay of a kernel are scaled by
     trust_coefficient * |param| / (|gradient| + decay * |param|), or by 1 where a norm
-    is 0. Vectors (biases, scales and offsets of normalisations) are not scaled.
+    is 0. Vectors (biases, scales and offsets of normalizations) are not scaled.
     """
 
-    def update(param, slots, gradient, now):
-        direction = _with_decay(param, gradient, now)
+    def update(param, slots, gradient, context):
+        direction = _with_decay(param, gradient, context)
         if param.shape.rank > 1:
-            direction *= _trust(now, trust_coefficient)
-        return _move(param, slots, direction, now.rate, momentum)
+            direction *= _trust(context, trust_coefficient)
+        return _move(param, slots, direction, context.rate, momentum)
 
     return Optimizer(
         _velocity_slot(momentum), update, needs_norms=True, takes_decay=True
     )
 
 
-def muon(*, momentum: float, muon_momentum: float = 0.6, **_) -> Optimizer:
-    """Orthogonalised momentum for convolutions (Jordan et al. 2024), `nesterov` for
+def muon(*, momentum: float, muon_momentum: float = 0.6) -> Optimizer:
+    """Orthogonalized momentum for convolutions (Jordan et al. 2024), `nesterov` for
     everything else.
 
     A convolution's kernel [height, width, inputs, filters] is scaled to the norm
@@ -147,17 +153,17 @@ def muon(*, momentum: float, muon_momentum: float = 0.6, **_) -> Optimizer:
     Weight decay concerns the other parameters only.
     """
 
-    def update(param, slots, gradient, now):
+    def update(param, slots, gradient, context):
         if param.shape.rank != 4:
-            direction = _with_decay(param, gradient, now)
+            direction = _with_decay(param, gradient, context)
             ahead, moved = _look_ahead(slots, direction, momentum)
-            return param - now.rate * ahead, moved
+            return param - context.rate * ahead, moved
         ahead, moved = _look_ahead(slots, gradient, muon_momentum)
         ahead = orthogonalized(tf.reshape(ahead, [-1, param.shape[-1]]))
         root = tf.sqrt(tf.cast(param.shape[-1], param.dtype))
         scale = tf.math.divide_no_nan(root, tf.norm(param))
-        param *= tf.where(now.rate > 0, scale, 1.0)  # what is frozen stays as it is
-        return param - now.rate * tf.reshape(ahead, param.shape), moved
+        param *= tf.where(context.rate > 0, scale, 1.0)  # what is frozen stays as it is
+        return param - context.rate * tf.reshape(ahead, param.shape), moved
 
     return Optimizer(("velocity",), update, elementwise=False, takes_decay=True)
 
@@ -185,11 +191,11 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
     return tf.matmul(x, total) if rows > columns else tf.matmul(total, x)
 
 
-def _trust(now, trust_coefficient):
-    both = (now.param_norm > 0) & (now.gradient_norm > 0)
-    length = now.gradient_norm + now.decay * now.param_norm
+def _trust(context, trust_coefficient):
+    both = (context.param_norm > 0) & (context.gradient_norm > 0)
+    length = context.gradient_norm + context.decay * context.param_norm
     one = tf.ones_like(length)
-    ratio = trust_coefficient * now.param_norm / tf.where(both, length, one)
+    ratio = trust_coefficient * context.param_norm / tf.where(both, length, one)
     return tf.where(both, ratio, one)
 
 
@@ -211,26 +217,36 @@ def _look_ahead(slots, direction, momentum):
     return direction + momentum * velocity, {"velocity": velocity}
 
 
-def _with_decay(param, gradient, now):
-    return gradient + now.decay * param if now.decay else gradient
+def _with_decay(param, gradient, context):
+    return gradient + context.decay * param if context.decay else gradient
 
 
-OPTIMIZERS = {
-    "sgd": sgd,
-    "nesterov": nesterov,
-    "rmsprop": rmsprop,
-    "adamw": adamw,
-    "lars": lars,
-    "muon": muon,
-}
-
-
-def create_optimizer(name: str, **hyperparameters: float) -> Optimizer:
+def create_optimizer(
+    name: str, options: Mapping[str, float] | None = None, **hyperparameters: float
+) -> Optimizer:
     """The named optimizer.
 
     Args:
-        name: a key of OPTIMIZERS.
+        name: in `towers.config.choices.OPTIMIZERS`, or FILE.py:FUNCTION.
+        options: hyperparameters that only this optimizer has.
         **hyperparameters: momentum, rho, beta1, beta2, epsilon, trust_coefficient,
-            muon_momentum; each optimizer takes its own.
+            muon_momentum; an optimizer gets those that its signature names.
+
+    Raises:
+        ConfigError: it takes no such option, or a file gives no Optimizer.
     """
-    return OPTIMIZERS[name](**hyperparameters)
+    create, options = factories.resolve("optimizer", name), options or {}
+    names = factories.argument_names(create)
+    for option in options if names is not None else ():
+        if option not in names:
+            raise ConfigError(
+                f"optimizer_options: optimizer={name} takes no {option!r}; "
+                f"{nearest(option, names)}it takes {', '.join(names) or 'none'}"
+            )
+    optimizer = factories.call(create, **hyperparameters, **options)
+    if not isinstance(optimizer, Optimizer):
+        raise ConfigError(
+            f"optimizer={name}: gave {type(optimizer).__name__}; return a "
+            "towers.optim.optimizers.Optimizer"
+        )
+    return optimizer

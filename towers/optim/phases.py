@@ -1,16 +1,18 @@
-"""Parts of a run whose steps are traced apart: with small images, with less to learn.
+"""Phases of a run: progressive resizing and layer freezing.
 
-In every phase the parameters are the same ones. What a step leaves out is known when it
-is traced, so it costs nothing. A phase is called by its number.
+All phases have the same parameters. Each is traced apart, so what its steps leave out
+costs nothing. A phase is referred to by its number.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from towers.errors import ConfigError
 
 
 class Phase(NamedTuple):
@@ -29,13 +31,75 @@ class Phase(NamedTuple):
     frozen: frozenset[str] = frozenset()
 
 
+def create_phases(
+    model: keras.Model,
+    *,
+    total_steps: int,
+    early_sizes: Sequence[tuple[int, float]],
+    freezing_steps: Mapping[str, int],
+    create_model: Callable[[int], keras.Model],
+) -> tuple[Phase, ...]:
+    """The phases of a run; empty where all steps are alike and nothing is frozen.
+
+    Args:
+        model: the network for images of full size.
+        total_steps: steps of the run.
+        early_sizes: (pixels of height and width, part of the run at which they end),
+            both growing.
+        freezing_steps: name of a parameter -> step from which on it is frozen.
+        create_model: pixels -> the network for images of that height and width.
+
+    Raises:
+        ConfigError: the images cannot be downscaled so, or the network for smaller
+            images has other variables.
+    """
+    early = [(math.floor(round(p * total_steps, 6)), size) for size, p in early_sizes]
+    smaller = {
+        size: _smaller_model(model, size, f"early_sizes={size}:{part:g}", create_model)
+        for size, part in early_sizes
+    }
+    ends = {end for end, _ in early} | set(freezing_steps.values())
+    phases, begin = [], 0
+    for end in sorted(end for end in ends if 0 < end < total_steps) + [math.inf]:
+        size = next((size for until, size in early if begin < until), 0)
+        frozen = {name for name, since in freezing_steps.items() if since <= begin}
+        phases.append(Phase(end, smaller.get(size, model), frozenset(frozen)))
+        begin = end
+    return tuple(phases) if len(phases) > 1 or phases[0].frozen else ()
+
+
+def _smaller_model(model, size, source, create_model):
+    """The network for images of a smaller size, with the same variables."""
+
+    def shapes(network):
+        inputs = [(x.name, x.shape) for x in network.inputs if x.name != "images"]
+        return [(v.path, v.shape) for v in network.variables], inputs
+
+    height, width = image_size(model)
+    if height != width or not size < height:
+        raise ConfigError(
+            f"{source}: images of {height}x{width} cannot be downscaled to "
+            f"{size}x{size}"
+        )
+    try:
+        smaller = create_model(size)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    if shapes(smaller) != shapes(model):
+        raise ConfigError(
+            f"{source}: --model has other parameters on images of {size}x{size}; "
+            "choose a network that ends in a global pool"
+        )
+    return smaller
+
+
 def phases_of(phases: Sequence[Phase], model: keras.Model) -> list[Phase]:
-    """The phases, or the only one of a run whose steps are all alike."""
+    """The phases, or the single one of a run without any."""
     return list(phases) or [Phase(math.inf, model)]
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> int:
-    """The number of the phase that a step, 0 for the first one, belongs to."""
+    """The number of the phase to which a step, 0 for the first one, belongs."""
     return next(i for i, phase in enumerate(phases) if step < phase.end_step)
 
 
@@ -54,14 +118,14 @@ def image_size(model: keras.Model) -> tuple[int, int]:
 def resize_to_phase(
     batch: Mapping[str, tf.Tensor], model: keras.Model
 ) -> dict[str, tf.Tensor]:
-    """The batch with images of the size that the network takes."""
+    """The batch with its images downscaled to the size that the network takes."""
     if tuple(batch["images"].shape[1:3]) == image_size(model):
         return dict(batch)
-    return dict(batch) | {"images": shrunk(batch["images"], *image_size(model))}
+    return dict(batch) | {"images": downscale(batch["images"], *image_size(model))}
 
 
-def shrunk(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Images [n, height, width, channels] of a smaller size.
+def downscale(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Images [n, height, width, channels] downscaled to a smaller size.
 
     Every new pixel is a mean with triangular weights that reach as far as one new pixel
     is wide, to both sides, as in TensorFlow's antialiased bilinear `tf.image.resize`;
@@ -72,7 +136,7 @@ def shrunk(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
     """
     if not (height <= images.shape[1] and width <= images.shape[2]):
         raise ValueError(
-            f"images of shape {images.shape} cannot be shrunk to {height}x{width}"
+            f"images of shape {images.shape} cannot be downscaled to {height}x{width}"
         )
     down = tf.constant(_weights(images.shape[1], height), images.dtype)
     across = tf.constant(_weights(images.shape[2], width), images.dtype)
@@ -82,16 +146,16 @@ def shrunk(images: tf.Tensor, height: int, width: int) -> tf.Tensor:
 def _weights(length: int, smaller: int) -> np.ndarray:
     """float64 [smaller, length]: what each pixel adds to each new one."""
     scale = length / smaller
-    centres = (np.arange(smaller)[:, None] + 0.5) * scale - 0.5
-    weights = np.maximum(0, 1 - np.abs(np.arange(length) - centres) / scale)
+    centers = (np.arange(smaller)[:, None] + 0.5) * scale - 0.5
+    weights = np.maximum(0, 1 - np.abs(np.arange(length) - centers) / scale)
     return weights / weights.sum(axis=1, keepdims=True)
 
 
 def zero_frozen(
     gradients: Sequence[tf.Tensor], names: Sequence[str], frozen: frozenset[str]
 ) -> list[tf.Tensor]:
-    """The gradients, zeros in place of those of frozen parameters. What led to those
-    is then used by nothing, and so left out of the graph."""
+    """The gradients, with zeros in place of those of frozen parameters, whose backward
+    operations the graph then prunes."""
     kept = []
     for gradient, name in zip(gradients, names, strict=True):
         if name in frozen:

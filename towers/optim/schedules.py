@@ -1,4 +1,4 @@
-"""Learning rates as functions of the images seen.
+"""Learning-rate schedules: functions of the number of images trained on.
 
 Counting images, not steps, means that no schedule changes with the number of towers or
 workers. (The multi-GPU tutorial counts the steps of one tower: with N towers its rate
@@ -7,41 +7,55 @@ decays N times late.)
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-# A schedule takes the images seen, an int64 scalar, and gives the rate, float64; of a
-# tensor of them it gives the rates.
+from towers.config import factories
+
+# A schedule takes the images trained on, an int64 scalar, and gives the rate, float64;
+# of a tensor of them it gives the rates.
 Schedule = Callable[[tf.Tensor], tf.Tensor]
 
 # Where `one_cycle` begins, as a part of its highest rate; fastai and PyTorch divide by
-# 25 as well unless told otherwise.
+# 25 as well by default.
 CYCLE_START = 0.04
 
 
-def constant(learning_rate: float, **_) -> Schedule:
+def constant(learning_rate: float) -> Schedule:
+    """The same rate throughout."""
     return lambda images_seen: tf.fill(
         tf.shape(images_seen), tf.constant(learning_rate, tf.float64)
     )
 
 
-def exponential(learning_rate: float, **options) -> Schedule:
+def exponential(
+    learning_rate: float,
+    *,
+    num_examples: int,
+    decay_factor: float,
+    epochs_per_decay: float,
+) -> Schedule:
     """A staircase: `decay_factor` once more every `epochs_per_decay` epochs."""
-    return _exponential(learning_rate, tf.floor, **options)
-
-
-def smooth_exponential(learning_rate: float, **options) -> Schedule:
-    """The curve through the left edges of the stairs of `exponential`."""
-    return _exponential(learning_rate, tf.identity, **options)
-
-
-def _exponential(
-    learning_rate, stairs_of, *, num_examples, decay_factor, epochs_per_decay, **_
-):
     images_per_decay = num_examples * epochs_per_decay
+    return _exponential(learning_rate, decay_factor, images_per_decay, tf.floor)
 
+
+def smooth_exponential(
+    learning_rate: float,
+    *,
+    num_examples: int,
+    decay_factor: float,
+    epochs_per_decay: float,
+) -> Schedule:
+    """The curve through the left edges of the stairs of `exponential`."""
+    images_per_decay = num_examples * epochs_per_decay
+    return _exponential(learning_rate, decay_factor, images_per_decay, tf.identity)
+
+
+def _exponential(learning_rate, decay_factor, images_per_decay, round_fn):
     def rate(images_seen):
-        stairs = stairs_of(tf.cast(images_seen, tf.float64) / images_per_decay)
+        stairs = round_fn(tf.cast(images_seen, tf.float64) / images_per_decay)
         return learning_rate * tf.constant(decay_factor, tf.float64) ** stairs
 
     return rate
@@ -52,7 +66,6 @@ def piecewise(
     *,
     num_examples: int,
     epoch_factors: Sequence[tuple[float, float]],
-    **_,
 ) -> Schedule:
     """The rate itself, then from each epoch of `epoch_factors` on its factor times it.
 
@@ -63,17 +76,15 @@ def piecewise(
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
     def rate(images_seen):
-        seen = tf.cast(images_seen, tf.float64)[..., None]
-        passed = seen >= tf.constant(boundaries, tf.float64)
-        piece = tf.reduce_sum(tf.cast(passed, tf.int32), axis=-1)
+        images = tf.cast(images_seen, tf.float64)[..., None]
+        is_past = images >= tf.constant(boundaries, tf.float64)
+        piece = tf.reduce_sum(tf.cast(is_past, tf.int32), axis=-1)
         return learning_rate * tf.gather(tf.constant(factors, tf.float64), piece)
 
     return rate
 
 
-def cosine(
-    learning_rate: float, *, num_examples: int, num_epochs: float, **_
-) -> Schedule:
+def cosine(learning_rate: float, *, num_examples: int, num_epochs: float) -> Schedule:
     """Half a cosine from the rate to zero at the end of the run (arXiv:1608.03983)."""
 
     def rate(images_seen):
@@ -83,9 +94,7 @@ def cosine(
     return rate
 
 
-def linear(
-    learning_rate: float, *, num_examples: int, num_epochs: float, **_
-) -> Schedule:
+def linear(learning_rate: float, *, num_examples: int, num_epochs: float) -> Schedule:
     """A line from the rate to zero at the end of the run."""
 
     def rate(images_seen):
@@ -100,7 +109,6 @@ def one_cycle(
     num_examples: int,
     num_epochs: float,
     peak_fraction: float,
-    **_,
 ) -> Schedule:
     """A line up to the rate, and a line down to zero at the end of the run.
 
@@ -129,31 +137,31 @@ def _share_done(images_seen, num_images):
     return tf.minimum(tf.cast(images_seen, tf.float64) / num_images, 1.0)
 
 
-SCHEDULES = {
-    "constant": constant,
-    "exponential": exponential,
-    "smooth_exponential": smooth_exponential,
-    "piecewise": piecewise,
-    "cosine": cosine,
-    "linear": linear,
-    "one_cycle": one_cycle,
-}
-
-
 def create_schedule(
-    name: str, learning_rate: float, *, num_examples: int, warmup_epochs: float, **shape
+    name: str,
+    learning_rate: float,
+    *,
+    num_examples: int,
+    warmup_epochs: float,
+    **shape: Any,
 ) -> Schedule:
     """The named schedule, multiplied by a linear rise from 0 over `warmup_epochs`.
 
     Args:
-        name: a key of SCHEDULES.
+        name: in `towers.config.choices.SCHEDULES`, or FILE.py:FUNCTION.
         learning_rate: the initial or highest rate.
         num_examples: training images of an epoch.
         warmup_epochs: length of the rise, in epochs; 0 for none.
-        **shape: what the schedules take: num_epochs, decay_factor, epochs_per_decay,
-            epoch_factors, peak_fraction.
+        **shape: num_epochs, decay_factor, epochs_per_decay, epoch_factors,
+            peak_fraction; a schedule gets those that its signature names.
     """
-    schedule = SCHEDULES[name](learning_rate, num_examples=num_examples, **shape)
+    schedule = factories.create(
+        "schedule",
+        name,
+        learning_rate=learning_rate,
+        num_examples=num_examples,
+        **shape,
+    )
     if warmup_epochs == 0:
         return schedule
     warmup_images = num_examples * warmup_epochs

@@ -1,11 +1,11 @@
-"""From the mean gradient to the next parameters, slots and moving averages."""
+"""The update: from the mean gradient to the next parameters, slots and averages."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from towers.optim.optimizers import Now, Optimizer, Slots
+from towers.optim.optimizers import Optimizer, Slots, UpdateContext
 
 RateFn = Callable[[tf.Tensor], tf.Tensor]
 
@@ -104,12 +104,12 @@ class Update:
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
         decays = self.decays or [0.0] * len(params)
         new_params, new_slots = [], []
-        for param, slot, gradient, rate_fn, decay, norms_of_param in zip(
+        for param, slot, gradient, rate_fn, decay, param_norms in zip(
             params, slots, gradients, rate_fns, decays, norms, strict=True
         ):
             rate = tf.cast(rates[rate_fn], param.dtype)
-            now = Now(rate, step, decay, *norms_of_param)
-            param, slot = self.optimizer.update(param, slot, gradient, now)
+            context = UpdateContext(rate, step, decay, *param_norms)
+            param, slot = self.optimizer.update(param, slot, gradient, context)
             new_params.append(param)
             new_slots.append(slot)
         new_averages = [
@@ -128,4 +128,4 @@ class Update:
         if self.clip_norm:
             scale = tf.cast(clip_scale(norm, self.clip_norm), norms.dtype)
             norms *= tf.stack([tf.ones_like(scale), scale])
-        return [tf.unstack(of_param) for of_param in tf.unstack(norms)]
+        return [tf.unstack(pair) for pair in tf.unstack(norms)]

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.strategy import Fetched
 from towers.parallel.tower import (
@@ -19,7 +20,6 @@ from towers.parallel.tower import (
     tower_gradients,
     tower_logits,
 )
-from towers.parallel.variables import variable_names
 
 
 class Network(Protocol):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.models.variables import variable_names
 from towers.optim import losses
 from towers.optim.phases import Phase, zero_frozen
 from towers.optim.update import Update
@@ -21,7 +22,6 @@ from towers.parallel.loss_scale import LossScale
 from towers.parallel.network import Network
 from towers.parallel.strategy import Fetched, Mean, Strategy
 from towers.parallel.tower import TowerResult
-from towers.parallel.variables import variable_names
 
 
 class Reduced(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
+from towers.models.variables import variable_names
 from towers.optim.phases import Phase, phases_of
 from towers.optim.update import Update
 from towers.parallel.devices import HOST
@@ -21,7 +22,7 @@ from towers.parallel.network import WholeNetwork
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategy import Strategy
 from towers.parallel.tower import LossFn
-from towers.parallel.variables import Initial, check_copies, variable_names
+from towers.parallel.variables import Initial, check_copies
 
 # The activity of a trainer: its variable holds the number, `progress` gives the words.
 IDLE, TRACING, WAITING, COMPUTING = range(4)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
+from towers.models.variables import variable_names
 from towers.optim.optimizers import Slots
 from towers.optim.update import Update
 
@@ -154,25 +155,3 @@ def check_copies(variables: Sequence[Variables], num_shards: int) -> None:
                         f"{name} of tower {tower} on {copy.device} differs "
                         f"from that of tower 0 on {first.device}"
                     )
-
-
-def variable_names(variables: Sequence[keras.Variable]) -> list[str]:
-    """The paths of a model's variables, such as "conv1/kernel".
-
-    Raises:
-        ValueError: two are the same, or one is the state of a random generator, which
-            would make a tower depend on its history.
-    """
-    names = [variable.path for variable in variables]
-    repeated = {name for name in names if names.count(name) > 1}
-    if repeated:
-        raise ValueError(
-            f"several variables of the model have the name {sorted(repeated)}"
-        )
-    for name in names:
-        if "seed_generator" in name:
-            raise ValueError(
-                f"the model keeps a random generator, {name}: use the layers of "
-                "towers.models.layers, which take their noise as an input"
-            )
-    return names

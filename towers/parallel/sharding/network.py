@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.gradients import in_dtype, tower_weights
 from towers.parallel.sharding.device_tape import DeviceTape
@@ -22,7 +23,6 @@ from towers.parallel.tower import (
     count_correct,
     unscaled,
 )
-from towers.parallel.variables import variable_names
 
 
 class ShardedNetwork:

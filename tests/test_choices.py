@@ -1,0 +1,311 @@
+"""The tables of choices, their targets, and choices in files of the user."""
+
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import subprocess
+import sys
+
+import keras
+import pytest
+import tensorflow as tf
+
+from towers import build, config, models
+from towers.config import FIELDS, Config, checks, choices, factories
+from towers.config.choices import TABLES
+from towers.data.augment import Augment
+from towers.data.sources import DataSet
+from towers.errors import ConfigError, DataError
+from towers.optim.optimizers import Optimizer
+from towers.optim.schedules import Schedule
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROWS = [(option, name) for option, table in TABLES.items() for name in table]
+each_open_table = pytest.mark.parametrize(
+    "option", [option for option in TABLES if option not in choices.CLOSED]
+)
+
+
+# The tables.
+
+
+@pytest.mark.parametrize("option,name", ROWS)
+def test_every_target_can_be_imported(option, name):
+    assert callable(factories.resolve(option, name))
+
+
+def public_functions(package, returns):
+    """module:function of the functions of a package with an annotated result."""
+    found = set()
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        path = f"{package}.{module.name}"
+        for name, function in vars(importlib.import_module(path)).items():
+            is_own = getattr(function, "__module__", "") == path
+            if is_own and inspect.isfunction(function) and not name.startswith("_"):
+                if function.__annotations__.get("return") is returns:
+                    found.add(f"{path}:{name}")
+    return found
+
+
+@pytest.mark.parametrize(
+    "option,package,returns,others",
+    [
+        ("model", "towers.models", keras.Model, set()),
+        ("optimizer", "towers.optim", Optimizer, {"create_optimizer"}),
+        ("augment", "towers.data", Augment, {"create_augment", "extend"}),
+        (
+            "dataset",
+            "towers.data",
+            DataSet,
+            {"cifar:load", "official:load", "from_arrays", "read_prepared"},
+        ),
+        ("schedule", "towers.optim", Schedule, {"create_schedule", "scaled"}),
+    ],
+)
+def test_every_function_that_makes_one_is_in_the_table(
+    option, package, returns, others
+):
+    targets = {row.target for row in TABLES[option].values()}
+    made = public_functions(package, returns)
+    assert targets <= made
+    assert {
+        t for t in made - targets if not any(t.endswith(o) for o in others)
+    } == set()
+
+
+def test_every_option_with_a_table_lists_its_names_in_its_help():
+    for option, table in TABLES.items():
+        for name, row in table.items():
+            assert f"{name} ({row.help})" in FIELDS[option].metadata["help"]
+
+
+def test_options_are_read_by_an_option_that_has_a_table():
+    readers = {field.metadata["read_by"] for field in FIELDS.values()} - {""}
+    assert readers <= set(TABLES)
+
+
+def test_traits_of_optimizers_are_those_that_they_show():
+    for name, row in choices.OPTIMIZERS.items():
+        optimizer = factories.create("optimizer", name, momentum=0.9)
+        assert optimizer.elementwise == ("whole_parameters" not in row.traits), name
+
+
+def test_reading_the_tables_imports_neither_tensorflow_nor_keras():
+    code = (
+        "import sys; from towers.config import Config, choices, factories, flags; "
+        "Config(model='a.py:f'); assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
+
+
+# What is passed to a target.
+
+
+def test_a_target_gets_the_arguments_that_its_signature_names():
+    def create(*, rho, beta1=0.5):
+        return rho, beta1
+
+    assert factories.call(create, rho=1, beta2=3) == (1, 0.5)
+    assert factories.call(lambda **all_of_them: all_of_them, rho=1) == {"rho": 1}
+
+
+def test_an_argument_that_a_row_fixes_is_not_passed():
+    create = factories.resolve("augment", "translate_4_flip")
+    assert "pixels" not in factories.argument_names(create)
+    assert factories.resolve("dataset", "embedded").keywords == {"seed": 0}
+
+
+def test_the_name_after_the_colon_reaches_the_family(tmp_path):
+    assert choices.find("dataset", "tfds:mnist").options == {"name": "mnist"}
+    with pytest.raises(DataError, match="mnist"):
+        factories.create("dataset", "tfds:mnist", data_dir=str(tmp_path))
+
+
+# Choices in a file.
+
+
+@each_open_table
+def test_an_open_table_takes_a_function_in_a_file_without_reading_it(option):
+    extra = {"async_scale_gradients": False} if option == "optimizer" else {}
+    name = "no/such/file.py:create"
+    assert getattr(Config(**{option: name}, **extra), option) == name
+
+
+@pytest.mark.parametrize("name", ["file.py", "file.py:", "file:create", ":create"])
+def test_a_file_that_is_spelled_wrong_is_refused_with_the_names(name):
+    with pytest.raises(ConfigError, match="must be one of cnn, .* or FILE.py:FUNCTION"):
+        Config(model=name)
+
+
+def test_test_time_augmentation_takes_no_file():
+    with pytest.raises(ConfigError, match="tta='a.py:b': must be one of none"):
+        Config(tta="a.py:b")
+
+
+def write(folder, body, name="mine.py"):
+    (folder / name).write_text(body)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    "body,words",
+    [
+        (None, "there is no file"),
+        ("def creat(): pass", "has no function 'create'; did you mean 'creat'?"),
+        ("create = 3", "has no function 'create'"),
+        ("import nowhere_to_be_found", "mine.py:1: ModuleNotFoundError: No module"),
+        ("def create(:", "mine.py: SyntaxError: invalid syntax"),
+        ("\ndef create():\n    1 / 0", "mine.py:3: ZeroDivisionError: division by"),
+        ("def create(images): pass", "mine.py: TypeError: .* 'images'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_in_one_line_with_the_option(tmp_path, body, words):
+    path = write(tmp_path, body) if body else str(tmp_path / "mine.py")
+    with pytest.raises(ConfigError, match=words) as caught:
+        factories.create("model", f"{path}:create")
+    assert str(caught.value).startswith(f"model={path}:create: ")
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_a_changed_file_is_read_anew(tmp_path):
+    path = write(tmp_path, "def create(): return 1")
+    assert factories.create("model", f"{path}:create") == 1
+    write(tmp_path, "def create(): return 22  # longer")
+    assert factories.create("model", f"{path}:create") == 22
+
+
+def test_data_errors_of_a_file_stay_data_errors(tmp_path):
+    body = "from towers.errors import DataError\ndef load(): raise DataError('gone')"
+    path = write(tmp_path, body)
+    with pytest.raises(DataError, match=f"^dataset={path}:load: gone$"):
+        factories.create("dataset", f"{path}:load")
+
+
+@pytest.mark.parametrize("option", ["dataset", "augment", "optimizer"])
+def test_a_function_that_gives_something_else_is_refused(tmp_path, option):
+    path = write(tmp_path, "def create(): return 3")
+    options = {"dataset": "synthetic", "augment": "none"} | {option: f"{path}:create"}
+    with pytest.raises(ConfigError, match=f"{option}={path}:create: gave int; return"):
+        build.build(Config(**options, width=0.1))
+
+
+# Networks in a file.
+
+NETWORK = """
+import keras
+from keras import layers
+
+def create(*, image_shape, num_classes):
+    images = keras.Input(image_shape, name="images")
+    x = layers.Flatten(name="flatten")(images)
+    {more}
+    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
+"""
+
+
+def create_model(folder, body):
+    path = write(folder, body)
+    return models.create_model(
+        f"{path}:create", image_shape=(4, 4, 3), num_classes=5, weight_decay=0.1
+    )
+
+
+def test_a_network_in_a_file_is_built(tmp_path):
+    model = create_model(tmp_path, NETWORK.format(more=""))
+    assert model.output.shape == (None, 5)
+    again = create_model(tmp_path, NETWORK.format(more=""))
+    for variable, other in zip(model.variables, again.variables, strict=True):
+        assert variable.path == other.path
+        assert tf.reduce_all(variable.value == other.value)
+
+
+@pytest.mark.parametrize(
+    "more,words",
+    [
+        ("x = layers.ReLU()(x)", "layer 're_lu[_0-9]*' has an automatic name.*name="),
+        ("x = layers.Dropout(0.5, name='drop')(x)", "'drop' .*towers.models.layers"),
+        ("num_classes = 3", r"gives \[\(None, 3\)\]; .*\[\(None, 5\)\]"),
+        ("return keras.Sequential([layers.Dense(5, name='d')])", "Sequential.*Functio"),
+        ("return 3", "gave int; return a Functional"),
+        ("images = keras.Input((4, 4, 3), name='pictures'); x = layers.Flatten("
+         "name='f')(images)", r"takes {'pictures': \(4, 4, 3\)}; .*name='images'"),
+        ("images = keras.Input((8, 8, 3), name='images'); x = layers.Flatten("
+         "name='f')(images)", r"takes {'images': \(8, 8, 3\)}; .*\(4, 4, 3\)"),
+    ],
+)  # fmt: skip
+def test_a_network_that_cannot_be_trained_is_refused_in_one_line(tmp_path, more, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        create_model(tmp_path, NETWORK.format(more=more))
+    assert str(caught.value).startswith(f"model={tmp_path / 'mine.py'}:create: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_is_given_twice_is_refused(tmp_path):
+    body = NETWORK.format(more="") + "\ncreate = __import__('functools').cache(create)"
+    with pytest.raises(ConfigError, match="gave the same model twice"):
+        create_model(tmp_path, body)
+
+
+# Hyperparameters without a flag.
+
+OPTIMIZER = """
+from towers.optim.optimizers import Optimizer
+from towers.optim.schedules import Schedule
+
+def create(*, momentum, strength=1.0):
+    def update(param, slots, gradient, context):
+        return param - strength * context.rate * gradient, {}
+    return Optimizer((), update)
+"""
+
+
+def optimizer_of(path, text):
+    options = config.list_options.parse_optimizer_options(text)
+    return build.optimizers.create_optimizer(path, options, momentum=0.5, rho=0.1)
+
+
+def test_an_optimizer_gets_the_options_that_have_no_flag(tmp_path):
+    path = write(tmp_path, OPTIMIZER) + ":create"
+    context = build.optimizers.UpdateContext(tf.constant(0.5), None)
+    for text, expected in (("", 0.5), ("strength:2", 0.0)):
+        optimizer = optimizer_of(path, text)
+        param, _ = optimizer.update(tf.constant(1.0), {}, tf.constant(1.0), context)
+        assert float(param) == expected
+
+
+def test_an_option_that_the_optimizer_lacks_is_refused_with_those_it_takes(tmp_path):
+    path = write(tmp_path, OPTIMIZER) + ":create"
+    words = "takes no 'strenght'; did you mean 'strength'. it takes momentum, strength"
+    with pytest.raises(ConfigError, match=words):
+        optimizer_of(path, "strenght:2")
+
+
+def test_an_option_with_a_flag_is_refused():
+    with pytest.raises(ConfigError, match="rho has a flag of its own; set --rho"):
+        Config(optimizer_options="rho:0.5")
+
+
+def test_options_that_a_file_does_not_read_are_reported(tmp_path):
+    path = write(tmp_path, OPTIMIZER) + ":create"
+    options = {"momentum": 0.5, "rho": 0.5, "optimizer_options": "strength:2"}
+    lines = checks.ignored_options(Config(optimizer=path, **options))
+    assert lines == [f"rho=0.5 has no effect with optimizer={path}"]
+
+
+def test_an_augmentation_in_a_file_makes_the_batches(tmp_path):
+    body = """
+import dataclasses
+from towers.data import augment
+
+def create(image_shape, mean, deviation):
+    plain = augment.none(image_shape, mean, deviation)
+    black = lambda images, draw: 0.0 * plain.evaluate(images)
+    return dataclasses.replace(plain, train=black)
+"""
+    path = write(tmp_path, body) + ":create"
+    parts = build.build(
+        Config(dataset="synthetic", augment=path, width=0.1, batch_size=2)
+    )
+    images = parts.train_batches(tf.constant(0, tf.int64))["images"]
+    assert not tf.reduce_any(images != 0)

@@ -1,0 +1,96 @@
+"""docs/extending.md, followed: every file in it trains two steps from outside."""
+
+import ast
+import pathlib
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from towers.config import Config, choices
+from towers.config.flags import define_config_flags, given_flags
+from towers.training import train
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
+SECTION = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^```\npython run_train.py (.*?)\n```$", re.MULTILINE)
+
+SECTIONS = {
+    heading: text for heading, text in SECTION.findall(PAGE.read_text())
+}  # fmt: skip
+EXAMPLES = {h: text for h, text in SECTIONS.items() if BLOCK.search(text)}
+
+# Two steps on a few images, whatever the example leaves open.
+SMALL = {
+    "dataset": "synthetic",
+    "augment": "none",
+    "model": "lenet",
+    "width": 0.1,
+    "weight_decay": 0.01,
+    "device": "cpu",
+    "batch_size": 8,
+    "max_steps": 2,
+    "eval_every_epochs": 0.0,
+    "summary_every_steps": 0,
+}
+
+
+def options_of(command):
+    """The fields of Config that a command line sets."""
+    from absl import flags
+
+    values = flags.FlagValues()
+    define_config_flags(values=values)
+    values(["run_train.py", *shlex.split(command)])
+    return given_flags(values)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of a user, with the images that the data set reads."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    arrays = {}
+    for split, count in (("train", 20), ("test", 10)):
+        shape = (count, 32, 32, 3)
+        arrays[f"{split}_images"] = rng.integers(0, 256, shape, dtype=np.uint8)
+        arrays[f"{split}_labels"] = rng.integers(0, 2, count, dtype=np.int32)
+    np.savez(tmp_path / "data" / "my_images.npz", **arrays)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_there_is_an_example_of_every_open_table():
+    options = [options_of(COMMAND.search(text)[1]) for text in EXAMPLES.values()]
+    shown = {k for o in options for k, v in o.items() if ".py:" in str(v)}
+    # A strategy is described, not yet shown.
+    assert shown | {"strategy"} == set(choices.TABLES) - set(choices.CLOSED)
+
+
+@pytest.mark.parametrize("heading", EXAMPLES)
+def test_an_example_trains_two_steps_from_outside(heading, folder):
+    [(name, source)] = BLOCK.findall(EXAMPLES[heading])
+    assert len(source.splitlines()) <= 30
+    (folder / name).write_text(source)
+    options = options_of(COMMAND.search(EXAMPLES[heading])[1])
+    [own] = [option for option, value in options.items() if name in str(value)]
+    workdir = folder / "run"
+    changed = train(config=Config(**SMALL | options), workdir=workdir)
+    assert changed["step"] == 2
+    assert all(np.all(np.isfinite(tensor)) for tensor in changed.values())
+    # The run is that of the file: with the usual choice it differs.
+    usual = {k: v for k, v in options.items() if k not in (own, "optimizer_options")}
+    plain = train(config=Config(**SMALL | usual), workdir=folder / "plain")
+    assert set(plain) != set(changed) or any(
+        plain[k].shape != v.shape or np.any(plain[k] != v) for k, v in changed.items()
+    )
+
+
+@pytest.mark.parametrize("heading", EXAMPLES)
+def test_an_example_is_a_file_of_its_own(heading):
+    [(_, source)] = BLOCK.findall(EXAMPLES[heading])
+    tree = ast.parse(source)
+    assert [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert max(map(len, source.splitlines())) <= 88

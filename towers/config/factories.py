@@ -1,0 +1,118 @@
+"""Factories: the targets of the choices, imported and called.
+
+A target is a function (or a class) with keyword arguments. Its signature says which it
+reads: `call` passes those that it names and no others, and `checks.ignored_options`
+reports the options that it does not name.
+"""
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from towers.config.choices import find, nearest
+from towers.errors import ConfigError, TowersError, one_line
+
+
+def create(option: str, name: str, /, **available: Any) -> Any:
+    """Calls the target of a choice with those arguments that its signature names."""
+    return call(resolve(option, name), **available)
+
+
+def resolve(option: str, name: str) -> Callable[..., Any]:
+    """The target of a choice, imported, with the arguments that its row fixes.
+
+    Raises:
+        ConfigError: it is in a file that is missing, raises an error or lacks it. What
+            the target of a file raises when it is called becomes a ConfigError, too.
+    """
+    choice = find(option, name)
+    place, _, attribute = choice.target.rpartition(":")
+    if not choice.is_in_a_file:
+        target = getattr(importlib.import_module(place), attribute)
+        return functools.partial(target, **choice.options)
+    source = f"{option}={name}"
+    path = pathlib.Path(place)
+    if not path.is_file():
+        raise ConfigError(f"{source}: there is no file {path}")
+    module = _with_errors_in_one_line(source, path, _load_file)(
+        path.resolve(), path.stat().st_mtime_ns
+    )
+    if not callable(getattr(module, attribute, None)):
+        functions = [n for n, value in vars(module).items() if callable(value)]
+        raise ConfigError(
+            f"{source}: {path} has no function {attribute!r}; "
+            f"{nearest(attribute, functions)}".rstrip("; ")
+        )
+    return _with_errors_in_one_line(source, path, getattr(module, attribute))
+
+
+def call(target: Callable[..., Any], /, **available: Any) -> Any:
+    """Calls a function with those of the available arguments that its signature names;
+    one that takes `**kwargs` gets all."""
+    return target(**named_by(target, available))
+
+
+def named_by(
+    target: Callable[..., Any], available: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The available arguments that a function's signature names."""
+    names = argument_names(target)
+    return {k: v for k, v in available.items() if names is None or k in names}
+
+
+def argument_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The keyword arguments that a function's signature names, without those that a
+    row of a table fixes; None where it takes any."""
+    parameters = inspect.signature(target).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    fixed = getattr(target, "keywords", {})
+    return tuple(p.name for p in parameters if p.name not in fixed)
+
+
+@functools.cache
+def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
+    """The module of a file, executed once unless the file has changed; it may import
+    others of its folder."""
+    name = f"towers_file_{path.stem}_{abs(hash(path)):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by its name.
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _with_errors_in_one_line(source, path, function):
+    """A function whose errors name the option and the line of the user's file."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except TowersError as error:
+            error.args = (f"{source}: {error}",)
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [f.lineno for f in frames if f.filename == str(path.resolve())]
+            where = f"{path}:{lines[-1]}" if lines else str(path)
+            raise ConfigError(
+                f"{source}: {where}: {type(error).__name__}: {one_line(error)}"
+            ) from error
+
+    return wrapped

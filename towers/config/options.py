@@ -1,0 +1,90 @@
+"""Options: the fields of Config, with their help and bounds, and the check of one."""
+
+import dataclasses
+import math
+from typing import Any
+
+from towers.config import choices as tables
+from towers.errors import ConfigError
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    table: str = "",
+    read_by: str = "",
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    free: bool = False,
+) -> Any:
+    """A field of Config.
+
+    Args:
+        default: its value where neither a recipe nor a flag gives one.
+        help: one sentence, with the unit.
+        choices: the values; empty where it takes any.
+        table: in place of `choices`, the option whose table in `towers.config.choices`
+            lists them.
+        read_by: the option, such as "optimizer", whose choice gets this one as a
+            keyword argument if its signature names it.
+        at_least, above, below, at_most: bounds.
+        free: a resumed run may change it, because it does not touch the mathematics.
+    """
+    metadata = {
+        "help": help,
+        "choices": tuple(tables.TABLES[table]) if table else choices,
+        "table": table,
+        "read_by": read_by,
+        "at_least": at_least,
+        "above": above,
+        "below": below,
+        "at_most": at_most,
+        "free": free,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_option(field: dataclasses.Field, value: Any) -> Any:
+    """The value in the field's own type, or a ConfigError that names the field."""
+    value = _with_type(field, value)
+    _check_choice(field, value)
+    for name, is_wrong in (
+        ("at_least", lambda bound: value < bound),
+        ("above", lambda bound: value <= bound),
+        ("below", lambda bound: value >= bound),
+        ("at_most", lambda bound: value > bound),
+    ):
+        bound = field.metadata[name]
+        if bound is not None and is_wrong(bound):
+            words = name.replace("_", " ")
+            raise ConfigError(f"{field.name}={value}: must be {words} {bound}")
+    return value
+
+
+def _with_type(field, value):
+    kind = field.type
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise ConfigError(
+            f"{field.name}={value!r}: must be {kind.__name__}, "
+            f"is {type(value).__name__}"
+        )
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{field.name}={value}: must be finite")
+    return value
+
+
+def _check_choice(field, value):
+    choices, table = field.metadata["choices"], field.metadata["table"]
+    if table:
+        tables.find(table, value)
+    elif choices and value not in choices:
+        raise ConfigError(
+            f"{field.name}={value!r}: {tables.nearest(value, choices)}must be one of "
+            + ", ".join(choices)
+        )

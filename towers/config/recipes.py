@@ -1,0 +1,53 @@
+"""Recipes: Python files whose `get_config()` gives a Config."""
+
+import importlib.util
+import pathlib
+import re
+import sys
+
+from towers.config.choices import nearest
+from towers.config.config import FIELDS, Config
+from towers.errors import ConfigError
+
+
+def load_recipe(name: str, folder: pathlib.Path) -> Config:
+    """The Config of a recipe: a name in `folder`, or the path of a Python file.
+
+    Raises:
+        ConfigError: there is no such recipe, or it gives no Config.
+    """
+    path = pathlib.Path(name) if name.endswith(".py") else folder / f"{name}.py"
+    if not path.is_file():
+        recipes = recipe_names(folder)
+        raise ConfigError(
+            f"--config={name}: there is no {path}; "
+            f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
+        )
+    # A recipe calls another by importing it from its own folder.
+    sys.path.insert(0, str(path.parent.resolve()))
+    try:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (AttributeError, ImportError, NameError, SyntaxError, TypeError) as error:
+        raise ConfigError(f"{path}: {_with_nearest_option(error)}") from None
+    finally:
+        sys.path.pop(0)
+    if not isinstance(config, Config):
+        raise ConfigError(f"{path}: get_config() gave {config!r}, not a Config")
+    return config
+
+
+def recipe_names(folder: pathlib.Path) -> list[str]:
+    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def _with_nearest_option(error):
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if not unknown:
+        return error
+    near = nearest(unknown[1], FIELDS)
+    return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")

@@ -1,0 +1,99 @@
+"""Learning rates of single parameters, chosen by patterns of their names."""
+
+import fnmatch
+import math
+from collections.abc import Sequence
+
+from towers.config.choices import nearest
+from towers.config.list_options import ParamRate
+from towers.errors import ConfigError
+from towers.optim import schedules
+from towers.optim.schedules import Schedule
+from towers.optim.update import RateFn
+
+
+def match_param_rates(
+    rates: Sequence[ParamRate], names: Sequence[str]
+) -> list[ParamRate | None]:
+    """Per name the first of the rates whose pattern fits it.
+
+    Raises:
+        ConfigError: a pattern is the first one of no name.
+    """
+    matched = [
+        next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
+        for name in names
+    ]
+    for rate in rates:
+        if rate not in matched:
+            raise ConfigError(
+                f"param_rates: no parameter of the network takes {rate.pattern!r}: "
+                "none is called so, or all that are fit a pattern before it; "
+                f"{nearest(rate.pattern, names)}the first are {', '.join(names[:5])}"
+            )
+    return matched
+
+
+def create_rate_fns(
+    matched: Sequence[ParamRate | None],
+    schedule: Schedule,
+    learning_rate: float,
+    num_examples: int,
+    images_per_step: int,
+) -> tuple[RateFn, tuple[RateFn, ...]]:
+    """Learning rates as functions of the step.
+
+    Args:
+        matched: per parameter its rate, if it has one.
+        schedule: that of all others.
+        learning_rate: the schedule's initial or highest rate.
+        num_examples: training images of an epoch.
+        images_per_step: images of an update.
+
+    Returns:
+        The function of the schedule, and one per parameter; empty where all have that
+        of the schedule. Equal rates share a function.
+    """
+
+    def rate_fn(rate: ParamRate | None = None) -> RateFn:
+        by_images = schedule
+        if rate and rate.epochs:
+            by_images = schedules.linear(
+                rate.factor * learning_rate,
+                num_examples=num_examples,
+                num_epochs=rate.epochs,
+            )
+        elif rate:
+            by_images = schedules.scaled(schedule, rate.factor)
+        return lambda step: by_images(step * images_per_step)
+
+    learning_rate_fn = rate_fn()
+    by_rate = {rate: rate_fn(rate) for rate in matched if rate}
+    if not by_rate:
+        return learning_rate_fn, ()
+    return learning_rate_fn, tuple(by_rate.get(r, learning_rate_fn) for r in matched)
+
+
+def scale_decays(
+    decays: Sequence[float], matched: Sequence[ParamRate | None]
+) -> tuple[float, ...]:
+    """Coefficients of weight decay over the factors of the rates: a parameter with a
+    higher rate does not decay faster."""
+    pairs = zip(decays, matched, strict=True)
+    return tuple(d / r.factor if r and r.factor else d for d, r in pairs)
+
+
+def freezing_steps(
+    matched: Sequence[ParamRate | None],
+    names: Sequence[str],
+    num_examples: int,
+    images_per_step: int,
+) -> dict[str, int]:
+    """Name -> first step at which the parameter's rate is zero for good."""
+    steps = {}
+    for name, rate in zip(names, matched, strict=True):
+        if rate and rate.factor == 0:
+            steps[name] = 0
+        elif rate and rate.epochs:
+            steps[name] = math.ceil(rate.epochs * num_examples / images_per_step)
+    return steps
