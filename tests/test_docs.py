@@ -1,4 +1,4 @@
-"""What the pages say exists: strategies, links, flags, commands, tests, pictures."""
+"""The pages agree with the code: strategies, links, flags, commands, tests, pictures."""
 
 import ast
 import pathlib
@@ -9,15 +9,16 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from absl import flags
 
-from towers.config import DATASETS, FIELDS
+from towers.config import FIELDS
 from towers.config.flags import config_of_flags, define_config_flags, given_flags
-from towers.parallel import STRATEGIES
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 PICTURES = sorted(DOCS.glob("*.svg"))
 SCRIPTS = ("run_train.py", "run_eval.py")
+DATASETS = FIELDS["dataset"].metadata["choices"]
+STRATEGIES = FIELDS["strategy"].metadata["choices"]
 SVG = "{http://www.w3.org/2000/svg}"
 
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w.]+))?")
