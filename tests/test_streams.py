@@ -12,10 +12,10 @@ from towers.data.streams import NUM_THREADS, without_tuning
 
 
 def streams():
-    found = small_runs.small_data()
-    augment = AUGMENTS["none"](found.train.image_shape, found.mean, found.deviation)
-    yield TrainBatches(found.train, augment, seed=0, batch_size=5).stream(3)
-    yield evaluation_stream(found.test, augment, 5)
+    actual = small_runs.small_data()
+    augment = AUGMENTS["none"](actual.train.image_shape, actual.mean, actual.deviation)
+    yield TrainBatches(actual.train, augment, seed=0, batch_size=5).stream(3)
+    yield evaluation_stream(actual.test, augment, 5)
 
 
 def test_no_stream_is_tuned():
@@ -26,8 +26,8 @@ def test_no_stream_is_tuned():
 
 def test_the_elements_are_those_that_were_given():
     numbers = tf.data.Dataset.range(7).batch(3)
-    found = list(without_tuning(numbers).as_numpy_iterator())
-    assert [x.tolist() for x in found] == [[0, 1, 2], [3, 4, 5], [6]]
+    actual = list(without_tuning(numbers).as_numpy_iterator())
+    assert [x.tolist() for x in actual] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import numpy as np
 
 from towers.data.sources import ArraySource, DataSet, Subset, channel_moments
 
-# As many different images as there are, repeated; so that large images, too, are there
-# at once and take little memory.
+# Different images; the rest repeat them, so that large images take little time and
+# memory.
 NUM_DIFFERENT = 256
 
 
@@ -19,7 +19,7 @@ def load(
     """Images of noise with labels that mean nothing, the same every time.
 
     Args:
-        data_dir: not looked at; every data set takes it.
+        data_dir: ignored; every data set takes it.
         image_shape: height, width, channels.
         num_classes: number of labels.
         num_examples: number of training and of test images.
