@@ -1,4 +1,4 @@
-"""What the oracle says of a convolution whose first rows and columns are kept."""
+"""The oracle's convolution, of which the first rows and columns are kept."""
 
 import numpy as np
 import oracle_layers
@@ -29,5 +29,5 @@ def ours_and_theirs(convolve, sizes, kept, channels, filters, dtype, size=3):
     with tf.GradientTape() as tape:
         tape.watch(sources)
         y = convolve(*sources, *kept)
-    found = [y, *tape.gradient(y, sources, tf.constant(upstream, dtype))]
-    return zip(found, [output, *gradients], strict=True)
+    actual = [y, *tape.gradient(y, sources, tf.constant(upstream, dtype))]
+    return zip(actual, [output, *gradients], strict=True)

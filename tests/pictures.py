@@ -6,8 +6,8 @@ import zlib
 
 import numpy as np
 
-# Channels -> the colour type of a PNG file.
-COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
+# Channels -> the color type of a PNG file.
+COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -17,9 +17,9 @@ def chunk(kind: bytes, content: bytes) -> bytes:
     )
 
 
-def png_file(height, width, bits, colour_type, rows: bytes, *extra: bytes) -> bytes:
+def png_file(height, width, bits, color_type, rows: bytes, *extra: bytes) -> bytes:
     """A PNG file of rows that each begin with their filter, 0."""
-    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
     return b"".join(
         [
             b"\x89PNG\r\n\x1a\n",
@@ -32,13 +32,13 @@ def png_file(height, width, bits, colour_type, rows: bytes, *extra: bytes) -> by
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of uint8 or uint16 [height, width, 1 to 4 channels]: grey, grey with
-    transparency, colour, colour with transparency."""
+    """A PNG file of uint8 or uint16 [height, width, 1 to 4 channels]: gray, gray with
+    transparency, color, color with transparency."""
     height, width, channels = pixels.shape
     big_endian = pixels.astype(pixels.dtype.newbyteorder(">"))
     rows = b"".join(b"\0" + row.tobytes() for row in big_endian)
     bits = 8 * pixels.dtype.itemsize
-    return png_file(height, width, bits, COLOUR_TYPES[channels], rows)
+    return png_file(height, width, bits, COLOR_TYPES[channels], rows)
 
 
 def random_pixels(seed, height=8, width=6, channels=3, dtype=np.uint8):

@@ -60,7 +60,7 @@ def all_of(source):
 
 
 def message(function, *arguments):
-    """What a user reads: one line."""
+    """The one line that a user reads."""
     with pytest.raises(DataError) as caught:
         function(*arguments)
     assert "\n" not in str(caught.value)

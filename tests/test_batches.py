@@ -45,11 +45,11 @@ def labels_of(batches, num_steps):
     return np.concatenate([compiled(step) for step in steps])
 
 
-def assert_same(found, expected):
-    assert set(found) == set(expected)
+def assert_same(actual, expected):
+    assert set(actual) == set(expected)
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        assert actual[name].dtype == value.dtype
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 # num_examples, batch_size: batches that divide an epoch, straddle two or many, are as
@@ -74,20 +74,20 @@ def test_the_stream_from_any_step_is_the_function_of_the_step(num_examples, batc
     for first_step in (0, 4):
         stream = batches.stream(first_step)
         taken = list(stream.take(num_steps - first_step).as_numpy_iterator())
-        for found, wanted in zip(taken, expected[first_step:], strict=True):
-            assert_same(found, wanted)
+        for actual, wanted in zip(taken, expected[first_step:], strict=True):
+            assert_same(actual, wanted)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_every_augmentation_gives_the_same_bits_however_it_is_run(augment):
     """In the stream, in an eager call and in a compiled function."""
     batches = train_batches(10, 4, augment, noise_shapes=NOISE)
-    (found,) = batches.stream(3).take(1).as_numpy_iterator()
-    assert_same(found, at(batches, 3))
+    (actual,) = batches.stream(3).take(1).as_numpy_iterator()
+    assert_same(actual, at(batches, 3))
     compiled = tf.function(lambda step: batches(step))(tf.constant(3, tf.int64))
-    assert_same(found, {k: v.numpy() for k, v in compiled.items()})
+    assert_same(actual, {k: v.numpy() for k, v in compiled.items()})
     (again,) = batches.stream(3).take(1).as_numpy_iterator()
-    assert_same(again, found)
+    assert_same(again, actual)
 
 
 @pytest.mark.parametrize(
@@ -107,19 +107,19 @@ def test_distorted_and_mixed_batches_are_the_same_bits_however_they_are_run(augm
         ),
         mix=create_mix(0.2, 1.0, 10),
     )
-    found = at(batches, 3)
+    actual = at(batches, 3)
     compiled = tf.function(lambda step: batches(step))(tf.constant(3, tf.int64))
-    assert_same(found, {k: v.numpy() for k, v in compiled.items()})
+    assert_same(actual, {k: v.numpy() for k, v in compiled.items()})
     (streamed,) = batches.stream(3).take(1).as_numpy_iterator()
-    assert_same(found, streamed)
-    assert found["labels"].dtype == np.float32
+    assert_same(actual, streamed)
+    assert actual["labels"].dtype == np.float32
     # Every label has its share, and that of the image before it the rest.
     labels = at(plain, 3)["labels"]
     for soft, own, other in zip(
-        found["labels"], labels, np.roll(labels, 1), strict=True
+        actual["labels"], labels, np.roll(labels, 1), strict=True
     ):
         assert soft[own] + (own != other) * soft[other] == pytest.approx(1)
-    assert not np.array_equal(found["images"], at(plain, 3)["images"])
+    assert not np.array_equal(actual["images"], at(plain, 3)["images"])
 
 
 @pytest.mark.parametrize("num_examples,batch_size", SIZES)
@@ -151,9 +151,9 @@ def test_late_steps_are_reached_directly():
     batches = train_batches(7, 5)
     step = 2**33
     position = step * 5
-    found = at(batches, step)
+    actual = at(batches, step)
     (streamed,) = batches.stream(step).take(1).as_numpy_iterator()
-    assert_same(streamed, found)
+    assert_same(streamed, actual)
     # The places that it takes of its epochs, read through the steps around it.
     around = np.concatenate([at(batches, step + k)["labels"] for k in (-1, 0, 1, 2, 3)])
     begin = -(position - 5) % 7  # where the first whole epoch around it begins
@@ -226,7 +226,7 @@ class Stages:
     def __init__(self, *held):
         self._held, self._release = held, threading.Event()
         self._seen, self._changed = set(), threading.Condition()
-        # An image shows its number, so that a batch can be told in every stage.
+        # An image shows its number, which identifies a batch in every stage.
         self.num_examples, self.image_shape = 60, (1, 1, 1)
         augment = Augment(self._process, self._process, self.image_shape)
         batches = TrainBatches(self, augment, seed=0, batch_size=5)
@@ -259,7 +259,7 @@ class Stages:
         return tf.numpy_function(come, [first], tf.int32)
 
     def comes_to(self, stage, step):
-        """Whether a stage gets there with nothing but what has been done so far."""
+        """True where a stage gets there with the work that has been done so far."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: (stage, step) in self._seen, WAIT_SECS
@@ -326,8 +326,8 @@ def test_an_evaluation_is_the_same_every_time():
     augment = create_augment("tutorial", examples.image_shape, *MOMENTS)
     stream = evaluation_stream(examples, augment, 4)
     first, second = (list(stream.as_numpy_iterator()) for _ in range(2))
-    for found, expected in zip(first, second, strict=True):
-        assert_same(found, expected)
+    for actual, expected in zip(first, second, strict=True):
+        assert_same(actual, expected)
     assert stream.element_spec["images"].shape == [4, 24, 24, 3]
 
 
@@ -361,14 +361,14 @@ def test_held_out_images_and_the_rest_are_all_and_do_not_overlap(fraction, count
 def test_held_out_images_depend_on_the_seed_alone():
     first, again, other = (held_out_labels(100, 0.3, seed)[1] for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
-    assert 3 <= len(set(first) & set(other)) <= 16  # 9 by chance
+    assert 3 <= len(set(first) & set(other)) <= 16  # 9 at random
 
 
 def test_held_out_images_come_from_everywhere():
     counts = np.zeros(100)
     for seed in range(60):
         counts[held_out_labels(100, 0.3, seed)[1]] += 1
-    # Each is held out 18 times of 60, with a deviation of 3.5.
+    # Each is held out 18 times of 60, with a standard deviation of 3.5.
     np.testing.assert_allclose(counts, 18, atol=5 * 3.5)
     assert abs(np.corrcoef(counts, np.arange(100))[0, 1]) < 0.4
 

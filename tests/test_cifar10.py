@@ -2,7 +2,7 @@
 
 The files are written here byte by byte, or by tensorflow-datasets itself. With
 TOWERS_CIFAR10_DIR naming a folder that holds `cifar-10-batches-bin`, the real pixels
-are looked at too.
+are read too.
 """
 
 import dataclasses
@@ -118,7 +118,7 @@ def assert_holds(data_set, train, test):
 
 
 def message(function, *arguments):
-    """What a user reads: one line."""
+    """The one line that a user reads."""
     with pytest.raises(DataError) as caught:
         function(*arguments)
     text = str(caught.value)
@@ -151,9 +151,11 @@ def test_full_size_folder_is_read_in_official_order(tmp_path):
     assert data_set.train.image_shape == (32, 32, 3)
     assert data_set.class_names == tuple(CLASSES)
     assert data_set.name == "cifar10"
-    found = [values.numpy() for values in data_set.train.read([0, 10001, 20002, 40004])]
-    np.testing.assert_array_equal(found[0], images[[0, 1, 2, 4]])
-    np.testing.assert_array_equal(found[1], labels[[0, 1, 2, 4]])
+    actual = [
+        values.numpy() for values in data_set.train.read([0, 10001, 20002, 40004])
+    ]
+    np.testing.assert_array_equal(actual[0], images[[0, 1, 2, 4]])
+    np.testing.assert_array_equal(actual[1], labels[[0, 1, 2, 4]])
     np.testing.assert_array_equal(data_set.test.read([5])[0].numpy(), images[5:])
 
 

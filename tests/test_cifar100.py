@@ -104,7 +104,7 @@ def test_row_21_file_cut_short(folder, tmp_path):
     assert "it breaks off in record 2, after 7 of its bytes" in message(tmp_path)
 
 
-def test_the_names_that_lie_beside_are_compared(folder, tmp_path):
+def test_the_file_of_class_names_is_compared(folder, tmp_path):
     names = list(cifar100.FINE_LABEL_NAMES)
     (folder / "fine_label_names.txt").write_text("\n".join(names) + "\n\n")
     assert_holds(cifar100.load(str(tmp_path)))

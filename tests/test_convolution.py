@@ -19,7 +19,7 @@ SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
     [*itertools.product(SIZES, [False, True]), ((1, 2), False), ((1, 1), False)],
 )
 def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool):
-    """Where a pool of 2x2 follows, what it drops may be left out."""
+    """Before a pool of 2x2, rows and columns that it drops may be left out."""
     x = random((2, *sizes, 3))
     layer = SameConv2D(
         4, before_pool=before_pool, bias_initializer="ones", dtype="float64"
@@ -65,13 +65,13 @@ def test_gradients_by_products_are_as_exact_as_bfloat16():
     with tf.GradientTape() as tape:
         tape.watch(kernel)
         y = convolution(x, kernel, 6, 6, by_products=True)
-    found = tf.cast(tape.gradient(y, kernel, upstream), tf.float64)
+    actual = tf.cast(tape.gradient(y, kernel, upstream), tf.float64)
     padded = np.pad(tf.cast(x, tf.float64), [(0, 0), (1, 1), (1, 1), (0, 0)])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
     theirs = np.einsum(
         "nhwcij,nhwf->ijcf", windows[:, :6, :6], tf.cast(upstream, tf.float64)
     )
-    assert np.max(np.abs(found - theirs)) < 2**-8 * np.max(np.abs(theirs))
+    assert np.max(np.abs(actual - theirs)) < 2**-8 * np.max(np.abs(theirs))
 
 
 @pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])

@@ -1,4 +1,4 @@
-"""What the pages say exists: strategies, links, flags, commands, tests, pictures."""
+"""The pages agree with the code: strategies, links, flags, commands and pictures."""
 
 import ast
 import pathlib

@@ -1,4 +1,4 @@
-"""What comes over the network: from a server on this machine."""
+"""Downloads, from a server on this machine."""
 
 import hashlib
 import http.server

@@ -77,9 +77,9 @@ def best_ridge_accuracy(train, train_labels, test, test_labels, penalties):
     moments = train.T @ targets
     accuracies = []
     for penalty in penalties:
-        penalised = gram.copy()
-        penalised[np.diag_indices_from(gram)] += penalty * gram.diagonal().mean()
-        weights = np.linalg.solve(penalised, moments)
+        penalized = gram.copy()
+        penalized[np.diag_indices_from(gram)] += penalty * gram.diagonal().mean()
+        weights = np.linalg.solve(penalized, moments)
         accuracies.append(((test @ weights).argmax(1) == test_labels).mean())
     return max(accuracies)
 
@@ -159,11 +159,11 @@ def test_a_subset_reads_its_own_examples(loaded):
     np.testing.assert_array_equal(labels, loaded.train_labels[listed])
 
 
-@pytest.mark.parametrize("standardised", [False, slow(True)])
-def test_ridge_regression_on_the_pixels_stays_under_60_percent(loaded, standardised):
+@pytest.mark.parametrize("standardized", [False, slow(True)])
+def test_ridge_regression_on_the_pixels_stays_under_60_percent(loaded, standardized):
     train = loaded.train_images.reshape(10_000, -1).astype(np.float32) / 255
     test = loaded.test_images.reshape(2_000, -1).astype(np.float32) / 255
-    if standardised:
+    if standardized:
         mean, deviation = train.mean(0), train.std(0)
         train, test = (train - mean) / deviation, (test - mean) / deviation
     accuracy = best_ridge_accuracy(
@@ -173,7 +173,7 @@ def test_ridge_regression_on_the_pixels_stays_under_60_percent(loaded, standardi
     assert 0.2 < accuracy < 0.60
 
 
-def test_colours_without_places_do_not_tell_the_class(loaded):
+def test_colors_without_places_do_not_tell_the_class(loaded):
     def quantiles(images):
         pixels = np.sort(images.reshape(len(images), -1, 3), axis=1)[:, ::32]
         return pixels.reshape(len(images), -1).astype(np.float32) / 255
@@ -236,7 +236,7 @@ def test_no_shape_looks_like_another(mirrored):
 
 
 def test_the_mean_image_of_a_class_shows_its_shape(loaded):
-    """How far pixels lie from the corners' colour, over a class, is its shape."""
+    """The mean distance of pixels from the color of the corners shows the shape."""
     pixels = np.arange(32) - 15.5
     templates = [
         shape(pixels[None, :] / 8, pixels[:, None] / 8).clip(-0.2, 0.2)

@@ -101,19 +101,19 @@ def test_a_cache_that_memory_cannot_hold_is_refused(files, monkeypatch):
 
 def test_threads_that_read_the_same_get_the_same(files, pixels):
     source = EncodedSource(files, SHAPE, Decoding())
-    found = []
+    actual = []
 
     def read(seed):
         order = np.random.default_rng(seed).permutation(NUM_EXAMPLES)
-        found.append((order, source.read(tf.constant(order))[0].numpy()))
+        actual.append((order, source.read(tf.constant(order))[0].numpy()))
 
     threads = [threading.Thread(target=read, args=[seed]) for seed in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    for order, images in found:
+    assert len(actual) == 8
+    for order, images in actual:
         np.testing.assert_array_equal(images, pixels[order])
 
 
@@ -121,26 +121,26 @@ def test_threads_that_read_the_same_get_the_same(files, pixels):
 
 
 def test_row_23_other_kinds_of_pixels_are_converted():
-    grey = random_pixels(0, channels=1)
+    gray = random_pixels(0, channels=1)
     deep = random_pixels(1, channels=3, dtype=np.uint16)
     with_alpha = random_pixels(2, channels=4)
-    grey_alpha = random_pixels(3, channels=2)
+    gray_alpha = random_pixels(3, channels=2)
     for image, expected in (
-        (grey, grey.repeat(3, 2)),
+        (gray, gray.repeat(3, 2)),
         (deep, deep >> 8),
         (with_alpha, with_alpha[..., :3]),
-        (grey_alpha, grey_alpha[..., :1].repeat(3, 2)),
+        (gray_alpha, gray_alpha[..., :1].repeat(3, 2)),
     ):
         np.testing.assert_array_equal(decode(png(image), 3), expected)
-    np.testing.assert_array_equal(decode(png(grey), 1), grey)
+    np.testing.assert_array_equal(decode(png(gray), 1), gray)
 
 
 def test_row_23_palettes_and_single_bits_are_converted():
-    colours = random_pixels(0, 1, 4)[0]
+    colors = random_pixels(0, 1, 4)[0]
     indices = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
     rows = b"".join(b"\0" + row.tobytes() for row in indices)
-    palette = png_file(2, 3, 8, 3, rows, chunk(b"PLTE", colours.tobytes()))
-    np.testing.assert_array_equal(decode(palette, 3), colours[indices])
+    palette = png_file(2, 3, 8, 3, rows, chunk(b"PLTE", colors.tobytes()))
+    np.testing.assert_array_equal(decode(palette, 3), colors[indices])
 
     bits = png_file(1, 8, 1, 0, b"\0" + bytes([0b10110010]))
     expected = np.array([1, 0, 1, 1, 0, 0, 1, 0])[None, :, None] * 255
@@ -152,8 +152,8 @@ def test_a_jpeg_file_is_decoded_whatever_its_name():
     height, width = np.mgrid[:16, :24]
     image = np.stack([4 * height, 4 * width, 50 + height + width], -1).astype(np.uint8)
     content = tf.io.encode_jpeg(image, quality=100, chroma_downsampling=False).numpy()
-    found = decode(content, 3).numpy().astype(int)
-    assert np.abs(found - image).max() <= 4
+    actual = decode(content, 3).numpy().astype(int)
+    assert np.abs(actual - image).max() <= 4
     for cut in (0, 30, len(content) // 2, len(content) - 2):
         with pytest.raises(ValueError, match="cannot be decoded|is empty"):
             decode(content[:cut], 3)
@@ -210,10 +210,10 @@ def test_a_survey_goes_on_and_takes_down(files, pixels):
 
 
 def triangle_weights(length, size, scale, begin):
-    """float64 [size, length]: what each stored pixel gives to each that is wanted."""
+    """float64 [size, length]: the shares of stored pixels in those of the result."""
     width = max(1, 1 / scale)
-    centres = (np.arange(size) + 0.5 - begin) / scale
-    distances = np.abs(centres[:, None] - (np.arange(length) + 0.5)) / width
+    centers = (np.arange(size) + 0.5 - begin) / scale
+    distances = np.abs(centers[:, None] - (np.arange(length) + 0.5)) / width
     weights = np.maximum(0, 1 - distances)
     return weights / weights.sum(1, keepdims=True)
 
@@ -230,9 +230,9 @@ def test_images_are_resized_by_the_shorter_side_and_cropped(height, width):
         for length in (height, width)
     )
     expected = np.einsum("yh,hwc,xw->yxc", down, image.astype(np.float64), across)
-    found = fit(tf.constant(image), (size, size), size)
-    assert found.dtype == np.uint8 and found.shape == (size, size, 3)
-    np.testing.assert_allclose(found, expected, atol=0.51)
+    actual = fit(tf.constant(image), (size, size), size)
+    assert actual.dtype == np.uint8 and actual.shape == (size, size, 3)
+    np.testing.assert_allclose(actual, expected, atol=0.51)
 
 
 def test_an_image_of_the_right_size_is_left_alone():
@@ -240,7 +240,7 @@ def test_an_image_of_the_right_size_is_left_alone():
     np.testing.assert_array_equal(fit(tf.constant(image), (8, 8), 8), image)
 
 
-def test_the_size_is_that_of_the_first_image_or_the_one_asked_for(files):
+def test_the_size_is_that_of_the_first_image_or_of_the_option(files):
     assert find_image_shape(files, 3, Decoding()) == SHAPE
     assert find_image_shape(files, 1, Decoding(image_size=5)) == (5, 5, 1)
     files.contents[0] = b""
@@ -256,7 +256,7 @@ def test_the_size_is_that_of_the_first_image_or_the_one_asked_for(files):
     )
 
 
-# Mean and deviation.
+# Mean and standard deviation.
 
 
 def test_moments_of_few_images_are_those_of_all(files, pixels):
@@ -267,13 +267,13 @@ def test_moments_of_few_images_are_those_of_all(files, pixels):
 
 def test_moments_of_many_images_are_those_of_a_sample_that_stays(files, monkeypatch):
     monkeypatch.setattr(encoded, "SAMPLE", 4)
-    found = []
+    actual = []
     for _ in range(2):
         files.num_reads = 0
         source = EncodedSource(files, SHAPE, Decoding())
-        found.append(encoded.sampled_moments(source))
+        actual.append(encoded.sampled_moments(source))
         assert files.num_reads == 4
-    assert found[0] == found[1]
+    assert actual[0] == actual[1]
 
 
 def test_a_fault_in_the_sample_is_named_at_the_start(files):
@@ -308,7 +308,7 @@ class SlowFiles(Files):
 
 
 def test_at_the_end_reads_are_over_and_no_more_begin(pixels, monkeypatch):
-    """A thread that asked for the interpreter then would never be heard of again."""
+    """A thread that called into the interpreter then would never return."""
     reads = encoded._Reads()
     monkeypatch.setattr(encoded, "_reads", reads)
     monkeypatch.setattr(reads, "QUIET_SECS", 0.1)

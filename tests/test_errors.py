@@ -1,4 +1,4 @@
-"""The exit codes that FAULTS promises to scripts."""
+"""The exit codes that reliability.md promises to scripts."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Evaluation of a run's checkpoints; "row" is a row of the table in FAULTS.md."""
+"""Evaluation of a run's checkpoints; "row" is one of reliability.md."""
 
 import dataclasses
 import json

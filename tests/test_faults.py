@@ -1,6 +1,6 @@
 """The commands as users and schedulers meet them: exit code, message, what is on disk.
 
-Every test runs processes of its own; "row" is a row of the table in FAULTS.md. Starting
+Every test runs processes of its own; "row" is one of reliability.md. Starting
 TensorFlow takes some seconds, so most of them are marked slow.
 """
 

@@ -3,7 +3,7 @@
 import networks
 import pytest
 from keras import layers
-from test_models import CIFAR10, IMAGENET, MNIST, of_shapes
+from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
 from towers.models.flops import flops_per_image
 from towers.models.layers import GroupedConv2D
@@ -102,11 +102,12 @@ def speedrun_deep():
     ],
 )
 def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, products):
-    assert flops_per_image(of_shapes(name, *shape)) == 2 * products
+    assert flops_per_image(build_model(name, *shape)) == 2 * products
 
 
 def test_two_column_alexnet_has_724_million_products():
     """As many as surveys of efficient networks give it (Sze et al. 2017, table II)."""
     assert (
-        flops_per_image(of_shapes("alexnet_two_columns", *IMAGENET)) // 2_000_000 == 724
+        flops_per_image(build_model("alexnet_two_columns", *IMAGENET)) // 2_000_000
+        == 724
     )

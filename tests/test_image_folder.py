@@ -136,21 +136,21 @@ def test_held_out_images_come_from_everywhere():
     rest, held_out = (all_of(x)[1] for x in split_off_test(source, labels, "here"))
     np.testing.assert_array_equal(np.sort([*rest, *held_out]), np.arange(10_000))
     np.testing.assert_array_equal(np.bincount(labels[held_out]), [250] * 4)
-    # The mean of 1,000 places, each with a deviation of 2,900.
+    # The mean of 1,000 places, each with a standard deviation of 2,900.
     assert abs(held_out.mean() - 5000) < 5 * 2900 / 1000**0.5
 
 
-# What is refused, and what is passed over.
+# Refused and skipped files.
 
 
-def test_row_23_stray_files_are_passed_over_and_counted(root):
+def test_row_23_stray_files_are_skipped_and_counted(root):
     (root / "train" / "cat" / "notes.txt").touch()
     (root / "test" / "labels.csv").touch()
     (root / "train" / ".DS_Store").touch()
     (root / "train" / ".cache").mkdir()
     (root / "readme.md").touch()
-    found = load(root).found
-    assert f"; 2 other file(s), as {root}/train/cat/notes.txt, passed over" in found
+    actual = load(root).found
+    assert f"; 2 other file(s), as {root}/train/cat/notes.txt, skipped" in actual
 
 
 def empty_class(root):

@@ -44,20 +44,20 @@ def value_and_gradient(function, x, upstream):
 
 
 @pytest.mark.parametrize("constants", CONSTANTS)
-def test_normalisation_and_its_gradient_equal_those_of_tensorflow(constants):
+def test_normalization_and_its_gradient_equal_those_of_tensorflow(constants):
     x, upstream = random_images(), random_images(seed=1)
-    found = value_and_gradient(
+    actual = value_and_gradient(
         lambda x: local_response_normalization(x, *constants), x, upstream
     )
     expected = value_and_gradient(
         lambda x: tf.nn.local_response_normalization(x, *constants), x, upstream
     )
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("constants", CONSTANTS)
-def test_normalisation_equals_its_formula_in_float64(constants):
+def test_normalization_equals_its_formula_in_float64(constants):
     radius, bias, alpha, beta = constants
     x = random_images(np.float64)
     expected = np.empty_like(x)
@@ -65,8 +65,8 @@ def test_normalisation_equals_its_formula_in_float64(constants):
         near = x[..., max(0, channel - radius) : channel + radius + 1]
         denominator = (bias + alpha * np.square(near).sum(axis=-1)) ** beta
         expected[..., channel] = x[..., channel] / denominator
-    found = local_response_normalization(tf.constant(x), *constants)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    actual = local_response_normalization(tf.constant(x), *constants)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("constants", CONSTANTS)
@@ -83,13 +83,13 @@ def test_its_gradient_equals_finite_differences_in_float64(constants):
         step = np.zeros_like(x)
         step[place] = 1e-6
         expected[place] = (loss(x + step) - loss(x - step)) / 2e-6
-    _, found = value_and_gradient(
+    _, actual = value_and_gradient(
         lambda x: local_response_normalization(x, *constants), x, upstream
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_normalisation_takes_any_number_of_axes_and_of_images():
+def test_normalization_takes_any_number_of_axes_and_of_images():
     constants = CONSTANTS[0]
 
     @tf.function(input_signature=[tf.TensorSpec([None, None, None, 12])])
@@ -105,10 +105,10 @@ def test_normalisation_takes_any_number_of_axes_and_of_images():
 
 def test_half_width_images_stay_half_width():
     x = tf.cast(random_images(), tf.bfloat16)
-    found = local_response_normalization(x, *CONSTANTS[0])
-    assert found.dtype == tf.bfloat16
+    actual = local_response_normalization(x, *CONSTANTS[0])
+    assert actual.dtype == tf.bfloat16
     expected = local_response_normalization(tf.cast(x, tf.float32), *CONSTANTS[0])
-    np.testing.assert_allclose(tf.cast(found, tf.float32), expected, rtol=2e-2)
+    np.testing.assert_allclose(tf.cast(actual, tf.float32), expected, rtol=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_layer_can_be_built_again_from_its_config(layer):
     assert np.any(np.not_equal(default(inputs, **kwargs), layer(inputs, **kwargs)))
 
 
-def test_a_normalisation_layer_is_its_function():
+def test_a_normalization_layer_is_its_function():
     constants = (3, 1.5, 0.1, 0.6)
     layer = LocalResponseNormalization(*constants)
     x = random_images()
@@ -141,10 +141,10 @@ def test_a_normalisation_layer_is_its_function():
 
 
 @pytest.mark.parametrize("groups", [2, 3, 12])
-def test_normalisation_in_groups_is_that_of_each_group(groups):
+def test_normalization_in_groups_is_that_of_each_group(groups):
     constants = (2, 2.0, 1e-2, 0.75)
     x, upstream = random_images(), random_images(seed=1)
-    found = value_and_gradient(
+    actual = value_and_gradient(
         lambda x: local_response_normalization(x, *constants, groups), x, upstream
     )
     each = [
@@ -155,7 +155,7 @@ def test_normalisation_in_groups_is_that_of_each_group(groups):
             np.split(x, groups, -1), np.split(upstream, groups, -1), strict=True
         )
     ]
-    for ours, theirs in zip(found, zip(*each, strict=True), strict=True):
+    for ours, theirs in zip(actual, zip(*each, strict=True), strict=True):
         np.testing.assert_allclose(
             ours, np.concatenate(theirs, -1), rtol=1e-5, atol=1e-5
         )
@@ -174,17 +174,17 @@ def test_dropout_keeps_what_its_noise_says_and_scales_it(rate):
     x, rng = random_images(np.float64), np.random.default_rng(1)
     noise = rng.random(SHAPE, np.float32)
     layer = Dropout(rate, dtype="float64")
-    found = layer([tf.constant(x), tf.constant(noise)], training=True)
+    actual = layer([tf.constant(x), tf.constant(noise)], training=True)
     expected = np.where(noise >= np.float32(rate), x / (1 - rate), 0)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    share = np.mean(np.equal(found, 0))
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+    share = np.mean(np.equal(actual, 0))
     assert share == pytest.approx(rate, abs=0.1)
 
 
 def test_noise_equal_to_the_rate_keeps():
     noise = tf.constant([[0.0, 0.24999, 0.25, 0.25001, 0.99999]])
-    found = Dropout(0.25)([tf.ones([1, 5]), noise], training=True)
-    np.testing.assert_allclose(found * 0.75, [[0, 0, 1, 1, 1]])
+    actual = Dropout(0.25)([tf.ones([1, 5]), noise], training=True)
+    np.testing.assert_allclose(actual * 0.75, [[0, 0, 1, 1, 1]])
 
 
 def test_dropout_passes_everything_outside_of_training():
@@ -196,10 +196,10 @@ def test_dropout_passes_everything_outside_of_training():
 def test_its_gradient_is_masked_and_scaled_alike():
     x, upstream = random_images(), random_images(seed=1)
     noise = np.random.default_rng(2).random(SHAPE, np.float32)
-    _, found = value_and_gradient(
+    _, actual = value_and_gradient(
         lambda x: Dropout(0.25)([x, tf.constant(noise)], training=True), x, upstream
     )
-    np.testing.assert_allclose(found, np.where(noise < 0.25, 0, upstream / 0.75), 1e-6)
+    np.testing.assert_allclose(actual, np.where(noise < 0.25, 0, upstream / 0.75), 1e-6)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
@@ -209,9 +209,9 @@ def test_the_mask_does_not_depend_on_the_precision(policy):
     noise = np.linspace(rate - 2e-3, rate + 2e-3, 101, dtype=np.float32)[None]
     dtype = keras.DTypePolicy(policy).compute_dtype
     x = tf.ones(noise.shape, dtype)
-    found = Dropout(rate, dtype=policy)([x, tf.constant(noise)], training=True)
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found.numpy() != 0, noise >= np.float32(rate))
+    actual = Dropout(rate, dtype=policy)([x, tf.constant(noise)], training=True)
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual.numpy() != 0, noise >= np.float32(rate))
 
 
 def test_dropout_keeps_no_state():
@@ -220,7 +220,7 @@ def test_dropout_keeps_no_state():
     assert "dropout1" in {layer.name for layer in model.layers}
 
 
-# Batch normalisation.
+# Batch normalization.
 
 EPSILON = 1.001e-5
 
@@ -246,8 +246,10 @@ def trained(layer, x, upstream, params, state):
         return y, tape.gradient(loss, sources), new_state
 
     names = {op.type for op in run.get_concrete_function().graph.get_operations()}
-    found = run(*(tf.cast(v, layer.compute_dtype) for v in (x, upstream)))
-    return tf.nest.map_structure(lambda v: tf.cast(v, tf.float64).numpy(), found), names
+    actual = run(*(tf.cast(v, layer.compute_dtype) for v in (x, upstream)))
+    return tf.nest.map_structure(
+        lambda v: tf.cast(v, tf.float64).numpy(), actual
+    ), names
 
 
 def params_and_state(dtype=np.float32, channels=SHAPE[-1]):
@@ -266,7 +268,7 @@ def params_and_state(dtype=np.float32, channels=SHAPE[-1]):
         ("mixed_float16", {}),
     ],
 )
-def test_fused_batch_normalisation_equals_that_of_keras(policy, options):
+def test_fused_batch_normalization_equals_that_of_keras(policy, options):
     x, upstream = random_images() + 3, random_images(seed=1)
     options = {"epsilon": EPSILON, "dtype": policy} | options
     params, state = params_and_state()
@@ -275,24 +277,24 @@ def test_fused_batch_normalisation_equals_that_of_keras(policy, options):
         for value, name in zip(params, ("scale", "center"), strict=True)
         if options.get(name, True)
     ]
-    found, operations = trained(
+    actual, operations = trained(
         BatchNormalization(**options), x, upstream, params, state
     )
     expected, theirs = trained(
         keras.layers.BatchNormalization(**options), x, upstream, params, state
     )
     assert "FusedBatchNormV3" in operations and "FusedBatchNormV3" not in theirs
-    # Images may be rounded to the neighbouring number; all else is float32.
+    # Images may be rounded to the neighboring number; all else is float32.
     rounding = {"float32": 1e-5, "mixed_float16": 1e-3, "mixed_bfloat16": 8e-3}[policy]
     for place, (ours, keras_own) in enumerate(
-        zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True)
+        zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True)
     ):
         rtol = rounding if place < 2 else 1e-5
         np.testing.assert_allclose(ours, keras_own, atol=1e-5, rtol=rtol)
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("float64", 1e-12)])
-def test_batch_normalisation_equals_the_oracle(dtype, tolerance):
+def test_batch_normalization_equals_the_oracle(dtype, tolerance):
     x, upstream = random_images(np.float64), random_images(np.float64, seed=1)
     params, state = params_and_state(dtype)
     layer = BatchNormalization(momentum=0.9, epsilon=EPSILON, dtype=dtype)

@@ -68,9 +68,9 @@ def assert_holds(data_set, examples):
     sources = (data_set.train, data_set.test)
     for source, (images, labels) in zip(sources, examples.values(), strict=True):
         assert source.image_shape == (28, 28, 1)
-        found = source.read(tf.range(source.num_examples, dtype=tf.int64))
-        np.testing.assert_array_equal(found[0], images[..., None])
-        np.testing.assert_array_equal(found[1], labels)
+        actual = source.read(tf.range(source.num_examples, dtype=tf.int64))
+        np.testing.assert_array_equal(actual[0], images[..., None])
+        np.testing.assert_array_equal(actual[1], labels)
     np.testing.assert_allclose(data_set.mean, [examples["train"][0].mean()])
     np.testing.assert_allclose(data_set.deviation, [examples["train"][0].std()])
 

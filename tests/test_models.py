@@ -21,7 +21,7 @@ from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import factories
-from towers.config.choices import MODELS, PRECISIONS
+from towers.config.choices import MODELS
 from towers.errors import ConfigError
 from towers.models import (
     adapt,
@@ -96,7 +96,7 @@ FAMILIES = [name for name in MODELS if name not in list(PUBLISHED)[1:5]]
 SPEEDRUNS = ("speedrun", "speedrun_deep")
 NARROW = 0.125
 
-# What the first issue says of the tutorial's network: initial deviation, bias.
+# The tutorial's network: initial standard deviation, bias.
 CNN = {
     "conv1": (0.05, 0.0),
     "conv2": (0.05, 0.1),
@@ -122,7 +122,7 @@ CNN_DESCRIBED = [
     layer("dense", "softmax_linear"),
 ]
 
-# A normal distribution cut off at two deviations has this deviation.
+# The standard deviation of a normal distribution cut off at two of its own.
 TRUNCATED = 0.87962566
 
 
@@ -138,7 +138,7 @@ def narrow(name):
 
 
 @functools.cache
-def of_shapes(name, image_shape, num_classes, width=1.0, decay=0.0):
+def build_model(name, image_shape, num_classes, width=1.0, decay=0.0):
     """A network whose variables have shapes only."""
     try:
         with keras_settings(), keras.StatelessScope(initialize_variables=False):
@@ -180,7 +180,7 @@ def test_every_network_is_in_the_table():
 
 @pytest.mark.parametrize("name,image_shape,num_classes", TABLE)
 def test_parameters_operations_and_shapes(name, image_shape, num_classes):
-    model = of_shapes(name, image_shape, num_classes)
+    model = build_model(name, image_shape, num_classes)
     expected = TABLE[name, image_shape, num_classes]
     assert (num_params(model), flops_per_image(model)) == expected
     assert model.output.shape == (None, num_classes)
@@ -191,7 +191,7 @@ def test_parameters_operations_and_shapes(name, image_shape, num_classes):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_as_many_as_published(name):
-    in_millions = num_params(of_shapes(name, *CIFAR10)) / 1e6
+    in_millions = num_params(build_model(name, *CIFAR10)) / 1e6
     digits = len(PUBLISHED[name].partition(".")[2])
     assert f"{in_millions:.{digits}f}" == PUBLISHED[name]
 
@@ -202,26 +202,26 @@ def test_the_page_of_networks_says_what_the_table_says():
         r"^\| `(\w+)` \| (\d+)x(\d+)x(\d+), (\d+) \| ([\d,]+) \| ([\d,.]+) \|",
         re.MULTILINE,
     )
-    found = {}
+    actual = {}
     for name, *sizes, params, flops in row.findall(page.read_text()):
         *image_shape, num_classes = map(int, sizes)
-        found[name, tuple(image_shape), num_classes] = params, flops
-    assert found == {
+        actual[name, tuple(image_shape), num_classes] = params, flops
+    assert actual == {
         key: (f"{params:,}", f"{flops / 1e6:,.1f}")
         for key, (params, flops) in TABLE.items()
     }
 
 
 def test_a_narrow_cnn_has_as_many_parameters_as_its_channels_make():
-    assert num_params(of_shapes("cnn", (24, 24, 3), 10, 0.25)) == 68_170
+    assert num_params(build_model("cnn", (24, 24, 3), 10, 0.25)) == 68_170
 
 
 @pytest.mark.parametrize("width", [0.01, 0.3])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_any_width_gives_a_network(name, width):
-    model = of_shapes(name, *CIFAR10, width)
+    model = build_model(name, *CIFAR10, width)
     assert model.output.shape == (None, 10)
-    first = of_shapes(name, *CIFAR10)
+    first = build_model(name, *CIFAR10)
     kernels = [
         (x.kernel.shape[-1], y.kernel.shape[-1])
         for x, y in zip(model.layers, first.layers, strict=True)
@@ -237,7 +237,7 @@ def test_any_width_gives_a_network(name, width):
     [("lenet", 14), ("alexnet", 15), ("convmixer_256_8", 2), ("speedrun", 9)],
 )
 def test_images_that_are_too_small_are_refused(name, size):
-    of_shapes(name, (size, size, 3), 10, NARROW)
+    build_model(name, (size, size, 3), 10, NARROW)
     with pytest.raises(
         ConfigError, match=f"{name} needs .* {size}x{size}, not {size}x{size - 1};"
     ):
@@ -247,13 +247,13 @@ def test_images_that_are_too_small_are_refused(name, size):
 def test_alexnet_begins_as_in_the_paper_where_images_are_large():
     shapes = {}
     for size in (63, 64, 224, 227):
-        model = of_shapes("alexnet_two_columns", (size, size, 3), 10, NARROW)
+        model = build_model("alexnet_two_columns", (size, size, 3), 10, NARROW)
         shapes[size] = model.get_layer("conv1").output.shape[1:3]
     assert shapes == {63: (63, 63), 64: (15, 15), 224: (55, 55), 227: (55, 55)}
 
 
 def test_lenet_has_the_shapes_of_the_book():
-    model = of_shapes("lenet", *MNIST)
+    model = build_model("lenet", *MNIST)
     kernels = [tuple(x.kernel.shape) for x in model.layers if hasattr(x, "kernel")]
     assert kernels == LENET_SHAPES
 
@@ -275,7 +275,7 @@ def test_a_network_depends_on_its_arguments_alone(name):
         keras.config.set_floatx("float64")
         keras.config.set_image_data_format("channels_first")
         keras.config.set_dtype_policy("float64")
-        found = create(name, width=NARROW)
+        actual = create(name, width=NARROW)
         after = (
             keras.config.floatx(),
             keras.config.image_data_format(),
@@ -286,17 +286,17 @@ def test_a_network_depends_on_its_arguments_alone(name):
         keras.config.set_image_data_format(before[1])
         keras.config.set_dtype_policy(before[2])
     assert after == ("float64", "channels_first", "float64"), "the user's are restored"
-    assert [x.name for x in found.layers] == [x.name for x in expected.layers]
-    ours, wanted = arrays(found), arrays(expected)
+    assert [x.name for x in actual.layers] == [x.name for x in expected.layers]
+    ours, wanted = arrays(actual), arrays(expected)
     assert list(ours) == list(wanted)
     for path, values in wanted.items():
         assert values.dtype == ours[path].dtype == np.float32
         np.testing.assert_array_equal(ours[path], values, err_msg=path)
-    for variable in found.variables:
+    for variable in actual.variables:
         assert "CPU:0" in variable.value.device
-    formats = {getattr(x, "data_format", "channels_last") for x in found.layers}
+    formats = {getattr(x, "data_format", "channels_last") for x in actual.layers}
     assert formats == {"channels_last"}
-    policies = {x.dtype_policy.name for x in found.layers}
+    policies = {x.dtype_policy.name for x in actual.layers}
     assert policies == {"float32"}
 
 
@@ -327,19 +327,19 @@ def test_another_seed_draws_every_kernel_anew(name):
 
 @pytest.mark.parametrize("name", sorted({*FAMILIES} - {"cnn", *SPEEDRUNS}))
 def test_all_kernels_decay_and_nothing_else(name):
-    model = of_shapes(name, *CIFAR10, NARROW, decay=0.1)
+    model = build_model(name, *CIFAR10, NARROW, decay=0.1)
     for variable in model.trainable_variables:
         assert (variable.regularizer is not None) == (variable.name == "kernel")
 
 
 @pytest.mark.parametrize("name", SPEEDRUNS)
 def test_what_muon_leaves_to_momentum_decays_in_speedrun(name):
-    for variable in of_shapes(name, *CIFAR10, NARROW, decay=0.1).trainable_variables:
+    for variable in build_model(name, *CIFAR10, NARROW, decay=0.1).trainable_variables:
         is_filter = len(variable.shape) == 4
         assert (variable.regularizer is None) == is_filter, variable.path
 
 
-def test_convolutions_of_speedrun_begin_by_handing_their_inputs_on():
+def test_convolutions_of_speedrun_begin_as_the_identity():
     model = create("speedrun", (32, 32, 3), width=0.25)
     images = np.random.default_rng(0).normal(size=(2, 31, 31, 24)).astype(np.float32)
     first = model.get_layer("conv1_1")
@@ -351,7 +351,7 @@ def test_convolutions_of_speedrun_begin_by_handing_their_inputs_on():
     outputs = wider(images[..., :16])
     np.testing.assert_allclose(outputs[..., :16], kept, rtol=1e-6)
     others = wider.kernel.numpy()[..., 16:]
-    assert np.std(others) == pytest.approx(uniform_deviation(others), rel=0.05)
+    assert np.std(others) == pytest.approx(uniform_stddev(others), rel=0.05)
     head = model.get_layer("logits").kernel.numpy()
     assert np.std(head) == pytest.approx(1 / 64, rel=0.1)
 
@@ -379,19 +379,19 @@ def test_whitening_makes_patches_independent_of_each_other():
 
 
 def test_images_are_read_only_for_layers_that_want_them():
-    adapt(of_shapes("resnet20", *CIFAR10, NARROW), lambda: pytest.fail("read"))
+    adapt(build_model("resnet20", *CIFAR10, NARROW), lambda: pytest.fail("read"))
 
 
-def he_deviation(kernel):
+def he_stddev(kernel):
     return np.sqrt(2 / np.prod(kernel.shape[:-1]))
 
 
-def uniform_deviation(kernel):
+def uniform_stddev(kernel):
     """Of numbers within 1 / sqrt(inputs)."""
     return np.sqrt(1 / 3 / np.prod(kernel.shape[:-1]))
 
 
-def paper_deviation(kernel):
+def paper_stddev(kernel):
     """AlexNet's and LeNet's, grown where layers but the first have fewer inputs."""
     is_first = kernel.shape[:-1] in [(3, 3, 3), (11, 11, 3)]
     return 0.01 * (1 if is_first else NARROW**-0.5)
@@ -400,16 +400,16 @@ def paper_deviation(kernel):
 @pytest.mark.parametrize(
     "name,size,deviation,biases",
     [
-        ("lenet", 24, paper_deviation, 0),
-        ("alexnet", 24, he_deviation, 0),
-        ("alexnet_two_columns", 64, paper_deviation, 1),
-        ("resnet18", 24, he_deviation, None),
-        ("resnet20", 24, he_deviation, None),
-        ("wide_resnet_28_10", 24, he_deviation, None),
-        ("convmixer_256_8", 24, uniform_deviation, None),
+        ("lenet", 24, paper_stddev, 0),
+        ("alexnet", 24, he_stddev, 0),
+        ("alexnet_two_columns", 64, paper_stddev, 1),
+        ("resnet18", 24, he_stddev, None),
+        ("resnet20", 24, he_stddev, None),
+        ("wide_resnet_28_10", 24, he_stddev, None),
+        ("convmixer_256_8", 24, uniform_stddev, None),
     ],
 )
-def test_initial_kernels_have_the_deviation_of_their_paper(
+def test_initial_kernels_have_the_standard_deviation_of_their_paper(
     name, size, deviation, biases
 ):
     model = narrow(name) if size == 24 else create(name, (size, size, 3), width=NARROW)
@@ -419,7 +419,7 @@ def test_initial_kernels_have_the_deviation_of_their_paper(
         kernel, is_last = own.kernel.numpy(), own is model.layers[-1]
         wanted = deviation(kernel)
         if is_last:
-            wanted = (uniform_deviation if biases is None else paper_deviation)(kernel)
+            wanted = (uniform_stddev if biases is None else paper_stddev)(kernel)
         error = 4 / np.sqrt(2 * kernel.size)
         assert np.std(kernel) == pytest.approx(wanted, rel=error), own.name
         assert abs(np.mean(kernel)) < 5 * wanted / np.sqrt(kernel.size), own.name
@@ -487,8 +487,10 @@ def test_cnn_computes_what_the_issue_describes(cnn):
     }
     expected = oracle.forward(CNN_DESCRIBED, params, {}, images, training=False).logits
     assert np.std(expected) > 0.1
-    found, _ = cnn.stateless_call(list(params.values()), [], images)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * np.std(expected))
+    actual, _ = cnn.stateless_call(list(params.values()), [], images)
+    np.testing.assert_allclose(
+        actual, expected, rtol=1e-3, atol=1e-4 * np.std(expected)
+    )
 
 
 def test_the_two_hidden_dense_kernels_decay_by_half_the_sum_of_squares(cnn):
@@ -509,7 +511,7 @@ def test_without_weight_decay_nothing_decays():
 
 
 def test_a_narrow_cnn_is_as_loud_as_a_wide_one():
-    """Initial deviations grow as the layers' inputs get fewer."""
+    """Initial standard deviations grow as the layers' inputs get fewer."""
     images = np.random.default_rng(0).normal(size=(16, 24, 24, 3)).astype(np.float32)
     scales = []
     for width in (1.0, 0.25):
@@ -663,13 +665,13 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
         network.described, network.params, network.state, images, training=False
     ).logits
     inputs = [images, *(np.zeros_like(n) for n in noise.values())]
-    found = model(inputs if len(inputs) > 1 else images, training=False)
+    actual = model(inputs if len(inputs) > 1 else images, training=False)
     assert np.std(logits) > 1e-3
-    np.testing.assert_allclose(found, logits, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(actual, logits, rtol=tolerance, atol=tolerance)
 
 
 def bytes_of_a_split_in_two(model, batch_size):
-    """What has to cross: everything but the images that a layer reads whole, each once
+    """Bytes of transfers: all that a layer reads whole except the images, each once
     whoever reads it, and the logits that the second device computed; and back."""
     images = model.inputs[0]
     padded = [x.output for x in model.layers if x.name == "pad1"]
@@ -697,7 +699,7 @@ def bytes_of_a_split_in_two(model, batch_size):
     ],
 )
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
-    """Neither grouped convolutions, nor normalisation in columns, nor the shortcuts'
+    """Neither grouped convolutions, nor normalization in columns, nor the shortcuts'
     zeros move anything between the two."""
     network = small_network(name)
     batches, recipe = small_batches(network, steps, 6), Recipe(clip_norm=0.5)
@@ -709,17 +711,17 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "wide_resnet_28_10"])
 def test_networks_that_are_not_trained_in_halves_here_can_be_split(name):
-    Shards(of_shapes(name, *CIFAR10, NARROW), 2)
+    Shards(build_model(name, *CIFAR10, NARROW), 2)
 
 
 def test_two_columns_are_not_split_in_three():
     with pytest.raises(ConfigError, match="2 groups of channels"):
-        Shards(of_shapes("alexnet_two_columns", *CIFAR10, NARROW), 3)
+        Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
 
 
 # Noise.
 
 
-def test_noise_shapes_are_the_inputs_beside_the_images(cnn):
+def test_noise_shapes_are_the_inputs_besides_the_images(cnn):
     assert noise_shapes(cnn) == {}
     assert noise_shapes(networks.plain_network().model) == {"dropout1_noise": (12,)}

@@ -11,7 +11,7 @@ from towers.data.randomness import hashed, key, permutation, uniform
 
 LENGTH = 10_000
 
-# Neighbours in every direction, and large values.
+# Neighbors in every direction, and large values.
 KEYS = [
     (0, "order", 0),
     (1, "order", 0),
@@ -32,7 +32,7 @@ def numbers(seed, purpose, counter):
 
 
 def views(seed, purpose, counter):
-    """Of neighbouring examples in one epoch."""
+    """Of neighboring examples in one epoch."""
     epochs = tf.fill([LENGTH], tf.constant(counter, tf.int64))
     examples = tf.range(LENGTH, dtype=tf.int64)
     return hashed(seed, purpose, [examples, epochs], 1).numpy()[:, 0]
@@ -44,7 +44,7 @@ def order(seed, purpose, counter, length=LENGTH):
 
 @pytest.mark.parametrize("draw", [numbers, order, views])
 def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
-    """`index_shuffle` gave 0.75 between neighbouring seeds."""
+    """`index_shuffle` gave 0.75 between neighboring seeds."""
     drawn = [draw(*key) for key in KEYS]
     for (a, first), (b, second) in itertools.combinations(enumerate(drawn), 2):
         correlation = np.corrcoef(first, second)[0, 1]
@@ -53,8 +53,8 @@ def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
 
 
 @pytest.mark.parametrize("draw", [numbers, order, views])
-def test_neighbouring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
-    """What chance leaves in one pair is averaged out over many."""
+def test_neighboring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
+    """The random correlation of one pair is averaged out over many."""
     for keys in (
         [(seed, "order", 3) for seed in range(30)],
         [(3, "order", epoch) for epoch in range(30)],
@@ -72,10 +72,10 @@ def test_the_same_key_draws_the_same(draw):
 
 
 def test_numbers_are_uniform_in_the_half_open_unit_interval():
-    found = uniform(0, "crop", tf.constant(0), [100_000]).numpy()
-    assert found.dtype == np.float32
-    assert found.min() >= 0 and found.max() < 1
-    counts, _ = np.histogram(found, 20, (0, 1))
+    actual = uniform(0, "crop", tf.constant(0), [100_000]).numpy()
+    assert actual.dtype == np.float32
+    assert actual.min() >= 0 and actual.max() < 1
+    counts, _ = np.histogram(actual, 20, (0, 1))
     np.testing.assert_allclose(counts, 5000, atol=5 * np.sqrt(5000))
 
 
@@ -85,12 +85,12 @@ def test_hashed_numbers_are_uniform_and_independent_in_every_direction():
         hashed(5, "flip", [tf.range(LENGTH, dtype=tf.int64), epoch], count).numpy()
         for epoch in tf.repeat(tf.range(4, dtype=tf.int64)[:, None], LENGTH, 1)
     ]
-    found = np.stack(epochs)  # [epoch, example, number]
-    assert found.dtype == np.float32 and found.shape == (4, LENGTH, count)
-    assert found.min() >= 0 and found.max() < 1
-    counts, _ = np.histogram(found, 20, (0, 1))
+    actual = np.stack(epochs)  # [epoch, example, number]
+    assert actual.dtype == np.float32 and actual.shape == (4, LENGTH, count)
+    assert actual.min() >= 0 and actual.max() < 1
+    counts, _ = np.histogram(actual, 20, (0, 1))
     np.testing.assert_allclose(counts, 6000, atol=5 * np.sqrt(6000))
-    rows = found.transpose(0, 2, 1).reshape(-1, LENGTH)
+    rows = actual.transpose(0, 2, 1).reshape(-1, LENGTH)
     correlations = np.corrcoef(rows) - np.eye(len(rows))
     assert np.abs(correlations).max() < 0.045
     for row in rows:
@@ -108,37 +108,37 @@ def test_hashed_numbers_equal_murmurhash_in_plain_integers():
         return bits
 
     examples, epochs = [0, 7, 49_999], [3, 0, 2**20]
-    found = hashed(2**40 + 5, "flip", [tf.constant(examples), tf.constant(epochs)], 2)
+    actual = hashed(2**40 + 5, "flip", [tf.constant(examples), tf.constant(epochs)], 2)
     for place, counters in enumerate(zip(examples, epochs, strict=True)):
         for number in range(2):
             bits = mixed(number ^ zlib.crc32(b"flip"))
             for part in (5, 2**8, *counters):
                 bits = mixed(bits ^ part)
-            assert found[place, number] == bits % 2**23 / 2**23
+            assert actual[place, number] == bits % 2**23 / 2**23
 
 
-def test_numbers_of_one_draw_are_uncorrelated_with_their_neighbours():
-    found = numbers(0, "crop", 0)
+def test_numbers_of_one_draw_are_uncorrelated_with_their_neighbors():
+    actual = numbers(0, "crop", 0)
     for lag in (1, 2, 3, 4, 8):
-        assert abs(np.corrcoef(found[:-lag], found[lag:])[0, 1]) < 0.04
+        assert abs(np.corrcoef(actual[:-lag], actual[lag:])[0, 1]) < 0.04
 
 
-def test_numbers_have_the_shape_that_was_asked_for():
-    found = uniform(0, "noise", tf.constant(0), [3, 4, 5])
-    assert found.shape == [3, 4, 5]
+def test_numbers_have_the_given_shape():
+    actual = uniform(0, "noise", tf.constant(0), [3, 4, 5])
+    assert actual.shape == [3, 4, 5]
     flat = uniform(0, "noise", tf.constant(0), [60])
-    np.testing.assert_array_equal(tf.reshape(found, [-1]), flat)
+    np.testing.assert_array_equal(tf.reshape(actual, [-1]), flat)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 10_000])
 def test_a_permutation_holds_every_number_once(length):
-    found = permutation(0, "order", tf.constant(0), length)
-    assert found.dtype == tf.int64
-    np.testing.assert_array_equal(np.sort(found), np.arange(length))
+    actual = permutation(0, "order", tf.constant(0), length)
+    assert actual.dtype == tf.int64
+    np.testing.assert_array_equal(np.sort(actual), np.arange(length))
 
 
 def test_every_number_comes_everywhere():
-    """How often each of ten numbers comes first, second ... over many epochs."""
+    """Counts of each of ten numbers in each place over many epochs."""
     drawn = tf.function(lambda epoch: permutation(0, "order", epoch, 10))
     orders = np.stack([drawn(tf.constant(epoch)) for epoch in range(2000)])
     counts = np.stack([np.bincount(place, minlength=10) for place in orders.T])
@@ -147,8 +147,8 @@ def test_every_number_comes_everywhere():
 
 def test_the_counter_may_have_any_integer_type():
     for dtype in (tf.int32, tf.int64):
-        found = uniform(3, "crop", tf.constant(7, dtype), [5])
-        np.testing.assert_array_equal(found, numbers(3, "crop", 7)[:5])
+        actual = uniform(3, "crop", tf.constant(7, dtype), [5])
+        np.testing.assert_array_equal(actual, numbers(3, "crop", 7)[:5])
 
 
 def test_keys_of_all_purposes_in_use_differ():
@@ -192,8 +192,8 @@ def test_a_compiled_function_draws_the_same_numbers(jit_compile):
 def test_a_graph_draws_the_same_permutation():
     compiled = tf.function(lambda epoch: permutation(3, "order", epoch, 100))
     for epoch in (0, 5, 2**40):
-        found = compiled(tf.constant(epoch, tf.int64))
-        np.testing.assert_array_equal(found, order(3, "order", epoch, 100))
+        actual = compiled(tf.constant(epoch, tf.int64))
+        np.testing.assert_array_equal(actual, order(3, "order", epoch, 100))
 
 
 def test_numbers_do_not_depend_on_tensorflows_global_seed():

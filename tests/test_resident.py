@@ -55,12 +55,12 @@ def test_the_batches_are_those_of_the_stream_bit_for_bit(
     @tf.function(autograph=False)
     def made(first_step):
         """As the loop of a strategy makes them, handing on the orders."""
-        step, orders, found = first_step, resident.start(first_step), []
+        step, orders, actual = first_step, resident.start(first_step), []
         for _ in range(count):
             batch, orders = resident(step, orders)
-            found.append(batch)
+            actual.append(batch)
             step += 1
-        return found
+        return actual
 
     streamed = list(batches.stream(first_step).take(count))
     for ours, theirs in zip(
@@ -75,13 +75,13 @@ def test_the_batches_are_those_of_the_stream_bit_for_bit(
 
 
 def test_the_order_of_an_epoch_is_drawn_once():
-    """What takes longer than a batch is in a branch that is not taken."""
+    """The shuffle, slower than a batch, is in a branch that is not taken."""
     resident = ResidentBatches(batches_of(12, 4, "none"), "/CPU:0")
     step = tf.constant(4, tf.int64)
     epoch, orders = resident.start(step)
     marked = tf.reverse(orders, [1])
-    batch, (held, handed_on) = resident(step, (epoch, marked))
-    np.testing.assert_array_equal(handed_on, marked)
+    batch, (held, next_orders) = resident(step, (epoch, marked))
+    np.testing.assert_array_equal(next_orders, marked)
     assert held == epoch == 1
     _, (held, drawn) = resident(step + 2, (epoch, marked))
     np.testing.assert_array_equal(drawn, resident.start(step + 2)[1])
@@ -122,12 +122,12 @@ def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
         resident=ResidentBatches(batches, "/CPU:3"),
     )
     [graph] = strategy.loop.trace()
-    handed_on = [
+    next_orders = [
         op
         for op in graph.get_operations()
         if op.type == "Identity" and op.outputs[0].shape == (4, 8, 8, 3)
     ]
-    assert handed_on and {op.device[-5:] for op in handed_on} == {"CPU:3"}
+    assert next_orders and {op.device[-5:] for op in next_orders} == {"CPU:3"}
 
 
 def test_sources_in_memory_know_their_size_and_copy_themselves():
@@ -136,9 +136,9 @@ def test_sources_in_memory_know_their_size_and_copy_themselves():
     assert num_bytes(subset) == 6 * 8 * 8 * 3
     copy = subset.copied_to("/CPU:2")
     with tf.device("/CPU:2"):
-        found, of_classes = copy.read(tf.constant([1, 0], tf.int64))
-    assert "CPU:2" in found.device
-    np.testing.assert_array_equal(found, images[[1, 4]])
+        actual, of_classes = copy.read(tf.constant([1, 0], tf.int64))
+    assert "CPU:2" in actual.device
+    np.testing.assert_array_equal(actual, images[[1, 4]])
     np.testing.assert_array_equal(of_classes, labels[[1, 4]])
 
 

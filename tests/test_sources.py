@@ -1,4 +1,4 @@
-"""Sources of labelled images: what they read, and what they refuse."""
+"""Sources of labeled images: what they read, and what they refuse."""
 
 import numpy as np
 import pytest

@@ -318,7 +318,7 @@ KINDS = {
 
 @pytest.mark.parametrize("name", ["plain", slow("residual")])
 def test_any_strategy_continues_a_checkpoint_of_any_other(name, tmp_path):
-    """FAULTS row 11: save in X, resume in Y, for all ordered pairs."""
+    """reliability.md, row 11: save in X, resume in Y, for all ordered pairs."""
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(6, 13)
     strategies, whole = {}, {}
@@ -411,7 +411,7 @@ def test_towers_without_averages_keep_none():
 
 
 def test_a_replica_that_differs_is_named():
-    """FAULTS row 27."""
+    """reliability.md, row 27."""
     network = networks.plain_network()
     batches = networks.random_batches(2, 8)
     replicas = create_trainer(Replicated, network, Recipe(), batches, 3)

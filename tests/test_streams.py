@@ -28,8 +28,8 @@ def test_no_stream_is_tuned():
 
 def test_the_elements_are_those_that_were_given():
     numbers = tf.data.Dataset.range(7).batch(3)
-    found = list(without_tuning(numbers).as_numpy_iterator())
-    assert [x.tolist() for x in found] == [[0, 1, 2], [3, 4, 5], [6]]
+    actual = list(without_tuning(numbers).as_numpy_iterator())
+    assert [x.tolist() for x in actual] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ def test_newest_whole_version_is_found(tmp_path):
         (tmp_path / "shapes" / version).mkdir(parents=True)
         if version != "2.0.0":
             (tmp_path / "shapes" / version / "dataset_info.json").touch()
-    found = tfds.find_prepared("shapes", str(tmp_path))
-    assert found == str(tmp_path / "shapes" / "1.10.0")
+    actual = tfds.find_prepared("shapes", str(tmp_path))
+    assert actual == str(tmp_path / "shapes" / "1.10.0")
     assert tfds.find_prepared("others", str(tmp_path)) is None
     assert tfds.find_prepared("shapes", str(tmp_path / "none")) is None
 
@@ -67,8 +67,8 @@ def test_without_ids_everything_comes_once_and_in_the_same_order(tmp_path, no_ne
     images, labels = all_of(tfds.read_prepared(folder).train)
     again, _ = all_of(tfds.read_prepared(folder).train)
     np.testing.assert_array_equal(images, again)
-    found = sorted((x.tobytes(), y) for x, y in zip(images, labels, strict=True))
-    assert found == sorted((x["image"].tobytes(), x["label"]) for x in train)
+    actual = sorted((x.tobytes(), y) for x, y in zip(images, labels, strict=True))
+    assert actual == sorted((x["image"].tobytes(), x["label"]) for x in train)
 
 
 def test_other_features_are_left_alone(tmp_path, no_network):
@@ -138,7 +138,7 @@ def test_damaged_folder_is_refused(tmp_path, no_network, damage):
     assert message(tfds.read_prepared, folder).startswith(f"{folder}: ")
 
 
-def test_what_is_no_set_of_labelled_images_is_refused(tmp_path, no_network):
+def test_what_is_no_set_of_labeled_images_is_refused(tmp_path, no_network):
     from tensorflow_datasets import features as kinds
 
     some = random_examples(2, 0)

@@ -115,11 +115,11 @@ def test_images_of_any_size_and_other_features(tmp_path):
         assert data_set.class_names == ("0", "1", "2")
         counts = data_set.train.num_examples, data_set.test.num_examples
         assert counts == (11, 1) and "10% held out for testing" in data_set.found
-        found = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
+        actual = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
         # What is 8 pixels high is cropped and no more where the width is even.
         even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
         cropped = [x["photo"][:, (x["photo"].shape[1] - 8) // 2 :][:, :8] for x in even]
-        assert set(pairs(cropped, [x["kind"] for x in even])) <= set(found)
+        assert set(pairs(cropped, [x["kind"] for x in even])) <= set(actual)
 
 
 def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path):
@@ -155,7 +155,7 @@ def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
     assert text.endswith("tfds build flowers --file_format=array_record")
 
 
-def test_what_is_no_set_of_labelled_images_is_refused(tmp_path):
+def test_what_is_no_set_of_labeled_images_is_refused(tmp_path):
     from tensorflow_datasets import features as kinds
 
     some = [{**x, "other": x["label"]} for x in random_examples(2, 0)]

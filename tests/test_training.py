@@ -1,4 +1,4 @@
-"""Whole runs in this process; "row" is a row of the table in FAULTS.md."""
+"""Whole runs in this process; "row" is one of reliability.md."""
 
 import dataclasses
 import functools

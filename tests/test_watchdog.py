@@ -1,4 +1,4 @@
-"""Calls under watch: results, errors, signals (FAULTS rows 12 and 15), stuck steps."""
+"""Calls under watch: errors, signals, stuck steps; reliability.md, rows 12, 15."""
 
 import itertools
 import os

@@ -14,18 +14,18 @@ from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
 def test_outputs_and_gradients_equal_the_oracle(height, size, bound):
     for width in (1, 2, 4, 11):
         sizes = (height, width)
-        for found, theirs in ours_and_theirs(
+        for actual, theirs in ours_and_theirs(
             winograd.convolution, sizes, sizes, 3, 5, tf.float64, size
         ):
-            np.testing.assert_allclose(found, theirs, atol=bound)
+            np.testing.assert_allclose(actual, theirs, atol=bound)
 
 
 @pytest.mark.parametrize("sizes,kept", [((7, 5), (6, 4)), ((15, 3), (14, 2))])
 def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
-    for found, theirs in ours_and_theirs(
+    for actual, theirs in ours_and_theirs(
         winograd.convolution, sizes, kept, 4, 3, tf.float64
     ):
-        np.testing.assert_allclose(found, theirs, atol=1e-11)
+        np.testing.assert_allclose(actual, theirs, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
 @pytest.mark.parametrize("size,bound", [(3, 1e-5), (5, 5e-5)])
 def test_in_float32_few_digits_are_lost(length, channels, size, bound):
     sizes, filters = (length, length), LEAST_FILTERS[size]
-    for found, theirs in ours_and_theirs(
+    for actual, theirs in ours_and_theirs(
         winograd.convolution, sizes, sizes, channels, filters, tf.float32, size
     ):
-        error = np.max(np.abs(found - theirs))
+        error = np.max(np.abs(actual - theirs))
         assert error < bound * np.max(np.abs(theirs))
 
 

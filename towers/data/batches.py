@@ -26,7 +26,7 @@ class TrainBatches:
 
     Attributes:
         source: the training examples.
-        augment: what their images go through.
+        augment: the augmentation of their images.
         seed: of the order and of all random numbers.
         batch_size: images of one step over all towers, G.
         noise_shapes: per dropout layer, the name of its noise and the shape of one
@@ -81,7 +81,7 @@ class TrainBatches:
     def stream(self, first_step: int) -> tf.data.Dataset:
         """The batches of all steps from `first_step` on, read ahead by `tf.data`.
 
-        Reading, processing and whatever consumes the stream overlap.
+        Reading, processing and the consumer of the stream overlap.
         """
         steps = tf.data.Dataset.counter(first_step)
         batches = tf.data.Dataset.zip(steps, self._index_stream(first_step))
@@ -163,7 +163,7 @@ def evaluation_stream(
 
 
 def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Splits a source by chance into the rest and a fraction that is held out."""
+    """Splits a source at random into the rest and a held-out fraction."""
     order = randomness.permutation(
         seed, "hold_out", tf.constant(0), source.num_examples
     ).numpy()

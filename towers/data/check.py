@@ -1,4 +1,4 @@
-"""A look at every image of a data set before anyone trains on it."""
+"""Inspection of every image of a data set before training."""
 
 import dataclasses
 import os
@@ -26,8 +26,8 @@ LISTED_SIZES = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-    """What was found in one split.
+class Statistics:
+    """Statistics of one split.
 
     Attributes:
         labels: int64 [num_classes], images of each class that can be read.
@@ -64,13 +64,13 @@ def check(
     if not os.access(os.path.dirname(grid_path), os.W_OK):
         raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
     survey = Survey()
-    # Nothing is kept, so that every image is decoded, and its size seen, once.
+    # Nothing is kept, so that every image is decoded, and its size counted, once.
     data_set = data.load(
         name, data_dir, image_size=image_size, image_cache_mb=0.0, survey=survey
     )
     survey.sizes.clear()
     train, test = (
-        look_through(source, len(data_set.class_names))
+        read_through(source, len(data_set.class_names))
         for source in (data_set.train, data_set.test)
     )
     _write(grid_path, grid(train, data_set.train.image_shape))
@@ -85,11 +85,11 @@ def check(
         )
 
 
-def look_through(source: Source, num_classes: int) -> Seen:
+def read_through(source: Source, num_classes: int) -> Statistics:
     """Reads every image of a source once.
 
     Raises:
-        DataError: one cannot be read, and there is no survey to take that down.
+        DataError: one cannot be read, and there is no survey to record that.
     """
     batches = tf.data.Dataset.range(source.num_examples).batch(BATCH_SIZE)
     batches = batches.map(source.read, num_parallel_calls=streams.NUM_CALLS)
@@ -101,14 +101,16 @@ def look_through(source: Source, num_classes: int) -> Seen:
             images, labels = images[labels >= 0], labels[labels >= 0]
             counts += np.bincount(labels, minlength=num_classes)
             values += channel_counts(images)
-            for label, of_class in samples.items():
-                wanted = GRID_IMAGES - len(of_class)
-                if wanted:
-                    of_class.extend(images[labels == label][:wanted])
-    return Seen(counts, values, samples)
+            for label, examples in samples.items():
+                missing = GRID_IMAGES - len(examples)
+                if missing:
+                    examples.extend(images[labels == label][:missing])
+    return Statistics(counts, values, samples)
 
 
-def report(data_set: DataSet, train: Seen, test: Seen, survey: Survey) -> list[str]:
+def report(
+    data_set: DataSet, train: Statistics, test: Statistics, survey: Survey
+) -> list[str]:
     """The lines of the report but for the picture's."""
     height, width, channels = data_set.train.image_shape
     lines = [
@@ -119,10 +121,10 @@ def report(data_set: DataSet, train: Seen, test: Seen, survey: Survey) -> list[s
     if survey.sizes:
         lines.append(("stored as", _sizes(survey.sizes)))
     if train.values.any():
-        found = moments(train.values)
+        measured = moments(train.values)
         used = data_set.mean, data_set.deviation
         for name, values, used_values in zip(
-            ("mean", "deviation"), found, used, strict=True
+            ("mean", "deviation"), measured, used, strict=True
         ):
             line = _numbers(values)
             if _numbers(used_values) != line:
@@ -139,7 +141,7 @@ def report(data_set: DataSet, train: Seen, test: Seen, survey: Survey) -> list[s
 
 
 def _sizes(sizes) -> str:
-    """Each size with its count, or from which to which they go."""
+    """Each size with its count, or their ranges."""
     if len(sizes) <= LISTED_SIZES:
         return ", ".join(
             f"{height}x{width} ({count:,})"
@@ -157,18 +159,18 @@ def _numbers(values) -> str:
     return " ".join(f"{value:.2f}" for value in values)
 
 
-def grid(seen: Seen, image_shape: tuple[int, int, int]) -> np.ndarray:
+def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarray:
     """uint8 [height, width, 3]: a row for each class, small images enlarged."""
     height, width, _ = image_shape
     factor = -(-CELL_PIXELS // max(height, width))
     cell = np.array([height, width]) * factor + GAP_PIXELS
-    rows, columns = len(seen.samples), GRID_IMAGES
+    rows, columns = len(statistics.samples), GRID_IMAGES
     picture = np.full((*(cell * [rows, columns] + GAP_PIXELS), 3), 128, np.uint8)
-    for row, images in enumerate(seen.samples.values()):
+    for row, images in enumerate(statistics.samples.values()):
         for column, image in enumerate(images):
             top, left = cell * [row, column] + GAP_PIXELS
             large = image.repeat(factor, 0).repeat(factor, 1)
-            # A grey image is copied to all three channels.
+            # A gray image is copied to all three channels.
             picture[top : top + len(large), left : left + large.shape[1]] = large
     return picture
 

@@ -1,6 +1,7 @@
-"""What CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) share: the binary layout, found in a
-folder or in the official archive, and the pickled layout, which is refused: unpickling
-runs whatever code the file holds.
+"""The layouts of CIFAR-10 and CIFAR-100 (Krizhevsky, 2009).
+
+The binary layout is read from a folder or from the official archive. The pickled layout
+is refused, because unpickling runs the code that the file holds.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from towers.data.records import (
 from towers.data.sources import DataSet
 from towers.errors import DataError
 
-# Both lie there.
+# Of both archives.
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 
 
@@ -41,7 +42,7 @@ class Cifar:
         names_file: of the class names, one a line.
         label_counts: see `read_records`.
         archive, archive_bytes, archive_sha256: the official archive.
-        pickled_folder, pickled_files: of the pickled layout; recognised by these
+        pickled_folder, pickled_files: of the pickled layout; recognized by these
             names, never opened.
     """
 
@@ -76,8 +77,8 @@ class Cifar:
             image_shape=IMAGE_SHAPE,
             class_names=self.class_names,
             url=self.url,
-            looked_for=f"{self.folder}, {next(iter(self.files))}, {self.archive}",
-            to_fetch=self.url,
+            official_files=f"{self.folder}, {next(iter(self.files))}, {self.archive}",
+            download_from=self.url,
         )
 
 
@@ -93,7 +94,7 @@ def load(cifar: Cifar, data_dir: str) -> DataSet:
 
 def _read_files(cifar: Cifar, root: str) -> DataSet | None:
     for folder in (os.path.join(root, cifar.folder), root):
-        # One file is enough: with others missing the user should hear which.
+        # One file is enough; an error then names those that are missing.
         if any(os.path.exists(os.path.join(folder, name)) for name in cifar.files):
             return _read_folder(cifar, folder)
     archive = os.path.join(root, cifar.archive)
@@ -109,15 +110,15 @@ def _read_folder(cifar: Cifar, folder: str) -> DataSet:
     return _data_set(cifar, examples, f"{folder} (official binary layout)")
 
 
-def _data_set(cifar: Cifar, examples: list[Examples], found: str) -> DataSet:
+def _data_set(cifar: Cifar, examples: list[Examples], origin: str) -> DataSet:
     *train, test = examples
     images = np.concatenate([images for images, _ in train])
     labels = np.concatenate([labels for _, labels in train])
-    return official.from_arrays(cifar.official, (images, labels), test, found)
+    return official.from_arrays(cifar.official, (images, labels), test, origin)
 
 
 def _check_names(cifar: Cifar, path: str) -> None:
-    """The class names may be missing, but not others or in another order."""
+    """Refuses a file of other class names or another order; it may be missing."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             names = tuple(line.strip() for line in file if line.strip())
@@ -130,7 +131,7 @@ def _check_names(cifar: Cifar, path: str) -> None:
 
 def _read_archive(cifar: Cifar, path: str) -> DataSet:
     """Reads the members out of the checked archive; nothing is written anywhere."""
-    wanted = {f"{cifar.folder}/{name}": name for name in cifar.files}
+    members = {f"{cifar.folder}/{name}": name for name in cifar.files}
     dtype = record_dtype(cifar.label_counts)
     examples = {}
     try:
@@ -139,7 +140,7 @@ def _read_archive(cifar: Cifar, path: str) -> DataSet:
             _check_archive(cifar, path, file)
             with tarfile.open(fileobj=file, mode="r|gz") as archive:
                 for member in archive:
-                    name = wanted.get(member.name)
+                    name = members.get(member.name)
                     if name and member.isreg():
                         place, num_records = f"{path}: {member.name}", cifar.files[name]
                         check_size(place, member.size, num_records, dtype.itemsize)
@@ -153,7 +154,7 @@ def _read_archive(cifar: Cifar, path: str) -> DataSet:
                         )
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
-    for member, name in wanted.items():
+    for member, name in members.items():
         if name not in examples:
             raise DataError(f"{path}: {member} is missing")
     return _data_set(
@@ -184,13 +185,13 @@ def _refuse_pickled(cifar: Cifar, root: str) -> None:
         for folder in (root, os.path.join(root, cifar.folder))
         for name in cifar.pickled_files
     ]
-    found = [path for path in files if os.path.isfile(path)]
+    pickled = [path for path in files if os.path.isfile(path)]
     folder = os.path.join(root, cifar.pickled_folder)
     if os.path.isdir(folder):
-        found.insert(0, folder)
-    if found:
+        pickled.insert(0, folder)
+    if pickled:
         raise DataError(
-            f"{found[0]} is the pickled layout of {cifar.title}, which is not read "
+            f"{pickled[0]} is the pickled layout of {cifar.title}, which is not read "
             "because unpickling runs code out of the file; the binary layout is "
-            f"wanted: {cifar.folder}/*.bin or {cifar.archive} ({cifar.url}) in {root}"
+            f"expected: {cifar.folder}/*.bin or {cifar.archive} ({cifar.url}) in {root}"
         )

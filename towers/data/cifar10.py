@@ -1,4 +1,4 @@
-"""CIFAR-10: 60,000 colour images of 32x32 pixels in ten classes.
+"""CIFAR-10: 60,000 color images of 32x32 pixels in ten classes.
 
 Read from the official binary layout, from the official archive of it, or through
 tensorflow-datasets; all three give the same arrays in the same order.
@@ -37,7 +37,7 @@ CIFAR10 = cifar.Cifar(
 
 
 def load(data_dir: str = "") -> DataSet:
-    """Finds and reads CIFAR-10; the network is asked only when no folder has it.
+    """Finds and reads CIFAR-10; the network is used only when no folder has it.
 
     Args:
         data_dir: folder that holds `cifar-10-batches-bin/*.bin`, the `.bin` files

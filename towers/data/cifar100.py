@@ -1,7 +1,7 @@
-"""CIFAR-100: 60,000 colour images of 32x32 pixels in a hundred classes.
+"""CIFAR-100: 60,000 color images of 32x32 pixels in a hundred classes.
 
-Found as CIFAR-10 is. The labels are the fine ones; the 20 coarse ones stand in the same
-records and are only looked at for being in range.
+Read like CIFAR-10. The labels are the fine ones; the 20 coarse ones stand in the same
+records and are only checked to be in range.
 """
 
 from towers.data import cifar
@@ -42,7 +42,7 @@ CIFAR100 = cifar.Cifar(
 
 
 def load(data_dir: str = "") -> DataSet:
-    """Finds and reads CIFAR-100; the network is asked only when no folder has it.
+    """Finds and reads CIFAR-100; the network is used only when no folder has it.
 
     Args:
         data_dir: folder that holds `cifar-100-binary/*.bin`, the `.bin` files

@@ -1,4 +1,4 @@
-"""From the file of an image (PNG, JPEG) to pixels of the size that is wanted."""
+"""Decoding of image files (PNG, JPEG) to pixels of one size."""
 
 import collections
 import dataclasses
@@ -27,18 +27,18 @@ class Encoded(Protocol):
         ...
 
     def place(self, index: int) -> str:
-        """Where it lies, for messages."""
+        """Its location, for messages."""
         ...
 
 
 @dataclasses.dataclass
 class Survey:
-    """What a look at all images finds out; see `Decoding`.
+    """Faults and sizes of all images of a data set; see `Decoding`.
 
     Attributes:
         faults: place -> what is wrong with the image there.
         sizes: (height, width) of a stored image -> how often it was decoded.
-        lock: held by the thread that takes something down.
+        lock: held by the thread that records something.
     """
 
     faults: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -48,13 +48,13 @@ class Survey:
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How encoded images become arrays.
+    """Options for decoding images to arrays.
 
     Attributes:
         image_size: height and width to which images are resized and cropped; 0 takes
             them as they are, which must then be alike.
         cache_mb: megabytes of decoded images that are kept in memory.
-        survey: takes down faults and sizes; an image with a fault is then black and its
+        survey: records faults and sizes; an image with a fault is then black and its
             label -1. Without one the first fault is raised.
     """
 
@@ -69,7 +69,7 @@ AS_STORED = Decoding()
 def refuse(
     encoded: Encoded, index: int, error: Exception, survey: Survey | None
 ) -> None:
-    """Takes down a fault where there is a survey, else raises it as a DataError."""
+    """Records a fault where there is a survey, else raises it as a DataError."""
     place = " ".join(encoded.place(index).split())
     words = getattr(error, "strerror", None) or one_line(error)
     if survey is None:
@@ -109,7 +109,7 @@ def fit(image: tf.Tensor, size: Sequence[int], image_size: int) -> np.ndarray:
 
     Args:
         image: uint8 [height, width, channels].
-        size: (height, width) that is wanted.
+        size: (height, width) of the result.
         image_size: height and width where the image may be resized, else 0.
 
     Returns:

@@ -1,6 +1,4 @@
-"""What has to come over the network: asked for within a time, fetched by
-tensorflow-datasets (TFDS) in a process of its own.
-"""
+"""Downloads by tensorflow-datasets (TFDS) in a separate process, with time limits."""
 
 import os
 import queue
@@ -15,21 +13,22 @@ from urllib.parse import urlsplit
 from towers.data.tfds import find_prepared
 from towers.errors import DataError, one_line
 
-# Without a network the user shall hear so within 2 s; with one that is slow, or with a
-# proxy that takes its time, a first answer may take longer.
+# A missing network is reported within 2 s; over a slow network or proxy a first answer
+# may take longer.
 CONNECT_SECS = 1.2
 ANSWER_SECS = 20.0
-# How long a download may stand still. TFDS itself would wait for ever.
+# The longest pause in a download. TFDS itself would wait for ever.
 STALL_SECS = 30.0
 
 DEFAULT_PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080, "socks4": 1080}
 
 
 def unreachable(url: str) -> str | None:
-    """Why `url` cannot be fetched, in words, or None where it answers.
+    """The reason why `url` cannot be fetched, or None where it answers.
 
-    It asks as TFDS would, with the same library, through the same proxy. Without a
-    network the answer comes within CONNECT_SECS, else within ANSWER_SECS.
+    The request is made as TFDS would make it, with the same library, through the same
+    proxy. Without a network the answer comes within CONNECT_SECS, else within
+    ANSWER_SECS.
     """
     import requests
 
@@ -64,9 +63,9 @@ def _connect(url: str) -> None:
 
 
 def _within(seconds: float, function: Callable[[], Any]) -> Any:
-    """`function()`, or TimeoutError; a look-up of a name knows no time limit.
+    """`function()`, or TimeoutError; a look-up of a name has no time limit.
 
-    The thread is left behind if it hangs; being a daemon it does not hold up the exit.
+    A thread that hangs is abandoned; as a daemon it does not delay the exit.
     """
     results = queue.SimpleQueue()
 
@@ -89,8 +88,8 @@ def _within(seconds: float, function: Callable[[], Any]) -> Any:
 def download(name: str, data_dir: str) -> str:
     """Has TFDS download `name` and prepare it in `data_dir`, in a process of its own.
 
-    There it can be stopped at any time, touches no GPU, and what it prints can be kept
-    back.
+    There it can be stopped at any time, touches no GPU, and its output can be
+    suppressed.
 
     Returns:
         The prepared folder.
@@ -127,7 +126,8 @@ def download(name: str, data_dir: str) -> str:
 
 
 def prepare(name: str, data_dir: str) -> None:
-    """The process of `download`: exit 1 and one line on stderr where it fails."""
+    """The main function of the process of `download`; one line and exit 1 on
+    failure."""
     import requests
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core.download import downloader

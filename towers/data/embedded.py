@@ -1,9 +1,9 @@
-"""Ten classes of small colour images that are drawn, so that no file is needed.
+"""Ten classes of small color images that are drawn, so that no file is needed.
 
-Each image shows one shape, of random place, size, tilt and colour, on a shaded ground
+Each image shows one shape, of random place, size, tilt and color, on a shaded ground
 with two blots, under noise. The shapes stay near the middle, so that a 24x24 crop keeps
 them, and none becomes another when it is mirrored. For their size all cover the same
-area, so neither the colours nor the brightness of an image tells its class.
+area, so neither the colors nor the brightness of an image tells its class.
 """
 
 import math
@@ -20,8 +20,8 @@ NUM_TEST = 2_000
 # The area that each shape covers, in squares of its unit of length.
 AREA = 1.9
 
-# By how much the shapes' colours start above the ground's, in steps of 0..255. Without
-# it a weakly initialised network learns nothing for some epochs. Ridge regression on
+# By how much the shapes' colors start above the ground's, in steps of 0..255. Without
+# it a weakly initialized network learns nothing for some epochs. Ridge regression on
 # the pixels finds 0.25 of the classes without it, 0.35 with it, 0.44 with twice that.
 LIGHTER = 8.0
 
@@ -157,7 +157,7 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     middle = np.arange(SIZE, dtype=np.float32) - (SIZE - 1) / 2
     x, y = middle[None, None, :], middle[None, :, None]
 
-    # The ground: a mixture of two colours that changes across the image.
+    # The ground: a mixture of two colors that changes across the image.
     first, second = uniform(0, 255 - LIGHTER, 2, 1, 1, 3).swapaxes(0, 1)
     direction = uniform(0, 2 * math.pi, 1, 1)
     along = (x * np.cos(direction) + y * np.sin(direction)) / SIZE
@@ -173,18 +173,18 @@ def _draw(shape: Shape, count: int, rng: np.random.Generator) -> np.ndarray:
     right, down = x - uniform(-2, 2, 1, 1), y - uniform(-2, 2, 1, 1)
     across = (right * np.cos(tilt) + down * np.sin(tilt)) / size
     below = (down * np.cos(tilt) - right * np.sin(tilt)) / size
-    # Of four colours the one farthest from the ground's, so that the shape is seen.
+    # Of four colors the one farthest from the ground's, so that the shape is visible.
     offered = uniform(LIGHTER, 255, 4, 1, 1, 3)
     contrast = np.abs(offered - (first + second)[:, None] / 2).sum((2, 3, 4))
-    colour = offered[np.arange(count), contrast.argmax(1)]
-    _paint(images, shape(across, below) * size, colour)
+    color = offered[np.arange(count), contrast.argmax(1)]
+    _paint(images, shape(across, below) * size, color)
 
     noise = rng.integers(0, 256, images.shape, np.uint8).astype(np.float32) - 127.5
     images += noise * uniform(0, 0.15, 1, 1, 1)
     return np.clip(np.rint(images), 0, 255).astype(np.uint8)
 
 
-def _paint(images: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> None:
-    """Colours the pixels whose distance is negative, in place, edges smooth."""
+def _paint(images: np.ndarray, distance: np.ndarray, color: np.ndarray) -> None:
+    """Colors the pixels whose distance is negative, in place, edges smooth."""
     coverage = np.clip(0.5 - distance, 0, 1)[..., None]
-    images += coverage * (colour - images)
+    images += coverage * (color - images)

@@ -16,19 +16,21 @@ from towers.data.decoding import Decoding, Encoded, decode, fit, refuse
 from towers.data.sources import Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
-# Mean and deviation are those of so many training images, drawn by chance, always the
-# same ones: a mean is then off by 1 of 255 or so (the images' own means differ by 50).
+# Mean and standard deviation are those of so many training images, drawn at random with
+# a fixed seed. The error of a mean is about 1 of 255 (the means of images differ by
+# 50).
 SAMPLE = 5000
 
 MEGABYTE = 1_000_000
 
 
 class _Reads:
-    """The calls of Python by `tf.data`, which must be over before the interpreter ends.
+    """Calls from `tf.data` into Python, which must be over before the interpreter ends.
 
-    A thread of `tf.data` that asks for a dying interpreter is never heard of again, and
-    what holds the iterator then waits for it for ever. So at the end calls are refused,
-    and none is left once there was none for a while: a stream reads only so far ahead.
+    A thread of `tf.data` that calls into an interpreter that is shutting down never
+    returns, and the owner of the iterator waits for it for ever. So at exit new calls
+    are refused, and the exit waits until there was none for a while, since a stream
+    reads only a few batches ahead.
     """
 
     QUIET_SECS = 0.5
@@ -52,9 +54,9 @@ class _Reads:
 
     def close(self) -> None:
         self._is_closed = True
-        seen = 0
-        while self._begun > min(seen, self._ended):
-            seen = self._begun
+        counted = 0
+        while self._begun > min(counted, self._ended):
+            counted = self._begun
             time.sleep(self.QUIET_SECS)
 
 
@@ -63,14 +65,14 @@ atexit.register(_reads.close)
 
 
 class EncodedSource:
-    """Images that are decoded where they are read, in the threads that read.
+    """Images that are decoded in the threads that read them.
 
     Args:
         encoded: the images.
-        image_shape: height, width, channels of what is read. Channels are 1 or 3; grey
-            images are repeated or colours weighted accordingly, transparency is
+        image_shape: height, width, channels of what is read. Channels are 1 or 3; gray
+            images are repeated or colors weighted accordingly, transparency is
             dropped, 16 bits are cut to their upper 8.
-        decoding: how.
+        decoding: size and cache.
 
     Attributes:
         cache_mb: megabytes of its cache when all of it is filled.
@@ -98,7 +100,7 @@ class EncodedSource:
         self._is_kept = np.zeros(num_kept, bool)
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As every source does; not under XLA.
+        """Reads as every source does; not under XLA.
 
         An image that cannot be read raises an error of TensorFlow's in whose text
         `data_errors_of_tensorflow` finds the DataError.
@@ -148,7 +150,7 @@ class EncodedSource:
 
 
 def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, 0..255, over SAMPLE images or all.
+    """Mean and standard deviation of each channel, 0..255, of SAMPLE images or all.
 
     Raises:
         DataError: one of them cannot be read.

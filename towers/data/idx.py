@@ -35,9 +35,9 @@ def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
     opener = gzip.open if path.endswith(".gz") else open
     try:
         with opener(path, "rb") as file:
-            found = file.read(len(header))
-            _check_header(path, found, header)
-            # One byte more than there should be tells a file that goes on.
+            actual = file.read(len(header))
+            _check_header(path, actual, header)
+            # One byte more than expected reveals a file that is too long.
             content = file.read(num_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
@@ -56,18 +56,18 @@ def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _check_header(path: str, found: bytes, expected: bytes) -> None:
-    if found == expected:
+def _check_header(path: str, actual: bytes, expected: bytes) -> None:
+    if actual == expected:
         return
-    if found[:4] != expected[:4]:
+    if actual[:4] != expected[:4]:
         raise DataError(
             f"{path}: is not an IDX file of bytes with {expected[3]} dimension(s): its "
-            f"magic number is 0x{found[:4].hex()}, expected 0x{expected[:4].hex()}"
+            f"magic number is 0x{actual[:4].hex()}, expected 0x{expected[:4].hex()}"
         )
-    if len(found) < len(expected):
-        raise DataError(f"{path}: breaks off in its header, after {len(found)} bytes")
+    if len(actual) < len(expected):
+        raise DataError(f"{path}: breaks off in its header, after {len(actual)} bytes")
     raise DataError(
-        f"{path}: holds {_sizes(found)} (records, then height and width), expected "
+        f"{path}: holds {_sizes(actual)} (records, then height and width), expected "
         f"{_sizes(expected)}"
     )
 

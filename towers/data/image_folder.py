@@ -20,7 +20,7 @@ from towers.data.sources import (
 from towers.errors import DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
-# Images that would be missed if they were passed over like other files.
+# Images of other formats, which are refused and not silently skipped.
 OTHER_IMAGES = tuple(
     ".avif .bmp .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff .webp".split()
 )
@@ -47,7 +47,7 @@ class ImageFiles:
         )
         self._folder = folder
         self._classes = list(names)
-        self._names = [name for of_class in names.values() for name in of_class]
+        self._names = [name for files in names.values() for name in files]
 
     def __len__(self) -> int:
         return len(self._names)
@@ -65,17 +65,17 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     """Lists an image folder; its files are decoded when they are read.
 
     The classes are the folders in `train/`, their order is that of the names, and so is
-    the order of the files. Names that begin with a dot are passed over, as are files
+    the order of the files. Names that begin with a dot are skipped, as are files
     that are no images; `found` counts those. Without a folder for testing a tenth of
-    each class is held out, drawn by chance, the same in every run.
+    each class is held out, drawn at random, the same in every run.
 
     Args:
         data_dir: the folder; empty means `data`.
-        decoding: size of the images, and what is kept of them.
+        decoding: size of the images, and their cache.
 
     Returns:
-        Sources of uint8 [n, height, width, 3]. Mean and deviation are those of a
-        sample; see `encoded.SAMPLE`.
+        Sources of uint8 [n, height, width, 3]. Mean and standard deviation
+        are those of a sample; see `encoded.SAMPLE`.
 
     Raises:
         DataError: the folder is not laid out like that; it has fewer than two classes,
@@ -86,11 +86,11 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     folder = os.path.join(root, "train")
     if not os.path.isdir(folder):
         raise DataError(f"{root} has no folder train/; {LAYOUT}")
-    passed_over = []
-    names = _list_classes(folder, passed_over)
+    skipped = []
+    names = _list_classes(folder, skipped)
     if len(names) < 2:
         raise DataError(
-            f"{folder}: {len(names)} folder(s), and at least two classes are wanted; "
+            f"{folder}: {len(names)} folder(s), and at least two classes are needed; "
             f"{LAYOUT}"
         )
     for class_name, files in names.items():
@@ -109,17 +109,17 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
             list(names),
             train,
             decoding,
-            passed_over,
+            skipped,
         )
-        said = f"{test_folders[0]}/ for testing"
+        split = f"{test_folders[0]}/ for testing"
         if test_folders[1:]:
-            said += f", {test_folders[1]}/ unused"
+            split += f", {test_folders[1]}/ unused"
     else:
         train, test = split_off_test(train, files.labels, folder)
-        said = f"{TEST_FRACTION:.0%} of each class held out for testing"
+        split = f"{TEST_FRACTION:.0%} of each class held out for testing"
     mean, deviation = sampled_moments(train)
-    if passed_over:
-        said += f"; {len(passed_over)} other file(s), as {passed_over[0]}, passed over"
+    if skipped:
+        split += f"; {len(skipped)} other file(s), as {skipped[0]}, skipped"
     return DataSet(
         name="image_folder",
         train=train,
@@ -127,14 +127,14 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
         class_names=tuple(names),
         mean=mean,
         deviation=deviation,
-        found=f"{root} ({said})",
+        found=f"{root} ({split})",
     )
 
 
-def _load_test(folder, class_names, train, decoding, passed_over):
+def _load_test(folder, class_names, train, decoding, skipped):
     """The images for testing, of the classes and with the shape of those for training;
     they are kept where there is room left."""
-    names = _list_classes(folder, passed_over)
+    names = _list_classes(folder, skipped)
     unknown = sorted(set(names) - set(class_names))
     if unknown:
         raise DataError(
@@ -151,22 +151,22 @@ def _load_test(folder, class_names, train, decoding, passed_over):
     )
 
 
-def _list_classes(folder: str, passed_over: list[str]) -> dict[str, list[str]]:
+def _list_classes(folder: str, skipped: list[str]) -> dict[str, list[str]]:
     """Class -> its image files, both in the order of the names."""
     names = {}
     for entry in _entries(folder):
         if entry.is_dir():
-            names[entry.name] = sorted(_list_images(entry.path, passed_over))
+            names[entry.name] = sorted(_list_images(entry.path, skipped))
         elif entry.name.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
             raise DataError(f"{entry.path}: is an image of no class; {LAYOUT}")
         else:
-            passed_over.append(entry.path)
+            skipped.append(entry.path)
     return dict(sorted(names.items()))
 
 
-def _list_images(folder: str, passed_over: list[str]) -> Iterator[str]:
+def _list_images(folder: str, skipped: list[str]) -> Iterator[str]:
     for entry in _entries(folder):
-        # Its kind stands in the listing; nothing is asked about each file.
+        # The listing has the kind of each entry; no file is inspected.
         if entry.name.lower().endswith(ENDINGS) and entry.is_file():
             yield entry.name
         elif entry.is_dir():
@@ -182,7 +182,7 @@ def _list_images(folder: str, passed_over: list[str]) -> Iterator[str]:
         elif entry.is_symlink() and not os.path.exists(entry.path):
             raise DataError(f"{entry.path}: is a link that leads nowhere")
         else:
-            passed_over.append(entry.path)
+            skipped.append(entry.path)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry]:

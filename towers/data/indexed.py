@@ -1,7 +1,7 @@
-"""Encoded images in one file, one after the other, and their places in a second.
+"""Encoded images in one file, one after the other, and their offsets in a second.
 
-For what is stored in an order that cannot be indexed: it is copied once. The second
-file is written last, so where it is there the first one is whole.
+For images that are stored in a format without an index: they are copied once. The
+second file is written last, so where it exists the first one is complete.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ SPARE_BYTES = 100_000_000
 
 
 class IndexedFile:
-    """The images of `path + ".bin"`, an `Encoded`; `path + ".npz"` says where they are.
+    """The images of `path + ".bin"`, an `Encoded`; `path + ".npz"` has the offsets.
 
     Args:
         path: without ending.
@@ -69,29 +69,29 @@ def open_or_copy(
 
     Args:
         path: of the copy, without ending.
-        origin: what is copied, in words that change when it does.
+        origin: names the data that are copied, versions included.
         num_examples: how many images there must be.
-        num_bytes: about how large the copy will be; said before it is made.
+        num_bytes: approximate size of the copy; printed before it is made.
         examples: gives the encoded images and their labels.
 
     Raises:
-        DataError: there is no room or no leave to write, or the examples are fewer.
+        DataError: there is no room or no permission to write, or examples are missing.
     """
     folder = os.path.dirname(path)
     try:
-        found = _find(path, origin)
-        if found:
-            return found
+        copy = _find(path, origin)
+        if copy:
+            return copy
         with open(path + ".lock", "wb") as lock:
             # Another process may be copying the same; then its copy will do.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            found = _find(path, origin)
-            if not found:
+            copy = _find(path, origin)
+            if not copy:
                 _check_room(folder, num_bytes)
                 size = f"{num_bytes / 1e6:,.1f} MB"
                 print(f"copying {size} to {path}.bin, once ...", flush=True)
                 _copy(path, origin, num_examples, examples())
-            return found or IndexedFile(path)
+            return copy or IndexedFile(path)
     except PermissionError as error:
         raise DataError(
             f"{folder}: a copy that can be indexed, of {num_bytes} bytes, would be "
@@ -104,8 +104,8 @@ def open_or_copy(
 def _find(path, origin):
     if not os.path.exists(path + ".npz"):
         return None
-    found = IndexedFile(path)
-    return found if found.origin == origin else None
+    copy = IndexedFile(path)
+    return copy if copy.origin == origin else None
 
 
 def _check_room(folder, num_bytes):

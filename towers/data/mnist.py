@@ -1,4 +1,4 @@
-"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): 70,000 grey images
+"""MNIST (LeCun et al., 1998) and Fashion-MNIST (Xiao et al., 2017): 70,000 gray images
 of 28x28 pixels in ten classes.
 
 Both are published as four IDX files of the same names, which are read packed or
@@ -29,8 +29,8 @@ class Mnist:
 
     Attributes:
         official: see there.
-        folders: in --data_dir, where its files are looked for before the folder itself.
-        first_labels: of the training images. The files do not say whose they are.
+        folders: in --data_dir, searched before the folder itself.
+        first_labels: of the training images. They tell the two data sets apart.
     """
 
     official: Official
@@ -46,8 +46,8 @@ def _official(name: str, title: str, class_names: tuple[str, ...], address: str)
         image_shape=(SIZE, SIZE, 1),
         class_names=class_names,
         url=f"{address}{first}.gz",
-        looked_for=f"{first}, {first}.gz",
-        to_fetch=f"train-*-ubyte.gz and t10k-*-ubyte.gz from {address}",
+        official_files=f"{first}, {first}.gz",
+        download_from=f"train-*-ubyte.gz and t10k-*-ubyte.gz from {address}",
     )
 
 
@@ -87,7 +87,7 @@ FASHION_MNIST = Mnist(
 
 
 def load(data_dir: str = "") -> DataSet:
-    """Finds and reads MNIST; the network is asked only when no folder has it.
+    """Finds and reads MNIST; the network is used only when no folder has it.
 
     Args:
         data_dir: folder that holds the four files, or `mnist/` or `MNIST/raw/` with
@@ -119,16 +119,16 @@ def _load(mnist: Mnist, data_dir: str) -> DataSet:
 
 def _read_files(mnist: Mnist, root: str) -> DataSet | None:
     for folder in (*(os.path.join(root, name) for name in mnist.folders), root):
-        # One file is enough: with others missing the user should hear which.
+        # One file is enough; an error then names those that are missing.
         if any(
             _find(folder, f"{stem}-{kind}")
             for stem, _ in SPLITS.values()
             for kind in (IMAGES, LABELS)
         ):
             train, test = (_read_split(folder, *split) for split in SPLITS.values())
-            _check_whose(mnist, folder, train[1])
-            found = f"{folder} (official IDX files)"
-            return official.from_arrays(mnist.official, train, test, found)
+            _check_first_labels(mnist, folder, train[1])
+            origin = f"{folder} (official IDX files)"
+            return official.from_arrays(mnist.official, train, test, origin)
     return None
 
 
@@ -155,7 +155,7 @@ def _read_split(
     return images[..., None], labels
 
 
-def _check_whose(mnist: Mnist, folder: str, labels: np.ndarray) -> None:
+def _check_first_labels(mnist: Mnist, folder: str, labels: np.ndarray) -> None:
     """Refuses the files of the other data set, which have the same names and form."""
     for other in (MNIST, FASHION_MNIST):
         first = tuple(labels[: len(other.first_labels)].tolist())

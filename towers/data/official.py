@@ -1,7 +1,7 @@
-"""Data sets that are published as a few files: where they are looked for, in turn.
+"""Data sets that are published as a few files, and the search for them.
 
-First the official files, then what tensorflow-datasets prepared, and a download with it
-last; the network is asked only when no folder has the data set.
+The official files come first, then what tensorflow-datasets prepared, and a download
+with it last; the network is used only when no folder has the data set.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ Examples = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Official:
-    """What is known of a data set before it is found.
+    """Description of a published data set.
 
     Attributes:
         name: here and in tensorflow-datasets.
         title: for messages.
         image_shape: height, width, channels.
         class_names: in the order of the labels.
-        url: a file of it; asked whether it can be fetched.
-        looked_for: the official files, in words.
-        to_fetch: what to fetch where there is no network here, in words.
+        url: of one of its files, to test whether a download is possible.
+        official_files: their names, for messages.
+        download_from: addresses for machines without a network, for messages.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Official:
     image_shape: tuple[int, int, int]
     class_names: tuple[str, ...]
     url: str
-    looked_for: str
-    to_fetch: str
+    official_files: str
+    download_from: str
 
     @property
     def how_to_get_it(self) -> str:
         return (
-            f"to get it, fetch {self.to_fetch} on a machine with a network and put it, "
-            "packed or unpacked, into a folder that --data_dir names; "
+            f"to get it, fetch {self.download_from} on a machine with a network and "
+            "put it, packed or unpacked, into a folder that --data_dir names; "
             "--dataset=embedded needs no data"
         )
 
@@ -90,7 +90,7 @@ def load(
     if reason:
         missing = "" if os.path.isdir(root) else " (no such folder)"
         raise DataError(
-            f"{official.title} was not found: no {official.looked_for} or "
+            f"{official.title} was not found: no {official.official_files} or "
             f"{official.name}/VERSION in {root}{missing}; "
             f"no {official.name}/VERSION in {shared} (tensorflow-datasets); "
             f"no download: {reason}; {official.how_to_get_it}"
@@ -103,7 +103,7 @@ def load(
 
 
 def from_arrays(
-    official: Official, train: Examples, test: Examples, found: str
+    official: Official, train: Examples, test: Examples, origin: str
 ) -> DataSet:
     """The data set of uint8 images [n, *image_shape] and integer labels [n]."""
     mean, deviation = channel_moments(train[0])
@@ -114,7 +114,7 @@ def from_arrays(
         class_names=official.class_names,
         mean=mean,
         deviation=deviation,
-        found=found,
+        found=origin,
     )
 
 

@@ -1,4 +1,4 @@
-"""Random numbers that are functions of (seed, what they are for, a counter).
+"""Random numbers that are functions of (seed, purpose, counter).
 
 Every stateless operation names its algorithm, because the default one gives other
 numbers under XLA. So does the conversion to floats (tried with TensorFlow 2.21), which
@@ -42,12 +42,12 @@ def hashed(
 ) -> tf.Tensor:
     """Numbers that depend on each example's own counters, not on its place in a batch.
 
-    The counters go one after the other through the finaliser of MurmurHash3 (Appleby
+    The counters go one after the other through the finalizer of MurmurHash3 (Appleby
     2011, public domain), which is integer arithmetic alone.
 
     Args:
         seed: any, below 2**63.
-        purpose: what they are for.
+        purpose: separates draws of the same seed and counters.
         counters: int64 [n] each, below 2**32.
         count: of numbers for each example.
 
@@ -55,8 +55,8 @@ def hashed(
         float32 [n, count], uniform over the multiples of 2**-23 in [0, 1).
     """
     bits = tf.range(count, dtype=tf.int32)[None, :]
-    own_key = zlib.crc32(purpose.encode())
-    bits = _mixed(tf.cast(bits, tf.uint32) ^ tf.constant(own_key, tf.uint32))
+    purpose_key = zlib.crc32(purpose.encode())
+    bits = _mixed(tf.cast(bits, tf.uint32) ^ tf.constant(purpose_key, tf.uint32))
     for part in (seed & 0xFFFFFFFF, seed >> 32):
         bits = _mixed(bits ^ tf.constant(part, tf.uint32))
     for counter in counters:
@@ -85,7 +85,7 @@ class Draw:
         seed: of the run.
         step: int64 scalar.
         indices: int64 [n], which examples of the source the step's images are.
-        epochs: int64 [n], in which epoch each is seen.
+        epochs: int64 [n], the epoch of each.
     """
 
     seed: int

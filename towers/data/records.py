@@ -49,7 +49,7 @@ def read_records(
 
 
 def check_size(place: str, size: int, num_records: int, record_bytes: int) -> None:
-    """Says in which record a file of the wrong size breaks off.
+    """Names the record in which a file of the wrong size breaks off.
 
     Raises:
         DataError: `size` is not that of `num_records` records.
@@ -97,7 +97,7 @@ def decode_records(
         records: of `record_dtype(label_counts)`.
         num_records, label_counts: as in `read_records`.
     """
-    # A file may have shrunk between the look at its size and the reading.
+    # A file may have shrunk since its size was checked.
     check_size(place, records.nbytes, num_records, records.itemsize)
     for kind, num_classes in label_counts.items():
         check_labels(place, records[kind], num_classes, kind)

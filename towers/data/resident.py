@@ -1,7 +1,7 @@
 """The batches of a training run, made inside the compiled step.
 
-For data sets that fit a device: the stored images lie there, and nothing is copied to
-it in a step. The batches are those of the stream.
+For data sets that fit a device: the images are stored there, and nothing is copied to
+it in a step. The batches equal those of the stream.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ class ResidentBatches:
     """Batches made by a device that holds all images.
 
     Args:
-        batches: what they are; their source lies in memory.
-        device: where the images are copied to and the batches are made.
+        batches: the batches; their source is in memory.
+        device: holds the images and makes the batches.
     """
 
     def __init__(self, batches: TrainBatches, device: str):
@@ -30,7 +30,7 @@ class ResidentBatches:
     def start(self, step: tf.Tensor) -> Orders:
         """The orders that the batch of a step takes its images from.
 
-        They are handed from step to step, because to draw one costs more than a batch.
+        They are carried from step to step, because drawing one costs more than a batch.
         """
         with tf.device(self._device):
             epoch = self._batches.first_epoch(step)
@@ -40,8 +40,8 @@ class ResidentBatches:
         """The batch of a step, int64, and the orders for the next one."""
         with tf.device(self._device):
             epoch, drawn = orders
-            wanted = self._batches.first_epoch(step)
+            first = self._batches.first_epoch(step)
             drawn = tf.cond(
-                wanted == epoch, lambda: drawn, lambda: self._batches.orders(wanted)
+                first == epoch, lambda: drawn, lambda: self._batches.orders(first)
             )
-            return self._batches(step, drawn), (wanted, drawn)
+            return self._batches(step, drawn), (first, drawn)

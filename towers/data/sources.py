@@ -1,4 +1,4 @@
-"""Indexable sources of labelled images, and the data set that two of them make."""
+"""Indexable sources of labeled images, and the data set that two of them make."""
 
 import dataclasses
 import math
@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from towers.errors import DataError
 
-# Of the images of a data set that comes without any for testing.
+# Held out of a data set that has no images for testing.
 TEST_FRACTION = 0.1
 
 
 class Source(Protocol):
-    """Labelled images that can be read in any order.
+    """Labeled images that can be read in any order.
 
     `read` is made of TensorFlow operations, so the same source is read by `tf.data`
     and inside a compiled step.
@@ -95,10 +95,11 @@ def num_bytes(source: Source) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-    """A training and a test source, and what a trainer must know of them.
+    """A training and a test source, with their classes and moments.
 
-    `mean` and `deviation` are those of the training images, per channel, in units of
-    0..255. `found` says in words where the data came from, for the start banner.
+    `mean` and `deviation` are mean and standard deviation of the training images, per
+    channel, in units of 0..255. `found` is the origin of the data, for the start
+    banner.
     """
 
     name: str
@@ -129,12 +130,12 @@ def split_off_test(
 
     Args:
         source: all images.
-        labels: theirs; any that are the same where they are not known.
-        place: where they lie, for messages.
+        labels: of all images; equal ones where they are not known.
+        place: their location, for messages.
 
     Returns:
         What is left for training, and TEST_FRACTION of each class, at least one image
-        of it where it has two, drawn by chance; both in the order of the source.
+        of it where it has two, drawn at random; both in the order of the source.
 
     Raises:
         DataError: there are too few images.
@@ -142,9 +143,9 @@ def split_off_test(
     rng = np.random.Generator(np.random.Philox(0))
     is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
-        of_class = rng.permutation(np.flatnonzero(labels == label))
-        count = max(round(TEST_FRACTION * len(of_class)), int(len(of_class) > 1))
-        is_test[of_class[:count]] = True
+        places = rng.permutation(np.flatnonzero(labels == label))
+        count = max(round(TEST_FRACTION * len(places)), int(len(places) > 1))
+        is_test[places[:count]] = True
     if not is_test.any():
         raise DataError(
             f"{place}: no class has two images, one of which could be held out for "
@@ -159,7 +160,7 @@ def channel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float,
 
 
 def channel_counts(images: np.ndarray) -> np.ndarray:
-    """[c, 256]: how often each value stands in each channel of uint8 [n, h, w, c]."""
+    """[c, 256]: histograms of the values in each channel of uint8 [n, h, w, c]."""
     counts = np.zeros((images.shape[-1], 256))
     for channel in range(images.shape[-1]):
         # In pieces: the counting makes wide copies, which should stay in the cache.
@@ -173,9 +174,9 @@ def moments(counts: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel from `channel_counts`."""
     values = np.arange(256.0)
     means, deviations = [], []
-    for of_channel in counts:
-        mean = float(of_channel @ values / of_channel.sum())
-        variance = of_channel @ (values - mean) ** 2 / of_channel.sum()
+    for histogram in counts:
+        mean = float(histogram @ values / histogram.sum())
+        variance = histogram @ (values - mean) ** 2 / histogram.sum()
         means.append(mean)
         deviations.append(float(np.sqrt(variance)))
     return tuple(means), tuple(deviations)

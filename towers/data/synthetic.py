@@ -4,8 +4,8 @@ import numpy as np
 
 from towers.data.sources import ArraySource, DataSet, Subset, channel_moments
 
-# As many different images as there are, repeated; so that large images, too, are there
-# at once and take little memory.
+# Different images; the rest repeat them, so that large images take little time and
+# memory.
 NUM_DIFFERENT = 256
 
 

@@ -1,4 +1,4 @@
-"""Data sets of labelled images that tensorflow-datasets (TFDS) has prepared.
+"""Data sets of labeled images that tensorflow-datasets (TFDS) has prepared.
 
 TFDS is imported inside the functions, since most runs do without it. Finding and
 reading a prepared folder needs no network.
@@ -19,7 +19,7 @@ from towers.errors import DataError, TowersError, one_line
 
 
 def default_dir() -> str:
-    """The folder where TFDS keeps data sets unless told otherwise."""
+    """The default folder of TFDS."""
     from tensorflow_datasets.core import constants
 
     return os.path.abspath(os.path.expanduser(constants.get_default_data_dir()))
@@ -46,10 +46,10 @@ def find_prepared(name: str, data_dir: str) -> str | None:
 
 @contextlib.contextmanager
 def reading(folder: str) -> Iterator[Any]:
-    """The builder of a prepared folder, of which TFDS says little.
+    """The builder of a prepared folder, with the log of TFDS reduced to errors.
 
     Raises:
-        DataError: the folder is damaged, or whatever goes wrong while it is read.
+        DataError: the folder is damaged, or cannot be read for another reason.
     """
     import tensorflow_datasets as tfds
 
@@ -101,7 +101,7 @@ def read_prepared(folder: str) -> DataSet:
 
 
 def _image_and_classes(folder: str, info: Any) -> tuple[tuple, tuple[str, ...]]:
-    """Shape of the images and names of the classes, or DataError where we cannot."""
+    """Shape of the images and names of the classes, or DataError."""
     import tensorflow_datasets as tfds
 
     features = info.features
@@ -150,7 +150,7 @@ def _read_split(
             labels[done:end] = batch["label"]
             ids[done:end] = batch.get("id", 0)
             done = end
-    # TFDS counts too, but were it ever not to, the rest of the arrays would be noise.
+    # TFDS counts too; should it fail to, the rest of the arrays would be uninitialized.
     if done != num_examples:
         raise DataError(
             f"{folder}: split '{split}' should have {num_examples} examples, "

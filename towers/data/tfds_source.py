@@ -2,7 +2,7 @@
 of any size, decoded when it is read.
 
 Prepared as array_record it is read in place. Other formats cannot be indexed: their
-encoded images are copied once into a file beside them.
+encoded images are copied once into a file next to them.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ TEST_SPLITS = ("test", "validation")
 
 
 class Prepared:
-    """The images of one split, an `Encoded` that looks at the labels.
+    """The images of one split, an `Encoded` that checks the labels.
 
     Args:
         read: index -> encoded image, label.
         num_examples: of the split.
         place: of the split, for messages.
-        num_classes: that there may be.
+        num_classes: labels are below it.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Prepared:
             )
         return content, label
 
-    def is_labelled(self) -> bool:
-        """Whether the first image has a label; those that a contest hides are -1."""
+    def is_labeled(self) -> bool:
+        """True where the first image has a label; hidden labels are -1."""
         try:
             return self._read(0)[1] != -1
         except (OSError, ValueError):
@@ -72,20 +72,20 @@ class Prepared:
 
 
 def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
-    """Opens a prepared data set; the network is not asked.
+    """Opens a prepared data set, without the network.
 
     Without a split `test` or `validation` that has labels, a tenth of the split `train`
-    is held out for testing, drawn by chance, the same in every run.
+    is held out for testing, drawn at random, the same in every run.
 
     Args:
         name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
         data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
             folder of tensorflow-datasets comes next.
-        decoding: size of the images, and what is kept of them.
+        decoding: size of the images, and their cache.
 
     Returns:
-        Sources of uint8 [n, height, width, 1 or 3]. Mean and deviation are those of a
-        sample; see `encoded.SAMPLE`.
+        Sources of uint8 [n, height, width, 1 or 3]. Mean and standard
+        deviation are those of a sample; see `encoded.SAMPLE`.
 
     Raises:
         DataError: it is not there, is damaged, or has no image with a label.
@@ -109,16 +109,16 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         train = EncodedSource(train_images, image_shape, decoding)
         for split in TEST_SPLITS:
             images = split in builder.info.splits and open_split(split)
-            if images and images.is_labelled():
+            if images and images.is_labeled():
                 left = decoding.cache_mb - train.cache_mb
                 smaller = dataclasses.replace(decoding, cache_mb=left)
                 test = EncodedSource(images, image_shape, smaller)
-                said = f"split {split} for testing"
+                origin = f"split {split} for testing"
                 break
         else:
             # The labels are not known before all images are read.
             train, test = split_off_test(train, np.zeros(len(train_images)), folder)
-            said = f"{TEST_FRACTION:.0%} held out for testing"
+            origin = f"{TEST_FRACTION:.0%} held out for testing"
     mean, deviation = sampled_moments(train)
     return DataSet(
         name=PREFIX + name,
@@ -127,7 +127,7 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         class_names=tuple(label.names),
         mean=mean,
         deviation=deviation,
-        found=f"tensorflow-datasets {builder.info.full_name} in {folder} ({said})",
+        found=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
     )
 
 
@@ -150,7 +150,7 @@ def image_and_label(folder: str, info: Any) -> tuple[str, str]:
         images, labels = [supervised[0]], [supervised[1]]
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
-            f"{folder}: one image with one class label is wanted, but its features are "
+            f"{folder}: one image with one class label is needed, but its features are "
             + ", ".join(f"{k} ({type(v).__name__})" for k, v in features.items())
         )
     image = features[images[0]]
@@ -201,7 +201,7 @@ def _open_split(folder, builder, split, keys, num_classes):
         def read(index):
             try:
                 example = examples[index]
-            except Exception as error:  # Whatever array_record lets through.
+            except Exception as error:  # Any error of array_record.
                 raise ValueError(f"cannot be read: {one_line(error)}") from error
             return example[keys[0]], int(example[keys[1]])
 

@@ -21,14 +21,14 @@ def create_model(
     """Five convolutions and three dense layers; 60,965,224 parameters in two columns at
     224x224x3 and 1000 classes.
 
-    In columns, the second, fourth and fifth convolution and the normalisations see only
-    the channels of their own column. The normalisation's constants, overlapping pooling
+    In columns, the second, fourth and fifth convolution and the normalizations see only
+    the channels of their own column. The normalization's constants, overlapping pooling
     and dropout are the paper's, and for images of 64 pixels and more also the first
     convolution, 11x11 with stride 4 (224 pixels are padded to the 227 that it needs),
-    the initial deviation of 0.01 and the biases of 1. Smaller images go through 5x5
-    with stride 1, and hidden layers begin as in He et al. 2015 with biases of 0: from
-    the paper's values the network does not begin to learn CIFAR-10. All kernels are
-    marked for decay.
+    the initial standard deviation of 0.01 and the biases of 1. Smaller images go
+    through 5x5 with stride 1, and hidden layers begin as in He et al. 2015 with biases
+    of 0: from the paper's values the network does not begin to learn CIFAR-10. All
+    kernels are marked for decay.
 
     Raises:
         ConfigError: the images are smaller than 15x15.
@@ -84,12 +84,13 @@ def create_model(
 
 
 def _settings_fn(width, is_large, regularizer):
-    """(name, the paper's bias, ...) -> how a layer begins, and what decays."""
+    """(name, the paper's bias, ...) -> initializers, regularizer and name of a
+    layer."""
     # A narrower layer sums over fewer inputs; the factor is 1 at the paper's width.
     narrower = width**-0.5
 
-    def settings(name, bias, deviation=0.01 * narrower, rectified=True):
-        initial = keras.initializers.RandomNormal(stddev=deviation)
+    def settings(name, bias, stddev=0.01 * narrower, rectified=True):
+        initial = keras.initializers.RandomNormal(stddev=stddev)
         if rectified and not is_large:
             initial = keras.initializers.HeNormal()
         return {

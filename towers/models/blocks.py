@@ -1,4 +1,4 @@
-"""What several residual networks are made of."""
+"""Building blocks of residual networks."""
 
 import keras
 from keras import layers
@@ -17,7 +17,7 @@ def convolution(
 ) -> keras.KerasTensor:
     """A convolution without biases.
 
-    Its windows are centred on the pixels that a shortcut of the same stride takes;
+    Its windows are centered on the pixels that a shortcut of the same stride takes;
     with TensorFlow's own padding they would lie one pixel further.
     """
     settings = {
@@ -34,7 +34,7 @@ def convolution(
 
 
 def normalization(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
-    """Batch normalisation, with the smallest epsilon that its fast kernel takes."""
+    """Batch normalization, with the smallest epsilon that its fast kernel takes."""
     return BatchNormalization(momentum=0.9, epsilon=1.001e-5, name=name)(x)
 
 
@@ -45,7 +45,8 @@ def classifier(
 ) -> keras.KerasTensor:
     """Global average pooling and the logits.
 
-    No rectifier follows, so that He's deviation would make the first logits too large.
+    No rectifier follows, so that He's initializer would make the first logits too
+    large.
     """
     x = layers.GlobalAveragePooling2D(name="pool")(x)
     return layers.Dense(
@@ -57,7 +58,7 @@ def classifier(
 
 
 def uniform(seed: int | None = None) -> keras.initializers.Initializer:
-    """Uniform within 1 / sqrt(inputs), as the authors' framework, Torch, begins."""
+    """Uniform within 1 / sqrt(inputs), the default of the authors' framework, Torch."""
     return keras.initializers.VarianceScaling(
         1 / 3, mode="fan_in", distribution="uniform", seed=seed
     )

@@ -17,27 +17,27 @@ def create_model(
 ) -> keras.Model:
     """Two convolutions and two hidden dense layers; 1,068,298 parameters at 24x24x3.
 
-    Initial deviations, biases, the normalisation's constants and the choice of the
-    decayed layers (the two hidden dense ones) are those of the tutorial; so are the
+    Initial standard deviations, biases, the normalization's constants and the choice of
+    the decayed layers (the two hidden dense ones) are those of the tutorial; so are the
     layers' names.
     """
 
     # A narrower layer sums over fewer inputs; the factor is 1 at the tutorial's width.
     narrower = width**-0.5
 
-    def conv(name, deviation, bias):
+    def conv(name, stddev, bias):
         return SameConv2D(
             scaled(64, width),
             kernel_size=5,
-            kernel_initializer=keras.initializers.TruncatedNormal(stddev=deviation),
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),
             name=name,
         )
 
-    def dense(name, units, deviation, bias, decay=None):
+    def dense(name, units, stddev, bias, decay=None):
         return layers.Dense(
             units,
-            kernel_initializer=keras.initializers.TruncatedNormal(stddev=deviation),
+            kernel_initializer=keras.initializers.TruncatedNormal(stddev=stddev),
             bias_initializer=keras.initializers.Constant(bias),
             kernel_regularizer=decay,
             name=name,

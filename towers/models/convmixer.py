@@ -23,7 +23,7 @@ def create_model(
     """Patches, then blocks that mix pixels within a channel and channels at a pixel.
 
     ConvMixer-256/8 with these patches and kernels has 594,186 parameters at 10 classes.
-    Each convolution is followed by GELU and normalisation. Kernels begin uniform within
+    Each convolution is followed by GELU and normalization. Kernels begin uniform within
     1 / sqrt(inputs), biases with 0. Every kernel is marked for decay.
 
     Raises:

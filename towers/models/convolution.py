@@ -1,4 +1,4 @@
-"""Convolutions that compute less, where channels are many or a pool follows."""
+"""Convolutions with fewer operations, for many channels or before a pool."""
 
 import keras
 import tensorflow as tf
@@ -16,8 +16,8 @@ MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 class SameConv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
-    Many channels are convolved by `winograd` on a CPU, in float32 or float64; with half
-    of the bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the
+    Many channels are convolved by `winograd` on a CPU, in float32 or float64; in 16
+    bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the
     gradient of a kernel of many channels is computed as matrix products.
 
     Args:
@@ -27,8 +27,8 @@ class SameConv2D(keras.layers.Conv2D):
             [n, 6, 4, filters]. With kernels of 3x3 only.
 
     Raises:
-        ValueError: strides, dilation, groups or another order of axes are asked for,
-            or a pool after another kernel.
+        ValueError: strides, dilation, groups or another order of axes are given, or a
+            pool after another kernel.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class SameConv2D(keras.layers.Conv2D):
 
 
 def _is_for_cpu(tensor):
-    """As far as it is known when a function is traced; without a device in scope it
-    will be on a GPU if there is one."""
+    """True where a tensor will be on a CPU, as far as tracing knows; without a device
+    in scope it will be on a GPU if there is one."""
     if tensor.device:
         return "CPU" in tensor.device.upper()
     return not tf.config.list_physical_devices("GPU")
@@ -119,7 +119,7 @@ def convolution(
     dropped = [images.shape[1] - height, images.shape[2] - width]
     zeros = [[0, 0], *([half, half - some] for some in dropped), [0, 0]]
     zeros_of_gradient = [[0, 0], *([half, half + some] for some in dropped), [0, 0]]
-    of_kernel = _kernel_gradient_by_products if by_products else _kernel_gradient
+    kernel_gradient = _kernel_gradient_by_products if by_products else _kernel_gradient
 
     @tf.custom_gradient
     def convolve(images, kernel):
@@ -127,7 +127,7 @@ def convolution(
             turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
             return (
                 tf.nn.conv2d(upstream, turned, 1, zeros_of_gradient),
-                of_kernel(tf.pad(images, zeros), upstream, kernel.shape),
+                kernel_gradient(tf.pad(images, zeros), upstream, kernel.shape),
             )
 
         return tf.nn.conv2d(images, kernel, 1, zeros), gradient
@@ -150,13 +150,13 @@ def _kernel_gradient_by_products(padded, upstream, shape):
     size, _, channels, filters = shape
     height, width = upstream.shape[1:3]
     upstream = tf.reshape(upstream, [-1, filters])
-    seen = [
+    windows = [
         padded[:, row : row + height, column : column + width]
         for row in range(size)
         for column in range(size)
     ]
     products = [
         tf.matmul(tf.reshape(x, [-1, channels]), upstream, transpose_a=True)
-        for x in seen
+        for x in windows
     ]
     return tf.reshape(tf.stack(products), shape)

@@ -1,4 +1,4 @@
-"""The arithmetic of a network, counted over its layers."""
+"""Floating-point operations of a network, counted over its layers."""
 
 import math
 
@@ -28,8 +28,8 @@ def flops_per_image(model: keras.Model) -> int:
 def _flops(layer):
     if isinstance(layer, layers.Conv2D | layers.Dense | Whitening):
         # A kernel of a grouped convolution has the inputs of one group only.
-        seen = layer.input if isinstance(layer, SameConv2D) else layer.output
-        positions = math.prod(seen.shape[1:-1])
+        image = layer.input if isinstance(layer, SameConv2D) else layer.output
+        positions = math.prod(image.shape[1:-1])
         return 2 * positions * math.prod(layer.kernel.shape)
     if layer.weights and not isinstance(layer, UNCOUNTED):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Elementary layers that Keras lacks, computes slowly on a CPU or not in every type."""
+"""Layers that Keras lacks, computes slowly on a CPU, or lacks for some float types."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ import tensorflow as tf
 class LocalResponseNormalization(keras.layers.Layer):
     """x / (bias + alpha * sum of squares over channels within depth_radius) ** beta.
 
-    Krizhevsky et al. 2012, section 3.3, in the parametrisation of `tf.nn.lrn`. The sum
-    over neighbouring channels is a product with a band matrix of ones, that is a 1x1
+    Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`. The sum
+    over neighboring channels is a product with a band matrix of ones, that is a 1x1
     convolution, and the gradient is written out; on a CPU this is faster than
     TensorFlow's own kernel, and it runs in any float type.
 
-    With `groups`, channels have no neighbours beyond their own group: so normalise the
-    two columns of that paper, each on its own GPU.
+    With `groups`, channels have no neighbors beyond their own group: this is
+    the normalization of the two columns of that paper, one on each GPU.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ def local_response_normalization(
 
     Args:
         before, after: the channels next to those of x, in their order, where x is a
-            slice of the whole tensor; they are read and not normalised.
+            slice of the whole tensor; they are read and not normalized.
 
     Raises:
         ValueError: the groups do not divide the channels.
@@ -76,8 +76,8 @@ def local_response_normalization(
     if channels % groups:
         raise ValueError(f"{groups} groups do not divide {channels} channels")
     pieces = [*before, x, *after]
-    own = len(before)
-    bands = _bands([p.shape[-1] for p in pieces], own, depth_radius, groups, x.dtype)
+    center = len(before)
+    bands = _bands([p.shape[-1] for p in pieces], center, depth_radius, groups, x.dtype)
 
     def product(values, band, transpose=False):
         flat = tf.reshape(values, [-1, values.shape[-1]])
@@ -94,7 +94,7 @@ def local_response_normalization(
 
     @tf.custom_gradient
     def normalize(*pieces):
-        x = pieces[own]
+        x = pieces[center]
         sums = [product(p * p, b) for p, b in zip(pieces, bands, strict=True)]
         denominator = bias + alpha * (tf.add_n(sums) if len(sums) > 1 else sums[0])
         scale = power(denominator)
@@ -105,7 +105,7 @@ def local_response_normalization(
                 (-2 * alpha * beta) * p * product(inner, b, transpose=True)
                 for p, b in zip(pieces, bands, strict=True)
             ]
-            gradients[own] += upstream * scale
+            gradients[center] += upstream * scale
             return gradients
 
         return x * scale, gradient
@@ -113,13 +113,14 @@ def local_response_normalization(
     return normalize(*pieces)
 
 
-def _bands(sizes, own, depth_radius, groups, dtype):
-    """Per piece a matrix of ones [its channels, own channels] for those that are near.
+def _bands(sizes, center, depth_radius, groups, dtype):
+    """Per piece a matrix [its channels, channels of the center piece], 1 for those
+    within the radius, else 0.
 
     Args:
         sizes: channels of each piece.
-        own: which piece is normalised.
-        groups: of the own piece; those beside it belong to no other group.
+        center: index of the piece that is normalized.
+        groups: of the center piece; the channels of other pieces are in none.
     """
     starts = np.cumsum([0, *sizes])
     places = [
@@ -127,10 +128,12 @@ def _bands(sizes, own, depth_radius, groups, dtype):
     ]
     bands = []
     for place in places:
-        is_near = np.abs(place[:, None] - places[own]) <= depth_radius
+        is_near = np.abs(place[:, None] - places[center]) <= depth_radius
         if groups > 1:
-            of_group = [p * groups // sizes[own] for p in (place, places[own])]
-            is_near &= of_group[0][:, None] == of_group[1]
+            first, second = (
+                p * groups // sizes[center] for p in (place, places[center])
+            )
+            is_near &= first[:, None] == second
         bands.append(tf.constant(is_near, dtype))
     return bands
 
@@ -145,7 +148,7 @@ class Dropout(keras.layers.Layer):
     """
 
     def __init__(self, rate: float, **kwargs):
-        # Noise rounded to a half-width type would keep other elements.
+        # Noise rounded to a 16-bit type would keep other elements.
         super().__init__(autocast=False, **kwargs)
         self.rate = rate
 
@@ -166,8 +169,8 @@ class Dropout(keras.layers.Layer):
 class BatchNormalization(keras.layers.BatchNormalization):
     """Keras' layer, trained through TensorFlow's fused kernel where that applies.
 
-    It applies to images [n, height, width, channels] in float32 or half width. The
-    kernel normalises with the biased variance and gives Bessel's, n / (n - 1) times as
+    It applies to images [n, height, width, channels] in float32 or 16 bits. The
+    kernel normalizes with the biased variance and gives Bessel's, n / (n - 1) times as
     large, so that what goes into the moving variance is turned back: variables and
     their values are those of Keras.
     """
@@ -225,8 +228,8 @@ class GroupedConv2D(keras.layers.Conv2D):
                 inputs, kernel, strides, padding, dilations=dilation
             )
         outputs = [
-            tf.nn.conv2d(x, of_group, self.strides, padding, dilations=dilation)
-            for x, of_group in zip(
+            tf.nn.conv2d(x, part, self.strides, padding, dilations=dilation)
+            for x, part in zip(
                 tf.split(inputs, self.groups, -1),
                 tf.split(kernel, self.groups, -1),
                 strict=True,

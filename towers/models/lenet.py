@@ -15,8 +15,8 @@ def create_model(
 ) -> keras.Model:
     """Two convolutions and two dense layers; 129,068 parameters at 28x28x1.
 
-    Zhang et al., chapter "Training on Multiple GPUs": a LeNet with rectifiers, weights
-    drawn with deviation 0.01, biases 0. All kernels are marked for decay.
+    Zhang et al., chapter "Training on Multiple GPUs": a LeNet with rectifiers, normal
+    weights of standard deviation 0.01, biases 0. All kernels are marked for decay.
 
     Raises:
         ConfigError: the images are smaller than 14x14.
@@ -25,9 +25,9 @@ def create_model(
     # A narrower layer sums over fewer inputs; the factor is 1 at the book's width.
     narrower = width**-0.5
 
-    def settings(name, deviation=0.01):
+    def settings(name, stddev=0.01):
         return {
-            "kernel_initializer": keras.initializers.RandomNormal(stddev=deviation),
+            "kernel_initializer": keras.initializers.RandomNormal(stddev=stddev),
             "kernel_regularizer": regularizer,
             "name": name,
         }

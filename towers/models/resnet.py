@@ -1,7 +1,7 @@
 """Residual networks for small images (He et al. 2015, arXiv:1512.03385).
 
-Normalisation follows each convolution. All kernels are marked for decay; the scales and
-offsets of the normalisations are not.
+Normalization follows each convolution. All kernels are marked for decay; the scales and
+offsets of the normalizations are not.
 """
 
 import keras
@@ -23,7 +23,7 @@ def create_resnet18(
 
     A 3x3 convolution and no pooling in place of the stem for ImageNet, as in
     "Concise Implementation for Multiple GPUs" of "Dive into Deep Learning"; where the
-    size changes, shortcuts are normalised 1x1 convolutions (option B of the paper).
+    size changes, shortcuts are normalized 1x1 convolutions (option B of the paper).
     """
 
     def shortcut(x, filters, stride, name):
@@ -45,9 +45,9 @@ def create_cifar_resnet(
     """The networks of the paper's section 4.2, of 6n + 2 layers.
 
     Shortcuts have no parameters (option A): where the size changes they take every
-    other pixel and put as many channels of zeros before their own as after them. The
-    paper does not say where the zeros are; so placed, half of the channels stay half
-    of the channels, and a network split in two needs no transfer for them.
+    other pixel and add as many channels of zeros before the existing ones as after
+    them. The paper does not say where the zeros are; this way each half of the channels
+    stays a half, and a network split in two needs no transfer for them.
     """
 
     def shortcut(x, filters, stride, name):
@@ -57,7 +57,7 @@ def create_cifar_resnet(
 
     blocks, rest = divmod(depth - 2, 6)
     if rest:
-        raise ValueError(f"a depth of 6n + 2 layers is wanted, not {depth}")
+        raise ValueError(f"depth={depth}: must be 6n + 2")
     stages = [(scaled(count, width), blocks) for count in (16, 32, 64)]
     name = f"resnet{depth}"
     return _resnet(name, image_shape, num_classes, stages, regularizer, shortcut)

@@ -1,4 +1,4 @@
-"""Channels that a network's width scales, and images that are large enough for it."""
+"""Scaled numbers of channels, and the smallest images of a network."""
 
 from towers.errors import ConfigError
 
@@ -11,7 +11,7 @@ def scaled(count: int, width: float, multiple_of: int = 1) -> int:
 def check_image_size(
     model: str, image_shape: tuple[int, int, int], at_least: int
 ) -> None:
-    """Raises ConfigError where nothing would be left of an image."""
+    """Raises ConfigError where pooling would leave nothing of an image."""
     height, width, _ = image_shape
     if min(height, width) < at_least:
         raise ConfigError(

@@ -27,16 +27,16 @@ def create_model(
 ) -> keras.Model:
     """Whitened patches, then three groups of convolutions.
 
-    A group is convolution, pool, normalisation, GELU, convolution, normalisation, GELU;
-    a third convolution and normalisation follow in the deeper network, where a shortcut
-    leads from the first GELU to the last. Normalisations have offsets and no scales.
-    What is marked for decay is what Muon leaves to momentum: offsets, the bias of the
-    whitening, and the head.
+    A group is convolution, pool, normalization, GELU, convolution, normalization, GELU;
+    a third convolution and normalization follow in the deeper network, where a shortcut
+    leads from the first GELU to the last. Normalizations have offsets and no scales.
+    Marked for decay are the parameters that Muon leaves to momentum: offsets, the bias
+    of the whitening, and the head.
 
     The author divides the logits of airbench94 by the number of features and begins
-    with a head of deviation 1; here the head itself begins so much smaller, in the
-    deeper network as well. Epsilon is the smallest that the fast kernel takes, and
-    moving variances are the biased ones.
+    with a head of standard deviation 1; here the initial head is smaller by that
+    factor, in the deeper network as well. Epsilon is the smallest that the fast kernel
+    takes, and moving variances are the biased ones.
 
     Args:
         image_shape, num_classes, width, regularizer: see `models.create_model`.
@@ -84,12 +84,12 @@ def create_model(
     for number, filters in enumerate(widths, start=1):
         x = group(x, number, scaled(filters, width))
     x = layers.GlobalMaxPooling2D(name="pool")(x)  # 3x3 of 32x32 images
-    deviation = 1 / x.shape[-1]
+    stddev = 1 / x.shape[-1]
     logits = layers.Dense(
         num_classes,
         use_bias=False,
         kernel_initializer=keras.initializers.RandomUniform(
-            -(3**0.5) * deviation, 3**0.5 * deviation
+            -(3**0.5) * stddev, 3**0.5 * stddev
         ),
         kernel_regularizer=regularizer,
         name="logits",
@@ -99,8 +99,8 @@ def create_model(
 
 @keras.saving.register_keras_serializable("towers")
 class PartlyIdentity(keras.initializers.Initializer):
-    """Kernels [height, width, inputs, filters] whose first filters hand the inputs on,
-    each its own (Dirac); the others are uniform within 1 / sqrt(fan in)."""
+    """Kernels [height, width, inputs, filters] whose first filters are the identity,
+    one per input (Dirac); the others are uniform within 1 / sqrt(fan in)."""
 
     def __init__(self, seed: int | None = None):
         self.seed = seed
@@ -108,13 +108,13 @@ class PartlyIdentity(keras.initializers.Initializer):
     def __call__(self, shape, dtype=None):
         height, width, inputs, filters = shape
         drawn = uniform(self.seed)(shape, dtype)
-        handed_on = min(inputs, filters)
-        centre = tf.scatter_nd(
-            [[height // 2, width // 2, i, i] for i in range(handed_on)],
-            tf.ones([handed_on], drawn.dtype),
-            [height, width, inputs, handed_on],
+        num_identity = min(inputs, filters)
+        center = tf.scatter_nd(
+            [[height // 2, width // 2, i, i] for i in range(num_identity)],
+            tf.ones([num_identity], drawn.dtype),
+            [height, width, inputs, num_identity],
         )
-        return tf.concat([centre, drawn[..., handed_on:]], axis=-1)
+        return tf.concat([center, drawn[..., num_identity:]], axis=-1)
 
     def get_config(self):
         return {"seed": self.seed}

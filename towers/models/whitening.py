@@ -12,7 +12,7 @@ class Whitening(keras.layers.Layer):
     ones, each divided by the root of its eigenvalue; adds a bias, which is trained.
 
     The filters are part of the model's state and not trained. They are zero until
-    `adapt` has seen images. After tysam-code's hlb-CIFAR10 and Jordan 2024,
+    `adapt` is called. After tysam-code's hlb-CIFAR10 and Jordan 2024,
     arXiv:2404.00498, section 3.2.
 
     Args:
@@ -55,7 +55,7 @@ class Whitening(keras.layers.Layer):
     def adapt(self, images: np.ndarray) -> None:
         """Computes the filters from float images [n, height, width, channels]."""
         values, vectors = np.linalg.eigh(second_moments(images, self.size))
-        # An eigenvector has no sign of its own: here its largest entry is positive.
+        # The sign of an eigenvector is arbitrary: here its largest entry is positive.
         largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))]
         vectors = vectors * np.sign(largest) / np.sqrt(values + self.epsilon)
         filters = np.concatenate([vectors, -vectors], axis=1)

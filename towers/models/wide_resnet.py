@@ -22,7 +22,7 @@ def create_model(
     """
     blocks, rest = divmod(depth - 4, 6)
     if rest:
-        raise ValueError(f"a depth of 6n + 4 layers is wanted, not {depth}")
+        raise ValueError(f"depth={depth}: must be 6n + 4")
     images = keras.Input(image_shape, name="images")
     x = convolution(images, scaled(16, width), 3, 1, "stem_conv", regularizer)
     for stage, count in enumerate((16, 32, 64), start=1):
@@ -42,7 +42,7 @@ def create_model(
 
 
 def _block(x, filters, *, stride, is_first, name, regularizer):
-    """Normalisation and rectifier before each convolution; where the channels change,
+    """Normalization and rectifier before each convolution; where the channels change,
     both branches read the first of them."""
     shortcut = x
     x = normalization(x, f"{name}_norm1")

@@ -63,7 +63,7 @@ def convolution(
 
 
 class Transforms(NamedTuple):
-    """What turns a line into points and back, float64 matrices.
+    """Matrices that transform a line to points and back, float64.
 
     Attributes:
         inputs: [points, inputs].
@@ -78,8 +78,8 @@ class Transforms(NamedTuple):
 
 @functools.cache
 def transforms(num_inputs: int, num_outputs: int, size: int) -> Transforms:
-    """Those of the first outputs of a line, with zeros around the inputs so that the
-    kernel of an odd size is centred on each."""
+    """The transforms for the first outputs of a line, with zeros around the inputs so
+    that the kernel of an odd size is centered on each."""
     tiles = np.diff(
         np.linspace(0, num_outputs, -(-num_outputs // LARGEST_TILE) + 1).round()
     ).astype(int)
@@ -90,18 +90,18 @@ def transforms(num_inputs: int, num_outputs: int, size: int) -> Transforms:
     outputs = np.zeros([num_outputs, num_points])
     output = point = 0
     for tile in tiles:
-        own = _of_tile(tile, size)
+        part = _tile_transforms(tile, size)
         points = slice(point, point + tile + more)
-        inputs[points, output : output + tile + more] = own.inputs
-        kernel[points] = own.kernel
-        outputs[output : output + tile, points] = own.outputs
+        inputs[points, output : output + tile + more] = part.inputs
+        kernel[points] = part.kernel
+        outputs[output : output + tile, points] = part.outputs
         output, point = output + tile, points.stop
     return Transforms(inputs[:, more // 2 :][:, :num_inputs], kernel, outputs)
 
 
-def _of_tile(tile, size):
-    """The transforms of one tile and all inputs that it sees: Toom and Cook's, the
-    values of polynomials at the points."""
+def _tile_transforms(tile, size):
+    """The transforms of one tile and all of its inputs, by Toom and Cook: the values of
+    polynomials at the points."""
     num_points = tile + size - 1
     finite = [Fraction(point) for point in POINTS[: num_points - 1]]
     inputs = np.zeros([num_points, num_points])
@@ -120,8 +120,8 @@ def _of_tile(tile, size):
 
 def _with_roots(roots):
     """Coefficients, lowest power first, of the product of all (x - root)."""
-    found = [Fraction(1)]
+    product = [Fraction(1)]
     for root in roots:
-        raised, lowered = [Fraction(0), *found], [*found, Fraction(0)]
-        found = [a - root * b for a, b in zip(raised, lowered, strict=True)]
-    return found
+        raised, lowered = [Fraction(0), *product], [*product, Fraction(0)]
+        product = [a - root * b for a, b in zip(raised, lowered, strict=True)]
+    return product
