@@ -1,4 +1,4 @@
-"""Runs of a few steps on a few images, and places where a test may halt them."""
+"""Runs of a few steps on a few images, and places where a test can halt them."""
 
 import json
 import pathlib
@@ -76,7 +76,7 @@ def small_data(before_read: Callable[[], None] | None = None) -> DataSet:
 
 
 class _WatchedSource:
-    """A source that tells of each read before it takes place."""
+    """A source that calls a function before each read."""
 
     def __init__(self, source: Source, before_read: Callable[[], None]):
         self.num_examples = source.num_examples
@@ -100,7 +100,7 @@ def _operation(call):
 
 
 def linear_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
-    """The least that can be trained, for what does not depend on the network."""
+    """The smallest network, for tests that do not depend on the network."""
     images = keras.Input(image_shape, name="images")
     x = layers.Flatten(name="flatten")(images)
     logits = layers.Dense(num_classes, kernel_regularizer=regularizer, name="logits")
@@ -113,7 +113,7 @@ def dropout_network(*, image_shape, num_classes, width, regularizer) -> keras.Mo
 
 
 def full_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
-    """Convolution, batch normalisation, pooling, dropout: all that has a state."""
+    """Convolution, batch normalization, pooling, dropout: everything with a state."""
     return _network(image_shape, num_classes, regularizer, batch_norm=True)
 
 
@@ -136,17 +136,16 @@ def use(
     network: Callable[..., keras.Model] = linear_network,
     data_set: DataSet | None = None,
 ) -> None:
-    """Puts a network and a data set, by default the small one, in the place of
-    existing ones."""
+    """Replaces an existing network and data set by these, by default the small ones."""
     patch.setitem(data.DATASETS, "synthetic", lambda data_dir: data_set or small_data())
     patch.setitem(models.MODELS, "cnn", network)
 
 
 def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> None:
-    """Has `halt` called each time when a run on the small data comes to a place.
+    """Calls `halt` each time when a run on the small data reaches a place.
 
     Args:
-        patch: undoes it.
+        patch: reverts it.
         place: "tracing" the step; "computing" the loss of a tower; "waiting" for a
             batch; "drawing" the batch of the image summary; "evaluating"; "saving".
         halt: called in a thread that the run waits for.
@@ -180,16 +179,16 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
         patch.setattr(owner, name, halting(getattr(owner, name)))
 
 
-def join_left_behind() -> None:
-    """Waits for calls that a watchdog has left behind, once what held them is gone."""
+def join_abandoned() -> None:
+    """Waits for workers that a watchdog has abandoned, once nothing holds them."""
     for thread in threading.enumerate():
-        if thread.name == "step":
+        if thread.name == "worker":
             thread.join(30)
             assert not thread.is_alive()
 
 
 def records(workdir: pathlib.Path) -> list[dict]:
-    """The lines of `metrics.jsonl` without what depends on the clock."""
+    """The lines of `metrics.jsonl` without the fields that depend on the clock."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     timed = ("images_per_sec", "input_wait_percent")
     return [
@@ -207,6 +206,6 @@ def assert_equal_states(
 
 
 def snapshot(workdir: pathlib.Path) -> dict[str, bytes | None]:
-    """Path -> content of all that lies in a run's folder, but for its lock."""
+    """Path -> content of everything in a run's folder except its lock."""
     paths = (p for p in workdir.rglob("*") if p.name != ".lock")
     return {str(p): p.read_bytes() if p.is_file() else None for p in paths}

@@ -78,7 +78,7 @@ def uninterrupted(tmp_path_factory):
             workdir = tmp_path_factory.mktemp("uninterrupted")
             with pytest.MonkeyPatch.context() as patch:
                 small_runs.use(patch, network)
-                state = train(config, workdir)
+                state = train(workdir, config).state
             runs[config, network] = Finished(state, records(workdir))
         return runs[config, network]
 
@@ -90,7 +90,7 @@ def stopped_at_step_5(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         small_runs.use(patch)
-        train(small_config(max_steps=5), workdir)
+        train(workdir, small_config(max_steps=5))
     return workdir
 
 
@@ -132,7 +132,7 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
         num_towers=2,
         validation_fraction=0.2,
     )
-    state = train(config, tmp_path)
+    state = train(tmp_path, config).state
 
     assert state["step"] == 8
     lines = records(tmp_path)
@@ -180,15 +180,15 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
 def test_row_18_without_a_gpu_one_line_says_that_the_cpu_is_taken(tmp_path, capfd):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
-    train(small_config(device="auto", max_steps=1), tmp_path)
+    train(tmp_path, small_config(device="auto", max_steps=1))
     out = capfd.readouterr().out
     assert out.count("TensorFlow sees no GPU, so the towers run on the CPU") == 1
     with pytest.raises(ConfigError, match="device=gpu: TensorFlow sees no GPU"):
-        train(small_config(device="gpu"), tmp_path / "other")
+        train(tmp_path / "other", small_config(device="gpu"))
 
 
 def test_row_25_a_batch_that_does_not_divide_weighs_its_towers(tmp_path, uninterrupted):
-    train(small_config(num_towers=4), tmp_path)
+    train(tmp_path, small_config(num_towers=4))
     alone = uninterrupted(small_config())
     for line, other in zip(records(tmp_path), alone.records, strict=True):
         assert line["loss"] == pytest.approx(
@@ -199,7 +199,7 @@ def test_row_25_a_batch_that_does_not_divide_weighs_its_towers(tmp_path, uninter
 
 def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     config = small_config(**EVALUATED, num_towers=3, summary_every_steps=4)
-    state = train(config, tmp_path)
+    state = train(tmp_path, config).state
     (folder,) = (tmp_path / "tensorboard").iterdir()
     assert folder.name == "train"
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
@@ -258,7 +258,7 @@ def test_a_run_tells_how_long_it_waited_for_batches(
     config = small_config(
         strategy=strategy, num_epochs=num_steps / 5, log_every_steps=num_steps
     )
-    train(config, tmp_path)
+    train(tmp_path, config)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     first, last = map(json.loads, lines)
     assert "input_wait_percent" not in first  # a step that is traced is not timed
@@ -269,25 +269,25 @@ def test_a_run_tells_how_long_it_waited_for_batches(
 
 def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     config = small_config(**EVALUATED)
-    train(config, tmp_path)
+    train(tmp_path, config)
     last = records(tmp_path)[-1]
     for use_ema, suffix in ((False, ""), (True, "_averaged")):
-        result = evaluate(config, tmp_path, use_ema=use_ema)
+        result = evaluate(tmp_path, config, use_ema=use_ema)
         assert result["test_accuracy"] == last[f"test_accuracy{suffix}"]
         assert result["test_loss"] == pytest.approx(last[f"test_loss{suffix}"])
 
 
-def test_views_are_reported_beside_the_images(tmp_path, capfd):
+def test_test_time_augmentation_is_reported_next_to_the_plain_accuracy(tmp_path, capfd):
     config = small_config(**EVALUATED, views="six")
-    train(config, tmp_path)
+    train(tmp_path, config)
     last = records(tmp_path)[-1]
     assert re.search(r"test accuracy .* averaged\); 0\.\d+ by views=six\n", told(capfd))
     for use_ema, suffix in ((False, ""), (True, "_averaged")):
-        result = evaluate(config, tmp_path, use_ema=use_ema)
-        assert result["test_accuracy_views"] == last[f"test_accuracy_views{suffix}"]
+        result = evaluate(tmp_path, config, use_ema=use_ema)
+        assert result["test_accuracy_tta"] == last[f"test_accuracy_tta{suffix}"]
         assert "; 0." in told(capfd)
-    plain = evaluate(with_changes(config, views="plain"), tmp_path)
-    assert "test_accuracy_views" not in plain and "views" not in told(capfd)
+    plain = evaluate(tmp_path, with_changes(config, views="plain"))
+    assert "test_accuracy_tta" not in plain and "views" not in told(capfd)
 
 
 def told(capfd):
@@ -295,15 +295,15 @@ def told(capfd):
 
 
 def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
-    train(small_config(checkpoint_every_steps=2, keep_checkpoints=2), tmp_path)
+    train(tmp_path, small_config(checkpoint_every_steps=2, keep_checkpoints=2))
     assert saved_steps(tmp_path) == [8, 10]
 
 
 def test_checkpoints_follow_the_clock(tmp_path):
     calls = []
     train(
-        small_config(checkpoint_every_secs=1e-6, keep_checkpoints=99),
         tmp_path,
+        small_config(checkpoint_every_secs=1e-6, keep_checkpoints=99),
         after_call=lambda: calls.append(len(saved_steps(tmp_path))),
     )
     assert saved_steps(tmp_path) == [1, 2, 4, 6, 8, 10]  # looked at after each call
@@ -337,9 +337,9 @@ def test_row_10_a_continued_run_equals_the_uninterrupted_one(
 
     small_runs.use(monkeypatch, full_network)
     for stop in stops:
-        train(with_changes(config, max_steps=stop, **changes), tmp_path)
+        train(tmp_path, with_changes(config, max_steps=stop, **changes))
         assert saved_steps(tmp_path)[-1] == min(stop, 10)
-    state = train(config, tmp_path)
+    state = train(tmp_path, config).state
     assert_equal_states(state, expected.state)
     assert_equal_states(saved(tmp_path).tensors, expected.state)
     assert records(tmp_path) == expected.records
@@ -351,8 +351,8 @@ def test_row_10_would_notice_other_random_numbers(tmp_path, uninterrupted, monke
     config = small_config(**FULL)
     expected = uninterrupted(config, full_network)
     small_runs.use(monkeypatch, full_network)
-    train(with_changes(config, max_steps=5), tmp_path)
-    state = train(with_changes(config, seed=1), tmp_path, allow_change=("seed",))
+    train(tmp_path, with_changes(config, max_steps=5))
+    state = train(tmp_path, with_changes(config, seed=1), allow_change=("seed",)).state
     with pytest.raises(AssertionError):
         assert_equal_states(state, expected.state)
 
@@ -363,8 +363,8 @@ def test_row_10_also_where_batches_straddle_epochs(tmp_path, uninterrupted, stop
         batch_size=12, num_epochs=2.3, schedule="cosine", warmup_epochs=0.5
     )
     expected = uninterrupted(config)
-    train(with_changes(config, max_steps=stop), tmp_path)
-    assert_equal_states(train(config, tmp_path), expected.state)
+    train(tmp_path, with_changes(config, max_steps=stop))
+    assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
 
 
@@ -385,8 +385,8 @@ def test_row_10_also_with_other_optimizers_and_mixed_images(
         **FULL,
     )
     expected = uninterrupted(config)
-    train(with_changes(config, max_steps=3), tmp_path)
-    assert_equal_states(train(config, tmp_path), expected.state)
+    train(tmp_path, with_changes(config, max_steps=3))
+    assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
 
 
@@ -394,8 +394,8 @@ def test_row_10_other_cuts_into_calls_change_nothing(tmp_path, uninterrupted):
     config = small_config(log_every_steps=1)
     expected = uninterrupted(config)
     other_cuts = with_changes(config, steps_per_loop=3, log_every_steps=4)
-    train(with_changes(other_cuts, max_steps=6), tmp_path)
-    assert_equal_states(train(other_cuts, tmp_path), expected.state)
+    train(tmp_path, with_changes(other_cuts, max_steps=6))
+    assert_equal_states(train(tmp_path, other_cuts).state, expected.state)
     kept = [line for line in expected.records if line["step"] in (1, 4, 8, 10)]
     assert records(tmp_path) == kept
 
@@ -412,7 +412,7 @@ def test_row_11_two_four_and_one_tower_continue_each_other(
     expected = uninterrupted(config, dropout_network)
     small_runs.use(monkeypatch, dropout_network)
     for towers, stop in ((2, 4), (4, 7), (1, 0)):
-        train(with_changes(config, num_towers=towers, max_steps=stop), tmp_path)
+        train(tmp_path, with_changes(config, num_towers=towers, max_steps=stop))
     lines = records(tmp_path)
     assert [len(line["tower_losses"]) for line in lines] == [2] * 4 + [4] * 3 + [1] * 3
     for line, other in zip(lines, expected.records, strict=True):
@@ -431,7 +431,7 @@ def test_row_9_a_changed_config_is_refused_and_nothing_touched(half_way):
     before = snapshot(half_way)
     changed = small_config(learning_rate=0.2, seed=3, batch_size=20, num_towers=2)
     with pytest.raises(ConfigError) as caught:
-        train(changed, half_way)
+        train(half_way, changed)
     message = str(caught.value)
     assert message.startswith(f"{half_way} holds another run: ")
     assert "seed was 0 and is 3" in message
@@ -446,14 +446,14 @@ def test_row_9_a_changed_config_is_refused_and_nothing_touched(half_way):
 def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
     changed = small_config(learning_rate=0.2, seed=3)
     with pytest.raises(ConfigError) as caught:
-        train(changed, half_way, allow_change=("learning_rate",))
+        train(half_way, changed, allow_change=("learning_rate",))
     assert "learning_rate was" not in str(caught.value)
-    state = train(changed, half_way, allow_change=("learning_rate", "seed"))
+    state = train(half_way, changed, allow_change=("learning_rate", "seed")).state
     assert state["step"] == 10
     assert records(half_way)[-1]["learning_rate"] == 0.2
-    train(changed, half_way)  # the run is now that of the changed config
+    train(half_way, changed)  # the run is now that of the changed config
     with pytest.raises(ConfigError, match="learning_rate was 0.2 and is 0.1"):
-        train(small_config(), half_way)
+        train(half_way, small_config())
 
 
 def test_row_9_rhythm_towers_and_length_may_change_freely(half_way):
@@ -471,16 +471,16 @@ def test_row_9_rhythm_towers_and_length_may_change_freely(half_way):
         keep_checkpoints=9,
         stuck_after_secs=60.0,
     )
-    assert train(changed, half_way)["step"] == 12
+    assert train(half_way, changed).step == 12
 
 
 def test_row_9_the_length_of_a_cosine_is_part_of_the_run(tmp_path):
     config = small_config(schedule="cosine", max_steps=2)
-    train(config, tmp_path)
+    train(tmp_path, config)
     longer = with_changes(config, num_epochs=3.0, max_steps=3)
     with pytest.raises(ConfigError, match="num_epochs was 2.0 and is 3.0"):
-        train(longer, tmp_path)
-    assert train(longer, tmp_path, allow_change=("num_epochs",))["step"] == 3
+        train(tmp_path, longer)
+    assert train(tmp_path, longer, allow_change=("num_epochs",)).step == 3
 
 
 def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypatch):
@@ -488,7 +488,7 @@ def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypa
     small_runs.use(monkeypatch, dropout_network)
     message = "^the checkpoint is of another model: params/conv1/kernel is in the model"
     with pytest.raises(CheckpointError, match=message):
-        train(small_config(), half_way)
+        train(half_way, small_config())
     assert snapshot(half_way) == before
 
 
@@ -499,7 +499,7 @@ def test_row_3_leftovers_of_a_killed_save_are_removed(half_way, capfd):
     leftover = half_way / "checkpoints" / ".tmp-step-00000007-123"
     leftover.mkdir()
     (leftover / TENSORS).write_bytes(b"x" * 1234)
-    train(small_config(), half_way)
+    train(half_way, small_config())
     assert not leftover.exists()
     out = capfd.readouterr().out
     assert f"removed {leftover}, left by an interrupted save: 1,234 bytes" in out
@@ -511,10 +511,10 @@ def test_row_6_the_checkpoint_before_a_damaged_one_is_used(
     config = small_config()
     expected = uninterrupted(config)
     every_4 = with_changes(config, checkpoint_every_steps=4)
-    train(with_changes(every_4, max_steps=8), tmp_path)
+    train(tmp_path, with_changes(every_4, max_steps=8))
     damage(tmp_path, 8)
     capfd.readouterr()
-    state = train(every_4, tmp_path)
+    state = train(tmp_path, every_4).state
     out = capfd.readouterr().out
     path = tmp_path / "checkpoints"
     assert f"rejected checkpoint {path}/step-00000008: {TENSORS}: sha256 is" in out
@@ -527,12 +527,12 @@ def test_row_6_the_checkpoint_before_a_damaged_one_is_used(
 
 def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(tmp_path):
     config = small_config(checkpoint_every_steps=3)
-    train(with_changes(config, max_steps=6), tmp_path)
+    train(tmp_path, with_changes(config, max_steps=6))
     for step in (3, 6):
         damage(tmp_path, step)
     before = snapshot(tmp_path)
     with pytest.raises(CheckpointError) as caught:
-        train(config, tmp_path)
+        train(tmp_path, config)
     message = str(caught.value)
     assert "none of the 2 checkpoints" in message
     assert message.count("sha256") == 2
@@ -546,23 +546,23 @@ def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(tmp_path):
 
 def test_a_finished_run_says_so_and_does_nothing(half_way, capfd):
     before = snapshot(half_way)
-    state = train(small_config(max_steps=5), half_way)
+    state = train(half_way, small_config(max_steps=5)).state
     assert f"{half_way} is finished: step 5 of 5." in capfd.readouterr().out
     assert_equal_states(state, saved(half_way).tensors)
     assert snapshot(half_way) == before
 
 
 def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way, uninterrupted):
-    train(small_config(max_steps=7), half_way)
-    train(small_config(num_epochs=1.6), half_way)
-    state = train(small_config(), half_way)
+    train(half_way, small_config(max_steps=7))
+    train(half_way, small_config(num_epochs=1.6))
+    state = train(half_way, small_config()).state
     assert_equal_states(state, uninterrupted(small_config()).state)
 
 
 def test_overwrite_starts_anew_and_spares_what_is_not_of_the_run(half_way):
     (half_way / "notes.txt").write_text("mine")
     changed = small_config(seed=5, max_steps=2)
-    assert train(changed, half_way, overwrite=True)["step"] == 2
+    assert train(half_way, changed, overwrite=True).step == 2
     assert saved_steps(half_way) == [2]
     assert [line["step"] for line in records(half_way)] == [1, 2]
     assert len(list((half_way / "tensorboard" / "train").iterdir())) == 1
@@ -574,14 +574,14 @@ def test_overwrite_removes_nothing_where_the_new_run_cannot_start(
 ):
     before = snapshot(half_way)
     with pytest.raises(ConfigError, match="augment=tutorial"):
-        train(small_config(augment="tutorial"), half_way, overwrite=True)
+        train(half_way, small_config(augment="tutorial"), overwrite=True)
 
     def missing(data_dir):
         raise DataError("no data")
 
     monkeypatch.setitem(data.DATASETS, "synthetic", missing)
     with pytest.raises(DataError):
-        train(small_config(), half_way, overwrite=True)
+        train(half_way, small_config(), overwrite=True)
     assert snapshot(half_way) == before
 
 
@@ -604,7 +604,7 @@ def held_out_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("held_out")
     with pytest.MonkeyPatch.context() as patch:
         small_runs.use(patch)
-        train(small_config(**HELD_OUT), workdir)
+        train(workdir, small_config(**HELD_OUT))
     return workdir
 
 
@@ -622,8 +622,8 @@ def test_the_best_step_on_held_out_images_stays(held_out_run):
 
 def test_row_10_a_continued_run_remembers_its_best_step(tmp_path, held_out_run):
     config = small_config(**HELD_OUT)
-    train(with_changes(config, max_steps=13), tmp_path)
-    train(config, tmp_path)
+    train(tmp_path, with_changes(config, max_steps=13))
+    train(tmp_path, config)
     assert saved_steps(tmp_path) == saved_steps(held_out_run)
     assert records(tmp_path) == records(held_out_run)
 
@@ -640,14 +640,14 @@ def test_row_14_not_a_number_stops_before_the_update(
     message = r"^step 4: the loss or a gradient of tower 2 \(loss nan\) is not finite"
     for _ in range(2):  # the second time from the checkpoint
         with pytest.raises(NumericError, match=message):
-            train(config, tmp_path)
+            train(tmp_path, config)
         assert saved_steps(tmp_path) == [3]
     assert [line["step"] for line in records(tmp_path)] == [1, 2]
     until_then = uninterrupted(with_changes(config, max_steps=3))
     assert_equal_states(saved(tmp_path).tensors, until_then.state)
 
     small_runs.use(monkeypatch)  # the image is mended
-    assert_equal_states(train(config, tmp_path), uninterrupted(config).state)
+    assert_equal_states(train(tmp_path, config).state, uninterrupted(config).state)
 
 
 def spoil(patch, step):
@@ -675,7 +675,7 @@ def spoil(patch, step):
 def test_row_14_a_diverging_run_ends_with_finite_parameters(tmp_path):
     config = small_config(learning_rate=1e30)
     with pytest.raises(NumericError, match="not finite.* --learning_rate or --clip"):
-        train(config, tmp_path)
+        train(tmp_path, config)
     for name, tensor in saved(tmp_path).tensors.items():
         assert np.all(np.isfinite(tensor)), name
 
@@ -725,9 +725,9 @@ def train_and_halt(config, workdir, place, halt):
         patch.setattr(watchdog, "_GRACE_SECS", 0.1)
         halt_at(patch, place, halt)
         with pytest.raises(Preempted) as caught:
-            train(config, workdir)
+            train(workdir, config)
         halt.released.set()
-        small_runs.join_left_behind()
+        small_runs.join_abandoned()
     return str(caught.value)
 
 
@@ -771,7 +771,7 @@ def test_row_12_a_signal_saves_and_the_same_command_continues(
         assert saved_steps(tmp_path) == []
         assert "no step was taken" in message
 
-    assert_equal_states(train(config, tmp_path), expected.state)
+    assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
 
 
@@ -786,8 +786,8 @@ def test_row_12_an_evaluation_cut_off_twice_still_tells_the_best_step(
         message = train_and_halt(config, tmp_path, "evaluating", halt)
         assert f"step {best} of {last} is saved" in message
     # Evaluated at last, but not saved anew: the next start evaluates once more.
-    train(with_changes(config, max_steps=best), tmp_path)
-    train(config, tmp_path)
+    train(tmp_path, with_changes(config, max_steps=best))
+    train(tmp_path, config)
     assert saved_steps(tmp_path) == [best, last]
     assert records(tmp_path) == records(held_out_run)
     assert (
@@ -800,7 +800,7 @@ def test_row_12_a_signal_during_the_last_save_changes_nothing(tmp_path, uninterr
     config = small_config()
     with pytest.MonkeyPatch.context() as patch:
         halt_at(patch, "saving", Halt(signal.SIGTERM, hold=False))
-        assert_equal_states(train(config, tmp_path), uninterrupted(config).state)
+        assert_equal_states(train(tmp_path, config).state, uninterrupted(config).state)
 
 
 class StepBegun:
@@ -836,9 +836,9 @@ def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capf
         halt_at(patch, "computing", halt)
         message = r"^step 6 was not finished within 600 s .*, while computing$"
         with pytest.raises(StuckError, match=message):
-            train(small_config(), half_way)
+            train(half_way, small_config())
         halt.released.set()
-        small_runs.join_left_behind()
+        small_runs.join_abandoned()
     assert saved_steps(half_way) == before
     assert "most recent call first" in capfd.readouterr().err
 
@@ -849,9 +849,9 @@ def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capf
 def test_row_5_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written: .* --workdir"):
-        train(small_config(), tmp_path / "file" / "run")
+        train(tmp_path / "file" / "run", small_config())
     with pytest.raises(ConfigError, match="cannot be written"):
-        train(small_config(), tmp_path / "file")
+        train(tmp_path / "file", small_config())
 
 
 HOLDER = """
@@ -876,8 +876,8 @@ def test_row_13_a_folder_has_one_trainer_and_the_lock_of_a_dead_one_is_taken_ove
     with holder:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(ConfigError, match=f"process {holder.pid} on .*--workdir"):
-            train(small_config(max_steps=1), tmp_path)
+            train(tmp_path, small_config(max_steps=1))
         assert not (tmp_path / "config.json").exists()
         holder.kill()
         holder.wait(WAIT_SECS)
-    assert train(small_config(max_steps=1), tmp_path)["step"] == 1
+    assert train(tmp_path, small_config(max_steps=1)).step == 1
