@@ -1,7 +1,12 @@
 """Runs of a few steps on a few images, and places where a test can halt them."""
 
+import atexit
+import dataclasses
+import functools
 import json
 import pathlib
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
@@ -18,10 +23,24 @@ from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
 from towers.models.layers import Dropout
 from towers.optim import losses
+from towers.run import checkpoints
+from towers.run.checkpoint_files import Checkpoint
 
 NUM_TRAIN, NUM_TEST = 50, 23
 IMAGE_SHAPE = (8, 8, 3)
 CLASS_NAMES = ("a", "b", "c", "d", "e")
+
+# Options of a run with held-out images.
+HELD_OUT = {
+    "validation_fraction": 0.4,  # 30 images are left, three steps of an epoch
+    "eval_every_epochs": 1.0,
+    "num_epochs": 5.0,
+    "checkpoint_every_steps": 1,
+    "keep_checkpoints": 1,
+    # The rate rises tenfold with every epoch, so the first epochs are the best.
+    "decay_factor": 10.0,
+    "epochs_per_decay": 1.0,
+}
 
 
 def small_config(**changes) -> Config:
@@ -209,3 +228,36 @@ def snapshot(workdir: pathlib.Path) -> dict[str, bytes | None]:
     """Path -> content of everything in a run's folder except its lock."""
     paths = (p for p in workdir.rglob("*") if p.name != ".lock")
     return {str(p): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """An uninterrupted run: its folder, not to be changed, final state and records."""
+
+    path: pathlib.Path
+    state: dict
+    records: list
+
+
+@functools.cache
+def uninterrupted(config: Config, network=linear_network) -> Finished:
+    """The uninterrupted run of a Config on the small data; each is trained once."""
+    workdir = pathlib.Path(tempfile.mkdtemp(prefix="uninterrupted-"))
+    atexit.register(shutil.rmtree, workdir, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, network)
+        state = training.train(workdir, config).state
+    return Finished(workdir, state, records(workdir))
+
+
+def half_way(workdir: pathlib.Path) -> pathlib.Path:
+    """Makes the folder of a run that has taken five of its ten steps."""
+    return shutil.copytree(uninterrupted(small_config(max_steps=5)).path, workdir)
+
+
+def saved(workdir: pathlib.Path) -> Checkpoint:
+    return checkpoints.restore_latest(workdir / "checkpoints")
+
+
+def saved_steps(workdir: pathlib.Path) -> list[int]:
+    return checkpoints.list_steps(workdir / "checkpoints")
