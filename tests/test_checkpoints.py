@@ -276,9 +276,7 @@ def test_a_copy_under_the_name_of_another_step_is_rejected(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["step-00000009", "step-9", "step-00000002-copy"])
-def test_empty_folders_files_and_other_names_are_rejected_not_passed_over(
-    tmp_path, name
-):
+def test_empty_folders_files_and_other_names_are_rejected_not_skipped(tmp_path, name):
     (tmp_path / "folder" / name).mkdir(parents=True)
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / name).write_text("")

@@ -140,7 +140,7 @@ def test_a_missing_step_lists_those_there_are(workdir):
         evaluate(workdir, CONFIG, step=5)
 
 
-def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_evaluated(
+def test_a_damaged_last_checkpoint_is_reported_and_the_one_before_evaluated(
     workdir, capfd
 ):
     damaged = workdir / "checkpoints" / "step-00000010"
@@ -181,8 +181,8 @@ def test_following_evaluates_each_new_checkpoint_until_the_last(
     result = evaluate(workdir, config, eval_interval_secs=7.0, sleep=sleep)
     assert result["step"] == 10
     assert sleep.slept == [7.0] * 3
-    told = re.findall(r"^step (\d+): accuracy", capfd.readouterr().out, re.MULTILINE)
-    assert told == ["4", "8", "10"]
+    steps = re.findall(r"^step (\d+): accuracy", capfd.readouterr().out, re.MULTILINE)
+    assert steps == ["4", "8", "10"]
 
 
 def test_following_ends_where_max_steps_ends_the_run(workdir):
@@ -224,9 +224,7 @@ with RunFolder(sys.argv[1]).lock() as describe:
 
 
 @pytest.mark.parametrize("device", ["GPU", "CPU"])
-def test_beside_a_training_run_that_holds_the_gpus_it_takes_the_cpu(
-    workdir, capfd, device
-):
+def test_next_to_a_training_run_on_the_gpus_it_takes_the_cpu(workdir, capfd, device):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(workdir), device],
         stdin=subprocess.PIPE,

@@ -224,7 +224,7 @@ def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypa
     assert snapshot(half_way) == before
 
 
-# Rows 3, 6 and 7: what lies in the folder of checkpoints.
+# Rows 3, 6 and 7: the folder of checkpoints.
 
 
 def test_row_3_leftovers_of_a_killed_save_are_removed(half_way, capfd):

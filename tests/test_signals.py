@@ -146,7 +146,7 @@ def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(tmp_pa
         halt = Halt(signal.SIGTERM, nth)
         message = train_and_halt(config, tmp_path, "evaluating", halt)
         assert f"step {best} of {last} is saved" in message
-    # Evaluated at last, but not saved anew: the next start evaluates once more.
+    # Evaluated at last, but not saved again: the next start evaluates once more.
     train(tmp_path, dataclasses.replace(config, max_steps=best))
     train(tmp_path, config)
     assert saved_steps(tmp_path) == [best, last]

@@ -242,7 +242,7 @@ def test_checkpoints_follow_the_clock(tmp_path):
     assert len(calls) == 6
 
 
-# Finished runs, and starting anew.
+# Finished runs, and starting again.
 
 
 def test_a_finished_run_says_so_and_does_nothing(half_way, capfd):
@@ -260,7 +260,7 @@ def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):
     assert_equal_states(state, uninterrupted(small_config()).state)
 
 
-def test_overwrite_starts_anew_and_spares_what_is_not_of_the_run(half_way):
+def test_overwrite_starts_again_and_keeps_other_files(half_way):
     (half_way / "notes.txt").write_text("mine")
     changed = small_config(seed=5, max_steps=2)
     assert train(half_way, changed, overwrite=True).step == 2

@@ -137,7 +137,7 @@ def _flush_stderr():
 
 
 def __getattr__(name: str) -> Any:
-    """Imports Config when it is asked for, so that importing towers stays small."""
+    """Config, which is imported when it is first used."""
     if name == "Config":
         from towers.config import Config
 

@@ -71,7 +71,7 @@ def train(
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
-        after_call: called after each call of some steps, and after what was due then.
+        after_call: called after each compiled call, when everything due is done.
 
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
@@ -137,7 +137,7 @@ def train(
         else:
             say(
                 f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
-                "--max_steps or --num_epochs to go on; --overwrite starts anew"
+                "--max_steps or --num_epochs to continue; --overwrite starts again"
             )
         return TrainResult(folder.path, run.step, run.accuracy, trainer.state())
 

@@ -78,7 +78,7 @@ def write(path: Path, step: int, tensors: Tensors, trainer_state: dict) -> None:
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads and verifies a folder; CheckpointError says what is wrong with it."""
+    """Reads and verifies a folder, or raises CheckpointError with the reason."""
     try:
         _check_files(path)
         state = _json(path / _STATE)

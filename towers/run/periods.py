@@ -11,7 +11,7 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class Periods:
-    """When what is due in a run; a period of 0 is never due.
+    """The periods of a run; a period of 0 is never due.
 
     Attributes:
         total_steps: steps of the whole run; its last step is logged and evaluated.

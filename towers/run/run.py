@@ -160,7 +160,7 @@ def check_stored_config(
         )
         raise ConfigError(
             f"{folder.path} holds another run: {listed}. Choose another --workdir, "
-            f"start anew with --overwrite, or --allow_change={','.join(refused)}"
+            f"start again with --overwrite, or --allow_change={','.join(refused)}"
         )
 
 

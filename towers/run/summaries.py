@@ -164,7 +164,7 @@ class Board:
 
 
 def image_grid(images: np.ndarray, most: int = 64) -> np.ndarray:
-    """Images beside each other, each stretched to its own range.
+    """Images next to each other, each stretched to the range [0, 1].
 
     Args:
         images: floats [n, height, width, channels].

@@ -70,7 +70,7 @@ class Watchdog:
         interruptible: the activities of `trainer.progress` that may be abandoned:
             nothing that a checkpoint needs is being written.
         stuck_after_secs: an activity is stuck after so many seconds without progress; 0
-            waits for ever.
+            waits forever.
         say: takes a line for the user.
         clock: seconds, as `time.monotonic`.
 
@@ -211,7 +211,7 @@ class _Worker:
     Attributes:
         ended: set when the function has returned.
         is_busy: whether it is in an activity.
-        activity: the name of that; None where the trainer's own is meant.
+        activity: the name of that; None for the trainer's activity.
         must_end: whether that must not be abandoned.
         beats: changes with every activity and with progress inside one.
     """
