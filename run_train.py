@@ -11,7 +11,7 @@ import pathlib
 
 from absl import flags
 
-from towers import quiet_imports
+from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
 from towers.run import watchdog
@@ -25,7 +25,9 @@ WORKDIR = flags.DEFINE_string(
     "workdir", None, "Folder of the run; runs/<recipe> by default."
 )
 OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "Remove what an earlier run left in the folder; start anew."
+    "overwrite",
+    False,
+    "Remove the files of an earlier run in the folder and start again.",
 )
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
@@ -42,11 +44,9 @@ def main(_):
     )
     if remark:
         print(remark)
-    with quiet_imports():
-        from towers import training
-    training.train(
-        config,
+    train(
         WORKDIR.value or pathlib.Path("runs") / name,
+        config,
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
     )

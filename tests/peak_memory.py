@@ -1,4 +1,4 @@
-"""A child process of test_memory: trains a few steps and says how much it took.
+"""A child process of test_memory: trains a few steps and prints its peak of memory.
 
 peak_memory.py STRATEGY NUM_TOWERS GROUP_SIZE
 """
@@ -31,11 +31,11 @@ def main(strategy, num_towers, group_size):
     parts = build.build(config)
     parts = measure.on_still_batch(parts)
 
-    # From here on, and not while the data were made.
+    # Measured from here on, not while the data are made.
     memory = measure.PeakMemory(chosen)
-    trained = build.create_strategy(config, parts, chosen)
-    accounts = trained.memory()
-    trained.train(3)
+    trainer = build.create_strategy(config, parts, chosen)
+    accounts = trainer.memory()
+    trainer.train(3)
     peak = memory.more_bytes()
     accounted = sum(account.total for account in accounts)
     print(json.dumps({"peak": peak, "accounted": accounted}))

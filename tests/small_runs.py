@@ -1,7 +1,12 @@
-"""Runs of a few steps on a few images, and places where a test may halt them."""
+"""Runs of a few steps on a few images, and places where a test can halt them."""
 
+import atexit
+import dataclasses
+import functools
 import json
 import pathlib
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 
@@ -19,10 +24,24 @@ from towers.data.sources import ArraySource, DataSet, Source, channel_moments
 from towers.models import cnn
 from towers.models.layers import Dropout
 from towers.optim import losses
+from towers.run import checkpoints
+from towers.run.checkpoint_files import Checkpoint
 
 NUM_TRAIN, NUM_TEST = 50, 23
 IMAGE_SHAPE = (8, 8, 3)
 CLASS_NAMES = ("a", "b", "c", "d", "e")
+
+# Options of a run with held-out images.
+HELD_OUT = {
+    "validation_fraction": 0.4,  # 30 images are left, three steps of an epoch
+    "eval_every_epochs": 1.0,
+    "num_epochs": 5.0,
+    "checkpoint_every_steps": 1,
+    "keep_checkpoints": 1,
+    # The rate rises tenfold with every epoch, so the first epochs are the best.
+    "decay_factor": 10.0,
+    "epochs_per_decay": 1.0,
+}
 
 
 def small_config(**changes) -> Config:
@@ -77,7 +96,7 @@ def small_data(before_read: Callable[[], None] | None = None) -> DataSet:
 
 
 class _WatchedSource:
-    """A source that tells of each read before it takes place."""
+    """A source that calls a function before each read."""
 
     def __init__(self, source: Source, before_read: Callable[[], None]):
         self.num_examples = source.num_examples
@@ -101,7 +120,7 @@ def _operation(call):
 
 
 def linear_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
-    """The least that can be trained, for what does not depend on the network."""
+    """The smallest network, for tests that do not depend on the network."""
     images = keras.Input(image_shape, name="images")
     x = layers.Flatten(name="flatten")(images)
     logits = layers.Dense(num_classes, kernel_regularizer=regularizer, name="logits")
@@ -114,7 +133,7 @@ def dropout_network(*, image_shape, num_classes, width, regularizer) -> keras.Mo
 
 
 def full_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:
-    """Convolution, batch normalisation, pooling, dropout: all that has a state."""
+    """Convolution, batch normalization, pooling, dropout: everything with a state."""
     return _network(image_shape, num_classes, regularizer, batch_norm=True)
 
 
@@ -144,10 +163,10 @@ def use(
 
 
 def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> None:
-    """Has `halt` called each time when a run on the small data comes to a place.
+    """Calls `halt` each time when a run on the small data reaches a place.
 
     Args:
-        patch: undoes it.
+        patch: reverts it.
         place: "tracing" the step; "computing" the loss of a tower; "waiting" for a
             batch; "drawing" the batch of the image summary; "evaluating"; "saving".
         halt: called in a thread that the run waits for.
@@ -181,16 +200,16 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
         patch.setattr(owner, name, halting(getattr(owner, name)))
 
 
-def join_left_behind() -> None:
-    """Waits for calls that a watchdog has left behind, once what held them is gone."""
+def join_abandoned() -> None:
+    """Waits for workers that a watchdog has abandoned, once nothing holds them."""
     for thread in threading.enumerate():
-        if thread.name == "step":
+        if thread.name == "worker":
             thread.join(30)
             assert not thread.is_alive()
 
 
 def records(workdir: pathlib.Path) -> list[dict]:
-    """The lines of `metrics.jsonl` without what depends on the clock."""
+    """The lines of `metrics.jsonl` without the fields that depend on the clock."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     timed = ("images_per_sec", "input_wait_percent")
     return [
@@ -208,6 +227,39 @@ def assert_equal_states(
 
 
 def snapshot(workdir: pathlib.Path) -> dict[str, bytes | None]:
-    """Path -> content of all that lies in a run's folder, but for its lock."""
+    """Path -> content of everything in a run's folder except its lock."""
     paths = (p for p in workdir.rglob("*") if p.name != ".lock")
     return {str(p): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """An uninterrupted run: its folder, not to be changed, final state and records."""
+
+    path: pathlib.Path
+    state: dict
+    records: list
+
+
+@functools.cache
+def uninterrupted(config: Config, network=linear_network) -> Finished:
+    """The uninterrupted run of a Config on the small data; each is trained once."""
+    workdir = pathlib.Path(tempfile.mkdtemp(prefix="uninterrupted-"))
+    atexit.register(shutil.rmtree, workdir, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, network)
+        state = training.train(workdir, config).state
+    return Finished(workdir, state, records(workdir))
+
+
+def half_way(workdir: pathlib.Path) -> pathlib.Path:
+    """Makes the folder of a run that has taken five of its ten steps."""
+    return shutil.copytree(uninterrupted(small_config(max_steps=5)).path, workdir)
+
+
+def saved(workdir: pathlib.Path) -> Checkpoint:
+    return checkpoints.restore_latest(workdir / "checkpoints")
+
+
+def saved_steps(workdir: pathlib.Path) -> list[int]:
+    return checkpoints.list_steps(workdir / "checkpoints")

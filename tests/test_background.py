@@ -1,4 +1,4 @@
-"""Jobs run one at a time, beside their owner, and their errors are not lost."""
+"""Jobs run one at a time, next to their owner, and their errors are not lost."""
 
 import threading
 
@@ -13,29 +13,29 @@ def fail():
 
 
 def test_the_owner_goes_on_and_the_next_job_waits():
-    seen, may_end = [], threading.Event()
+    done, may_end = [], threading.Event()
 
     def slow_job():
         assert may_end.wait(30)
-        seen.append("first")
+        done.append("first")
 
     with Background() as background:
         background.submit(slow_job)
         background.check()  # waits for nothing
-        assert seen == []
+        assert done == []
         threading.Timer(0.05, may_end.set).start()
-        background.submit(lambda: seen.append("second"))
-        assert seen[0] == "first"
+        background.submit(lambda: done.append("second"))
+        assert done[0] == "first"
         background.wait()
-        assert seen == ["first", "second"]
+        assert done == ["first", "second"]
 
 
 def test_the_end_waits_for_the_last_job():
-    seen, may_end = [], threading.Event()
+    done, may_end = [], threading.Event()
     threading.Timer(0.05, may_end.set).start()
     with Background() as background:
-        background.submit(lambda: may_end.wait(30) and seen.append("done"))
-    assert seen == ["done"]
+        background.submit(lambda: may_end.wait(30) and done.append("done"))
+    assert done == ["done"]
 
 
 @pytest.mark.parametrize("call", ["submit", "wait", "check", "leave"])
@@ -64,16 +64,16 @@ def test_an_error_is_raised_by_the_next_call_and_once(call):
 
 
 def test_an_error_at_the_end_does_not_hide_why_it_ends():
-    said = []
+    lines = []
     with pytest.raises(KeyError, match="the reason"):
-        with Background(said.append) as background:
+        with Background(lines.append) as background:
             background.submit(fail)
             raise KeyError("the reason")
-    assert said == ["the disk is full"]
+    assert lines == ["the disk is full"]
 
 
 def test_a_job_that_never_ends_does_not_hold_up_an_error(monkeypatch):
-    monkeypatch.setattr("towers.background._LATE_SECS", 0.05)
+    monkeypatch.setattr("towers.run.background._LATE_SECS", 0.05)
     released = threading.Event()
     with pytest.raises(KeyError, match="the reason"):
         with Background() as background:

@@ -18,16 +18,16 @@ EXIT_CODES = {
 
 
 def test_exit_codes_are_the_promised_ones():
-    found = {
+    exit_codes = {
         name: error.exit_code
         for name, error in inspect.getmembers(errors, inspect.isclass)
         if issubclass(error, errors.TowersError) and error is not errors.TowersError
     }
-    assert found == EXIT_CODES
+    assert exit_codes == EXIT_CODES
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)
-def test_every_error_is_told_in_one_line_and_none_is_another(name):
+def test_every_error_is_one_line_and_none_is_another(name):
     error = getattr(errors, name)("batch_size=0: must be at least 1")
     assert str(error) == "batch_size=0: must be at least 1"
     assert isinstance(error, errors.TowersError)

@@ -34,7 +34,7 @@ def finished_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         small_runs.use(patch)
-        train(CONFIG, workdir)
+        train(workdir, CONFIG)
     return workdir
 
 
@@ -62,7 +62,7 @@ def count_correct(workdir, step, use_ema):
 )
 def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
     config = dataclasses.replace(CONFIG, batch_size=batch_size, num_towers=num_towers)
-    result = evaluate(config, workdir)
+    result = evaluate(workdir, config)
     assert result["test_images"] == NUM_TEST
     assert result["test_correct"] == count_correct(workdir, 10, use_ema=True)
     assert result["test_accuracy"] == result["test_correct"] / NUM_TEST
@@ -71,7 +71,7 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
 @pytest.mark.parametrize("use_ema", [True, False])
 @pytest.mark.parametrize("step", [4, 10])
 def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir, step, use_ema):
-    result = evaluate(CONFIG, workdir, step=step, use_ema=use_ema)
+    result = evaluate(workdir, CONFIG, step=step, use_ema=use_ema)
     assert result["step"] == step
     assert result["test_correct"] == count_correct(workdir, step, use_ema)
 
@@ -87,7 +87,7 @@ def test_the_choices_differ(workdir):
 def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     workdir, capfd
 ):
-    result = evaluate(CONFIG, workdir)
+    result = evaluate(workdir, CONFIG)
     assert result["step"] == 10
     line = f"step 10: accuracy {result['test_accuracy']:.4f} ({result['test_correct']}"
     assert capfd.readouterr().out.splitlines()[-1] == f"{line} of {NUM_TEST})"
@@ -110,49 +110,49 @@ def test_training_speed_leaves_out_the_first_call(workdir):
     stored = checkpoints.restore_latest(workdir / "checkpoints").trainer_state
     assert stored["timed_steps"] == 9
     expected = 9 * 10 / stored["timed_secs"]
-    assert evaluate(CONFIG, workdir)["images_per_sec"] == pytest.approx(expected)
+    assert evaluate(workdir, CONFIG)["images_per_sec"] == pytest.approx(expected)
     assert stored["train_secs"] > stored["timed_secs"]
 
 
 def test_a_run_without_averages_is_evaluated_raw(tmp_path):
     config = small_config(ema_decay=0.0, max_steps=1)
-    train(config, tmp_path)
-    assert evaluate(config, tmp_path)["test_images"] == NUM_TEST
+    train(tmp_path, config)
+    assert evaluate(tmp_path, config)["test_images"] == NUM_TEST
     with pytest.raises(ConfigError, match="use_ema.* ema_decay is 0"):
-        evaluate(config, tmp_path, use_ema=True)
+        evaluate(tmp_path, config, use_ema=True)
 
 
 def test_the_test_set_is_reported_even_where_others_were_held_out(tmp_path):
     config = small_config(validation_fraction=0.2, max_steps=1)
-    train(config, tmp_path)
-    assert evaluate(config, tmp_path)["test_images"] == NUM_TEST
+    train(tmp_path, config)
+    assert evaluate(tmp_path, config)["test_images"] == NUM_TEST
 
 
 def test_without_a_checkpoint_it_says_so(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint yet; train first"):
-        evaluate(CONFIG, tmp_path)
+        evaluate(tmp_path, CONFIG)
     with pytest.raises(CheckpointError, match="no checkpoint of step 3"):
-        evaluate(CONFIG, tmp_path, step=3)
+        evaluate(tmp_path, CONFIG, step=3)
 
 
 def test_a_missing_step_lists_those_there_are(workdir):
     with pytest.raises(CheckpointError, match="step 5 in .* has: 4, 8, 10$"):
-        evaluate(CONFIG, workdir, step=5)
+        evaluate(workdir, CONFIG, step=5)
 
 
-def test_a_damaged_last_checkpoint_is_told_of_and_the_one_before_evaluated(
+def test_a_damaged_last_checkpoint_is_reported_and_the_one_before_evaluated(
     workdir, capfd
 ):
     damaged = workdir / "checkpoints" / "step-00000010"
     (damaged / "tensors.index").unlink()
-    assert evaluate(CONFIG, workdir)["step"] == 8
+    assert evaluate(workdir, CONFIG)["step"] == 8
     assert f"rejected checkpoint {damaged}: " in capfd.readouterr().out
 
 
 def test_another_model_is_refused(workdir, monkeypatch):
     small_runs.use(monkeypatch, small_runs.dropout_network)
     with pytest.raises(CheckpointError, match="another model: params/conv1/kernel"):
-        evaluate(CONFIG, workdir)
+        evaluate(workdir, CONFIG)
 
 
 class Arriving:
@@ -178,17 +178,17 @@ def test_following_evaluates_each_new_checkpoint_until_the_last(
 ):
     sleep = Arriving(workdir, STEPS)
     config = dataclasses.replace(CONFIG, batch_size=batch_size)
-    result = evaluate(config, workdir, eval_interval_secs=7.0, sleep=sleep)
+    result = evaluate(workdir, config, eval_interval_secs=7.0, sleep=sleep)
     assert result["step"] == 10
     assert sleep.slept == [7.0] * 3
-    told = re.findall(r"^step (\d+): accuracy", capfd.readouterr().out, re.MULTILINE)
-    assert told == ["4", "8", "10"]
+    steps = re.findall(r"^step (\d+): accuracy", capfd.readouterr().out, re.MULTILINE)
+    assert steps == ["4", "8", "10"]
 
 
 def test_following_ends_where_max_steps_ends_the_run(workdir):
     sleep = Arriving(workdir, [4, 8])
     config = dataclasses.replace(CONFIG, max_steps=8)
-    result = evaluate(config, workdir, eval_interval_secs=1.0, sleep=sleep)
+    result = evaluate(workdir, config, eval_interval_secs=1.0, sleep=sleep)
     assert result["step"] == 8
     assert len(sleep.slept) == 2
 
@@ -203,14 +203,14 @@ def test_following_does_not_evaluate_a_checkpoint_twice(workdir, capfd):
         if len(naps) % 2:
             arrive(secs)
 
-    evaluate(CONFIG, workdir, eval_interval_secs=1.0, sleep=sometimes)
+    evaluate(workdir, CONFIG, eval_interval_secs=1.0, sleep=sometimes)
     assert len(naps) == 5
     assert capfd.readouterr().out.count(": accuracy") == 3
 
 
 def test_following_one_step_is_a_contradiction(workdir):
     with pytest.raises(ConfigError, match="step=4 with eval_interval_secs=60"):
-        evaluate(CONFIG, workdir, step=4, eval_interval_secs=60.0)
+        evaluate(workdir, CONFIG, step=4, eval_interval_secs=60.0)
 
 
 HOLDER = """
@@ -224,9 +224,7 @@ with RunFolder(sys.argv[1]).lock() as describe:
 
 
 @pytest.mark.parametrize("device", ["GPU", "CPU"])
-def test_beside_a_training_run_that_holds_the_gpus_it_takes_the_cpu(
-    workdir, capfd, device
-):
+def test_next_to_a_training_run_on_the_gpus_it_takes_the_cpu(workdir, capfd, device):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(workdir), device],
         stdin=subprocess.PIPE,
@@ -236,7 +234,7 @@ def test_beside_a_training_run_that_holds_the_gpus_it_takes_the_cpu(
     with holder:
         assert holder.stdout.readline() == b"held\n"
         assert RunFolder(workdir).holder()["device"] == device
-        assert evaluate(config, workdir)["step"] == 10
+        assert evaluate(workdir, config)["step"] == 10
         holder.kill()
     line = (
         f"process {holder.pid} trains this run on the GPUs, so the evaluation runs on "

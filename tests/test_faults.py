@@ -1,4 +1,4 @@
-"""The commands as users and schedulers meet them: exit code, message, what is on disk.
+"""The commands as users and schedulers run them: exit code, message, files.
 
 Every test runs processes of its own; "row" is one of reliability.md. Starting
 TensorFlow takes some seconds, so most of them are marked slow.
@@ -258,8 +258,8 @@ def test_row_12_the_same_command_continues_to_the_same_end(
     program = start(small(place, nth, hold_secs), *flags)
     program.wait_for(f"halted at {place}")
     stop(program, number, signal.SIGTERM)
-    told = re.search(r"^SIG\w+: step 4 is finished first$", program.output, re.M)
-    assert bool(told) == (hold_secs == 7)
+    line = re.search(r"^SIG\w+: step 4 is finished first$", program.output, re.M)
+    assert bool(line) == (hold_secs == 7)
 
     program = start(small(), *flags)
     assert program.wait() == 0, program.output
@@ -311,7 +311,7 @@ def test_row_1_killed_many_times_in_a_row(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_row_13_the_second_process_is_told_who_holds_the_folder(start, fails, tmp_path):
+def test_row_13_the_second_process_names_the_first(start, fails, tmp_path):
     first = start(small("waiting", 6, 60), *RUN, "--workdir=run")
     first.wait_for("step 3/10")
     line = fails(2, small(), *RUN, "--workdir=run")

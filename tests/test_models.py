@@ -21,7 +21,7 @@ from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import factories
-from towers.config.choices import MODELS
+from towers.config.choices import MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models import (
     adapt,

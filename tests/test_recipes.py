@@ -74,7 +74,7 @@ def train_two_steps(recipe, workdir, monkeypatch, **changes):
         eval_every_epochs=0.0,
         summary_every_steps=0,
     )
-    state = train(config, workdir / "run")
+    state = train(workdir / "run", config).state
     assert state["step"] == 2
     for name, value in state.items():
         assert np.all(np.isfinite(value)), name

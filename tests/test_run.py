@@ -30,7 +30,7 @@ def other_run(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("other")
     with pytest.MonkeyPatch.context() as patch:
         small_runs.use(patch, small_runs.dropout_network)
-        state = train(small_config(max_steps=3), workdir)
+        state = train(workdir, small_config(max_steps=3)).state
     return workdir, state
 
 
@@ -39,7 +39,7 @@ def test_a_new_run_starts_from_another_ones_parameters(
 ):
     workdir, theirs = other_run
     small_runs.use(monkeypatch, small_runs.dropout_network)
-    state = train(small_config(**STILL, seed=5, init_from=str(workdir)), tmp_path)
+    state = train(tmp_path, small_config(**STILL, seed=5, init_from=str(workdir))).state
     assert state["step"] == 1
     for name, value in theirs.items():
         kind, _, variable = name.partition("/")
@@ -55,9 +55,11 @@ def test_what_does_not_fit_is_drawn_and_listed(tmp_path, other_run, monkeypatch,
     """The other network has batch normalisation in the place of a bias."""
     workdir, theirs = other_run
     small_runs.use(monkeypatch, small_runs.full_network)
-    train(small_config(**STILL), tmp_path / "drawn")
+    train(tmp_path / "drawn", small_config(**STILL))
     capfd.readouterr()
-    state = train(small_config(**STILL, init_from=str(workdir)), tmp_path / "taken")
+    state = train(
+        tmp_path / "taken", small_config(**STILL, init_from=str(workdir))
+    ).state
     drawn = checkpoints.restore_latest(tmp_path / "drawn" / "checkpoints").tensors
 
     for name in ("params/conv1/kernel", "params/logits/kernel", "params/logits/bias"):
@@ -83,13 +85,13 @@ def test_a_run_that_was_begun_continues_and_does_not_start_again(
 ):
     workdir, _ = other_run
     small_runs.use(monkeypatch, small_runs.dropout_network)
-    train(small_config(max_steps=1, init_from=str(workdir)), tmp_path)
+    train(tmp_path, small_config(max_steps=1, init_from=str(workdir)))
     capfd.readouterr()
-    train(small_config(max_steps=2, init_from=str(workdir)), tmp_path)
+    train(tmp_path, small_config(max_steps=2, init_from=str(workdir)))
     out = capfd.readouterr().out
     assert "restored step 1" in out and "starting from" not in out
     with pytest.raises(ConfigError, match="init_from was .* and is ''"):
-        train(small_config(max_steps=3), tmp_path)
+        train(tmp_path, small_config(max_steps=3))
 
 
 def test_a_folder_without_a_checkpoint_or_with_nothing_that_fits_is_refused(
@@ -98,11 +100,11 @@ def test_a_folder_without_a_checkpoint_or_with_nothing_that_fits_is_refused(
     workdir, _ = other_run
     small_runs.use(monkeypatch, network_of_other_names)
     with pytest.raises(CheckpointError, match=r"^init_from=nowhere: .* no checkpoint"):
-        train(small_config(init_from="nowhere"), tmp_path / "a")
+        train(tmp_path / "a", small_config(init_from="nowhere"))
     with pytest.raises(
         CheckpointError, match=r"nothing in .* fits; params/last/kernel"
     ):
-        train(small_config(init_from=str(workdir)), tmp_path / "b")
+        train(tmp_path / "b", small_config(init_from=str(workdir)))
 
 
 # Checkpoints are written while training goes on.
@@ -134,9 +136,11 @@ def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
     saves_as(monkeypatch, slow_save)
     config = small_config(checkpoint_every_steps=5, log_every_steps=1)
-    train(config, tmp_path / "slow")
+    train(tmp_path / "slow", config)
     written = checkpoints.restore_step(tmp_path / "slow" / "checkpoints", 5)
-    until_then = train(dataclasses.replace(config, max_steps=5), tmp_path / "short")
+    until_then = train(
+        tmp_path / "short", dataclasses.replace(config, max_steps=5)
+    ).state
     for name, value in until_then.items():
         np.testing.assert_array_equal(written.tensors[name], value, err_msg=name)
 
@@ -153,11 +157,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     small_runs.use(monkeypatch)
     saves_as(monkeypatch, full_disk)
     with pytest.raises(CheckpointError, match=f"cannot save step {failing}"):
-        train(small_config(checkpoint_every_steps=2), tmp_path)
+        train(tmp_path, small_config(checkpoint_every_steps=2))
     steps = checkpoints.list_steps(tmp_path / "checkpoints")
     assert failing not in steps
     if failing == 10:
         assert steps[-1] == 8
     monkeypatch.undo()
     small_runs.use(monkeypatch)
-    assert train(small_config(checkpoint_every_steps=2), tmp_path)["step"] == 10
+    assert train(tmp_path, small_config(checkpoint_every_steps=2)).step == 10

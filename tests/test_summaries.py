@@ -1,4 +1,4 @@
-"""What a run tells, read back by TensorBoard's and Python's own readers (row 32)."""
+"""Reports of a run, read back by TensorBoard's and Python's readers (row 32)."""
 
 import json
 
@@ -160,8 +160,8 @@ def test_scalars_can_be_read_at_once_and_vectors_have_a_curve_per_tower(tmp_path
     board = Board(tmp_path, "train")
     board.scalars(10, {"loss": 0.5, "tower_losses": np.array([0.25, 0.75])})
     board.scalars(20, {"loss": np.float32(0.25)})
-    found = read_board(tmp_path, "train")
-    assert found == {
+    board = read_board(tmp_path, "train")
+    assert board == {
         "loss": [(10, 0.5), (20, 0.25)],
         "tower_losses/tower_0": [(10, 0.25)],
         "tower_losses/tower_1": [(10, 0.75)],
@@ -180,9 +180,9 @@ def test_histograms_count_every_element_at_once(tmp_path):
     board = Board(tmp_path, "train")
     board.histograms(7, {"conv1/kernel": kernel, "conv1/bias": tf.zeros(4)}, "params")
     # A run may end without a chance to close the file.
-    found = read_board(tmp_path, "train")
-    assert set(found) == {"params/conv1/kernel", "params/conv1/bias"}
-    ((step, buckets),) = found["params/conv1/kernel"]
+    board = read_board(tmp_path, "train")
+    assert set(board) == {"params/conv1/kernel", "params/conv1/bias"}
+    ((step, buckets),) = board["params/conv1/kernel"]
     assert step == 7
     assert buckets[:, 2].sum() == kernel.size
     assert buckets[0, 0] == pytest.approx(kernel.min())

@@ -1,4 +1,4 @@
-"""Calls under watch: errors, signals, stuck steps; reliability.md, rows 12, 15."""
+"""The watched worker: results, errors, signals, stuck steps; rows 12 and 15."""
 
 import itertools
 import os
@@ -16,30 +16,38 @@ from towers.run.watchdog import Watchdog
 WAIT_SECS = 30  # for what should come at once
 
 
-class Call:
-    """A call that goes on until it is released, and where it stands."""
+class Trainer:
+    """A trainer in its seventh step, which goes on until it is released."""
 
-    def __init__(self, phase="computing"):
-        self.released = threading.Event()
-        self.asked_to_stop = threading.Event()
-        self.steps, self.phase = 6, phase
+    def __init__(self, activity="computing"):
+        self.released, self.asked_to_stop = threading.Event(), threading.Event()
+        self.steps, self.activity = 6, activity
 
-    def __call__(self):
+    def train(self):
         assert self.released.wait(WAIT_SECS)
         self.steps += 1
         return "result"
 
     def progress(self):
-        return self.steps, self.phase
+        return self.steps, self.activity
 
-    def watched_by(self, dog, **kwargs):
-        return dog.run(
-            self,
-            progress=self.progress,
-            interruptible=("waiting",),
-            request_stop=self.asked_to_stop.set,
-            **kwargs,
-        )
+    def request_stop(self):
+        self.asked_to_stop.set()
+
+
+def watch(trainer, **kwargs):
+    return Watchdog(trainer, ("waiting",), **kwargs)
+
+
+def train(dog, trainer):
+    """The function of a worker that trains."""
+    with dog.training():
+        return trainer.train()
+
+
+@pytest.fixture(autouse=True)
+def short_ticks(monkeypatch):
+    monkeypatch.setattr(watchdog, "_TICK_SECS", 0.01)
 
 
 @pytest.fixture
@@ -48,153 +56,331 @@ def short_grace(monkeypatch):
 
 
 def clock(*times):
-    """Seconds to be told one after the other; the last one stays."""
+    """Reads these seconds one after the other; the last one stays."""
     return itertools.chain(times, itertools.repeat(times[-1])).__next__
 
 
+def join_worker():
+    for thread in threading.enumerate():
+        if thread.name == "worker":
+            thread.join(WAIT_SECS)
+            assert not thread.is_alive()
+
+
 def test_a_result_passes_through():
-    call = Call()
-    call.released.set()
-    assert call.watched_by(Watchdog()) == "result"
+    assert Watchdog(Trainer()).run(divmod, 7, 2) == (3, 1)
 
 
 def test_an_error_passes_through():
-    def call():
-        raise ZeroDivisionError("out of the call")
+    with pytest.raises(ZeroDivisionError):
+        Watchdog(Trainer()).run(divmod, 7, 0)
 
-    with pytest.raises(ZeroDivisionError, match="out of the call"):
-        Watchdog().run(call, progress=lambda: (0, ""), interruptible=())
+
+def test_the_function_runs_in_one_other_thread():
+    thread = Watchdog(Trainer()).run(threading.current_thread)
+    assert thread.name == "worker" and thread.daemon
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_waiting_call_is_left_behind_after_the_grace(number, short_grace):
-    call = Call("waiting")
-    with Watchdog() as dog:
+def test_a_waiting_trainer_is_abandoned_after_the_grace(number, short_grace):
+    trainer = Trainer("waiting")
+    with watch(trainer) as dog:
         os.kill(os.getpid(), number)
         message = rf"^stopped by {number.name} while waiting$"
         with pytest.raises(Preempted, match=message):
-            call.watched_by(dog)
-        assert dog.stopped_by == number.name
-    assert call.asked_to_stop.is_set()
-    call.released.set()
+            dog.run(train, dog, trainer)
+        assert dog.stopped_by == number.name and dog.stop_requested
+    assert trainer.asked_to_stop.is_set()
+    trainer.released.set()
 
 
-def test_a_call_that_returns_within_the_grace_gives_its_result():
-    call = Call("waiting")
-    call.released = call.asked_to_stop
-    with Watchdog() as dog:
+def test_a_trainer_that_returns_within_the_grace_gives_its_result():
+    trainer = Trainer("waiting")
+    trainer.released = trainer.asked_to_stop
+    with watch(trainer) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert call.watched_by(dog) == "result"
+        assert dog.run(train, dog, trainer) == "result"
         assert dog.stopped_by == "SIGTERM"
 
 
-def test_a_computing_step_is_finished_and_a_long_one_is_told_of_once(monkeypatch):
+def test_a_computing_step_is_finished_and_a_long_one_announced_once(monkeypatch):
     monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.15)
-    call, said = Call("computing"), []
+    trainer, lines = Trainer("computing"), []
 
     def say(line):
-        said.append(line)
-        threading.Timer(0.4, call.released.set).start()
+        lines.append(line)
+        threading.Timer(0.4, trainer.released.set).start()
 
-    with Watchdog(say=say) as dog:
+    with watch(trainer, say=say) as dog:
         os.kill(os.getpid(), signal.SIGINT)
-        assert call.watched_by(dog) == "result"
-    assert said == ["SIGINT: step 7 is finished first"]
+        assert dog.run(train, dog, trainer) == "result"
+    assert lines == ["SIGINT: step 7 is finished first"]
 
 
-def test_a_call_that_turns_from_computing_to_waiting_is_left_behind_then(short_grace):
-    call = Call("computing")
+def test_a_trainer_that_turns_from_computing_to_waiting_is_abandoned_then(short_grace):
+    trainer = Trainer("computing")
 
-    def progress():
-        if call.asked_to_stop.is_set():
-            call.phase = "waiting"
-        return call.steps, call.phase
+    def request_stop():
+        trainer.activity = "waiting"
 
-    call.progress = progress
-    with Watchdog() as dog:
+    trainer.request_stop = request_stop
+    with watch(trainer) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Preempted):
-            call.watched_by(dog)
-    call.released.set()
+            dog.run(train, dog, trainer)
+    trainer.released.set()
+
+
+def test_a_state_that_is_read_for_a_checkpoint_is_never_abandoned(short_grace):
+    trainer = Trainer("waiting")
+    times = iter(range(8))
+
+    def tick():
+        now = next(times, None)
+        if now is None:
+            trainer.released.set()
+            return 8
+        return now
+
+    def save(dog):
+        with dog.saving():
+            return trainer.train()
+
+    with watch(trainer, say=lambda line: None, clock=tick) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert dog.run(save, dog) == "result"
+
+
+def test_outside_of_an_activity_the_worker_is_neither_abandoned_nor_stuck():
+    trainer = Trainer("waiting")
+    times = iter(range(0, 8000, 1000))
+
+    def tick():
+        now = next(times, None)
+        if now is None:
+            trainer.released.set()
+            return 8000
+        return now
+
+    with watch(trainer, stuck_after_secs=600, clock=tick) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert dog.run(trainer.train) == "result"
+
+
+# Abandoned workers.
+
+
+def evaluate(dog, released, touched):
+    with dog.activity("evaluating"):
+        assert released.wait(WAIT_SECS)
+    touched.append("the record")
+
+
+def test_an_abandoned_worker_ends_where_it_leaves_its_activity():
+    released, touched = threading.Event(), []
+    with Watchdog(Trainer(), clock=clock(0, 0, 1000)) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted, match="^stopped by SIGTERM while evaluating$"):
+            dog.run(evaluate, dog, released, touched)
+        # The next worker is not affected, nor does it revive the first.
+        assert dog.run(divmod, 7, 2) == (3, 1)
+        released.set()
+        join_worker()
+    assert touched == []
+
+
+def test_an_abandoned_evaluation_ends_at_its_next_batch():
+    batches, released = [], threading.Event()
+
+    def evaluate_batches(dog):
+        with dog.activity("evaluating") as beat:
+            for batch in range(3):
+                batches.append(batch)
+                assert released.wait(WAIT_SECS)
+                beat()
+
+    with Watchdog(Trainer(), clock=clock(0, 0, 1000)) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted):
+            dog.run(evaluate_batches, dog)
+        released.set()
+        join_worker()
+    assert batches == [0]
+
+
+def test_an_activity_is_not_left_while_it_is_being_abandoned():
+    """The trainer returns just while the main thread decides to abandon it."""
+    trainer, touched = Trainer("waiting"), threading.Event()
+
+    def train_and_write(dog):
+        train(dog, trainer)
+        touched.set()
+
+    calls = itertools.count()
+
+    def progress():
+        if next(calls) == 1:  # the grace period is over
+            trainer.released.set()
+            assert not touched.wait(0.2)
+        return 6, "waiting"
+
+    trainer.progress = progress
+    with watch(trainer, clock=clock(0, 0, 1000)) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Preempted):
+            dog.run(train_and_write, dog)
+        join_worker()
+    assert trainer.steps == 7 and not touched.is_set()
+
+
+def test_a_worker_that_has_left_its_activity_is_not_abandoned():
+    left, released, returned = (threading.Event() for _ in range(3))
+    times = iter([0, 0])
+
+    def tick():
+        now = next(times, None)
+        if now is None:  # the grace period is over just when the activity is
+            released.set()
+            assert left.wait(WAIT_SECS)
+            returned.set()
+            return 1000
+        return now
+
+    def evaluate_and_write(dog):
+        with dog.activity("evaluating"):
+            assert released.wait(WAIT_SECS)
+        left.set()
+        assert returned.wait(WAIT_SECS)
+        return "written"
+
+    with Watchdog(Trainer(), clock=tick) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert dog.run(evaluate_and_write, dog) == "written"
+
+
+def test_a_stuck_worker_ends_as_well_once_it_goes_on():
+    released, touched = threading.Event(), []
+    dog = Watchdog(Trainer(), stuck_after_secs=600, clock=clock(0, 0, 601))
+    with pytest.raises(StuckError, match="^step 7 .* while evaluating$"):
+        dog.run(evaluate, dog, released, touched)
+    released.set()
+    join_worker()
+    assert touched == []
+
+
+# Signals.
 
 
 def test_a_second_signal_changes_nothing_but_the_name():
-    call = Call()
-    call.released = call.asked_to_stop
-    with Watchdog() as dog:
+    trainer = Trainer()
+    trainer.released = trainer.asked_to_stop
+    with watch(trainer) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        assert call.watched_by(dog) == "result"
+        assert dog.run(train, dog, trainer) == "result"
         assert dog.stopped_by == "SIGINT"
 
 
-def test_the_handlers_from_before_come_back():
+def test_the_handlers_from_before_are_restored():
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    with Watchdog():
+    with Watchdog(Trainer()):
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_outside_of_the_main_thread_it_watches_without_signals():
-    results = []
+    before, results = signal.getsignal(signal.SIGTERM), []
 
     def work():
-        with Watchdog() as dog:
-            call = {"progress": lambda: (0, ""), "interruptible": ()}
-            results.append(dog.run(lambda: 5, **call))
+        with Watchdog(Trainer()) as dog:
+            assert signal.getsignal(signal.SIGTERM) is before
+            results.append(dog.run(divmod, 7, 2))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(WAIT_SECS)
-    assert results == [5]
+    assert results == [(3, 1)]
 
 
-def test_a_stuck_step_is_reported_with_step_phase_and_stacks(capfd):
-    call = Call("waiting for data")
-    dog = Watchdog(stuck_after_secs=600, clock=clock(0.0, 0.0, 599.0, 601.0))
+# Stuck steps.
+
+
+def test_a_stuck_step_is_reported_with_step_activity_and_stacks(capfd):
+    trainer = Trainer("waiting for data")
+    dog = watch(trainer, stuck_after_secs=600, clock=clock(0.0, 0.0, 599.0, 601.0))
     message = (
         r"^step 7 was not finished within 600 s \(--stuck_after_secs\), "
         "while waiting for data$"
     )
     with pytest.raises(StuckError, match=message):
-        call.watched_by(dog)
-    call.released.set()
+        dog.run(train, dog, trainer)
+    trainer.released.set()
     stacks = capfd.readouterr().err
     assert "Thread" in stacks and "test_watchdog.py" in stacks
 
 
-def test_every_finished_step_starts_the_clock_anew():
-    call = Call()
+def test_every_finished_step_restarts_the_clock():
+    trainer = Trainer()
     times = iter([0.0, 0.0, 599.0, 1198.0, 1797.0])
 
     def tick():
         now = next(times, None)
         if now is None:
-            call.released.set()
+            trainer.released.set()
             return 1797.0
-        call.steps += 1
+        trainer.steps += 1
         return now
 
-    assert call.watched_by(Watchdog(stuck_after_secs=600, clock=tick)) == "result"
+    dog = watch(trainer, stuck_after_secs=600, clock=tick)
+    assert dog.run(train, dog, trainer) == "result"
+
+
+def test_every_evaluated_batch_restarts_the_clock():
+    turns = [threading.Event() for _ in range(3)]
+    beats = threading.Semaphore(0)
+    times = iter([599.0, 1198.0, 1797.0])
+
+    def evaluate_batches(dog):
+        with dog.activity("evaluating") as beat:
+            for turn in turns:
+                assert turn.wait(WAIT_SECS)
+                beat()
+                beats.release()
+
+    waiting = iter(turns)
+
+    def tick():
+        turn = next(waiting, None)
+        if turn is None:
+            return 1797.0
+        turn.set()
+        assert beats.acquire(timeout=WAIT_SECS)
+        return next(times)
+
+    dog = Watchdog(Trainer(), stuck_after_secs=600, clock=tick)
+    dog.run(evaluate_batches, dog)
 
 
 def test_without_a_limit_nothing_is_stuck():
-    call = Call()
+    trainer = Trainer()
     times = iter([0.0, 1e6, 2e6])
 
     def tick():
         now = next(times, None)
         if now is None:
-            call.released.set()
+            trainer.released.set()
             return 3e6
         return now
 
-    assert call.watched_by(Watchdog(clock=tick)) == "result"
+    dog = watch(trainer, clock=tick)
+    assert dog.run(train, dog, trainer) == "result"
 
+
+# Before there is a watchdog.
 
 EARLY = """
 import os, signal, sys
-from towers import watchdog
+from towers.run import watchdog
 watchdog.exit_on_signals()
 class Output:  # as if the signal had cut into a print
     def flush(self): raise RuntimeError("reentrant call")

@@ -2,7 +2,7 @@
 
 python train_small.py PLACE NTH HOLD_SECS [flags of run_train.py]
 
-At the n-th time that the run comes to PLACE (see `small_runs.halt_at`; "nowhere" for an
+When the run reaches PLACE for the n-th time (see `small_runs.halt_at`; "nowhere" for an
 ordinary run) it prints a line with the place, and waits there for some seconds.
 """
 
@@ -29,12 +29,12 @@ class Halt:
     def __call__(self) -> None:
         with self._lock:
             self._times += 1
-            time_now = self._times
-        if time_now == self._nth:
+            times = self._times
+        if times == self._nth:
             print(f"halted at {self._place}", flush=True)
             time.sleep(self._hold_secs)
             self._released.set()
-        elif time_now > self._nth:
+        elif times > self._nth:
             self._released.wait()
 
 

@@ -1,7 +1,13 @@
 """towers: train image classifiers on every GPU of a machine, one tower per GPU.
 
-Importing the package imports neither TensorFlow nor Keras; it only settles, while there
-is still time, which backend Keras will take and how much TensorFlow says.
+    from towers import Config, evaluate, train
+
+    result = train("runs/mine", Config(dataset="embedded", num_epochs=2.0))
+    print(result.step, result.accuracy)
+    evaluate("runs/mine")
+
+Importing the package imports neither TensorFlow nor Keras; it only sets, in time, which
+backend Keras uses and how much TensorFlow logs.
 """
 
 import contextlib
@@ -9,8 +15,14 @@ import os
 import re
 import sys
 import tempfile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from towers.config import Config
+    from towers.training import TrainResult
 
 __version__ = "0.1.0"
+__all__ = ["Config", "evaluate", "train"]
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -20,21 +32,114 @@ _CHATTER = re.compile(
 )
 
 
+def train(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    overwrite: bool = False,
+    allow_change: tuple[str, ...] = (),
+) -> "TrainResult":
+    """Trains a run to its end, from its last checkpoint or from the start.
+
+    The same call continues a run that was interrupted. It may be called in a script, in
+    a notebook and in any thread; in the main thread, Ctrl-C and SIGTERM save first.
+
+    Args:
+        workdir: the run's folder; made where it is missing.
+        config: of the run.
+        overwrite: start again; the files of an earlier run there are removed.
+        allow_change: fields that may differ from the stored config although their
+            change makes it another run.
+
+    Returns:
+        The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
+        if there was none) and the `state`, name -> array.
+
+    Raises:
+        TowersError: see `towers.errors`; what was saved stays as it is.
+    """
+    with quiet_imports():
+        from towers import training
+    return training.train(
+        workdir, config, overwrite=overwrite, allow_change=allow_change
+    )
+
+
+def evaluate(
+    workdir: str | os.PathLike,
+    config: "Config | None" = None,
+    *,
+    step: int = 0,
+    use_ema: bool | None = None,
+    eval_interval_secs: float = 0.0,
+) -> dict[str, Any]:
+    """Evaluates the last checkpoint of a run on all test images and reports it.
+
+    Args:
+        workdir: the run's folder.
+        config: the run's, with the device, towers, strategy and batch size of the
+            evaluation; by default the stored one, on all devices that there are.
+        step: evaluate this checkpoint instead of the last.
+        use_ema: moving averages (True) or raw parameters (False); by default averages
+            where the run keeps them.
+        eval_interval_secs: look for a new checkpoint this often until the run's last
+            step is evaluated; 0 evaluates once.
+
+    Returns:
+        The content of the run's `result.json`: "test_accuracy", "test_loss", "step" and
+        so on.
+
+    Raises:
+        TowersError: see `towers.errors`; such as a CheckpointError where there is no
+            checkpoint, or none that is valid and fits.
+    """
+    with quiet_imports():
+        from towers import evaluation
+    return evaluation.evaluate(
+        workdir,
+        config,
+        step=step,
+        use_ema=use_ema,
+        eval_interval_secs=eval_interval_secs,
+    )
+
+
 @contextlib.contextmanager
 def quiet_imports():
-    """Imports TensorFlow inside without the lines that it prints before it can be told
-    not to (it logs while its libraries are loaded, before it reads its log level)."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as held_back:
-        os.dup2(held_back.fileno(), 2)
+    """Imports TensorFlow inside without the lines that it prints before it can be
+    silenced: it logs while its libraries are loaded, before it reads its log level."""
+    try:
+        stderr = None if "tensorflow" in sys.modules else os.dup(2)
+    except OSError:  # there is no standard error to keep quiet
+        stderr = None
+    if stderr is None:
+        yield
+        return
+    _flush_stderr()
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
-            sys.stderr.flush()
+            _flush_stderr()
             os.dup2(stderr, 2)
             os.close(stderr)
-            held_back.seek(0)
-            for line in held_back.read().decode(errors="replace").splitlines():
+            captured.seek(0)
+            for line in captured.read().decode(errors="replace").splitlines():
                 if not _CHATTER.match(line):
                     print(line, file=sys.stderr)
+
+
+def _flush_stderr():
+    """`sys.stderr` may be a notebook's, closed or missing."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stderr.flush()
+
+
+def __getattr__(name: str) -> Any:
+    """Config, which is imported when it is first used."""
+    if name == "Config":
+        from towers.config import Config
+
+        return Config
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

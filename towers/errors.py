@@ -1,8 +1,8 @@
-"""What can go wrong, and the exit code of each.
+"""Errors that end a run in one line, and the exit code of each.
 
-A mistake of the user, bad data, a bad checkpoint and so on are told in one line;
-`run_train.py` and `run_eval.py` turn them into the exit codes of the table in the
-README. Anything else is a defect of ours and keeps its traceback.
+They are mistakes of the user, bad data, a bad checkpoint and so on; `run_train.py` and
+`run_eval.py` end with the exit codes in the table of the README. Any other error is a
+defect of towers and keeps its traceback.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ class TowersError(Exception):
 
 
 class ConfigError(TowersError, ValueError):
-    """A flag, a recipe or the environment asks for what cannot be."""
+    """An option, a recipe or the environment is wrong or does not fit the others."""
 
     exit_code = 2
 
 
 class DataError(TowersError):
-    """A data set is missing, incomplete or not what it should be."""
+    """A data set is missing, incomplete or damaged."""
 
     exit_code = 3
 
@@ -41,7 +41,7 @@ class NumericError(TowersError):
 
 
 class StuckError(TowersError):
-    """A step did not end in the time allowed."""
+    """A step was not finished in the time allowed."""
 
     exit_code = 6
 
@@ -53,7 +53,7 @@ class Preempted(TowersError):
 
 
 def one_line(error: Exception) -> str:
-    """The words of any error in a line of at most 800 characters."""
+    """The message of any error in a line of at most 800 characters."""
     text = " ".join(str(error).split())
     if len(text) > 800:
         text = text[:797] + "..."
@@ -62,17 +62,17 @@ def one_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def data_errors_of_tensorflow() -> Iterator[None]:
-    """Raises a DataError as what it was where TensorFlow has passed it on.
+    """Raises a DataError again as itself where TensorFlow has wrapped it.
 
-    An error in a Python function that a graph or `tf.data` calls comes out as one of
-    TensorFlow's, which holds its type and its words somewhere in its text.
+    An error in a Python function that a graph or `tf.data` calls is raised as one of
+    TensorFlow's, with its type and message somewhere in the text.
     """
     try:
         yield
     except TowersError:
         raise
     except Exception as error:
-        told = re.search(rf"\b{DataError.__name__}: (.*)", str(error))
-        if told is None:
+        match = re.search(rf"\b{DataError.__name__}: (.*)", str(error))
+        if match is None:
             raise
-        raise DataError(told[1]) from None
+        raise DataError(match[1]) from None

@@ -9,45 +9,46 @@ from towers import build
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.parallel import devices as parallel_devices
-from towers.parallel.trainer import Trainer as Strategy
+from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files, checkpoints
 from towers.run.folder import RunFolder
 from towers.run.summaries import Board, say
 
 
 def accuracy(
-    strategy: Strategy, batches: Iterable, use_averages: bool
+    trainer: Trainer, batches: Iterable, use_averages: bool
 ) -> dict[str, float]:
-    """Counts of the strategy's `evaluate`, with "accuracy" and the mean "loss", and
-    "accuracy_tta" with test-time augmentation."""
-    counts = strategy.evaluate(batches, use_averages)
-    found = {
-        "accuracy": counts["correct"] / counts["images"],
-        "loss": counts["loss"] / counts["images"],
+    """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss", and
+    "accuracy_tta" where it uses test-time augmentation."""
+    counts = trainer.evaluate(batches, use_averages)
+    num_images = counts["images"]
+    result = {
+        "accuracy": counts["correct"] / num_images,
+        "loss": counts["loss"] / num_images,
         "correct": int(counts["correct"]),
-        "images": int(counts["images"]),
+        "images": int(num_images),
     }
     if "correct_tta" in counts:
-        found["accuracy_tta"] = counts["correct_tta"] / counts["images"]
-    return found
+        result["accuracy_tta"] = counts["correct_tta"] / num_images
+    return result
 
 
 def record_of(counts: dict[str, float], split: str, suffix: str = "") -> dict:
-    """The accuracies of `accuracy`, called as in every record and on every board."""
+    """The accuracies of `accuracy`, with their names in records and on boards."""
     kinds = ("accuracy", "accuracy_tta")
     return {f"{split}_{k}{suffix}": counts[k] for k in kinds if k in counts}
 
 
 def tta_remark(counts: dict[str, float], config: Config) -> str:
-    """The end of a line about an accuracy: that with test-time augmentation, if any."""
+    """The end of a line about an accuracy: that by test-time augmentation, if any."""
     if "accuracy_tta" not in counts:
         return ""
     return f"; {counts['accuracy_tta']:.4f} by tta={config.tta}"
 
 
 def evaluate(
-    config: Config,
     workdir: str | os.PathLike,
+    config: Config | None = None,
     *,
     step: int = 0,
     use_ema: bool | None = None,
@@ -57,9 +58,9 @@ def evaluate(
     """Evaluates the last checkpoint of a run on all test images and reports it.
 
     Args:
-        config: the run's, with the device, towers, strategy and batch size of the
-            evaluation.
         workdir: the run's folder.
+        config: the run's, with the device, towers, strategy and batch size of the
+            evaluation; by default `RunFolder.evaluation_config`.
         step: evaluate this checkpoint instead of the last.
         use_ema: moving averages (True) or raw parameters (False); by default averages
             where the run keeps them.
@@ -68,7 +69,7 @@ def evaluate(
         sleep: waits for some seconds.
 
     Returns:
-        What was written to `result.json` last.
+        The content of `result.json`.
 
     Raises:
         CheckpointError: there is no checkpoint, or none that is valid and fits.
@@ -80,10 +81,15 @@ def evaluate(
             "checkpoint is evaluated once; drop one of the two"
         )
     folder = RunFolder(workdir)
+    if config is None:
+        config = folder.evaluation_config()
     if use_ema is None:
         use_ema = config.ema_decay > 0
     if use_ema and config.ema_decay == 0:
-        raise ConfigError("use_ema, but this run keeps no averages: its ema_decay is 0")
+        raise ConfigError(
+            "use_ema, but this run keeps no averages: its ema_decay is 0; evaluate the "
+            "parameters with --nouse_ema"
+        )
     devices = parallel_devices.configure(
         _free_device(config.device, folder),
         config.num_towers,
@@ -93,16 +99,18 @@ def evaluate(
     for remark in devices.remarks:
         say(remark)
     parts = build.build(config, trains=False)
-    strategy = build.create_trainer(config, parts, devices)
+    trainer = build.create_trainer(config, parts, devices)
     stream = parts.evaluation_stream(parts.data.test, config.batch_size)
     board = Board(folder.tensorboard, "eval")
     result = {}
     while True:
         checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
         if checkpoint and checkpoint.step != result.get("step"):
-            strategy.load(checkpoint_files.fitted(checkpoint.tensors, strategy.state()))
+            trainer.load(
+                checkpoint_files.restore_fitting(checkpoint.tensors, trainer.state())
+            )
             with data_errors_of_tensorflow():
-                counts = accuracy(strategy, stream, use_ema)
+                counts = accuracy(trainer, stream, use_ema)
             result = _result(checkpoint, counts)
             suffix = "_averaged" if use_ema else ""
             board.scalars(checkpoint.step, record_of(counts, "test", suffix))
@@ -118,15 +126,17 @@ def evaluate(
 
 
 def _is_last(result, config, parts):
-    """Whether the run ends at the step of the result. The images say so: the batch
-    size of the config is the evaluation's, and may not be that of the run."""
+    """True if the run ends at the step of the result.
+
+    Images decide, not steps: the batch size of the config is that of the evaluation.
+    """
     if config.max_steps and result["step"] >= config.max_steps:
         return True
     return result["images"] >= config.num_epochs * parts.num_examples
 
 
 def _checkpoint(folder, step, wait):
-    """The checkpoint to evaluate; None where there is none yet and we may wait."""
+    """The checkpoint to evaluate; None where there is none yet, but may be later."""
     if step:
         return checkpoints.restore_step(folder.checkpoints, step)
     checkpoint = checkpoints.restore_latest(folder.checkpoints, say)

@@ -1,9 +1,11 @@
 """Training: build, restore, then train, write, evaluate and save until it is done."""
 
 import contextlib
+import dataclasses
 import os
+import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -21,40 +23,55 @@ from towers.errors import (
 from towers.evaluation import accuracy, record_of, tta_remark
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
-from towers.parallel.trainer import CONSISTENT_ACTIVITIES as CONSISTENT_PHASES
+from towers.parallel.trainer import CONSISTENT_ACTIVITIES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.folder import RunFolder
-from towers.run.periods import Rhythm
+from towers.run.periods import Periods
 from towers.run.run import Run, check_stored_config, restore, save
 from towers.run.summaries import Board, MetricsFile, log_line, say
 from towers.run.watchdog import Watchdog
 
-# A compiled call is sized to about this, so that signals and the clock are looked at.
+# A compiled call is sized to about this, so that it returns for signals and the clock.
 CALL_SECS = 2.0
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """A run after training.
+
+    Attributes:
+        path: the run's folder.
+        step: the last step taken.
+        accuracy: of the last evaluation, with the moving averages where the run keeps
+            them; None if there was none.
+        state: the canonical state, name -> host array.
+    """
+
+    path: pathlib.Path
+    step: int
+    accuracy: float | None
+    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+
+
 def train(
-    config: Config,
     workdir: str | os.PathLike,
+    config: Config,
     *,
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     after_call: Callable[[], None] = lambda: None,
-) -> dict[str, np.ndarray]:
+) -> TrainResult:
     """Trains a run to its end, from its last checkpoint or from the start.
 
     Args:
-        config: what the run is.
         workdir: the run's folder; made where it is missing.
-        overwrite: start anew; what an earlier run left there is removed.
+        config: of the run.
+        overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
-        after_call: called after each call of some steps, and after what was due then.
-
-    Returns:
-        The final canonical state.
+        after_call: called after each compiled call, when everything due is done.
 
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
@@ -68,7 +85,7 @@ def train(
             check_stored_config(config, folder, allow_change)
         checkpoints.remove_leftovers(folder.checkpoints, say)
 
-        # Devices, data, network, strategy.
+        # Build.
         devices = parallel_devices.configure(
             config.device,
             config.num_towers,
@@ -79,108 +96,133 @@ def train(
             parallel_devices.enable_determinism()
         describe(device=devices.kind)
         parts = build.build(config)
-        strategy = build.create_trainer(config, parts, devices)
+        trainer = build.create_trainer(config, parts, devices)
         if config.device_memory_mb:
-            check_budget(strategy.memory(), config.device_memory_mb)
-        for line in start_banner(config, folder, parts, devices, strategy):
+            check_budget(trainer.memory(), config.device_memory_mb)
+        for line in start_banner(
+            config,
+            folder,
+            devices,
+            trainer,
+            data=parts.data,
+            image_shape=parts.augment.image_shape,
+            model=parts.model,
+            phases=parts.phases,
+            num_examples=parts.num_examples,
+            total_steps=parts.total_steps,
+        ):
             say(line)
-
         watchdog = stack.enter_context(
-            Watchdog(stuck_after_secs=config.stuck_after_secs, say=say)
+            Watchdog(
+                trainer,
+                CONSISTENT_ACTIVITIES,
+                stuck_after_secs=config.stuck_after_secs,
+                say=say,
+            )
         )
-        last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         background = stack.enter_context(Background(say))
-        run = Run(config, folder, parts, strategy, watchdog, background, last_step)
+        last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
+        run = Run(config, folder, trainer, watchdog, background, last_step)
 
         # Restore.
         if overwrite:
-            folder.clear()  # not before everything else is known to be in order
+            folder.clear()  # only now that everything else is known to be in order
         restore(run)
         folder.write(folder.config, configuration.to_json(config))
-        if run.step >= last_step and not run.unfinished:
-            say(
-                f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
-                "--max_steps or --num_epochs to go on; --overwrite starts anew"
-            )
-            return strategy.state()
 
         # Train.
-        try:
-            with data_errors_of_tensorflow():
-                train_loop(run, after_call)
-        except Preempted:
-            pass  # a call was left behind, the parameters being a finished step's
-        except (NumericError, DataError):
-            try:
-                save(run)  # the parameters are those before the bad step
-            except CheckpointError as earlier:
-                say(str(earlier))
-            raise
-        save(run)
-        background.wait()
-        if watchdog.stopped_by and (run.step < last_step or run.unfinished):
-            saved = f"step {run.step} of {last_step} is saved in {folder.path}"
-            raise Preempted(
-                f"stopped by {watchdog.stopped_by}: "
-                f"{saved if run.step else 'no step was taken'}; "
-                "the same command continues"
+        if run.step < last_step or run.unfinished:
+            _train_and_save(run, parts, after_call)
+            say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
+        else:
+            say(
+                f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
+                "--max_steps or --num_epochs to continue; --overwrite starts again"
             )
-        say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
-        return strategy.state()
+        return TrainResult(folder.path, run.step, run.accuracy, trainer.state())
 
 
-def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
-    """From the step where the run stands to its last, or until a signal."""
-    config, strategy, stopwatch = run.config, run.strategy, run.stopwatch
-    num_examples = run.parts.num_examples
-    rhythm = Rhythm(
-        total_steps=run.parts.total_steps,
+def _train_and_save(
+    run: Run, parts: build.Parts, after_call: Callable[[], None]
+) -> None:
+    """Trains in a worker thread, which this one watches, and saves.
+
+    Raises:
+        Preempted: a signal came before the end; what was trained is saved.
+    """
+    watchdog = run.watchdog
+    try:
+        with data_errors_of_tensorflow():
+            watchdog.run(train_loop, run, parts, after_call)
+    except Preempted:
+        pass  # an activity was abandoned; the parameters are those of a finished step
+    except (NumericError, DataError):
+        try:
+            watchdog.run(save, run)  # the parameters are those before the bad step
+        except CheckpointError as error:
+            say(str(error))
+        raise
+    watchdog.run(save, run)
+    run.background.wait()
+    if watchdog.stop_requested and (run.step < run.last_step or run.unfinished):
+        saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
+        raise Preempted(
+            f"stopped by {watchdog.stopped_by}: "
+            f"{saved if run.step else 'no step was taken'}; "
+            "the same command continues"
+        )
+
+
+def train_loop(
+    run: Run, parts: build.Parts, after_call: Callable[[], None] = lambda: None
+) -> None:
+    """From the step that the run has reached to its last, or until a signal."""
+    config, trainer, watchdog = run.config, run.trainer, run.watchdog
+    stopwatch = run.stopwatch
+    periods = Periods(
+        total_steps=parts.total_steps,
         images_per_step=config.images_per_step,
         log_every_steps=config.log_every_steps,
         summary_every_steps=config.summary_every_steps,
         checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=config.eval_every_epochs * num_examples,
+        images_per_eval=config.eval_every_epochs * parts.num_examples,
     )
     metrics_file = MetricsFile(
         run.folder.metrics, resume_step=run.step - 1 if run.unfinished else run.step
     )
     board = Board(run.folder.tensorboard, "train")
-    stage_ends = {phase.end_step for phase in run.parts.phases}
+    phase_ends = {phase.end_step for phase in parts.phases}
     run.saved_at = time.monotonic()
     staleness = []  # of asynchronous updates since the last log line
     if run.unfinished:
-        _finish_step(run, rhythm, board, metrics_file)
+        _finish_step(run, parts, periods, board, metrics_file)
 
-    while run.step < run.last_step and not run.watchdog.stopped_by:
+    while run.step < run.last_step and not watchdog.stop_requested:
         # Train.
         run.background.check()
         num_steps = min(
-            rhythm.next_due(run.step) - run.step,
+            periods.next_due(run.step) - run.step,
             run.last_step - run.step,
             config.steps_per_loop,
             stopwatch.steps_in(CALL_SECS),
         )
         started = time.monotonic()
-        metrics = run.watchdog.run(
-            lambda n=num_steps: strategy.train(n),
-            progress=strategy.progress,
-            interruptible=CONSISTENT_PHASES,
-            request_stop=strategy.request_stop,
-        )
+        with watchdog.training():
+            metrics = trainer.train(num_steps)
         if not metrics:
             break
         step = metrics.pop("step")
         staleness.extend(metrics.pop("staleness", ()))
         waited = metrics.pop("input_wait_secs")
         stopwatch.add(step - run.step, time.monotonic() - started, waited)
-        if step in stage_ends:
+        if step in phase_ends:
             stopwatch.begin_phase()
         run.step = step
-        record = {"step": step, "epoch": step * config.images_per_step / num_examples}
-        run.unfinished = record
+        epoch = step * config.images_per_step / parts.num_examples
+        record = run.unfinished = {"step": step, "epoch": epoch}
 
         # Write.
-        if rhythm.logs(step):
+        if periods.logs(step):
             lap = stopwatch.lap()
             if lap:
                 metrics["images_per_sec"] = lap.steps_per_sec * config.images_per_step
@@ -194,58 +236,65 @@ def train_loop(run: Run, after_call: Callable[[], None] = lambda: None) -> None:
             speed, start_secs = lap and lap.steps_per_sec, stopwatch.last_start_secs
             say(log_line(record, run.last_step, speed, start_secs))
             board.scalars(step, metrics)
-        if rhythm.summarizes(step):
-            board.histograms(step, _params(strategy.state()), "params")
-            gradients = run.watchdog.run(
-                strategy.gradients,
-                progress=lambda at=step: (at, "looking at gradients"),
-                interruptible=("looking at gradients",),
-            )
-            board.histograms(step, gradients, "gradients")
-            batch = run.watchdog.run(
-                lambda at=step: run.parts.train_batches(tf.constant(at, tf.int64)),
-                progress=lambda at=step: (at, "waiting for data"),
-                interruptible=("waiting for data",),
-            )
-            board.images(step, batch["images"], "next_batch")
-        _finish_step(run, rhythm, board, metrics_file)
+        if periods.summarizes(step):
+            _summarize(run, parts, board)
+
+        # Evaluate and save.
+        _finish_step(run, parts, periods, board, metrics_file)
         after_call()
 
 
+def _summarize(run: Run, parts: build.Parts, board: Board) -> None:
+    """Histograms of the parameters and gradients, and the images of the next step."""
+    step, prefix = run.step, "params/"
+    params = {
+        name.removeprefix(prefix): value
+        for name, value in run.trainer.state().items()
+        if name.startswith(prefix)
+    }
+    board.histograms(step, params, "params")
+    with run.watchdog.activity("computing gradients for the summary"):
+        gradients = run.trainer.gradients()
+    board.histograms(step, gradients, "gradients")
+    with run.watchdog.activity("waiting for data"):
+        batch = parts.train_batches(tf.constant(step, tf.int64))
+    board.images(step, batch["images"], "next_batch")
+
+
 def _finish_step(
-    run: Run, rhythm: Rhythm, board: Board, metrics_file: MetricsFile
+    run: Run,
+    parts: build.Parts,
+    periods: Periods,
+    board: Board,
+    metrics_file: MetricsFile,
 ) -> None:
-    """Evaluates and saves where it is due, and writes what is known of the step."""
+    """Evaluates and saves where it is due, and writes the record of the step."""
     record, is_best = dict(run.unfinished), False
-    if rhythm.evaluates(run.step):
-        evaluation, is_best = _evaluate(run, board)
+    if periods.evaluates(run.step):
+        evaluation, is_best = _evaluate(run, parts, board)
         record |= evaluation
     if len(record) > 2:
         metrics_file.append(record)
     run.unfinished = None
     every_secs = run.config.checkpoint_every_secs
     overdue = time.monotonic() - run.saved_at > every_secs > 0
-    if is_best or overdue or rhythm.saves(run.step):
+    if is_best or overdue or periods.saves(run.step):
         save(run)
 
 
-def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
+def _evaluate(
+    run: Run, parts: build.Parts, board: Board
+) -> tuple[dict[str, float], bool]:
     """Raw and averaged accuracy, as record entries, and whether it is the best yet.
 
-    Only images held out of the training set may say which step is best.
+    Only images held out of the training set may decide which step is best.
     """
-    split, source = run.parts.validation
-    stream = run.parts.evaluation_stream(source, run.config.batch_size)
+    split, source = parts.validation
+    stream = parts.evaluation_stream(source, run.config.batch_size)
     record, averages = {}, [False, True] if run.config.ema_decay else [False]
     for use_averages in averages:
-        progress = [0, "evaluating"]  # each batch counts as a step
-        counts = run.watchdog.run(
-            lambda use=use_averages, progress=progress: accuracy(
-                run.strategy, _counted(stream, progress), use
-            ),
-            progress=lambda progress=progress: tuple(progress),
-            interruptible=("evaluating",),
-        )
+        with run.watchdog.activity("evaluating") as beat:
+            counts = accuracy(run.trainer, _with_beats(stream, beat), use_averages)
         suffix = "_averaged" if use_averages else ""
         record |= record_of(counts, split, suffix)
         record[f"{split}_loss{suffix}"] = counts["loss"]
@@ -254,20 +303,17 @@ def _evaluate(run: Run, board: Board) -> tuple[dict[str, float], bool]:
     averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
     tta = tta_remark(counts, run.config)
     say(f"step {run.step}: {split} accuracy {raw}{averaged}{tta}")
+    run.accuracy = counts["accuracy"]
     if split == "test":
         return record, False
-    is_best = run.best is None or counts["accuracy"] > run.best["accuracy"]
+    is_best = run.best is None or run.accuracy > run.best["accuracy"]
     if is_best:
-        run.best = {"step": run.step, "accuracy": counts["accuracy"]}
+        run.best = {"step": run.step, "accuracy": run.accuracy}
     return record, is_best
 
 
-def _counted(batches, progress):
+def _with_beats(batches: Iterable, beat: Callable[[], None]) -> Iterator:
+    """The batches; each one that was evaluated counts as progress."""
     for batch in batches:
         yield batch
-        progress[0] += 1
-
-
-def _params(state):
-    prefix = "params/"
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        beat()

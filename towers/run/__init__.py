@@ -1,1 +1,1 @@
-"""The folder of a run, and what is written there: checkpoints, metrics, summaries."""
+"""A run: its folder, checkpoints, summaries, periods and watchdog."""

@@ -1,17 +1,17 @@
-"""One job at a time, off the critical path, in a thread of its own."""
+"""Jobs in the background, one at a time, such as writing a checkpoint."""
 
 import threading
 from collections.abc import Callable
 
-# How long a run that ends for another reason waits for the last job.
+# A run that ends because of an error waits so long for the last job.
 _LATE_SECS = 60.0
 
 
 class Background:
-    """Runs jobs one after another while its owner goes on; a context manager that waits
-    for the last one.
+    """Runs jobs one after another in a thread of their own; a context manager that
+    waits for the last one.
 
-    What a job raises is raised once, by the next call of `submit`, `check` or `wait`.
+    The error of a job is raised once, by the next call of `submit`, `check` or `wait`.
 
     Args:
         say: takes a line for the user.
@@ -23,19 +23,19 @@ class Background:
         self._error: BaseException | None = None
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Waits for the job before this one and begins this one, even where the one
-        before failed: what it raised comes after that."""
+        """Waits for the previous job and starts this one, even if the previous one
+        failed; its error is raised after that."""
         try:
             self.wait()
         finally:
-            # A daemon: where a job never ends, the interpreter still can.
+            # A daemon: where a job never ends, the interpreter can still end.
             self._thread = threading.Thread(
                 target=self._run, args=[job], name="background", daemon=True
             )
             self._thread.start()
 
     def check(self) -> None:
-        """Raises what a finished job raised; waits for nothing."""
+        """Raises the error of a finished job; does not wait."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
@@ -66,4 +66,4 @@ class Background:
         try:
             self._join(_LATE_SECS)
         except Exception as late:
-            self._say(str(late))  # the run ends for another reason already
+            self._say(str(late))  # the run ends because of an error already

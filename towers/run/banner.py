@@ -1,31 +1,45 @@
-"""The start banner: what will run, where and on what."""
+"""The start banner: devices, strategy, data set, network and length of a run."""
 
 import math
 import platform
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 import towers
-from towers import build
 from towers.config import Config
 from towers.config.checks import ignored_options
+from towers.data.sources import DataSet
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
-from towers.parallel.trainer import Trainer as Strategy
+from towers.parallel.trainer import Trainer
 from towers.run.folder import RunFolder
 
 
 def start_banner(
     config: Config,
     folder: RunFolder,
-    parts: build.Parts,
     devices: Devices,
-    strategy: Strategy,
+    trainer: Trainer,
+    *,
+    data: DataSet,
+    image_shape: tuple[int, int, int],
+    model: keras.Model,
+    phases: Sequence[Phase],
+    num_examples: int,
+    total_steps: int,
 ) -> list[str]:
-    """The lines of the banner."""
-    data, model = parts.data, parts.model
-    height, width, channels = parts.augment.image_shape
+    """The lines of the banner.
+
+    Args:
+        data: as it was loaded.
+        image_shape: height, width and channels that the network takes.
+        phases: of the run; may be empty.
+        num_examples: training images of an epoch.
+        total_steps: of the schedule.
+    """
+    height, width, channels = image_shape
     num_params = sum(math.prod(v.shape) for v in model.trainable_variables)
     batch = f"{config.batch_size} images"
     if config.accumulate_steps > 1:
@@ -34,10 +48,10 @@ def start_banner(
         ("run folder", folder.path),
         ("devices", ", ".join(devices.towers)),
         ("strategy", config.strategy),
-        *(("", line) for line in strategy.describe()),
+        *(("", line) for line in trainer.describe()),
         (
             "data set",
-            f"{data.name}: {parts.num_examples:,} training and "
+            f"{data.name}: {num_examples:,} training and "
             f"{data.test.num_examples:,} test images, {data.found}",
         ),
         (
@@ -48,16 +62,16 @@ def start_banner(
         ("batch", f"{batch} a step over all towers"),
         (
             "length",
-            f"{parts.total_steps:,} steps, {config.num_epochs:g} epochs of "
-            f"{parts.num_examples:,} images",
+            f"{total_steps:,} steps, {config.num_epochs:g} epochs of "
+            f"{num_examples:,} images",
         ),
     ]
-    sizes = {image_size(phase.model): phase.end_step for phase in parts.phases}
+    sizes = {image_size(phase.model): phase.end_step for phase in phases}
     if len(sizes) > 1:
         *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
         lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))
     if config.device_memory_mb:
-        lines += [("memory", str(account)) for account in strategy.memory()]
+        lines += [("memory", str(account)) for account in trainer.memory()]
     lines += [("note", remark) for remark in devices.remarks]
     lines += [("warning", line) for line in ignored_options(config)]
     versions = (

@@ -2,9 +2,9 @@
 
 tensors.index, tensors.data-*   written by `tf.train.Checkpoint`; the keys read
                                 `params/conv1/kernel/.ATTRIBUTES/VARIABLE_VALUE`
-trainer_state.json              what the trainer wants to know again, the step,
-                                the architecture (ordered name, shape, dtype of
-                                the tensors) and the versions that wrote it
+trainer_state.json              the rest of the run's state, the step, the
+                                architecture (ordered name, shape, dtype of the
+                                tensors) and the versions that wrote it
 MANIFEST.json                   name, size and sha256 of each of the above
 """
 
@@ -58,10 +58,10 @@ def architecture(tensors: Tensors) -> Architecture:
 
 
 def write(path: Path, step: int, tensors: Tensors, trainer_state: dict) -> None:
-    """Makes the folder of a checkpoint, reads it back, and has the disk hold it.
+    """Writes the folder of a checkpoint, reads it back, and flushes it to the disk.
 
     Raises:
-        CheckpointError: the disk gives back something else.
+        CheckpointError: the files read back differ.
         OSError, tf.errors.OpError: it cannot be written.
     """
     state_text = _state_text(step, tensors, trainer_state)
@@ -78,7 +78,7 @@ def write(path: Path, step: int, tensors: Tensors, trainer_state: dict) -> None:
 
 
 def read(path: Path) -> Checkpoint:
-    """Reads and verifies a folder; CheckpointError says what is wrong with it."""
+    """Reads and verifies a folder, or raises CheckpointError with the reason."""
     try:
         _check_files(path)
         state = _json(path / _STATE)
@@ -94,17 +94,17 @@ def read(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: {reason(error)}") from error
 
 
-def check_architecture(expected: Architecture, found: Architecture) -> None:
+def check_architecture(expected: Architecture, actual: Architecture) -> None:
     """Raises CheckpointError naming the first variable in which a model differs.
 
-    The order counts: it tells two layers of the same shape from each other.
+    The order matters: it distinguishes two layers of the same shape.
 
     Args:
         expected: (name, shape, dtype) of the model's tensors, see `architecture`.
-        found: the same of the checkpoint's.
+        actual: the same of the checkpoint's.
     """
     model = {name: f"{dtype} {list(shape)}" for name, shape, dtype in expected}
-    saved = {name: f"{dtype} {list(shape)}" for name, shape, dtype in found}
+    saved = {name: f"{dtype} {list(shape)}" for name, shape, dtype in actual}
     for ours, its in itertools.zip_longest(model, saved):
         if ours is not None and ours not in saved:
             problem = f"{ours} is in the model but not in the checkpoint"
@@ -119,23 +119,23 @@ def check_architecture(expected: Architecture, found: Architecture) -> None:
         raise CheckpointError(f"the checkpoint is of another model: {problem}")
 
 
-def fitted(tensors: Tensors, own: Tensors) -> dict[str, np.ndarray]:
+def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint as the state of a trainer.
 
     They may have been written in another precision: the scale of the loss, which only
-    float16 has, stays the trainer's own where they lack it.
+    float16 has, stays the trainer's where they lack it.
 
     Args:
         tensors: the checkpoint's.
-        own: the trainer's state until now, which says what is wanted.
+        state: the trainer's state, which the tensors replace.
 
     Raises:
         CheckpointError: they are of another model, see `check_architecture`.
     """
     check_architecture(
-        *(architecture(_without_loss_scale(each)) for each in (own, tensors))
+        *(architecture(_without_loss_scale(each)) for each in (state, tensors))
     )
-    return {name: tensors.get(name, own[name]) for name in own}
+    return {name: tensors.get(name, state[name]) for name in state}
 
 
 def _without_loss_scale(tensors):
@@ -143,7 +143,7 @@ def _without_loss_scale(tensors):
 
 
 def first_difference(ours: Tensors, theirs: Tensors) -> str | None:
-    """What differs first, bit for bit (so that a NaN equals itself), or None."""
+    """The first difference, bit for bit (so that a NaN equals itself), or None."""
     if architecture(ours) != architecture(theirs):
         return "list of tensors"
     for name, tensor in ours.items():
@@ -170,13 +170,13 @@ def reason(error: Exception) -> str:
 
 def _state_text(step: int, tensors: Tensors, trainer_state: dict) -> str:
     listed = architecture(tensors)
-    own = {
+    added = {
         "step": int(step),
         "versions": _versions(),
         "architecture": listed,
         "architecture_sha256": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
     }
-    return json.dumps({**trainer_state, **own}, indent=1)
+    return json.dumps({**trainer_state, **added}, indent=1)
 
 
 @functools.cache
@@ -225,11 +225,11 @@ def _check_files(path: Path) -> None:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{_MANIFEST} is not a manifest: {error!r}") from error
     for name, entry in expected.items():
-        found = _file_entry(path / name)
+        actual = _file_entry(path / name)
         for field in ("size", "sha256"):
-            if found[field] != entry.get(field):
+            if actual[field] != entry.get(field):
                 raise ValueError(
-                    f"{name}: {field} is {found[field]}, should be {entry.get(field)}"
+                    f"{name}: {field} is {actual[field]}, should be {entry.get(field)}"
                 )
 
 

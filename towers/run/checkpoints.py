@@ -41,8 +41,8 @@ def save(
             and `architecture_sha256` are overwritten.
 
     Raises:
-        CheckpointError: the disk is full, not writable or gives back something else,
-            or a valid checkpoint of this step holds other tensors. Earlier
+        CheckpointError: the disk is full or not writable, the files read back
+            differ, or a valid checkpoint of this step holds other tensors. Earlier
             checkpoints are intact.
     """
     folder = Path(folder)
@@ -97,8 +97,8 @@ def restore_latest(folder: str | Path, log: Log = print) -> Checkpoint | None:
     """
     folder = Path(folder)
     reasons: dict[str, str] = {}
-    # Listed anew after each rejection: beside a training run the one that was just
-    # being read may have been deleted, and a newer one committed.
+    # Listed again after each rejection: next to a training run, the checkpoint that was
+    # being read may have been deleted meanwhile and a newer one committed.
     while untried := {n: s for n, s in _listing(folder).items() if n not in reasons}:
         name = max(untried, key=untried.__getitem__)
         try:
@@ -112,12 +112,13 @@ def restore_latest(folder: str | Path, log: Log = print) -> Checkpoint | None:
         return None
     raise CheckpointError(
         f"none of the {len(reasons)} checkpoints in {folder} is valid, and training "
-        f"does not start anew beside them: {'; '.join(reasons.values())}"
+        "does not silently start again (--overwrite does): "
+        f"{'; '.join(reasons.values())}"
     )
 
 
 def remove_leftovers(folder: str | Path, log: Log = print) -> None:
-    """Removes what interrupted saves have left (`.tmp-*`) and logs its size."""
+    """Removes what interrupted saves left (`.tmp-*`) and logs its size."""
     for path in sorted(Path(folder).glob(".tmp-*")):
         try:
             num_bytes = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
@@ -163,7 +164,7 @@ def _step_name(step: int) -> str:
 
 
 def _listing(folder: Path) -> dict[str, int]:
-    """Name -> step of all that is called `step-*`; -1 for a name of another form."""
+    """Name -> step of everything named `step-*`; -1 for a name of another form."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith("step-")]
     except FileNotFoundError:
@@ -175,7 +176,7 @@ def _listing(folder: Path) -> dict[str, int]:
 
 
 def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:
-    """Whether a valid checkpoint holds these tensors; raises where it holds others."""
+    """True if a valid checkpoint holds these tensors; raises where it holds others."""
     if step not in list_steps(folder):
         return False
     try:
@@ -186,13 +187,13 @@ def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:
     if differing:
         raise CheckpointError(
             f"{existing.path} is a valid checkpoint with another {differing}; it is "
-            "kept: save into another folder, or move it away"
+            "kept: choose another --workdir, or move it away"
         )
     return True
 
 
 def _commit(temporary: Path, final: Path) -> None:
-    """Renames; an invalid checkpoint of that name is put aside before."""
+    """Renames; an invalid checkpoint of that name is moved aside first."""
     replaced = final.with_name(f".tmp-replaced-{final.name}")
     if final.exists():
         _remove(replaced)

@@ -1,8 +1,8 @@
-"""The folder of a run: what lies where in it, and who holds it.
+"""The folder of a run: its files, and the lock of the process that trains there.
 
-config.json    what the run is
+config.json    the configuration of the run
 checkpoints/   one folder per save
-metrics.jsonl  what was logged, a line per step that was
+metrics.jsonl  a line per step that was logged
 tensorboard/   event files
 result.json    the last evaluation by run_eval.py
 """
@@ -16,10 +16,13 @@ import shutil
 import socket
 import time
 
-from towers.config import Config, from_json
+from towers.config import Config, from_json, replace
 from towers.errors import ConfigError
 
 _LOCK = ".lock"
+
+# Images of a batch in an evaluation.
+EVALUATION_BATCH_SIZE = 500
 
 
 class RunFolder:
@@ -47,7 +50,7 @@ class RunFolder:
             ) from None
 
     def clear(self) -> None:
-        """Removes what earlier runs wrote, and nothing else that lies in the folder.
+        """Removes the files of earlier runs, and nothing else that is in the folder.
 
         Raises:
             ConfigError: something cannot be removed, such as a link to a folder.
@@ -66,7 +69,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def stored_config(self) -> Config:
-        """The Config of the run that lies here; ConfigError where none does."""
+        """The Config of the run in this folder; ConfigError where there is none."""
         try:
             return from_json(self.config.read_text())
         except ValueError as error:
@@ -77,6 +80,27 @@ class RunFolder:
                 "the folder of a run as --workdir"
             ) from None
 
+    def evaluation_config(self, **changes) -> Config:
+        """The stored Config, with the device, the towers and the batch size of an
+        evaluation in place of those of the training.
+
+        Args:
+            **changes: options that the evaluation sets otherwise.
+
+        Raises:
+            ConfigError: as `stored_config`, or the options do not fit.
+        """
+        stored = self.stored_config()
+        settings = {
+            "device": "auto",
+            "device_order": "",
+            "parameter_device": "cpu",
+            "batch_size": EVALUATION_BATCH_SIZE,
+            # One group where the network is split, else one tower per device.
+            "num_towers": stored.group_size if stored.group_size > 1 else 0,
+        }
+        return replace(stored, settings | changes)
+
     def write(self, path: pathlib.Path, text: str) -> None:
         """Writes a small file so that a reader sees the old or the new one, whole."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -85,9 +109,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self, **about):
-        """Holds the folder for this process; `about` tells others what it does.
+        """Locks the folder for this process; `about` describes it to other processes.
 
-        The operating system lets go of the lock when its holder dies, however it dies.
+        Yields a function that adds to this description. The operating system releases
+        the lock when the process ends, however it ends.
 
         Raises:
             ConfigError: another process holds it, or the lock cannot be written.
@@ -96,7 +121,8 @@ class RunFolder:
             file = open(self.path / _LOCK, "a+")
         except OSError as error:
             raise ConfigError(
-                f"the lock {self.path / _LOCK} cannot be written: {error.strerror}"
+                f"the lock {self.path / _LOCK} cannot be written: {error.strerror}; "
+                "choose another --workdir"
             ) from None
         with file:
             try:
@@ -119,7 +145,7 @@ class RunFolder:
         file.flush()
 
     def holder(self) -> dict | None:
-        """What the process that holds the folder says of itself; None if none does."""
+        """The description of the process that holds the lock; None if none does."""
         try:
             with open(self.path / _LOCK) as file:
                 try:
@@ -136,7 +162,7 @@ def _take(file):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        time.sleep(0.1)  # it may only be `holder` that looks, for a moment
+        time.sleep(0.1)  # `holder`, in another process, holds it for a moment
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -1,16 +1,16 @@
-"""What is due after which step: a function of the step alone, not of when a run began.
+"""Periods of logs, summaries, checkpoints and evaluations.
 
-So a run that was stopped and continued logs and evaluates at the same steps as one that
-was not.
+What is due after a step depends on the step alone, not on when a process began. So a
+run that was stopped and continued logs and evaluates at the same steps as one that was
+not.
 """
 
 import dataclasses
 import math
-from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
-class Rhythm:
+class Periods:
     """The periods of a run; a period of 0 is never due.
 
     Attributes:
@@ -60,72 +60,3 @@ class Rhythm:
 
 def _next(step, every):
     return (step // every + 1) * every if every else math.inf
-
-
-class Lap(NamedTuple):
-    """Steps per second, and in how much of their time they waited for batches."""
-
-    steps_per_sec: float
-    input_wait_percent: float
-
-
-@dataclasses.dataclass
-class Stopwatch:
-    """Time spent in training steps.
-
-    Attributes:
-        train_secs: all of it, over every start of the run.
-        timed_steps, timed_secs: the steps whose speed counts, and their time. The first
-            call of each start, and of each stage, does not: it compiles the step.
-        start_secs: time of those first calls.
-    """
-
-    train_secs: float = 0.0
-    timed_steps: int = 0
-    timed_secs: float = 0.0
-    start_secs: float = 0.0
-
-    def __post_init__(self):
-        self._is_warm = False
-        self._recent_steps, self._recent_secs = 0, 0.0  # timed, of this stage
-        self.last_start_secs = 0.0
-        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
-        self._lap: Lap | None = None
-
-    def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
-        """Counts a call of `num_steps` steps that took `secs`, those of waiting for
-        batches included."""
-        self.train_secs += secs
-        if self._is_warm and num_steps:
-            self.timed_steps += num_steps
-            self.timed_secs += secs
-            self._recent_steps += num_steps
-            self._recent_secs += secs
-            self._lap_steps += num_steps
-            self._lap_secs += secs
-            self._lap_wait_secs += input_wait_secs
-        if not self._is_warm:
-            self.start_secs += secs
-            self.last_start_secs = secs
-        self._is_warm = True
-
-    def begin_phase(self) -> None:
-        """The next steps are others, at another pace, and not compiled yet."""
-        self._is_warm = False
-        self._recent_steps, self._recent_secs = 0, 0.0
-
-    def lap(self) -> Lap | None:
-        """What was timed since the last lap; None while nothing was."""
-        if self._lap_secs:
-            # The wait is told by another clock, which may be set meanwhile.
-            waited = min(max(self._lap_wait_secs / self._lap_secs, 0.0), 1.0)
-            self._lap = Lap(self._lap_steps / self._lap_secs, 100 * waited)
-            self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
-        return self._lap
-
-    def steps_in(self, secs: float) -> int:
-        """How many steps fill so much time; at least 1, and 1 until the pace of this
-        start and stage is known."""
-        if not (self._recent_secs and self._is_warm):
-            return 1
-        return max(1, int(secs * self._recent_steps / self._recent_secs))

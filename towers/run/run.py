@@ -1,23 +1,19 @@
-"""A run under way: what it consists of, and how it is saved and restored."""
+"""A run under way: its state, saved and restored."""
 
 import dataclasses
 import time
 
 import numpy as np
 
-from towers import build
 from towers import config as configuration
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
-from towers.parallel.trainer import ACTIVITIES as PHASES
-from towers.parallel.trainer import CONSISTENT_ACTIVITIES as CONSISTENT_PHASES
-from towers.parallel.trainer import IDLE
-from towers.parallel.trainer import Trainer as Strategy
+from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
 from towers.run import checkpoint_files, checkpoints
 from towers.run.background import Background
 from towers.run.folder import RunFolder
-from towers.run.periods import Stopwatch
-from towers.run.summaries import say
+from towers.run.stopwatch import Stopwatch
+from towers.run.summaries import last_accuracy, say
 from towers.run.watchdog import Watchdog
 
 
@@ -26,23 +22,24 @@ class Run:
     """A run under way.
 
     Attributes:
-        last_step: where it ends: the schedule's last step, or max_steps before it.
+        last_step: the last step of the schedule, or max_steps before it.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
+        accuracy: of the last evaluation.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
-        unfinished: the record of the last step until it is evaluated and written; a
-            run that was stopped meanwhile begins with that.
+        unfinished: the record of the last step until it is evaluated and written. A run
+            that was stopped before that begins with it.
     """
 
     config: Config
     folder: RunFolder
-    parts: build.Parts
-    strategy: Strategy
+    trainer: Trainer
     watchdog: Watchdog
     background: Background
     last_step: int
     step: int = 0
     best: dict | None = None
+    accuracy: float | None = None
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
     saved_step: int = 0
     saved_at: float = 0.0
@@ -50,13 +47,10 @@ class Run:
 
 
 def save(run: Run) -> None:
-    """Takes a snapshot of the state, unless the last checkpoint holds it already, and
-    has it written in the background."""
-    state = run.watchdog.run(
-        lambda: settled_state(run.strategy),
-        progress=run.strategy.progress,
-        interruptible=(),
-    )
+    """Saves a snapshot of the state in the background, unless the last checkpoint holds
+    it already. To be called inside of `Watchdog.run`."""
+    with run.watchdog.saving():
+        state = settled_state(run.trainer)
     run.step = int(state["step"])
     if run.step == run.saved_step:
         return
@@ -64,7 +58,7 @@ def save(run: Run) -> None:
         "images_seen": run.step * run.config.images_per_step,
         "seed": run.config.seed,
         "best": run.best,
-        "unfinished": run.unfinished and _listed(run.unfinished),
+        "unfinished": run.unfinished and _as_lists(run.unfinished),
         "config": dataclasses.asdict(run.config),
         **dataclasses.asdict(run.stopwatch),
     }
@@ -87,18 +81,21 @@ def restore(run: Run) -> None:
         if run.config.init_from:
             _start_from(run)
         return
-    run.strategy.load(checkpoint_files.fitted(checkpoint.tensors, run.strategy.state()))
+    run.trainer.load(
+        checkpoint_files.restore_fitting(checkpoint.tensors, run.trainer.state())
+    )
     run.step = run.saved_step = checkpoint.step
     stored = checkpoint.trainer_state
     run.best, run.unfinished = stored["best"], stored.get("unfinished")
     run.stopwatch = Stopwatch(
         **{f.name: stored.get(f.name, f.default) for f in dataclasses.fields(Stopwatch)}
     )
+    run.accuracy = last_accuracy(run.folder.metrics, run.step)
     say(f"restored step {run.step} from {checkpoint.path}")
 
 
 def _start_from(run):
-    """Takes another run's parameters and model state where name and shape match.
+    """Loads another run's parameters and model state where name and shape match.
 
     Moving averages start at the parameters, slots and the step at zero, as always.
     """
@@ -107,41 +104,45 @@ def _start_from(run):
     if checkpoint is None:
         raise CheckpointError(
             f"init_from={run.config.init_from}: {folder.checkpoints} holds no "
-            "checkpoint"
+            "checkpoint; give the folder of a run that was trained, or drop --init_from"
         )
-    state, taken, rest = run.strategy.state(), set(), []
+    state, taken, not_taken = run.trainer.state(), set(), []
     for name, value in state.items():
         kind, _, variable = name.partition("/")
         if kind not in ("params", "state", "averages"):
             continue
         source = f"params/{variable}" if kind == "averages" else name
-        found = checkpoint.tensors.get(source)
-        if found is not None and found.shape == value.shape:
-            state[name] = found
+        tensor = checkpoint.tensors.get(source)
+        if tensor is not None and tensor.shape == value.shape:
+            state[name] = tensor
             taken.add(source)
         elif source == name:
-            there = "is not there" if found is None else f"is {list(found.shape)} there"
-            rest.append(f"{name} {list(value.shape)} {there}")
+            there = f"is {list(tensor.shape)}" if tensor is not None else "is not"
+            not_taken.append(f"{name} {list(value.shape)} {there} there")
     if not taken:
         raise CheckpointError(
             f"init_from={run.config.init_from}: nothing in {checkpoint.path} fits; "
-            f"{rest[0]}"
+            f"{not_taken[0]}"
         )
-    rest += [
+    not_taken += [
         f"{name} is only there"
         for name in checkpoint.tensors
         if name.split("/")[0] in ("params", "state") and name not in state
     ]
-    run.strategy.load(state)
+    run.trainer.load(state)
     say(f"starting from {len(taken)} variables of {checkpoint.path}")
-    for line in rest:
+    for line in not_taken:
         say(f"not taken: {line}")
 
 
 def check_stored_config(
     config: Config, folder: RunFolder, allow_change: tuple[str, ...]
 ) -> None:
-    """Refuses to continue a run as another one."""
+    """Refuses to continue a run with options that would make it another run.
+
+    Raises:
+        ConfigError: the options are listed.
+    """
     for name in allow_change:
         if name not in configuration.FIELDS:
             raise ConfigError(
@@ -159,22 +160,25 @@ def check_stored_config(
         )
         raise ConfigError(
             f"{folder.path} holds another run: {listed}. Choose another --workdir, "
-            f"start anew with --overwrite, or --allow_change={','.join(refused)}"
+            f"start again with --overwrite, or --allow_change={','.join(refused)}"
         )
 
 
-def settled_state(strategy: Strategy) -> dict[str, np.ndarray]:
-    """The state between two steps. A call that was left behind waiting for data may
-    take its last step at this very moment; that step is then waited for."""
+def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
+    """The state between two steps.
+
+    A call that was abandoned waiting for data may take its last step at this very
+    moment; that step is then waited for.
+    """
     while True:
-        before = strategy.progress()
-        state = strategy.state()
-        is_settled = before[1] in (PHASES[IDLE], *CONSISTENT_PHASES)
-        if is_settled and before == strategy.progress():
+        before = trainer.progress()
+        state = trainer.state()
+        is_settled = before[1] in (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
+        if is_settled and before == trainer.progress():
             return state
         time.sleep(0.01)
 
 
-def _listed(record):
+def _as_lists(record):
     """A record as JSON takes it; floats keep all their bits."""
     return {name: np.asarray(value).tolist() for name, value in record.items()}

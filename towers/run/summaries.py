@@ -1,4 +1,4 @@
-"""What a run tells: log lines, `metrics.jsonl`, TensorBoard."""
+"""Reports of a run: log lines, `metrics.jsonl`, TensorBoard."""
 
 import json
 import math
@@ -12,10 +12,10 @@ import tensorflow as tf
 
 
 def say(line: str) -> None:
-    """One plain line, at once, whatever stands at the other end.
+    """Prints one plain line, at once.
 
-    Where nobody reads any more (`run_train.py | head`) the training goes on unseen;
-    what it says is in `metrics.jsonl` as well.
+    Where nobody reads any more (`run_train.py | head`) the training goes on in silence;
+    the metrics are in `metrics.jsonl` as well.
     """
     try:
         print(f"{line}\n", end="", flush=True)  # in one piece, from any thread
@@ -39,14 +39,14 @@ def log_line(
     steps_per_sec: float | None,
     start_secs: float,
 ) -> str:
-    """The line of a step.
+    """The log line of a step.
 
     Args:
         record: "step", "epoch", "loss", "learning_rate", and once they are known
             "images_per_sec" and "input_wait_percent".
-        last_step: where the run ends.
+        last_step: of the run.
         steps_per_sec: for the time left; None until it is known.
-        start_secs: what the first call took.
+        start_secs: duration of the first call.
     """
     step = record["step"]
     speed = f"first step, with tracing and compiling: {start_secs:.1f} s"
@@ -68,7 +68,7 @@ class MetricsFile:
 
     Args:
         path: of the file.
-        resume_step: lines of later steps, and a torn last line, are dropped, because
+        resume_step: lines of later steps, and an incomplete last line, are dropped:
             the run takes those steps again.
     """
 
@@ -90,7 +90,7 @@ class MetricsFile:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict]:
-    """The whole lines of a `metrics.jsonl`; a torn last one is left out."""
+    """The whole lines of a `metrics.jsonl`; an incomplete last one is left out."""
     records = []
     for line in path.read_text().splitlines():
         try:
@@ -100,8 +100,24 @@ def read_metrics(path: pathlib.Path) -> list[dict]:
     return records
 
 
+def last_accuracy(path: pathlib.Path, step: int) -> float | None:
+    """The accuracy of the last evaluation until a step, with the moving averages where
+    there are any; None if there was none, or the file cannot be read."""
+    try:
+        records = read_metrics(path)
+    except (OSError, ValueError):
+        return None
+    for record in reversed(records):
+        for suffix in ("_averaged", ""):
+            for split in ("validation", "test"):
+                accuracy = record.get(f"{split}_accuracy{suffix}")
+                if accuracy is not None and record["step"] <= step:
+                    return accuracy
+    return None
+
+
 def _plain(value):
-    """As JSON has it, which knows no number that is not finite."""
+    """The value as JSON holds it, which has only finite numbers."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -148,7 +164,7 @@ class Board:
 
 
 def image_grid(images: np.ndarray, most: int = 64) -> np.ndarray:
-    """Images beside each other, each stretched to its own range.
+    """Images next to each other, each stretched to the range [0, 1].
 
     Args:
         images: floats [n, height, width, channels].

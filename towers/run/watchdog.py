@@ -1,8 +1,8 @@
-"""Signals that stop a run, and steps that do not end.
+"""Signals that stop a run, and steps that hang.
 
-A compiled call does not return to Python before it is done, so it runs in a thread of
-its own while the main thread watches: it sees signals at once and knows how long the
-last step took.
+A compiled call returns to Python only when it is done. So the training loop runs in one
+worker thread, which publishes its activity, while the main thread watches the signals
+and the clock.
 """
 
 import contextlib
@@ -13,26 +13,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, Protocol
 
 from towers.errors import Preempted, StuckError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-# After a signal: how long a call that is not computing may go on, and after how long a
-# step that does compute is worth a line.
+# After a signal: how long an interruptible activity may go on, and after how long a
+# step that computes is worth a line.
 _GRACE_SECS = 1.0
 _PATIENCE_SECS = 5.0
 
+# The main thread inspects the worker this often.
+_TICK_SECS = 0.1
+
+_local = threading.local()  # in a worker thread, `worker`
+
 
 def exit_on_signals() -> None:
-    """A signal ends the process; there is nothing to save before a watchdog is on."""
+    """From here on a signal ends the process: until a watchdog takes over, there is
+    nothing to save."""
 
     def stop(number, frame):
         name = signal.Signals(number).name
         line = f"stopped by {name}, nothing to save; the same command continues\n"
-        # The signal may have cut into a print, which does not bear a second one, and
-        # nobody may be left to read the line.
+        # The signal may have interrupted a print, which cannot be nested, and nobody
+        # may be left to read the line.
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError):
@@ -43,28 +49,55 @@ def exit_on_signals() -> None:
         signal.signal(number, stop)
 
 
+class Watched(Protocol):
+    """The part of a trainer that another thread may call while it trains."""
+
+    def progress(self) -> tuple[int, str]:
+        """(steps taken, activity)"""
+
+    def request_stop(self) -> None:
+        """Asks `train` to return after the current step."""
+
+
 class Watchdog:
-    """Runs calls under watch; a context manager that catches the stop signals.
+    """Runs functions under watch; a context manager that catches the stop signals.
+
+    Signals are caught only where the context is entered in the main thread of the
+    process. The handlers from before are restored at the end.
 
     Args:
-        stuck_after_secs: seconds without a finished step after which a call is stuck; 0
-            waits for ever.
+        trainer: its progress is watched, and it is asked to stop.
+        interruptible: the activities of `trainer.progress` that may be abandoned:
+            nothing that a checkpoint needs is being written.
+        stuck_after_secs: an activity is stuck after so many seconds without progress; 0
+            waits forever.
         say: takes a line for the user.
         clock: seconds, as `time.monotonic`.
+
+    Attributes:
+        stopped_by: the name of the signal that stops the run, or None.
     """
 
     def __init__(
         self,
+        trainer: Watched,
+        interruptible: Container[str] = (),
         *,
         stuck_after_secs: float = 0.0,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
     ):
+        self._trainer = trainer
+        self._interruptible = interruptible
         self._stuck_after_secs = stuck_after_secs
         self._say = say
         self._clock = clock
         self._handlers = {}
         self.stopped_by: str | None = None
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.stopped_by is not None
 
     def __enter__(self) -> "Watchdog":
         if threading.current_thread() is threading.main_thread():
@@ -74,67 +107,163 @@ class Watchdog:
 
     def __exit__(self, *_) -> None:
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            # None stands for a handler that Python did not install and cannot restore.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, number, frame):
         self.stopped_by = signal.Signals(number).name
 
-    def run(
-        self,
-        call: Callable[[], Any],
-        *,
-        progress: Callable[[], tuple[int, str]],
-        interruptible: Container[str],
-        request_stop: Callable[[], None] = lambda: None,
-    ) -> Any:
-        """Runs `call` in a thread and returns its result or raises its error.
+    # Called by the worker.
 
-        Args:
-            call: what to run.
-            progress: (steps done, phase), readable while the call runs.
-            interruptible: the phases in which the call may be left behind: nothing that
-                a save needs is being written.
-            request_stop: asks the call to return after the step in hand.
+    def training(self) -> contextlib.AbstractContextManager:
+        """The trainer trains inside: it publishes its steps and activities itself."""
+        return self._published(None)
+
+    def saving(self) -> contextlib.AbstractContextManager:
+        """The state is read inside: the trainer's activities, none to be abandoned."""
+        return self._published(None, must_end=True)
+
+    def activity(self, name: str) -> contextlib.AbstractContextManager:
+        """Something else that may be abandoned, such as "evaluating", goes on inside.
+
+        Its value is a function that the worker calls whenever there is progress.
+        """
+        return self._published(name)
+
+    @contextlib.contextmanager
+    def _published(self, name, must_end=False):
+        worker = _local.worker
+        worker.enter(name, must_end)
+        try:
+            yield worker.beat
+        finally:
+            worker.leave()
+
+    # Called by the main thread.
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Runs `function(*args)` in a worker thread.
+
+        Returns its result, or raises its error.
+
+        After a signal the trainer is asked to stop, and `stop_requested` asks the
+        function to return. A step that computes is finished first.
 
         Raises:
-            Preempted: a signal came, and the call was left behind in a phase that may
-                be. Where the call returned in time its result comes back as usual, and
-                `stopped_by` says which signal it was.
-            StuckError: no step was finished for `stuck_after_secs`.
+            Preempted: after a signal, the function was abandoned in an activity that
+                may be. Its thread ends, without a word, as soon as it leaves it.
+            StuckError: an activity made no progress for `stuck_after_secs`.
         """
-        outcome = {}
+        worker = _Worker(function, args)
+        try:
+            self._watch(worker)
+        except BaseException:
+            worker.abandon()
+            raise
+        return worker.result()
 
-        def work():
-            try:
-                outcome["result"] = call()
-            except BaseException as error:
-                outcome["error"] = error
-
-        thread = threading.Thread(target=work, name="step", daemon=True)
-        thread.start()
+    def _watch(self, worker):
         before, since = None, self._clock()
-        stop_asked, patient = None, True
-        while thread.is_alive():
-            thread.join(0.1)
+        stop_asked, is_patient = None, True
+        while not worker.ended.wait(_TICK_SECS):
             now = self._clock()
-            steps, phase = progress()
-            if steps != before:
-                before, since = steps, now
-            if self.stopped_by and thread.is_alive():
-                if stop_asked is None:
-                    request_stop()
-                    stop_asked = now
-                elif phase in interruptible and now - stop_asked > _GRACE_SECS:
-                    raise Preempted(f"stopped by {self.stopped_by} while {phase}")
-                elif patient and now - stop_asked > _PATIENCE_SECS:
-                    self._say(f"{self.stopped_by}: step {steps + 1} is finished first")
-                    patient = False
-            if self._stuck_after_secs and now - since > self._stuck_after_secs:
-                faulthandler.dump_traceback(all_threads=True)
-                raise StuckError(
-                    f"step {steps + 1} was not finished within "
-                    f"{self._stuck_after_secs:g} s (--stuck_after_secs), while {phase}"
-                )
-        if "error" in outcome:
-            raise outcome["error"]
-        return outcome["result"]
+            if self.stop_requested and stop_asked is None:
+                self._trainer.request_stop()
+                stop_asked = now
+            stopping_secs = 0.0 if stop_asked is None else now - stop_asked
+            with worker.lock:  # no activity is left meanwhile
+                if not worker.is_busy:
+                    before = None
+                    continue
+                steps, activity = self._trainer.progress()
+                may_abandon = activity in self._interruptible and not worker.must_end
+                if worker.activity is not None:
+                    activity, may_abandon = worker.activity, True
+                if (steps, worker.beats) != before:
+                    before, since = (steps, worker.beats), now
+                if may_abandon and stopping_secs > _GRACE_SECS:
+                    worker.abandon()
+                    raise Preempted(f"stopped by {self.stopped_by} while {activity}")
+                if self._stuck_after_secs and now - since > self._stuck_after_secs:
+                    worker.abandon()
+                    faulthandler.dump_traceback(all_threads=True)
+                    raise StuckError(
+                        f"step {steps + 1} was not finished within "
+                        f"{self._stuck_after_secs:g} s (--stuck_after_secs), "
+                        f"while {activity}"
+                    )
+            if is_patient and stopping_secs > _PATIENCE_SECS:
+                self._say(f"{self.stopped_by}: step {steps + 1} is finished first")
+                is_patient = False
+
+
+class _Abandoned(BaseException):
+    """Ends a worker that was abandoned: it must not touch the run any more."""
+
+
+class _Worker:
+    """A function in a thread of its own.
+
+    Its activity is entered and left under `lock`, which is also held by the one who
+    abandons it. So whoever holds the lock knows that an interruptible activity is not
+    being left, and a worker that was abandoned in one never comes out of it.
+
+    Attributes:
+        ended: set when the function has returned.
+        is_busy: whether it is in an activity.
+        activity: the name of that; None for the trainer's activity.
+        must_end: whether that must not be abandoned.
+        beats: changes with every activity and with progress inside one.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: tuple):
+        self.lock = threading.RLock()
+        self.ended = threading.Event()
+        self.is_busy = self.must_end = False
+        self.activity: str | None = None
+        self.beats = 0
+        self._is_abandoned = False
+        self._result, self._error = None, None
+        # A daemon: where the function never returns, the interpreter can still end.
+        threading.Thread(
+            target=self._run, args=(function, args), name="worker", daemon=True
+        ).start()
+
+    def _run(self, function, args):
+        _local.worker = self
+        try:
+            self._result = function(*args)
+        except _Abandoned:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.ended.set()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def enter(self, activity: str | None, must_end: bool = False) -> None:
+        with self.lock:
+            self._proceed()
+            self.is_busy, self.activity, self.must_end = True, activity, must_end
+
+    def beat(self) -> None:
+        with self.lock:
+            self._proceed()
+
+    def leave(self) -> None:
+        with self.lock:
+            self.is_busy = False
+            self._proceed()
+
+    def abandon(self) -> None:
+        with self.lock:
+            self._is_abandoned = True
+
+    def _proceed(self):
+        if self._is_abandoned:
+            raise _Abandoned
+        self.beats += 1

@@ -47,9 +47,7 @@ def other_process(folder):
 # The lock.
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_folder(
-    folder, other_process
-):
+def test_a_second_process_is_refused_with_the_id_of_the_first(folder, other_process):
     with pytest.raises(ConfigError) as caught, folder.lock():
         pass
     message = str(caught.value)
@@ -71,7 +69,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
         pass
 
 
-def test_others_see_what_the_holder_says_of_itself(folder, other_process):
+def test_other_processes_read_the_description_of_the_holder(folder, other_process):
     assert folder.holder() == {
         "pid": other_process.pid,
         "host": os.uname().nodename,
@@ -82,7 +80,7 @@ def test_others_see_what_the_holder_says_of_itself(folder, other_process):
     assert folder.holder() is None
 
 
-def test_a_holder_may_say_more_later_and_less_than_before(folder):
+def test_a_holder_may_change_its_description(folder):
     with folder.lock(device="a long name that is written over") as describe:
         assert folder.holder()["device"] == "a long name that is written over"
         describe(device="CPU", towers=2)
@@ -103,7 +101,7 @@ def test_asking_for_the_holder_takes_no_lock(folder):
             pass
 
 
-def test_the_lock_is_let_go_by_an_error(folder):
+def test_an_error_releases_the_lock(folder):
     with pytest.raises(KeyError), folder.lock():
         raise KeyError
     with folder.lock():
@@ -151,24 +149,24 @@ def test_a_folder_of_someone_else_is_refused(tmp_path):
 
 
 def test_clear_removes_what_runs_write_and_nothing_else(folder):
-    own = [folder.config, folder.metrics, folder.result]
-    own += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
-    own += [folder.tensorboard / "train" / "events"]
+    written = [folder.config, folder.metrics, folder.result]
+    written += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
+    written += [folder.tensorboard / "train" / "events"]
     notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]
-    for path in own + notes:
+    for path in written + notes:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     with folder.lock():
         folder.clear()
         with pytest.raises(ConfigError), folder.lock():
-            pass  # the lock lies in the folder too, and it still holds
-    assert not any(path.exists() for path in own)
+            pass  # the lock is in the folder too, and is still held
+    assert not any(path.exists() for path in written)
     assert not folder.checkpoints.exists() and not folder.tensorboard.exists()
     assert all(path.read_text() == "{}" for path in notes)
     folder.clear()
 
 
-def test_clear_does_not_pass_over_what_it_cannot_remove(folder, tmp_path):
+def test_clear_refuses_what_it_cannot_remove(folder, tmp_path):
     """Else --overwrite would silently go on with the old checkpoints."""
     elsewhere = tmp_path / "large_disk"
     elsewhere.mkdir()
@@ -198,7 +196,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
         assert reader.read() == "old"
 
 
-def test_a_written_file_leaves_nothing_beside_it(folder):
+def test_writing_a_file_leaves_no_other_file(folder):
     folder.write(folder.config, "{}")
     assert list(folder.path.iterdir()) == [folder.config]
 

@@ -1,0 +1,142 @@
+"""The package in a Python session or a notebook: `from towers import ...`."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import towers
+from towers.run import checkpoints
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# One session that trains several times, as in a notebook: in the main thread, in that
+# of a running event loop, and in another one.
+SESSION = """
+import asyncio, json, signal, sys
+from towers import Config, evaluate, train
+
+about = {"imported_tensorflow": "tensorflow" in sys.modules}
+config = Config(dataset="embedded", width=0.05, device="cpu", num_epochs=0.02)
+result = train("run", config)
+about["repr"] = repr(result)
+about["step"], about["path"] = result.step, str(result.path)
+about["accuracy"] = result.accuracy
+about["state_step"] = int(result.state["step"])
+about["evaluated"] = evaluate("run")
+
+handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+async def cell():
+    return train("run", config)
+about["finished"] = asyncio.run(cell()).accuracy
+async def cell_in_thread():
+    return await asyncio.to_thread(train, "other", config)
+about["other_step"] = asyncio.run(cell_in_thread()).step
+about["handlers_restored"] = handlers == [
+    signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)
+]
+try:
+    train("more", Config(dataset="embedded", device="cpu", num_towers=4))
+except ValueError as error:
+    about["error"] = f"{type(error).__name__}: {error}"
+print(json.dumps(about))
+"""
+
+
+def python(script, cwd, **kwargs):
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys\nsys.path.insert(0, {str(ROOT)!r}){script}",
+        ],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **kwargs,
+    )
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    """The folder of the session, its results, and the other lines that it printed."""
+    folder = tmp_path_factory.mktemp("session")
+    done = python(SESSION, folder)
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    assert done.stderr == ""
+    return folder, json.loads(last), lines
+
+
+def test_importing_the_package_does_not_import_tensorflow(session):
+    assert not session[1]["imported_tensorflow"]
+
+
+def test_train_returns_path_step_accuracy_and_state(session):
+    folder, about, _ = session
+    assert (about["path"], about["step"], about["state_step"]) == ("run", 2, 2)
+    assert checkpoints.list_steps(folder / "run" / "checkpoints") == [2]
+    assert 0 <= about["accuracy"] <= 1
+    assert "step=2" in about["repr"] and len(about["repr"]) < 100
+
+
+def test_evaluate_reads_the_stored_configuration(session):
+    _, about, _ = session
+    assert about["evaluated"]["test_images"] == 2000
+    assert about["evaluated"]["test_accuracy"] == about["accuracy"]
+
+
+def test_a_finished_run_returns_its_accuracy_inside_of_an_event_loop(session):
+    _, about, lines = session
+    assert about["finished"] == about["accuracy"]
+    assert any(line.startswith("run is finished: step 2 of 2") for line in lines)
+
+
+def test_a_run_in_another_thread_leaves_the_signal_handlers(session):
+    _, about, lines = session
+    assert about["other_step"] == 2 and about["handlers_restored"]
+    assert "done: step 2 of 2 is saved in other" in lines
+
+
+def test_more_towers_than_the_first_call_made_are_one_line(session):
+    assert session[1]["error"].startswith("ConfigError: num_towers=4 with 1 logical")
+
+
+NO_STDERR = """
+import os
+from towers import quiet_imports
+sys.stderr = None if sys.argv[1] == "missing" else sys.stderr
+if sys.argv[1] == "closed":
+    os.close(2)
+with quiet_imports():
+    import json
+print("imported")
+"""
+
+
+@pytest.mark.parametrize("stderr", ["usual", "missing", "closed"])
+def test_imports_need_no_standard_error(tmp_path, stderr):
+    script = NO_STDERR.replace("sys.argv[1]", repr(stderr))
+    assert python(script, tmp_path).stdout == "imported\n"
+
+
+def test_only_known_chatter_is_dropped_while_importing(tmp_path):
+    script = """
+import os
+from towers import quiet_imports
+with quiet_imports():
+    os.write(2, b"I0000 00:00:1 port.cc:153] oneDNN custom operations are on\\n")
+    os.write(2, b"a warning of somebody else\\n")
+print("after", file=sys.stderr)
+"""
+    assert python(script, tmp_path).stderr == "a warning of somebody else\nafter\n"
+
+
+def test_the_package_exports_what_it_lists():
+    for name in towers.__all__:
+        assert callable(getattr(towers, name))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = towers.nothing

@@ -1,0 +1,280 @@
+"""Runs that are continued; "row" is a row of the table of faults."""
+
+import dataclasses
+
+import pytest
+import small_runs
+from marks import slow
+from small_runs import (
+    HELD_OUT,
+    assert_equal_states,
+    dropout_network,
+    full_network,
+    records,
+    saved,
+    saved_steps,
+    small_config,
+    snapshot,
+    uninterrupted,
+)
+
+from towers.errors import CheckpointError, ConfigError
+from towers.run import checkpoints
+from towers.training import train
+
+TENSORS = "tensors.data-00000-of-00001"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+@pytest.fixture
+def half_way(tmp_path):
+    """The folder of a run that has taken five of its ten steps."""
+    return small_runs.half_way(tmp_path / "half_way")
+
+
+def damage(workdir, step):
+    """Flips one bit in the tensors of a checkpoint."""
+    path = workdir / "checkpoints" / f"step-{step:08d}" / TENSORS
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# Row 10: stopping and continuing.
+
+
+FULL = {"num_towers": 2, "eval_every_epochs": 0.5}
+
+
+@pytest.mark.parametrize(
+    "stops,changes",
+    [
+        ([3], {}),  # in mid-epoch
+        slow([5], {}),  # at an epoch's edge
+        ([10], {}),  # at the last step
+        slow([12], {}),  # after the end
+        slow([1, 2, 9], {"steps_per_loop": 1}),
+    ],
+)
+def test_row_10_a_continued_run_equals_the_uninterrupted_one(
+    tmp_path, monkeypatch, stops, changes
+):
+    """With batch normalization, dropout, augmentation, velocities and averages."""
+    config = small_config(**FULL)
+    expected = uninterrupted(config, full_network)
+    kinds = {name.split("/")[0] for name in expected.state}
+    assert kinds == {"params", "state", "slots", "averages", "step"}
+
+    small_runs.use(monkeypatch, full_network)
+    for stop in stops:
+        train(tmp_path, dataclasses.replace(config, max_steps=stop, **changes))
+        assert saved_steps(tmp_path)[-1] == min(stop, 10)
+    state = train(tmp_path, config).state
+    assert_equal_states(state, expected.state)
+    assert_equal_states(saved(tmp_path).tensors, expected.state)
+    assert records(tmp_path) == expected.records
+
+
+@pytest.mark.slow
+def test_row_10_would_notice_other_random_numbers(tmp_path, monkeypatch):
+    """With another seed from step 5 on, order, crops and dropout alone differ."""
+    config = small_config(**FULL)
+    expected = uninterrupted(config, full_network)
+    small_runs.use(monkeypatch, full_network)
+    train(tmp_path, dataclasses.replace(config, max_steps=5))
+    state = train(
+        tmp_path, dataclasses.replace(config, seed=1), allow_change=("seed",)
+    ).state
+    with pytest.raises(AssertionError):
+        assert_equal_states(state, expected.state)
+
+
+@pytest.mark.parametrize("stop", [4, slow(8)])
+def test_row_10_also_where_batches_straddle_epochs(tmp_path, stop):
+    config = small_config(
+        batch_size=12, num_epochs=2.3, schedule="cosine", warmup_epochs=0.5
+    )
+    expected = uninterrupted(config)
+    train(tmp_path, dataclasses.replace(config, max_steps=stop))
+    assert_equal_states(train(tmp_path, config).state, expected.state)
+    assert records(tmp_path) == expected.records
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adamw", "lars"])
+def test_row_10_also_with_other_optimizers_and_mixed_images(tmp_path, optimizer):
+    config = small_config(
+        optimizer=optimizer,
+        learning_rate=0.01,
+        schedule="one_cycle",
+        color_jitter=0.4,
+        random_erasing=0.5,
+        cutout_size=3,
+        mixup=0.2,
+        cutmix=1.0,
+        **FULL,
+    )
+    expected = uninterrupted(config)
+    train(tmp_path, dataclasses.replace(config, max_steps=3))
+    assert_equal_states(train(tmp_path, config).state, expected.state)
+    assert records(tmp_path) == expected.records
+
+
+def test_row_10_other_cuts_into_calls_change_nothing(tmp_path):
+    config = small_config(log_every_steps=1)
+    expected = uninterrupted(config)
+    other_cuts = dataclasses.replace(config, steps_per_loop=3, log_every_steps=4)
+    train(tmp_path, dataclasses.replace(other_cuts, max_steps=6))
+    assert_equal_states(train(tmp_path, other_cuts).state, expected.state)
+    kept = [line for line in expected.records if line["step"] in (1, 4, 8, 10)]
+    assert records(tmp_path) == kept
+
+
+# Row 11: other towers.
+
+
+def test_row_11_two_four_and_one_tower_continue_each_other(tmp_path, monkeypatch):
+    config = small_config(
+        batch_size=12, num_epochs=2.3, num_towers=2, log_every_steps=1
+    )
+    expected = uninterrupted(config, dropout_network)
+    small_runs.use(monkeypatch, dropout_network)
+    for towers, stop in ((2, 4), (4, 7), (1, 0)):
+        train(tmp_path, dataclasses.replace(config, num_towers=towers, max_steps=stop))
+    lines = records(tmp_path)
+    assert [len(line["tower_losses"]) for line in lines] == [2] * 4 + [4] * 3 + [1] * 3
+    for line, other in zip(lines, expected.records, strict=True):
+        assert line["step"] == other["step"]
+        assert line["learning_rate"] == other["learning_rate"]
+        assert line["loss"] == pytest.approx(other["loss"], abs=1e-4)
+    # Losses of other examples, or of the same in another order, lie farther apart.
+    apart = [abs(a["loss"] - b["loss"]) for a, b in zip(lines[1:], lines, strict=False)]
+    assert min(apart) > 1e-4
+
+
+# Rows 9 and 8: another config, another model.
+
+
+def test_row_9_a_changed_config_is_refused_and_nothing_touched(half_way):
+    before = snapshot(half_way)
+    changed = small_config(learning_rate=0.2, seed=3, batch_size=20, num_towers=2)
+    with pytest.raises(ConfigError) as caught:
+        train(half_way, changed)
+    message = str(caught.value)
+    assert message.startswith(f"{half_way} holds another run: ")
+    assert "seed was 0 and is 3" in message
+    assert "learning_rate was 0.1 and is 0.2" in message
+    assert "batch_size was 10 and is 20" in message
+    assert "num_towers" not in message
+    assert "--allow_change=seed,learning_rate,batch_size" in message
+    assert "\n" not in message
+    assert snapshot(half_way) == before
+
+
+def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
+    changed = small_config(learning_rate=0.2, seed=3)
+    with pytest.raises(ConfigError) as caught:
+        train(half_way, changed, allow_change=("learning_rate",))
+    assert "learning_rate was" not in str(caught.value)
+    state = train(half_way, changed, allow_change=("learning_rate", "seed")).state
+    assert state["step"] == 10
+    assert records(half_way)[-1]["learning_rate"] == 0.2
+    train(half_way, changed)  # the run is now that of the changed config
+    with pytest.raises(ConfigError, match="learning_rate was 0.2 and is 0.1"):
+        train(half_way, small_config())
+
+
+def test_row_9_rhythm_towers_and_length_may_change_freely(half_way):
+    changed = small_config(
+        num_towers=5,
+        device="auto",
+        data_dir="elsewhere",
+        num_epochs=2.4,
+        log_every_steps=1,
+        eval_every_epochs=2.0,
+        steps_per_loop=2,
+        summary_every_steps=6,
+        checkpoint_every_steps=7,
+        checkpoint_every_secs=50.0,
+        keep_checkpoints=9,
+        stuck_after_secs=60.0,
+    )
+    assert train(half_way, changed).step == 12
+
+
+def test_row_9_the_length_of_a_cosine_is_part_of_the_run(tmp_path):
+    config = small_config(schedule="cosine", max_steps=2)
+    train(tmp_path, config)
+    longer = dataclasses.replace(config, num_epochs=3.0, max_steps=3)
+    with pytest.raises(ConfigError, match="num_epochs was 2.0 and is 3.0"):
+        train(tmp_path, longer)
+    assert train(tmp_path, longer, allow_change=("num_epochs",)).step == 3
+
+
+def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypatch):
+    before = snapshot(half_way)
+    small_runs.use(monkeypatch, dropout_network)
+    message = "^the checkpoint is of another model: params/conv1/kernel is in the model"
+    with pytest.raises(CheckpointError, match=message):
+        train(half_way, small_config())
+    assert snapshot(half_way) == before
+
+
+# Rows 3, 6 and 7: the folder of checkpoints.
+
+
+def test_row_3_leftovers_of_a_killed_save_are_removed(half_way, capfd):
+    leftover = half_way / "checkpoints" / ".tmp-step-00000007-123"
+    leftover.mkdir()
+    (leftover / TENSORS).write_bytes(b"x" * 1234)
+    train(half_way, small_config())
+    assert not leftover.exists()
+    out = capfd.readouterr().out
+    assert f"removed {leftover}, left by an interrupted save: 1,234 bytes" in out
+
+
+def test_row_6_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capfd):
+    config = small_config()
+    expected = uninterrupted(config)
+    every_4 = dataclasses.replace(config, checkpoint_every_steps=4)
+    train(tmp_path, dataclasses.replace(every_4, max_steps=8))
+    damage(tmp_path, 8)
+    capfd.readouterr()
+    state = train(tmp_path, every_4).state
+    out = capfd.readouterr().out
+    path = tmp_path / "checkpoints"
+    assert f"rejected checkpoint {path}/step-00000008: {TENSORS}: sha256 is" in out
+    assert f"restored step 4 from {path}/step-00000004" in out
+    assert_equal_states(state, expected.state)
+    assert records(tmp_path) == expected.records
+    for step in (4, 8, 10):  # the damaged one was replaced when its step came again
+        assert checkpoints.restore_step(path, step).step == step
+
+
+def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(tmp_path):
+    config = small_config(checkpoint_every_steps=3)
+    train(tmp_path, dataclasses.replace(config, max_steps=6))
+    for step in (3, 6):
+        damage(tmp_path, step)
+    before = snapshot(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        train(tmp_path, config)
+    message = str(caught.value)
+    assert "none of the 2 checkpoints" in message
+    assert message.count("sha256") == 2
+    assert "step-00000003" in message and "step-00000006" in message
+    assert "\n" not in message
+    assert snapshot(tmp_path) == before
+
+
+def test_row_10_a_continued_run_remembers_its_best_step(tmp_path):
+    config = small_config(**HELD_OUT)
+    expected = uninterrupted(config)
+    train(tmp_path, dataclasses.replace(config, max_steps=13))
+    train(tmp_path, config)
+    assert saved_steps(tmp_path) == saved_steps(expected.path)
+    assert records(tmp_path) == expected.records

@@ -1,0 +1,204 @@
+"""Runs that a signal stops, or that hang: rows 12 and 15 of the table of faults."""
+
+import dataclasses
+import functools
+import os
+import signal
+import threading
+import time
+
+import pytest
+import small_runs
+from marks import slow
+from small_runs import (
+    HELD_OUT,
+    assert_equal_states,
+    halt_at,
+    records,
+    saved,
+    saved_steps,
+    small_config,
+    uninterrupted,
+)
+
+from towers.errors import Preempted, StuckError
+from towers.parallel.strategy import COMPUTING, IDLE, WAITING
+from towers.run import run, watchdog
+from towers.run.watchdog import Watchdog
+from towers.training import train
+
+WAIT_SECS = 30  # for what should come at once
+EVALUATED = {"eval_every_epochs": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+@pytest.fixture
+def half_way(tmp_path):
+    """The folder of a run that has taken five of its ten steps."""
+    return small_runs.half_way(tmp_path / "half_way")
+
+
+# Row 12: signals.
+
+
+class Halt:
+    """Sends a signal in the middle of a run, at the n-th call, and holds the run there.
+
+    Args:
+        number: of the signal, sent twice: a second one must be harmless.
+        nth: number of the call.
+        hold: whether the run waits there until it is released.
+        ready: is waited for before the signal is sent.
+    """
+
+    def __init__(self, number, nth=1, hold=True, ready=lambda: True):
+        self._number, self._nth, self._hold, self._ready = number, nth, hold, ready
+        self._lock, self._times = threading.Lock(), 0
+        self.released, self.held_since = threading.Event(), None
+
+    def __call__(self):
+        with self._lock:
+            self._times += 1
+            times = self._times
+        if times == self._nth:
+            patience = time.monotonic() + WAIT_SECS
+            while not self._ready():
+                assert time.monotonic() < patience
+                time.sleep(0.01)
+            os.kill(os.getpid(), self._number)
+            os.kill(os.getpid(), self._number)
+        if self._hold and times >= self._nth:
+            self.held_since = self.held_since or time.monotonic()
+            assert self.released.wait(WAIT_SECS)
+
+
+def num_records(workdir):
+    path = workdir / "metrics.jsonl"
+    return len(records(workdir)) if path.exists() else 0
+
+
+def train_and_halt(config, workdir, place, halt):
+    """Trains until the signal of `halt` has stopped it; returns the message."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watchdog, "_GRACE_SECS", 0.1)
+        halt_at(patch, place, halt)
+        with pytest.raises(Preempted) as caught:
+            train(workdir, config)
+        halt.released.set()
+        small_runs.join_abandoned()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "place,nth,hold,steps,number",
+    [
+        ("tracing", 1, True, [], signal.SIGTERM),
+        ("computing", 4, False, [4, 5], signal.SIGTERM),
+        slow("computing", 4, False, [4, 5], signal.SIGINT),
+        ("waiting", 6, True, [3, 4, 5], signal.SIGTERM),  # batches are read ahead
+        slow("drawing", 1, True, [4], signal.SIGTERM),
+        ("evaluating", 2, True, [5], signal.SIGINT),  # that of the averages
+        slow("evaluating", 3, True, [10], signal.SIGTERM),  # at the last step
+        slow("saving", 1, False, [3], signal.SIGTERM),
+    ],
+)
+def test_row_12_a_signal_saves_and_the_same_command_continues(
+    tmp_path, place, nth, hold, steps, number
+):
+    config = small_config(**EVALUATED, log_every_steps=1)
+    expected = uninterrupted(config)
+    if place == "saving":
+        config = dataclasses.replace(config, checkpoint_every_steps=3)
+    if place == "drawing":
+        config = dataclasses.replace(config, summary_every_steps=4)
+    halt = Halt(number, nth, hold)
+    if place == "waiting":
+        halt = Halt(number, nth, hold, lambda: num_records(tmp_path) >= 3)
+
+    message = train_and_halt(config, tmp_path, place, halt)
+    assert message.startswith(f"stopped by {number.name}: ")
+    assert message.endswith("; the same command continues")
+    if steps:
+        first, *others = saved_steps(tmp_path)
+        assert first in steps
+        # Training goes on while a checkpoint is written.
+        assert bool(others) == (place == "saving")
+        step = others[-1] if others else first
+        assert f"step {step} of 10 is saved in {tmp_path}" in message
+    else:
+        assert saved_steps(tmp_path) == []
+        assert "no step was taken" in message
+
+    assert_equal_states(train(tmp_path, config).state, expected.state)
+    assert records(tmp_path) == expected.records
+
+
+def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(tmp_path):
+    config = small_config(**HELD_OUT)
+    expected = uninterrupted(config)
+    best, last = saved_steps(expected.path)
+    # There are two evaluations every three steps, of raw parameters and of averages.
+    for nth in (best // 3 * 2, 1):
+        halt = Halt(signal.SIGTERM, nth)
+        message = train_and_halt(config, tmp_path, "evaluating", halt)
+        assert f"step {best} of {last} is saved" in message
+    # Evaluated at last, but not saved again: the next start evaluates once more.
+    train(tmp_path, dataclasses.replace(config, max_steps=best))
+    train(tmp_path, config)
+    assert saved_steps(tmp_path) == [best, last]
+    assert records(tmp_path) == expected.records
+    assert (
+        saved(tmp_path).trainer_state["best"]
+        == saved(expected.path).trainer_state["best"]
+    )
+
+
+def test_row_12_a_signal_during_the_last_save_changes_nothing(tmp_path):
+    config = small_config()
+    with pytest.MonkeyPatch.context() as patch:
+        halt_at(patch, "saving", Halt(signal.SIGTERM, hold=False))
+        assert_equal_states(train(tmp_path, config).state, uninterrupted(config).state)
+
+
+class StepBegun:
+    """A trainer whose waiting call gets its data just after a signal."""
+
+    def __init__(self):
+        self._phases = iter([WAITING, COMPUTING, COMPUTING, COMPUTING])
+        self._tensors = iter(["before", "torn", "torn", "after"])
+
+    def progress(self):
+        return 3, ACTIVITIES[next(self._phases, IDLE)]
+
+    def state(self):
+        return next(self._tensors)
+
+
+def test_row_12_a_step_that_begins_after_all_is_finished_before_the_save():
+    assert run.settled_state(StepBegun()) == "after"
+
+
+def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capfd):
+    before = saved_steps(half_way)
+    halt = Halt(signal.SIGCONT)  # which has no effect
+
+    def clock():  # every second that the run is held counts for some hours
+        now = time.monotonic()
+        return now + 1e4 * (now - (halt.held_since or now))
+
+    monkeypatch.setattr(
+        "towers.training.Watchdog", functools.partial(Watchdog, clock=clock)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        halt_at(patch, "computing", halt)
+        message = r"^step 6 was not finished within 600 s .*, while computing$"
+        with pytest.raises(StuckError, match=message):
+            train(half_way, small_config())
+        halt.released.set()
+        small_runs.join_abandoned()
+    assert saved_steps(half_way) == before
+    assert "most recent call first" in capfd.readouterr().err
