@@ -174,7 +174,13 @@ def _read_by(option, name):
 
 
 def _read_by_strategy(option, name):
-    """As `_read_by`, until the strategies have signatures of their own."""
+    """As `_read_by`; the trainer of asynchronous towers has options of its own."""
+    names = _read_by(option, name)
+    if names is not None:
+        if "asynchronous" in find(option, name).traits:
+            names += ("async_scale_gradients", "max_staleness")
+        return names
+    # Classes that pass **kwargs to their base do not show what they read.
     return {
         "towers": ("parameter_device",),
         "async_towers": (

@@ -73,17 +73,32 @@ def add_weight_decay(
     Returns:
         (weight decay, gradients); it is 0 where no variable has a regularizer.
     """
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(params)
-        decay = weight_decay(variables, params)
-        if decay is None:
-            return tf.zeros([], params[0].dtype), list(gradients)
-        in_full = decay if weight == 1 else decay / weight
-    decay_gradients = tape.gradient(in_full, params)
+    decay, decay_gradients = weight_decay_gradients(variables, params, weight)
     return decay, [
         gradient if more is None else gradient + more
         for gradient, more in zip(gradients, decay_gradients, strict=True)
     ]
+
+
+def weight_decay_gradients(
+    variables: list[keras.Variable], params: list[tf.Tensor], weight: float = 1.0
+) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+    """(weight decay, its gradient by each of `params`).
+
+    Args:
+        variables, params, weight: as in `add_weight_decay`.
+
+    Returns:
+        The gradient is None where a parameter does not decay; the weight decay is 0
+        where none does.
+    """
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(params)
+        decay = weight_decay(variables, params)
+        if decay is None:
+            return tf.zeros([], params[0].dtype), [None] * len(params)
+        in_full = decay if weight == 1 else decay / weight
+    return decay, tape.gradient(in_full, params)
 
 
 def take_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
