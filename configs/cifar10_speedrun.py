@@ -2,14 +2,14 @@
 
     python run_train.py --config=cifar10_speedrun --data_dir=DATA
 
-Published: 0.94 by six views in 2.6 s on one A100 (KellerJordan/cifar10-airbench,
+Published: 0.94 with six-view TTA in 2.6 s on one A100 (KellerJordan/cifar10-airbench,
 airbench94_muon), with these widths, epochs and rates; theirs are for the summed loss,
 so that here biases have the rate 0.053 * 2000 and the head, whose logits they divide by
 256, 0.67 * 2000 / 256^2. The factors are those of this rate and batch: who changes one
 of them computes `param_rates` and `weight_decay` anew.
 
-Here, on a JPEG copy of the images and two CPU cores (`--num_towers=2`): 0.9079 by six
-views and 0.8973 by one, the mean of five seeds, in 11 minutes and 5 GB of memory; with
+Here, on a JPEG copy of the images and two CPU cores (`--num_towers=2`): 0.9079 with
+six-view TTA and 0.8973 without, the mean of five seeds, in 11 minutes and 5 GB; with
 `--precision=bfloat16`, for which the processor had instructions, 0.9059 and 0.8952 in 4
 to 5 minutes (benchmarks/2026-11-22-time_to_accuracy.md).
 """

@@ -14,7 +14,7 @@ others'; filters move by three steps of a quintic iteration, theirs by ten of an
 the squares that are cut out may lie in part outside the image, theirs lie within.
 
 Here, on a JPEG copy of the images and two CPU cores, in bfloat16 and with one seed:
-0.9319 by six views and 0.9220 by one (benchmarks/2026-11-22-cifar10_speedrun_96.md).
+0.9319 with six-view TTA, 0.9220 without (benchmarks/2026-11-22-cifar10_speedrun_96.md).
 """
 
 import dataclasses

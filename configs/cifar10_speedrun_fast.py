@@ -8,7 +8,7 @@ same and that of the convolutions kept; labels smoothed by half as much; the bia
 whitening is not trained, so that its gradient need not be computed; and only those
 images are looked at six times whose answer is least sure.
 
-On a JPEG copy of the images: 0.9049 by six views, the mean of five seeds, 0.0030 below
+On a JPEG copy of the images: 0.9049 with six-view TTA, the mean of five seeds, .0030 below
 `cifar10_speedrun`, for 0.77 of its cost (benchmarks/2026-11-22-time_to_accuracy.md;
 what else was tried: benchmarks/2026-11-22-speedrun_trials.md).
 """

@@ -264,7 +264,7 @@ def test_flips_alternate_and_views_do_not_depend_on_the_batch_size():
 
 @pytest.mark.parametrize("name", AUGMENTS)
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 40, 1)])
-def test_what_comes_out_has_the_shape_that_is_told(name, shape):
+def test_the_result_has_the_shape_of_the_augmentation(name, shape):
     augmented = create_augment(name, shape, MEAN[: shape[2]], DEVIATION[: shape[2]])
     images = tf.constant(random_images(4, shape))
     assert augmented.train(images, Drawn(n=4)).shape == [4, *augmented.image_shape]

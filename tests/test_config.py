@@ -409,7 +409,7 @@ def test_a_stored_config_that_is_wrong_is_refused(text, words):
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_a_change_of_the_mathematics_is_told_with_both_values(name):
+def test_a_change_of_the_mathematics_is_reported_with_both_values(name):
     before, after = OTHER[name]
     stored, new = unusual(), unusual(**{name: after})
     free = name in FREE
@@ -447,7 +447,7 @@ def test_the_length_may_not_change_where_the_size_of_images_depends_on_it():
     assert changed == {"num_epochs": (2.0, 4.0)}
 
 
-def test_all_changes_are_told_at_once():
+def test_all_changes_are_reported_at_once():
     changed = configuration.changed_mathematics(
         Config(), Config(seed=1, batch_size=64, max_steps=5, momentum=0.5)
     )
@@ -514,7 +514,7 @@ def test_all_changes_are_told_at_once():
         ({"dataset": "mnist", "image_size": 32}, ["image_size=32"]),
     ],
 )
-def test_options_without_effect_are_told_with_the_reason(options, ignored):
+def test_options_without_effect_are_reported_with_the_reason(options, ignored):
     lines = checks.ignored_options(Config(**options))
     assert [line.split(" has no effect with ")[0] for line in lines] == ignored
     reasons = {line.split(" has no effect with ")[1] for line in lines}

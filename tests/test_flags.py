@@ -1,4 +1,4 @@
-"""The command line: three layers of options, and mistakes told in one line (row 17)."""
+"""The command line: three layers of options, and one line per mistake (row 17)."""
 
 import os
 import pathlib
@@ -184,7 +184,7 @@ def test_an_unknown_recipe_names_the_nearest_and_lists_all(recipes):
         ("None", ["None, not a Config"]),
     ],
 )
-def test_a_mistake_in_a_recipe_is_told_in_one_line_with_its_file(recipes, body, words):
+def test_a_mistake_in_a_recipe_ends_in_one_line_with_its_file(recipes, body, words):
     write_recipe(recipes, "mistaken", body)
     with pytest.raises(ConfigError) as caught:
         load_recipe("mistaken", recipes)

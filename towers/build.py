@@ -77,7 +77,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
     """Loads the data and builds the network and its update.
 
     Args:
-        config: what the run is.
+        config: of the run.
         trains: whether it is trained. An evaluation has no phases, and its checkpoint
             holds the state that layers take from the data.
 
@@ -177,7 +177,7 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
     """The optimizer with its schedules.
 
     Args:
-        config: what the run is.
+        config: of the run.
         num_examples: training images of an epoch.
         model: the network; it loses its weight decay where the optimizer applies it.
 

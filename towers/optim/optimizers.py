@@ -103,7 +103,7 @@ def adamw(
     includes rate * decay * param.
 
     Adam is that of Kingma and Ba (2015) in the form at the end of their section 2,
-    where epsilon stands beside the root of the uncorrected moment.
+    where epsilon is added to the root of the uncorrected moment.
     """
 
     def update(param, slots, gradient, context):

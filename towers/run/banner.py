@@ -11,7 +11,7 @@ import towers
 from towers.config import Config
 from towers.config.checks import ignored_options
 from towers.data.sources import DataSet
-from towers.optim.phases import image_size
+from towers.optim.phases import Phase, image_size
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
 from towers.run.folder import RunFolder
