@@ -3,20 +3,21 @@
     python -m benchmarks.accuracy --config=cifar10_speedrun --data_dir=DATA --seeds=5
 
 Every run trains from the start and is evaluated on the test images, in a process of its
-own. Everything but imports and the last evaluation is counted: reading the data, tracing
-and compiling, training, the recipe's own evaluations, the last checkpoint. Shown apart,
-and part of it, are the training seconds and within them the first calls of each phase,
-which compile. The cost is that time multiplied with the machine's matrix rate, because
-machines differ from day to day and from minute to minute: the mean of rates measured
-before each run, after it, and about every minute within, when the clock stands still.
+own. Everything but imports and the last evaluation is counted: reading the data,
+tracing and compiling, training, the recipe's own evaluations, the last checkpoint.
+Shown apart, and part of it, are the training seconds and within them the first calls of
+each phase, which compile. The cost is that time multiplied with the machine's matrix
+rate, because machines differ from day to day and from minute to minute: the mean of
+rates measured before each run, after it, and about every minute within, when the clock
+stands still.
 
 With `--accuracy=X` the first step is given whose evaluation reached X; a recipe
 evaluates every `--eval_every_epochs`. With `--against=RECIPE` a second recipe runs on
 the same seeds in turn, and with `--strategies` the recipe is trained by one tower, by
 every strategy with four, and in micro-batches; paired differences from the first are
 given. With `--records=FILE` each run is a line of that file too, and a series that was
-interrupted leaves out the runs that it holds; another machine or other code wants another
-file. Any option of a recipe but `--seed` is applied to all runs.
+interrupted leaves out the runs that it holds; another machine or other code wants
+another file. Any option of a recipe but `--seed` is applied to all runs.
 """
 
 import concurrent.futures
@@ -53,7 +54,7 @@ ACCURACY = flags.DEFINE_float(
 )
 config_flags.define_config_flags()
 
-# --strategies: name -> fields of Config; the first is what the others are compared with.
+# --strategies: name -> fields of Config; the others are compared with the first.
 FOUR = {"num_towers": 4}
 SPLIT = {"strategy": "model_parallel", **FOUR}
 STRATEGIES = {
@@ -227,19 +228,11 @@ def main(_) -> None:
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     print(measure.report_head("Accuracy and time"))
+    reached = f"step of {ACCURACY.value:g} | " if ACCURACY.value else ""
     head = measure.table_head(
-        "recipe",
-        "seed",
-        "accuracy, plain",
-        "by TTA or averages",
-        "loss, averages",
-        *([f"step of {ACCURACY.value:g}"] if ACCURACY.value else []),
-        "seconds in all",
-        "first calls, s",
-        "training, s",
-        "images/s after the first call (per GFLOP/s)",
-        "matrix rate, GFLOP/s",
-        "cost, TFLOP",
+        f"recipe | seed | accuracy, plain | by TTA or averages | loss, averages | "
+        f"{reached}seconds in all | first calls, s | training, s | images/s after the "
+        "first call (per GFLOP/s) | matrix rate, GFLOP/s | cost, TFLOP"
     )
     print("\n".join([head, *rows, ""]))
     for name, runs in results.items():

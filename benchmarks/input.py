@@ -21,23 +21,19 @@ gives that time: batches that are drawn without training.
 
 compares LeNet on CIFAR-10 from the official binary files in DATA, from the same images
 in `ROOT/train/CLASS/*.jpg` and `ROOT/test/CLASS/*.jpg`, and from that folder with room
-in memory for an eighth of them. Every run is one of `run_train.py` in a process of its
-own, in turn; speeds are of the steps after the first epoch, in which a folder's images
-are decoded. The bare input is the speed of the stream when nothing trains.
+in memory for an eighth of them. Each is set up and trained for its first epoch, in
+which a folder's images are decoded, one after the other; then they train in turn, and
+last batches are drawn without training. Memory is the growth of the process at its peak
+until the end of the first epoch.
 """
 
 import argparse
 import collections
 import contextlib
 import dataclasses
-import itertools
-import json
-import os
+import functools
 import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -54,7 +50,7 @@ from towers.data.batches import TrainBatches
 from towers.data.sources import Source
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RECIPE, SMALL_CACHE_MB = "cifar10_lenet", 20
+RECIPE, SMALL_CACHE_MB = "cifar10_lenet", 20.0
 NUM_JPEGS, JPEG_SIZE = 256, 160
 # Steps of a new stream that do not count: until then it is filled for the first time.
 FILLING_STEPS = 8
@@ -229,12 +225,17 @@ def drawing(batches, num_steps: int, costs: list[Cost]) -> Callable[[], None]:
     """A function that draws batches from a new stream and notes their cost."""
 
     def run():
-        stream = itertools.islice(batches.stream(0), FILLING_STEPS + num_steps)
-        collections.deque(itertools.islice(stream, FILLING_STEPS), maxlen=0)
+        stream = iter(batches.stream(0))
+        draw(stream, FILLING_STEPS)
         with noted(num_steps, costs):
-            collections.deque(stream, maxlen=0)
+            draw(stream, num_steps)
 
     return run
+
+
+def draw(stream: Iterator, num_steps: int) -> None:
+    for _ in range(num_steps):
+        next(stream)
 
 
 def waiting_model(parts: build.Parts, secs: float) -> keras.Model:
@@ -263,8 +264,8 @@ def measure_overlap(config, parts: build.Parts, chosen, options) -> None:
         with_stream = dataclasses.replace(parts, train_batches=stream.batches)
         things[name] = train_on(name, with_stream)
     for name in ("as it is", "decoding"):
-        draw = drawing(streams[name].batches, options.steps, drawn[name])
-        things[f"{name}, drawn"] = draw
+        batches = streams[name].batches
+        things[f"{name}, drawn"] = drawing(batches, options.steps, drawn[name])
     measure.in_turn(things, options.rounds)
 
     def column(costs, name, field):
@@ -273,40 +274,33 @@ def measure_overlap(config, parts: build.Parts, chosen, options) -> None:
     alone, alone_processor = (
         column(costs, "compute", field) for field in ("wall", "processor")
     )
-    print(
-        "\n"
-        + measure.table_head(
-            "stages",
-            "images/s, median",
-            "step / slowest stage (min, median, max)",
-            "step / sum of the stages",
-            "input wait, percent",
-            "step without compute, percent",
-            "cores",
-            "processor time / compute",
-        )
+    columns = (
+        "stages | images/s, median | step / slowest stage (min, median, max) | step / "
+        "sum of the stages | input wait, percent | step without compute, percent | "
+        "cores | processor time / compute"
     )
+    print(f"\n{measure.table_head(columns)}")
     for name in costs:
         stream = streams.get(name, Stream(None))
         wall, processor, wait = (
             column(costs, name, field) for field in ("wall", "processor", "wait")
         )
-        draw = column(drawn, name, "wall") if name in drawn else 0.0
-        slowest = np.maximum(alone, np.maximum(stream.slowest_secs, draw))
+        draw_secs = column(drawn, name, "wall") if name in drawn else 0.0
+        slowest = np.maximum(alone, np.maximum(stream.slowest_secs, draw_secs))
         print(
             measure.table_row(
                 name,
                 f"{options.batch_size / np.median(wall):.0f}",
                 measure.spread(wall / slowest),
-                f"{np.median(wall / (alone + stream.sum_secs + draw)):.3f}",
+                f"{np.median(wall / (alone + stream.sum_secs + draw_secs)):.3f}",
                 f"{np.median(100 * wait / wall):.1f}",
                 f"{np.median(100 * (1 - alone / wall)):.1f}",
                 f"{np.median(processor / wall):.2f}",
                 f"{np.median(processor / alone_processor):.3f}",
             )
         )
-    columns = ("images/s", "cores", "processor time / compute")
-    print("\n" + measure.table_head("drawn without training", *columns))
+    columns = "drawn without training | images/s | cores | processor time / compute"
+    print(f"\n{measure.table_head(columns)}")
     for name in drawn:
         wall, processor = (
             np.median(column(drawn, name, field)) for field in ("wall", "processor")
@@ -352,137 +346,70 @@ def compare_stages(options: argparse.Namespace) -> None:
 # Files of images.
 
 
-def train_once(fields: dict, options: argparse.Namespace) -> dict[str, float]:
-    """Trains once in a process of its own; rates in images/s, memory in MB."""
-    flags = fields | {
-        "config": RECIPE,
-        "batch_size": options.batch_size,
-        "num_towers": options.towers,
-        "device": "cpu",
-        "num_epochs": options.epochs,
-        "max_steps": options.steps,
-        "log_every_steps": options.log_every,
-        "eval_every_epochs": 0,
-    }
-    with tempfile.TemporaryDirectory() as workdir:
-        command = [sys.executable, "run_train.py", f"--workdir={workdir}"]
-        command += [f"--{name}={value}" for name, value in flags.items()]
-        path, log = (pathlib.Path(workdir, name) for name in ("metrics.jsonl", "log"))
-        with log.open("w") as output:
-            started = time.monotonic()
-            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
-            first_step_secs, ended = None, 0
-            while not ended:
-                time.sleep(0.02)
-                if first_step_secs is None and path.exists() and path.read_text():
-                    first_step_secs = time.monotonic() - started
-                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(log.read_text())
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-    timed = [r for r in records if "images_per_sec" in r]
-
-    def rate(records):  # of pieces of about equal length
-        rates = [r["images_per_sec"] for r in records]
-        return statistics.harmonic_mean(rates) if rates else float("nan")
-
-    return {
-        "first_step_secs": first_step_secs,
-        "first": rate([r for r in timed if r["epoch"] <= 1]),
-        "later": rate([b for a, b in itertools.pairwise(timed) if a["epoch"] >= 1]),
-        "peak_mb": usage.ru_maxrss * 1024 / 1e6,
-    }
-
-
-def bare_input(fields: dict, options: argparse.Namespace) -> tuple[float, float]:
-    """Images/s of the stream in the first epoch, or so many steps, and after it."""
-    size = options.batch_size
-    config, _, _ = config_flags.config_of_flags(
-        RECIPE, ROOT / "configs", fields | {"batch_size": size}
-    )
-    parts = build.build(config)
-    num_steps = options.steps or parts.num_examples // size
-    stream, rates = iter(parts.train_batches.stream(0)), []
-    for _ in range(2):
-        started = time.perf_counter()
-        for _ in range(num_steps):
-            next(stream)
-        rates.append(num_steps * size / (time.perf_counter() - started))
-    return tuple(rates)
-
-
 def compare_files(options: argparse.Namespace) -> None:
     """Training from a folder of images over training from one file of pixels."""
+    chosen = measure.all_devices(options.device, options.towers, own_cores=True)
+    binary = {"dataset": "cifar10", "data_dir": options.data_dir}
     folder = {"dataset": "image_folder", "data_dir": options.folder, "image_size": 32}
-    small = folder | {"image_cache_mb": float(SMALL_CACHE_MB)}
+    small = folder | {"image_cache_mb": SMALL_CACHE_MB}
     cases = {
-        "binary file": {"data_dir": options.data_dir},
+        "binary file": binary,
         "image folder": folder,
-        f"image folder, {SMALL_CACHE_MB} MB in memory": small,
+        f"image folder, {SMALL_CACHE_MB:g} MB in memory": small,
     }
-    runs = {name: [] for name in cases}
-    things = {
-        name: lambda name=name: runs[name].append(train_once(cases[name], options))
-        for name in cases
-    }
-    rates = [measure.matrix_rate()]
-    measure.in_turn(things, options.rounds, warm_up=0)
+    fields = {"batch_size": options.batch_size, "num_towers": len(chosen.towers)}
+    fields |= {"input": "stream", "num_epochs": 1000.0}
+    recipe = config_flags.load_recipe(RECIPE, ROOT / "configs")
+    rates, rows, training, drawing = [measure.matrix_rate()], {}, {}, {}
+    for name, case in cases.items():
+        memory, started = measure.PeakMemory(chosen), time.perf_counter()
+        config = dataclasses.replace(recipe, **fields, **case)
+        parts = build.build(config)
+        trainer = trainers.create_trainer(config, parts, chosen)
+        trainer.train(1)
+        first_step_secs = time.perf_counter() - started
+        epoch_steps = max(1, parts.num_examples // options.batch_size - 1)
+        started = time.perf_counter()
+        trainer.train(epoch_steps)
+        speed = epoch_steps * options.batch_size / (time.perf_counter() - started)
+        megabytes = memory.growth_bytes() / 1e6
+        rows[name] = f"{first_step_secs:.1f}", f"{speed:,.0f}", f"{megabytes:,.0f}"
+        training[name] = functools.partial(trainer.train, options.steps)
+        stream = iter(parts.train_batches.stream(epoch_steps))
+        drawing[name] = functools.partial(draw, stream, options.steps)
+    wall, _ = measure.in_turn(training, options.rounds)
+    bare, _ = measure.in_turn(drawing, options.rounds)
     rates.append(measure.matrix_rate())
     print(measure.report_head("Training from a folder of images"))
     print(
-        f"- float32, {measure.rates_text(rates)}\n\n"
+        f"LeNet, float32, batch {options.batch_size}, {len(chosen.towers)} tower(s); "
+        f"{options.rounds} rounds of {options.steps} steps after the first epoch, one "
+        f"more to warm up; {measure.rates_text(rates)}\n\n"
         + measure.table_head(
-            "data",
-            "images/s in the first epoch",
-            "in later ones (each run)",
-            "first step after (last of them), s",
-            "peak memory of the process, MB",
-            "bare input, first epoch, second, images/s",
+            "data | first step after, s | images/s in the first epoch | MB at the peak "
+            "| images/s later, median | speed / binary file (min, median, max) | "
+            "images/s without training"
         )
     )
-    for name, results in runs.items():
-        series = {key: [r[key] for r in results] for key in results[0]}
-        each = " ".join(f"{rate:,.0f}" for rate in series["later"])
-        bare = bare_input(cases[name], options)
-        print(
-            measure.table_row(
-                name,
-                f"{statistics.median(series['first']):,.0f}",
-                f"{statistics.median(series['later']):,.0f} ({each})",
-                f"{statistics.median(series['first_step_secs']):.1f} "
-                f"({max(series['first_step_secs']):.1f})",
-                f"{max(series['peak_mb']):,.0f}",
-                f"{bare[0]:,.0f}, {bare[1]:,.0f}",
-            )
+    images = options.steps * options.batch_size
+    for name, row in rows.items():
+        speeds = (images / statistics.median(secs[name]) for secs in (wall, bare))
+        later, bare_speed = (f"{speed:,.0f}" for speed in speeds)
+        speedup = " ".join(
+            f"{x:.3f}" for x in measure.ratios(wall, "binary file", name)
         )
-    later = {name: [r["later"] for r in results] for name, results in runs.items()}
-    binary, *folders = later
-    print()
-    for name in folders:
-        low, median, high = measure.ratios(later, name, binary)
-        print(
-            f"- {name} over {binary}, after the first epoch: median {median:.3f}, "
-            f"{low:.3f} to {high:.3f}"
-        )
+        print(measure.table_row(name, *row, later, speedup, bare_speed))
 
 
 def main() -> None:
-    parser = measure.create_parser(__doc__, steps=None, rounds=3)
+    parser = measure.create_parser(__doc__, steps=40, rounds=3)
     parser.add_argument("--wait_ms", type=float, default=50.0, help="computing")
     parser.add_argument("--folder", default="", help="with train/ and test/")
     parser.add_argument("--towers", type=int, default=2, help="with --folder")
-    parser.add_argument("--epochs", type=float, default=3, help="with --folder")
-    parser.add_argument("--log_every", type=int, default=20, help="with --folder")
     options = parser.parse_args()
     if options.folder and not options.data_dir:
         parser.error("--folder is compared with --data_dir, the binary files")
-    if options.folder:
-        options.steps = options.steps or 0  # to the end
-        compare_files(options)
-    else:
-        options.steps = options.steps or 40
-        compare_stages(options)
+    compare_files(options) if options.folder else compare_stages(options)
 
 
 if __name__ == "__main__":

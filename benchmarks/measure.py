@@ -258,8 +258,9 @@ def report_head(title: str) -> str:
     )
 
 
-def table_head(*columns: str) -> str:
-    return f"{table_row(*columns)}\n{table_row(*('---' for _ in columns))}"
+def table_head(columns: str) -> str:
+    """The first lines of a table, from names of columns with bars between them."""
+    return f"| {columns} |\n|{' --- |' * len(columns.split(' | '))}"
 
 
 def table_row(*cells: object) -> str:

@@ -11,8 +11,8 @@ In turn in one process, at one global batch, seconds of a step:
   images, logging, scalars. The others run when it has written a line of its log.
 
 Every fifth line of the log comes with a summary (histograms, gradients, image grid) and
-every seventh with a checkpoint. The table leaves out these and the line after each; what
-they take longer is given as a share of the training time at the default periods.
+every seventh with a checkpoint. The table leaves out these and the line after each;
+what they take longer is given as a share of the training time at the default periods.
 """
 
 import contextlib
@@ -121,7 +121,9 @@ def train_in_turn(config: Config, things: dict) -> tuple[dict, dict]:
             train(workdir=workdir, config=config, after_call=after_call)
         written = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     if len(written) != len(wall["loop"]):
-        raise RuntimeError(f"{len(written)} lines of the log, but {len(wall['loop'])} timed")
+        raise RuntimeError(
+            f"{len(written)} lines of the log, but {len(wall['loop'])} timed"
+        )
     return wall, processor
 
 
@@ -175,12 +177,8 @@ def main() -> None:
         f"cnn at 24x24, float32, batch {options.batch_size}; {len(plain)} rounds "
         f"of {options.steps} steps; {measure.rates_text(rates)}\n\n"
         + measure.table_head(
-            "part",
-            "images/s, median",
-            "time / raw (min, median, max)",
-            "time / step 1",
-            "processor time / raw",
-            "processor time / step 1",
+            "part | images/s, median | time / raw (min, median, max) | time / step 1 | "
+            "processor time / raw | processor time / step 1"
         )
     )
     bases = ("raw", f"step {options.towers[0]}")
@@ -210,8 +208,8 @@ def main() -> None:
     print(
         f"\nA checkpoint holds up training by {save_secs:.3f} s, every "
         f"{defaults.checkpoint_every_secs:.0f} s by default: "
-        f"{save_secs / defaults.checkpoint_every_secs:.3%}. (The writing goes on in the "
-        "background and takes processor time from training.) A summary takes "
+        f"{save_secs / defaults.checkpoint_every_secs:.3%}. (The writing goes on in "
+        "the background and takes processor time from training.) A summary takes "
         f"{summary_secs:.2f} s, every {defaults.summary_every_steps} steps by default: "
         f"{summary_secs / default_secs:.2%}."
     )

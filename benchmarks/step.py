@@ -2,10 +2,10 @@
 
     python -m benchmarks.step --models=cnn,resnet20 --precisions=float32,bfloat16
 
-Every combination in turn in one process, on a batch that lies ready: its time as a ratio
-to the first combination with that network, its arithmetic per second (three times that
-of the forward pass), and the share of that in the rate of plain matrix products of the
-same type, which are measured in every round. Memory is accounted (see
+Every combination in turn in one process, on a batch that lies ready: its time as a
+ratio to the first combination with that network, its arithmetic per second (three times
+that of the forward pass), and the share of that in the rate of plain matrix products of
+the same type, which are measured in every round. Memory is accounted (see
 `towers.parallel.memory`) for each device; the peak is the growth of the fullest GPU, or
 of the process, until the first steps are done. Of several combinations the later ones
 take memory that the earlier ones have freed: for the peak of one, measure it alone.
@@ -17,8 +17,8 @@ devices are as in a training with so many. They share the cores: the best ratio 
 With `--scaling`: speed at one batch for all towers (strong) and at one that grows with
 them (weak), and where the time of a step goes:
 - input: training on the stream less the step on a batch that lies ready;
-- communication: that step less one of a single tower with its share of the batch (where
-  towers share a CPU: with the whole batch, so that it is the cost of the parallel form);
+- communication: that step less one of a single tower with its share of the batch
+  (where towers share a CPU: with the whole batch; the cost of the parallel form);
 - compute: the rest.
 
 With `--against=CHECKOUT`: the trainers of this checkout and of another, built alike in
@@ -32,7 +32,6 @@ import itertools
 import json
 import pathlib
 import statistics
-from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -42,7 +41,6 @@ from towers.config import Config
 from towers.errors import TowersError
 from towers.models.flops import flops_per_image
 
-GOOD_EFFICIENCY = 0.95
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -100,7 +98,7 @@ def cells(fields: dict) -> tuple:
     )
 
 
-COLUMNS = ("network", "strategy", "towers", "precision")
+COLUMNS = "network | strategy | towers | precision"
 
 
 def compare_steps(options: argparse.Namespace) -> None:
@@ -140,17 +138,10 @@ def compare_steps(options: argparse.Namespace) -> None:
         f"Batch {options.batch_size} over all devices of kind {chosen.kind}; "
         f"{options.rounds} rounds of {options.steps} steps, one more to warm up\n\n"
         + measure.table_head(
-            *COLUMNS,
-            "ms a step, median",
-            "images/s, median (min, max)",
-            "time / first (min, median, max)",
-            "processor time / first",
-            "GFLOP/s",
-            "matrix rate, GFLOP/s",
-            "share, round by round (of the best rate)",
-            "MB accounted, fullest device",
-            "all devices",
-            "MB at the peak",
+            f"{COLUMNS} | ms a step, median | images/s, median (min, max) | time / "
+            "first (min, median, max) | processor time / first | GFLOP/s | matrix "
+            "rate, GFLOP/s | share, round by round (of the best rate) | MB accounted, "
+            "fullest device | all devices | MB at the peak"
         )
     )
     for name, (trainer, flops, peak) in made.items():
@@ -188,11 +179,8 @@ def compare_checkouts(options: argparse.Namespace) -> None:
         f"Batch {options.batch_size}; {options.rounds} pairs of {options.steps} steps, "
         "two more to warm up\n\n"
         + measure.table_head(
-            *COLUMNS,
-            "ms a step, this",
-            "ms, other",
-            "this / other, median (quartiles)",
-            "min, max",
+            f"{COLUMNS} | ms a step, this | ms, other | this / other, median "
+            "(quartiles) | min, max"
         )
     )
     checkouts = {"this": ROOT, "other": options.against.resolve()}
@@ -223,26 +211,6 @@ def compare_checkouts(options: argparse.Namespace) -> None:
             ),
             flush=True,
         )
-
-
-def verdict(efficiency: float, shares: Mapping[str, float], kind: str) -> str:
-    """One sentence: what keeps the most towers from the best speed."""
-    begin = f"Efficiency {efficiency:.2f} at the most towers: "
-    if efficiency >= GOOD_EFFICIENCY:
-        return begin + "nothing holds this machine back."
-    lost = 1 - efficiency
-    if shares["input"] >= max(shares["communication"], lost / 2):
-        return begin + "the input holds this machine back (see docs/input.md)."
-    if shares["communication"] >= lost / 2:
-        return begin + (
-            "the transfer of variables and gradients holds this machine back; try "
-            "--strategy=replicated, or a larger batch."
-        )
-    shared = " for cores that all of them share" if kind == "CPU" else ""
-    return begin + (
-        f"a step of each tower that is too small{shared} holds this machine back; try "
-        "a larger batch."
-    )
 
 
 def measure_scaling(options: argparse.Namespace) -> None:
@@ -277,17 +245,12 @@ def measure_scaling(options: argparse.Namespace) -> None:
     print(measure.report_head("Scaling"))
     print(
         f"{fields['model']}, {fields['strategy']}, {fields['precision']}, "
-        f"{len(chosen.towers)} device(s) of kind {chosen.kind}; {options.rounds} rounds "
-        f"of {options.steps} steps, one more to warm up; {measure.rates_text(rates)}\n\n"
+        f"{len(chosen.towers)} device(s) of kind {chosen.kind}; {options.rounds} "
+        f"rounds of {options.steps} steps, one more to warm up; "
+        f"{measure.rates_text(rates)}\n\n"
         + measure.table_head(
-            "scaling",
-            "towers",
-            "batch",
-            "images/s, median (min, max)",
-            "efficiency",
-            "input",
-            "communication",
-            "compute",
+            "scaling | towers | batch | images/s, median (min, max) | efficiency | "
+            "input | communication | compute"
         )
     )
     medians = {key: statistics.median(s) / options.steps for key, s in wall.items()}
@@ -298,11 +261,6 @@ def measure_scaling(options: argparse.Namespace) -> None:
         speeds = sorted(batch_size * options.steps / s for s in secs)
         times = n / counts[0] if chosen.kind == "GPU" else 1
         efficiency = batch_size / stream / one / times
-        shares = {
-            "input": (stream - ready) / stream,
-            "communication": (ready - alone) / stream,
-            "compute": alone / stream,
-        }
         print(
             measure.table_row(
                 kind,
@@ -310,10 +268,11 @@ def measure_scaling(options: argparse.Namespace) -> None:
                 batch_size,
                 f"{batch_size / stream:.0f} ({speeds[0]:.0f}, {speeds[-1]:.0f})",
                 f"{efficiency:.3f}",
-                *(f"{share:.1%}" for share in shares.values()),
+                f"{(stream - ready) / stream:.1%}",
+                f"{(ready - alone) / stream:.1%}",
+                f"{alone / stream:.1%}",
             )
         )
-    print("\n" + verdict(efficiency, shares, chosen.kind))
 
 
 def main() -> None:

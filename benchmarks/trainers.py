@@ -1,9 +1,9 @@
 """Trainers to measure: the one place where the benchmarks call `towers.build`.
 
 As a program it builds one trainer and takes steps on command, for `python -m
-benchmarks.step --against=CHECKOUT`: one process for each of two checkouts, each with its
-own `towers` on the Python path. So this file imports nothing of `benchmarks`, and takes
-the function of an older checkout where `build` has no `create_trainer`.
+benchmarks.step --against=CHECKOUT`: one process for each of two checkouts, each with
+its own `towers` on the Python path. So this file imports nothing of `benchmarks`, and
+takes the function of an older checkout where `build` has no `create_trainer`.
 """
 
 import dataclasses
