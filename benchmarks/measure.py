@@ -190,9 +190,13 @@ class Worker:
         fields: of its Config.
         device: auto, cpu or gpu.
         steps: how many it takes to warm up.
+
+    Attributes:
+        processor: seconds of processor time of each call of `train`.
     """
 
     def __init__(self, checkout: pathlib.Path, fields: dict, device: str, steps: int):
+        self.processor = []
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-P", trainers.__file__],
@@ -206,7 +210,7 @@ class Worker:
         self._ask(json.dumps({"fields": fields, "device": device, "steps": steps}))
 
     def train(self, num_steps: int) -> None:
-        self._ask(str(num_steps))
+        self.processor.append(self._ask(str(num_steps)))
 
     def close(self) -> None:
         """Ends the process and waits for it."""
@@ -220,10 +224,12 @@ class Worker:
             print(line, file=self._process.stdin, flush=True)
         except BrokenPipeError:
             pass  # the answer will be missing
-        if not self._process.stdout.readline():
+        answer = self._process.stdout.readline()
+        if not answer:
             self._errors.seek(0)
             lines = self._errors.read().strip().splitlines() or ["killed"]
             raise RuntimeError(lines[-1])
+        return float(answer)
 
 
 # Reports.

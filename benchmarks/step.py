@@ -22,7 +22,8 @@ them (weak), and where the time of a step goes:
 - compute: the rest.
 
 With `--against=CHECKOUT`: the trainers of this checkout and of another, built alike in
-two processes, take turns; the ratios of each pair, this over the other. The checkout
+two processes, take turns; the ratios of each pair, this over the other. Next to other
+work on the machine those of processor time are the steadier. The checkout
 itself, `--against=.`, shows how far chance alone carries the ratio.
 """
 
@@ -180,7 +181,7 @@ def compare_checkouts(options: argparse.Namespace) -> None:
         "two more to warm up\n\n"
         + measure.table_head(
             f"{COLUMNS} | ms a step, this | ms, other | this / other, median "
-            "(quartiles) | min, max"
+            "(quartiles) | 95 % interval of the median | of processor time | 95 %"
         )
     )
     checkouts = {"this": ROOT, "other": options.against.resolve()}
@@ -199,15 +200,21 @@ def compare_checkouts(options: argparse.Namespace) -> None:
             for worker in workers:
                 worker.close()
         medians = [1e3 * statistics.median(s) / options.steps for s in wall.values()]
-        low, q1, median, q3, high = measure.ratios(
-            wall, "this", "other", (0, 25, 50, 75, 100)
-        )
+        processor = {
+            name: worker.processor[-options.rounds :]
+            for name, worker in zip(checkouts, workers, strict=True)
+        }
+        reach = min(50, 98 / options.rounds**0.5)  # of percentiles, by order statistics
+        percentiles = (25, 50, 75, 50 - reach, 50 + reach)
+        ratios = []
+        for seconds in (wall, processor):
+            q1, median, q3, low, high = measure.ratios(
+                seconds, "this", "other", percentiles
+            )
+            ratios += [f"{median:.4f} ({q1:.3f}, {q3:.3f})", f"{low:.4f}, {high:.4f}"]
         print(
             measure.table_row(
-                *cells(fields),
-                *(f"{ms:.2f}" for ms in medians),
-                f"{median:.4f} ({q1:.4f}, {q3:.4f})",
-                f"{low:.3f}, {high:.3f}",
+                *cells(fields), *(f"{ms:.2f}" for ms in medians), *ratios
             ),
             flush=True,
         )

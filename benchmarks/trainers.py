@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 
 import tensorflow as tf
 
@@ -58,7 +59,7 @@ def serve() -> None:
     """Builds the trainer of the first line; takes as many steps as each later one says.
 
     The first line is JSON: "fields" of Config, "device" and "steps" to warm up. Each
-    line is answered when its steps are done.
+    line is answered, when its steps are done, with their seconds of processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer
@@ -67,10 +68,11 @@ def serve() -> None:
     chosen = devices.configure(first["device"], config.num_towers)
     trainer = create_trainer(config, on_still_batch(build.build(config)), chosen)
     trainer.train(first["steps"])
-    print("ready", file=answers, flush=True)
+    print(0.0, file=answers, flush=True)
     for line in sys.stdin:
+        used = time.process_time()
         trainer.train(int(line))
-        print("done", file=answers, flush=True)
+        print(time.process_time() - used, file=answers, flush=True)
 
 
 if __name__ == "__main__":
