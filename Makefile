@@ -1,11 +1,11 @@
 # make train | test | test-all | lock | clean          (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
-#   CUDA=0, CUDA=1       without or with the CUDA packages; by default with them where
-#                        nvidia-smi answers
+#   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
+#                        where nvidia-smi answers
 
 PYTHON ?= python3 python3.13 python3.12 python3.11
-CUDA ?=
+CUDA ?= auto
 # For `make lock`: UV_FLAGS=--upgrade takes the newest versions instead of keeping pins.
 UV_FLAGS ?=
 
@@ -20,9 +20,22 @@ COMPILE := $(PY) -m uv pip compile --quiet --universal --python-version 3.11 \
     --fork-strategy fewest --generate-hashes --no-annotate \
     --custom-compile-command "make lock" $(UV_FLAGS) --extra test pyproject.toml
 
+GPUS := $(CUDA)
+ifeq ($(filter-out auto,$(CUDA)),)
+    GPUS := $(shell nvidia-smi >/dev/null 2>&1 && echo 1 || echo 0)
+endif
+STAMP_0 := .venv/.installed
+STAMP_1 := .venv/.installed-cuda
+STAMP := $(STAMP_$(GPUS))
+ifeq ($(STAMP),)
+    $(error CUDA=$(CUDA) should be 0 (CPU), 1 (GPUs) or auto)
+endif
+LOCK := $(STAMP:.venv/.installed%=requirements%.lock)
 IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+# Empty where .venv has no Python that runs.
+RUNS := $(shell $(PY) -c '$(IN_RANGE)' 2>/dev/null && echo yes)
 
-.PHONY: help setup train test test-all lock clean
+.PHONY: help setup train test test-all lock clean broken
 
 help:
 	@echo "make train     set up .venv, train and evaluate the quickstart"
@@ -31,70 +44,48 @@ help:
 	@echo "make lock      renew requirements.lock and requirements-cuda.lock"
 	@echo "make clean     remove .venv and caches; runs/ stays"
 
-train: setup
+train: $(STAMP)
 	$(PY) run_train.py --config=quickstart
 	$(PY) run_eval.py --workdir=$(RUN)
 	@echo "TensorBoard: .venv/bin/tensorboard --logdir=$(RUN)"
 
-test: setup
+test: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PYTEST)
 
-test-all: setup
+test-all: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PYTEST) -m "slow or not slow"
 
-# .venv/.installed is a copy of the lock that .venv was installed from: while both are
-# the same there is nothing to do. .venv/.unfinished stands while an installation runs;
-# found at the start, it tells of one that was cut short, whose leftovers pip may take
-# for whole packages. (venv refuses a symbolic link, which .venv may well be: pwd -P.)
-setup:
-	@set -e; \
-	fail() { echo "make: $$1" >&2; exit 1; }; \
-	case "$(CUDA)" in \
-	0) lock=requirements.lock ;; \
-	1) lock=requirements-cuda.lock ;; \
-	"") lock=requirements.lock; \
-	    if nvidia-smi >/dev/null 2>&1; then lock=requirements-cuda.lock; fi ;; \
-	*) fail "CUDA=$(CUDA) should be 0 (CPU) or 1 (GPUs), or not be set" ;; \
-	esac; \
-	if [ -e .venv/.unfinished ]; then \
-	    echo "The last installation was cut short: making .venv anew."; \
-	    find .venv/ -mindepth 1 -maxdepth 1 ! -name .unfinished -exec rm -rf {} +; \
-	fi; \
-	if [ ! -e $(PY) ] && [ ! -L $(PY) ]; then \
-	    python=; \
-	    for p in $(PYTHON); do \
-	        if $$p -c 'import ensurepip, venv; $(IN_RANGE)' >/dev/null 2>&1; \
-	        then python=$$p; break; fi; \
-	    done; \
-	    [ "$$python" ] || fail "found no Python 3.11, 3.12 or 3.13 that runs and has \
-	venv (tried: $(PYTHON)); install one, or name it: make PYTHON=/path/to/python3.12"; \
-	    mkdir -p .venv; \
-	    : >.venv/.unfinished; \
-	    $$python -m venv "$$(cd .venv && pwd -P)" || \
-	        fail "could not make .venv with $$python"; \
-	fi; \
-	$(PY) -c 'pass' >/dev/null 2>&1 || fail "$(PY) no longer runs (its Python was \
-	moved or removed); make clean, then try again"; \
-	$(PY) -c '$(IN_RANGE)' || fail "$(PY) is `$(PY) -V`, and 3.11 to 3.13 is needed; \
-	make clean, then try again"; \
-	if cmp -s $$lock .venv/.installed; then exit 0; fi; \
-	echo "Installing what $$lock pins into .venv (2.4 GB, with CUDA 6.6 GB):" \
-	    "1 to 3 minutes, once"; \
-	: >.venv/.unfinished; \
-	$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null; \
-	awk '/^[^ ]/ { keep = /^(packaging|setuptools|wheel)==/ } keep' $$lock \
-	    >.venv/build.lock; \
-	$(INSTALL) -r .venv/build.lock && \
-	$(INSTALL) --no-build-isolation --use-pep517 -r $$lock || \
-	    fail "the installation failed; the next make starts it anew"; \
-	cp $$lock .venv/.installed; \
-	rm .venv/.unfinished
+# The stamp of a whole installation goes first and comes back last. Where .venv has none,
+# an installation was cut short, and pip may take its leftovers for whole packages: so
+# .venv is made anew, as it is when its Python no longer runs. (venv refuses a symbolic
+# link, which .venv may be: hence pwd -P.)
+setup: $(STAMP)
 
-lock: setup
+$(STAMP): $(LOCK) $(if $(RUNS),,broken)
+	@mkdir -p .venv; \
+	if [ "$(RUNS)" ] && ls .venv/.installed* >/dev/null 2>&1; then exit 0; fi; \
+	for python in $(PYTHON); do \
+	    if $$python -c 'import ensurepip, venv; $(IN_RANGE)' >/dev/null 2>&1; then \
+	        exec $$python -m venv --clear "$$(cd .venv && pwd -P)"; fi; \
+	done; \
+	echo "make: found no Python 3.11, 3.12 or 3.13 that runs and has venv (tried:" \
+	    "$(PYTHON)); install one, or name it: make PYTHON=/path/to/python3.12" >&2; \
+	exit 1
+	@echo "Installing what $(LOCK) pins into .venv (2.4 GB, with CUDA 6.6 GB):" \
+	    "1 to 3 minutes, once"
+	@rm -f .venv/.installed*
+	@awk '/^[^ ]/ { keep = /^(packaging|setuptools|wheel)==/ } keep' $(LOCK) \
+	    >.venv/build.lock
+	@{ $(INSTALL) -r .venv/build.lock && \
+	    $(INSTALL) --no-build-isolation --use-pep517 -r $(LOCK); } || { \
+	    echo "make: the installation failed; the next make starts it anew" >&2; exit 1; }
+	@touch $@
+
+lock: $(STAMP)
 	$(PIP) install uv
 	$(COMPILE) --output-file requirements.lock
 	$(COMPILE) --extra cuda --output-file requirements-cuda.lock

@@ -1,187 +1,259 @@
-"""Accuracy does not fall with more towers: one recipe, trained by every strategy.
+"""The accuracy that recipes reach, and how soon, over several seeds.
 
-    python -m benchmarks.accuracy --data_dir=DATA --epochs 5 --seeds 5
+    python -m benchmarks.accuracy --config=cifar10_speedrun --data_dir=DATA --seeds=5
 
-One tower and four with several seeds show how far chance alone carries the result, and
-the difference that towers make; the other strategies train with seed 0. All train and
-are evaluated as by `run_train.py` and `run_eval.py`, each in a process of its own,
-because the number of logical devices is fixed per process. Results go to the file --out
-as they come: the same command goes on where it was interrupted.
+Every run trains from the start and is evaluated on the test images, in a process of its
+own. Everything but imports and the last evaluation is counted: reading the data,
+tracing and compiling, training, the recipe's own evaluations, the last checkpoint.
+Shown apart, and part of it, are the training seconds and within them the first calls of
+each phase, which compile. The cost is that time multiplied with the machine's matrix
+rate, because machines differ from day to day and from minute to minute: the mean of
+rates measured before each run, after it, and about every minute within, when the clock
+stands still.
+
+With `--accuracy=X` the first step is given whose evaluation reached X; a recipe
+evaluates every `--eval_every_epochs`. With `--against=RECIPE` a second recipe runs on
+the same seeds in turn, and with `--strategies` the recipe is trained by one tower, by
+every strategy with four, and in micro-batches; paired differences from the first are
+given. With `--records=FILE` each run is a line of that file too, and a series that was
+interrupted leaves out the runs that it holds; another machine or other code wants
+another file. Any option of a recipe but `--seed` is applied to all runs.
 """
 
-import argparse
+import concurrent.futures
 import dataclasses
 import json
+import math
+import multiprocessing
+import os
 import pathlib
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
-import numpy as np
+from absl import flags
 
-from benchmarks import measure
-from towers import evaluation, training
+from towers import quiet_imports
 from towers.config import Config
 from towers.config import flags as config_flags
+from towers.errors import ConfigError
 
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
+RATE_EVERY_SECS = 60.0
+SPAWN = multiprocessing.get_context("spawn")
 
-# They take time and do not touch what is trained.
-UNOBSERVED = {"eval_every_epochs": 0.0, "summary_every_steps": 0}
+CONFIG = flags.DEFINE_string("config", None, "Recipe.", required=True)
+AGAINST = flags.DEFINE_string("against", "", "Another recipe, on the same seeds.")
+BY_STRATEGY = flags.DEFINE_bool("strategies", False, "Train by every strategy.")
+SEEDS = flags.DEFINE_integer("seeds", 1, "How many, from 0 on.", 1)
+RECORDS = flags.DEFINE_string("records", "", "A file, a line for each run.")
+ACCURACY = flags.DEFINE_float(
+    "accuracy", 0.0, "When each run reaches it, by its evaluations."
+)
+config_flags.define_config_flags()
 
+# --strategies: name -> fields of Config; the others are compared with the first.
 FOUR = {"num_towers": 4}
-REPLICATED = {"strategy": "replicated", **FOUR}
 SPLIT = {"strategy": "model_parallel", **FOUR}
-SEEDED = {"one tower": {}, "towers, 4": FOUR}
-OTHERS = {
-    "replicated, 4": REPLICATED,
-    "replicated, 4, bfloat16 all-reduce": REPLICATED | {"all_reduce_dtype": "bfloat16"},
+STRATEGIES = {
+    "one tower": {"num_towers": 1},
+    "towers, 4": FOUR,
+    "replicated, 4": {"strategy": "replicated", **FOUR},
+    "replicated, 4, bfloat16 all-reduce": {
+        "strategy": "replicated",
+        "all_reduce_dtype": "bfloat16",
+        **FOUR,
+    },
     "model_parallel, 2 groups of 2": SPLIT | {"group_size": 2},
     "model_parallel, 1 group of 4": SPLIT | {"group_size": 4},
-    "one tower, 2 micro-batches of half the size": {"accumulate_steps": 2},
+    "one tower, 2 micro-batches": {"num_towers": 1, "accumulate_steps": 2},
     "async_towers, 4": {"strategy": "async_towers", **FOUR},
 }
 
-# What is compared, and its heading.
-MEASURES = {
-    "accuracy": "test accuracy",
-    "loss": "test loss",
-    "accuracy_averaged": "accuracy, averaged",
-    "loss_averaged": "loss, averaged",
-}
+# The accuracy of a record: by test-time augmentation and moving averages, where it has
+# them. (Runs of before 2026-11-23 say views.)
+KINDS = ("tta_averaged", "views_averaged", "tta", "views", "averaged")
 
 
-def configs_by_name(base: Config, num_seeds: int) -> dict[str, Config]:
-    """Every run of the comparison; those of several seeds come first."""
-    changes = {
-        f"{name}, seed {seed}": change | {"seed": seed}
-        for name, change in SEEDED.items()
-        for seed in range(num_seeds)
-    }
-    changes |= OTHERS
-    one = dataclasses.replace(base, seed=0, num_towers=1, device="cpu", **UNOBSERVED)
-    found = {}
-    for name, change in changes.items():
-        if steps := change.get("accumulate_steps"):
-            change = change | {"batch_size": one.batch_size // steps}
-        found[name] = dataclasses.replace(one, **change)
-    return found
+def best(record: dict) -> float:
+    names = [f"test_accuracy_{kind}" for kind in KINDS]
+    return next((record[name] for name in names if name in record), record[PLAIN])
 
 
-def train_and_evaluate(config: Config) -> dict:
-    """The accuracy and loss of a run, with raw and averaged parameters, and seconds."""
+PLAIN = "test_accuracy"
+
+
+def step_reached(metrics: pathlib.Path, wanted: float) -> int | None:
+    """The first step whose evaluation reached an accuracy, or None."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    steps = [r["step"] for r in records if PLAIN in r and best(r) >= wanted]
+    return steps[0] if wanted and steps else None
+
+
+class Clock:
+    """Time, and rates that are measured while it stands still."""
+
+    def __init__(self, measure_rate: Callable[[], float]):
+        self._measure_rate = measure_rate
+        self.rates = [measure_rate()]
+        self.secs = 0.0
+        self._running_since = time.monotonic()
+
+    def measure(self) -> None:
+        self.secs += time.monotonic() - self._running_since
+        self.rates.append(self._measure_rate())
+        self._running_since = time.monotonic()
+
+    def measure_each_minute(self) -> None:
+        if time.monotonic() - self._running_since > RATE_EVERY_SECS:
+            self.measure()
+
+
+def run(config: Config, wanted: float) -> dict:
+    """Trains and evaluates a recipe once; to be called in a fresh process."""
+    with quiet_imports():
+        import tensorflow as tf
+
+        from benchmarks import measure
+        from towers.evaluation import evaluate
+        from towers.parallel import devices
+        from towers.training import train
+
+    chosen = devices.configure(config.device, config.num_towers, config.device_order)
+    dtype = tf.as_dtype(config.precision)
+    clock = Clock(lambda: measure.matrix_rate(dtype, chosen.towers))
     with tempfile.TemporaryDirectory() as workdir:
-        started = time.monotonic()
-        training.train(config, workdir)
-        secs = time.monotonic() - started
-        record = {"secs": secs}
-        for suffix, use_ema in (("", False), ("_averaged", True)):
-            if use_ema and not config.ema_decay:
-                continue
-            result = evaluation.evaluate(config, workdir, use_ema=use_ema)
-            record["steps"] = result["step"]
-            record[f"accuracy{suffix}"] = result["test_accuracy"]
-            record[f"loss{suffix}"] = result["test_loss"]
-    return record
-
-
-def results(out: pathlib.Path, configs: dict[str, Config]) -> dict[str, dict]:
-    """Name -> record of the runs that are done, with the very same config."""
-    if not out.exists():
-        return {}
-    done = [json.loads(line) for line in out.read_text().splitlines()]
-    found = {}
-    for name, config in configs.items():
-        wanted = dataclasses.asdict(config)
-        for record in done:
-            if record["config"] == wanted:
-                found[name] = record
-    return found
-
-
-def table(records: dict[str, dict], num_seeds: int) -> str:
-    """A row per run; differences from the mean over the seeds of one tower, in
-    deviations of those. Then what four towers make of it, seed by seed."""
-    measures = [m for m in MEASURES if all(m in r for r in records.values())]
-    one, four = (
-        {
-            m: np.array([records[f"{name}, seed {i}"][m] for i in range(num_seeds)])
-            for m in measures
-        }
-        for name in SEEDED
-    )
-    headings = " | ".join(f"{MEASURES[m]} | in deviations" for m in measures)
-    lines = [
-        f"| run | {headings} | seconds |",
-        "| --- |" + " --- | --- |" * len(measures) + " --- |",
-    ]
-    for name, record in records.items():
-        cells = []
-        for m in measures:
-            away = (record[m] - one[m].mean()) / one[m].std(ddof=1)
-            cells.append(f"{record[m]:.4f} | {away:+.1f}")
-        lines.append(f"| {name} | {' | '.join(cells)} | {record['secs']:.0f} |")
-    summary = {
-        "one tower, mean": {m: one[m].mean() for m in measures},
-        "one tower, deviation": {m: one[m].std(ddof=1) for m in measures},
-        "towers, 4, mean": {m: four[m].mean() for m in measures},
-        "their difference": {m: (four[m] - one[m]).mean() for m in measures},
-        "its standard error": {
-            m: (four[m] - one[m]).std(ddof=1) / num_seeds**0.5 for m in measures
-        },
+        train(workdir=workdir, config=config, after_call=clock.measure_each_minute)
+        clock.measure()
+        last = raw = evaluate(workdir=workdir, config=config)
+        if config.ema_decay:
+            raw = evaluate(workdir=workdir, config=config, use_ema=False)
+        reached = step_reached(pathlib.Path(workdir) / "metrics.jsonl", wanted)
+    rate = statistics.mean(clock.rates)
+    return {
+        "plain": raw[PLAIN],
+        "accuracy": best(last),
+        "loss": last["test_loss"],
+        "secs": clock.secs,
+        "start_secs": last["start_secs"],
+        "train_secs": last["train_secs"],
+        "images_per_sec": last["images_per_sec"],
+        "reached": reached,
+        "rate": rate,
+        "cost": clock.secs * rate,
     }
-    for title, values in summary.items():
-        cells = " | ".join(f"{values[m]:.4f} |" for m in measures)
-        lines.append(f"| {title} | {cells} | |")
-    return "\n".join(lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default="cifar10_cnn", help="recipe")
-    parser.add_argument("--data_dir", default="", help="folder of the data set")
-    parser.add_argument("--epochs", type=float, default=5.0)
-    parser.add_argument("--seeds", type=int, default=5, help="at least 2")
-    parser.add_argument("--out", type=pathlib.Path, default="accuracy.jsonl")
-    parser.add_argument("--run", help="train only the run of this name, here and now")
-    options = parser.parse_args()
-    if options.seeds < 2:
-        parser.error(f"--seeds={options.seeds}: a deviation needs at least 2")
-    base = dataclasses.replace(
-        config_flags.load_recipe(options.config, RECIPES),
-        data_dir=options.data_dir,
-        num_epochs=options.epochs,
+def recorded(name: str, config: Config) -> dict:
+    """`run` in a process of its own, unless the records hold this run."""
+    key = {
+        "recipe": name,
+        "config": dataclasses.asdict(config),
+        "accuracy": ACCURACY.value,
+    }
+    key = json.loads(json.dumps(key))
+    path = pathlib.Path(RECORDS.value or os.devnull)
+    for line in path.read_text().splitlines() if path.exists() else ():
+        record = json.loads(line)
+        if record["key"] == key:
+            return record["result"]
+    # A fresh process: nothing is traced or in a cache yet.
+    with concurrent.futures.ProcessPoolExecutor(1, SPAWN) as process:
+        result = process.submit(run, config, ACCURACY.value).result()
+    with path.open("a") as file:
+        file.write(json.dumps({"key": key, "result": result}) + "\n")
+    return result
+
+
+def mean_and_error(values: list[float], digits: int = 4) -> str:
+    """The mean and its standard error."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} +- {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
+
+
+def configs_by_name(given: dict) -> dict[str, Config]:
+    """Every series of runs; the others are compared with the first."""
+    names = [CONFIG.value, *filter(None, [AGAINST.value])]
+    configs = {
+        name: config_flags.config_of_flags(name, RECIPES, given)[0] for name in names
+    }
+    if not BY_STRATEGY.value:
+        return configs
+    base = configs[CONFIG.value]
+    result = {}
+    for name, fields in STRATEGIES.items():
+        size = base.batch_size // fields.get("accumulate_steps", 1)
+        result[name] = dataclasses.replace(base, **fields, batch_size=size)
+    return result
+
+
+def main(_) -> None:
+    given = config_flags.given_flags()
+    if "seed" in given:
+        raise ConfigError("--seed is 0, 1, ... here; --seeds says how many")
+    configs = configs_by_name(given)
+    for name, config in configs.items():
+        evaluates = config.eval_every_epochs and not config.validation_fraction
+        if ACCURACY.value and not evaluates:
+            raise ConfigError(
+                f"--accuracy: {name} does not evaluate on the test images while it "
+                "trains; set --eval_every_epochs and --validation_fraction=0"
+            )
+    with quiet_imports():
+        from benchmarks import measure
+    results, rows = {name: [] for name in configs}, []
+    for seed in range(SEEDS.value):
+        for name, config in configs.items():
+            r = recorded(name, dataclasses.replace(config, seed=seed))
+            results[name].append(r)
+            speed = r["images_per_sec"] or math.nan
+            row = measure.table_row(
+                name,
+                seed,
+                f"{r['plain']:.4f}",
+                f"{r['accuracy']:.4f}",
+                f"{r['loss']:.4f}",
+                *([r["reached"] or "none"] if ACCURACY.value else []),
+                f"{r['secs']:.0f}",
+                f"{r['start_secs'] or math.nan:.1f}",
+                f"{r['train_secs']:.0f}",
+                f"{speed:.0f} ({1e9 * speed / r['rate']:.2f})",
+                f"{r['rate'] / 1e9:.0f}",
+                f"{r['cost'] / 1e12:.0f}",
+            )
+            rows.append(row)
+            print(row, file=sys.stderr, flush=True)
+    print(measure.report_head("Accuracy and time"))
+    reached = f"step of {ACCURACY.value:g} | " if ACCURACY.value else ""
+    head = measure.table_head(
+        f"recipe | seed | accuracy, plain | by TTA or averages | loss, averages | "
+        f"{reached}seconds in all | first calls, s | training, s | images/s after the "
+        "first call (per GFLOP/s) | matrix rate, GFLOP/s | cost, TFLOP"
     )
-    configs = configs_by_name(base, options.seeds)
-
-    if options.run:
-        config = configs[options.run]
-        record = {"name": options.run, **train_and_evaluate(config)}
-        record["config"] = dataclasses.asdict(config)
-        with options.out.open("a") as out:
-            out.write(json.dumps(record) + "\n")
-        return
-    for name in configs:
-        if name in results(options.out, configs):
-            continue
-        print(f"--- {name}", flush=True)
-        again = [sys.executable, "-m", "benchmarks.accuracy", *sys.argv[1:]]
-        done = subprocess.run([*again, "--run", name])
-        if done.returncode:
-            sys.exit(f"{name} ended with exit code {done.returncode}")
-    records = results(options.out, configs)
-    records = {name: records[name] for name in configs}
-    print(measure.report_head("Accuracy of every strategy on more towers"))
-    print(
-        f"{options.config} for {options.epochs:g} epochs "
-        f"({records['one tower, seed 0']['steps']:,} steps); seed 0 where none is "
-        "named; deviations are those of one tower over the seeds, from their mean; the "
-        "difference of four towers is taken seed by seed; seconds are those of "
-        "training, with reading the data and tracing\n"
-    )
-    print(table(records, options.seeds))
+    print("\n".join([head, *rows, ""]))
+    for name, runs in results.items():
+        print(
+            f"- {name}: plain {mean_and_error([r['plain'] for r in runs])}, by TTA or "
+            f"averages {mean_and_error([r['accuracy'] for r in runs])}, cost "
+            f"{mean_and_error([r['cost'] / 1e12 for r in runs], 1)} TFLOP"
+        )
+    first, *others = results
+    for name in others:
+        pairs = list(zip(results[name], results[first], strict=True))
+        plain, accuracy, loss, cost = (
+            [a[key] - b[key] for a, b in pairs]
+            for key in ("plain", "accuracy", "loss", "cost")
+        )
+        print(
+            f"- {name} less {first}: plain {mean_and_error(plain)}, by TTA or averages "
+            f"{mean_and_error(accuracy)}, loss {mean_and_error(loss)}, cost "
+            f"{mean_and_error([c / 1e12 for c in cost], 1)} TFLOP"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    config_flags.run(main)

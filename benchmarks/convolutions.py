@@ -5,19 +5,17 @@
 
 In float32 by Winograd, in bfloat16 with the gradient of the kernel by matrix products.
 In turn in one process, on all cores at the same time, each with a batch of images.
-Where fewer rows and columns are kept than there are, a pool drops the rest; then
-TensorFlow's operations do not compute them either. The limits in
+Where fewer rows and columns are kept than there are, a pool drops the rest;
+TensorFlow's operations then do not compute them either. The limits in
 `towers.models.convolution` should lie where the ratio is 1.
 """
 
-import argparse
 import functools
 import os
 import statistics
 
 import tensorflow as tf
 
-import towers  # noqa: F401  (before Keras: settles its backend)
 from benchmarks import measure
 from towers.models import convolution, winograd
 from towers.parallel import devices
@@ -29,9 +27,9 @@ OURS = {
         functools.partial(convolution.convolution, by_products=True),
     ),
 }
-# Rows and columns, those that are kept, channels, filters: of `speedrun` with images of
-# 32x32 and 24x24, of residual networks, and of ones that are too large or too narrow;
-# with kernels of 5x5 where a fifth number says so, those of `cnn`.
+# Rows and columns, those that are kept, channels, filters: those of `speedrun` with
+# images of 32x32 and 24x24, of residual networks, and of some that are too large or too
+# narrow; a fifth number is the size of a kernel other than 3x3, as in `cnn`.
 CASES = (
     (16, 16, 64, 64, 5),
     (12, 12, 64, 64, 5),
@@ -72,18 +70,16 @@ def forward_and_back(convolve, images, kernel, upstreams, on):
                 tape.watch(sources)
                 outputs = convolve(*sources)
             with tf.device(device):
-                made = [outputs, *tape.gradient(outputs, sources, upstream)]
-                sums.append(tf.add_n([x[(0,) * len(x.shape)] for x in made]))
+                results = [outputs, *tape.gradient(outputs, sources, upstream)]
+                sums.append(tf.add_n([x[(0,) * len(x.shape)] for x in results]))
         return tf.add_n(sums)
 
     return lambda: run().numpy()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = measure.create_parser(__doc__, batch_size=250, rounds=5)
     parser.add_argument("--precision", choices=list(OURS), default="float32")
-    parser.add_argument("--batch_size", type=int, default=250, help="for each core")
-    parser.add_argument("--rounds", type=int, default=5)
     sizes = [f"{size}x{size}" for size in sorted({size for size, *_ in CASES})]
     parser.add_argument("--only", choices=sizes, help="images of this size")
     options = parser.parse_args()
@@ -96,8 +92,10 @@ def main():
     print(
         f"{dtype.name}, batch {options.batch_size} on each of {len(on)} cores; "
         f"{options.rounds} rounds, one more to warm up\n\n"
-        f"| images | kept | kernel | channels, filters | TensorFlow, ms | {name}, ms "
-        "| ratio (min, median, max) |\n" + "|" + " --- |" * 7
+        + measure.table_head(
+            "images | kept | kernel | channels, filters | TensorFlow, ms | "
+            f"{name}, ms | ratio (min, median, max)"
+        )
     )
     for size, kept, channels, filters, *length in CASES:
         if options.only not in (None, f"{size}x{size}"):
@@ -111,31 +109,38 @@ def main():
         def ours(images, kernel, kept=kept):
             return convolve(images, kernel, kept, kept)
 
-        def drawn(*shape, stddev=1.0):
+        def draw(*shape, stddev=1.0):
             return tf.cast(tf.random.normal(shape, stddev=stddev), dtype)
 
         n = options.batch_size
         window = length * 2 or [3, 3]
-        images = drawn(n, size, size, channels)
-        kernel = drawn(*window, channels, filters, stddev=0.05)
-        upstreams = [drawn(n, kept, kept, filters) for _ in on]
+        images = draw(n, size, size, channels)
+        kernel = draw(*window, channels, filters, stddev=0.05)
+        upstreams = [draw(n, kept, kept, filters) for _ in on]
         things = {
-            which: forward_and_back(function, images, kernel, upstreams, on)
-            for which, function in (("TensorFlow", tensorflow), ("ours", ours))
+            key: forward_and_back(function, images, kernel, upstreams, on)
+            for key, function in (("TensorFlow", tensorflow), ("ours", ours))
         }
         wall, _ = measure.in_turn(things, options.rounds)
-        ms = {which: 1e3 * statistics.median(secs) for which, secs in wall.items()}
+        ms = {key: 1e3 * statistics.median(secs) for key, secs in wall.items()}
         spread = " ".join(
             f"{x:.2f}" for x in measure.ratios(wall, "ours", "TensorFlow")
         )
         print(
-            f"| {size}x{size} | {kept}x{kept} | {window[0]}x{window[1]} | "
-            f"{channels}, {filters} | "
-            f"{ms['TensorFlow']:.1f} | {ms['ours']:.1f} | {spread} |",
+            measure.table_row(
+                f"{size}x{size}",
+                f"{kept}x{kept}",
+                f"{window[0]}x{window[1]}",
+                f"{channels}, {filters}",
+                f"{ms['TensorFlow']:.1f}",
+                f"{ms['ours']:.1f}",
+                spread,
+            ),
             flush=True,
         )
-    print(f"\n{measure.told_rates(before, measure.matrix_rate(dtype, on))}")
+    rates = [before, measure.matrix_rate(dtype, on)]
+    print(f"\n{measure.rates_text(rates)}")
 
 
 if __name__ == "__main__":
-    main()
+    measure.run(main)

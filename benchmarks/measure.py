@@ -1,13 +1,19 @@
-"""Timing things in turn, the machine's matrix rate, and the form of a report."""
+"""The one way to measure: things in turn, the machine's matrix rate, a form of report.
+
+Speeds are ratios of things that run in turn, or stand next to the matrix rate of the
+same minutes, because machines differ from day to day.
+"""
 
 import argparse
 import concurrent.futures
-import dataclasses
+import json
 import os
 import pathlib
 import platform
 import re
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +22,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.build import Parts
-from towers.config.checks import nearest
-from towers.data.streams import without_tuning
+from benchmarks import trainers
+from towers.errors import TowersError
 from towers.parallel.devices import Devices, configure
 
 # Products of these shapes (m, k, n); the best rate counts, because no one shape suits
@@ -27,27 +32,56 @@ MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 PRODUCTS = 4  # of a shape, timed together
 
 
-def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """The type of an option of `argparse`: known names with commas between them."""
-
-    def names_in(text):
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                near = nearest(name, list(known))
-                raise argparse.ArgumentTypeError(
-                    f"{name!r}: {near}must be one of {', '.join(known)}"
-                )
-        return names
-
-    return names_in
+# Options.
 
 
-def all_devices(device: str, most_on_cpu: int) -> Devices:
+def create_parser(doc: str, **defaults) -> argparse.ArgumentParser:
+    """The parser of a benchmark, with the options that several of them have."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data_dir", default="", help="CIFAR-10; synthetic without it")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
+    parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=10, help="steps in a round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.set_defaults(**defaults)
+    return parser
+
+
+def dataset(options: argparse.Namespace) -> dict[str, str]:
+    """The fields of Config that name the data set of a benchmark."""
+    name = "cifar10" if options.data_dir else "synthetic"
+    return {"dataset": name, "data_dir": options.data_dir}
+
+
+def names(text: str) -> list[str]:
+    """The type of an option that is a list with commas."""
+    return text.split(",")
+
+
+def numbers(text: str) -> list[int]:
+    """The type of an option that is a list of numbers with commas."""
+    return [int(number) for number in text.split(",")]
+
+
+def run(main: Callable[[], None]) -> None:
+    """Calls it; a user's mistake ends in one line."""
+    try:
+        main()
+    except TowersError as error:
+        sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {error}")
+
+
+def all_devices(device: str, num_cpu_devices: int, own_cores: bool = False) -> Devices:
     """Every GPU, or so many logical devices of the CPU where there is none or `device`
-    is "cpu"; each of them may compute with all cores."""
+    is "cpu"; with `own_cores` as in a training with so many towers, otherwise each of
+    them may compute with all cores."""
     has_gpu = device != "cpu" and tf.config.list_physical_devices("GPU")
-    return configure(device, 0 if has_gpu else most_on_cpu, own_cores=False)
+    return configure(device, 0 if has_gpu else num_cpu_devices, own_cores=own_cores)
+
+
+# Time and memory.
 
 
 def in_turn(
@@ -56,7 +90,7 @@ def in_turn(
     """Runs each thing once per round, in turn.
 
     Returns:
-        Seconds of each in every round, by the wall clock and of processor time. Beside
+        Seconds of each in every round, by the wall clock and of processor time. Next to
         other work on the machine the second is the steadier; it leaves out waiting.
 
     The order is reversed from one round to the next, so that a machine that becomes
@@ -64,8 +98,8 @@ def in_turn(
     """
     wall, processor = {name: [] for name in things}, {name: [] for name in things}
     for number in range(-warm_up, rounds):
-        names = list(things) if number % 2 else list(reversed(things))
-        for name in names:
+        order = list(things) if number % 2 else list(reversed(things))
+        for name in order:
             started, used = time.perf_counter(), time.process_time()
             things[name]()
             if number >= 0:
@@ -74,20 +108,20 @@ def in_turn(
     return wall, processor
 
 
-class StillBatches:
-    """The same batch for ever, in memory."""
+def ratios(
+    seconds: Mapping[str, list[float]],
+    name: str,
+    base: str,
+    percentiles: Sequence[float] = (0, 50, 100),
+) -> tuple[float, ...]:
+    """Percentiles of `name`'s time over `base`'s, round by round: by default lowest,
+    median and highest."""
+    return tuple(np.percentile(np.divide(seconds[name], seconds[base]), percentiles))
 
-    def __init__(self, batch: dict[str, tf.Tensor]):
-        self.batch = batch
 
-    def stream(self, first_step: int) -> tf.data.Dataset:
-        return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
-
-
-def on_still_batch(parts: Parts) -> Parts:
-    """The same parts whose training batches are the first one for ever."""
-    batch = parts.train_batches(tf.constant(0, tf.int64))
-    return dataclasses.replace(parts, train_batches=StillBatches(batch))
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Lowest, median and highest."""
+    return " ".join(f"{x:.{digits}f}" for x in np.percentile(values, (0, 50, 100)))
 
 
 def matrix_rate(
@@ -104,15 +138,15 @@ def matrix_rate(
             a = tf.cast(tf.random.uniform([m, k]), dtype)
             b = tf.cast(tf.random.uniform([k, n]), dtype)
             tf.linalg.matmul(a, b).numpy()
-            found = []
+            rounds = []
             for _ in range(3):
-                together.wait(timeout=60)  # one of them may have failed
+                together.wait(timeout=60)  # another device may have failed
                 started = time.perf_counter()
                 for _ in range(PRODUCTS):
                     c = tf.linalg.matmul(a, b)
                 c[0, 0].numpy()
-                found.append(time.perf_counter() - started)
-            return found
+                rounds.append(time.perf_counter() - started)
+            return rounds
 
     best = 0.0
     together = threading.Barrier(len(devices))
@@ -126,8 +160,8 @@ def matrix_rate(
 
 
 class PeakMemory:
-    """How much more memory was taken at once since this was made: of the fullest GPU,
-    or of the process."""
+    """The growth of memory at its peak since this was made: of the fullest GPU, or of
+    the process."""
 
     def __init__(self, chosen: Devices):
         self._gpus = [x.strip("/") for x in chosen.towers if chosen.kind == "GPU"]
@@ -137,21 +171,68 @@ class PeakMemory:
             pathlib.Path("/proc/self/clear_refs").write_text("5")
         self._before = self._bytes("VmRSS", "current")
 
-    def more_bytes(self) -> int:
+    def growth_bytes(self) -> int:
         return self._bytes("VmHWM", "peak") - self._before
 
-    def _bytes(self, of_process, of_gpu):
+    def _bytes(self, process_field, gpu_field):
         if self._gpus:
             infos = map(tf.config.experimental.get_memory_info, self._gpus)
-            return max(info[of_gpu] for info in infos)
+            return max(info[gpu_field] for info in infos)
         status = pathlib.Path("/proc/self/status").read_text()
-        return 1024 * int(re.search(rf"{of_process}:\s+(\d+)", status)[1])
+        return 1024 * int(re.search(rf"{process_field}:\s+(\d+)", status)[1])
 
 
-def ratios(seconds: dict[str, list[float]], name: str, base: str) -> tuple[float, ...]:
-    """Lowest, median and highest of `name`'s time over `base`'s, round by round."""
-    quotients = np.divide(seconds[name], seconds[base])
-    return tuple(np.percentile(quotients, (0, 50, 100)))
+class Worker:
+    """A trainer of some checkout in a process of its own, which takes steps on command.
+
+    Args:
+        checkout: the folder with its `towers`.
+        fields: of its Config.
+        device: auto, cpu or gpu.
+        steps: how many it takes to warm up.
+
+    Attributes:
+        processor: seconds of processor time of each call of `train`.
+    """
+
+    def __init__(self, checkout: pathlib.Path, fields: dict, device: str, steps: int):
+        self.processor = []
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", trainers.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": str(checkout)},
+        )
+        self._ask(json.dumps({"fields": fields, "device": device, "steps": steps}))
+
+    def train(self, num_steps: int) -> None:
+        self.processor.append(self._ask(str(num_steps)))
+
+    def close(self) -> None:
+        """Ends the process and waits for it."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+        self._errors.close()
+
+    def _ask(self, line):
+        try:
+            print(line, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # the answer will be missing
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            lines = self._errors.read().strip().splitlines() or ["killed"]
+            raise RuntimeError(lines[-1])
+        return float(answer)
+
+
+# Reports.
 
 
 def machine() -> str:
@@ -159,36 +240,34 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [
-            line.split(":")[1].strip()
-            for line in cpuinfo.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        model = names[0] if names else model
+        models = re.findall(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.M)
+        model = models[0] if models else model
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     gpus = tf.config.list_physical_devices("GPU")
     return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {len(gpus)} GPU(s)"
 
 
-def told_rates(before: float, after: float) -> str:
-    """Matrix rates in FLOP/s, in the words of every report."""
-    return f"matrix rate {before / 1e9:.0f} GFLOP/s before and {after / 1e9:.0f} after"
+def rates_text(rates: Sequence[float]) -> str:
+    """Matrix rates of a run in FLOP/s, as a report says them."""
+    return f"matrix rate {', '.join(f'{rate / 1e9:.0f}' for rate in rates)} GFLOP/s"
 
 
 def report_head(title: str) -> str:
-    """The first lines of every report: machine, versions, date, command."""
-    command = pathlib.Path(sys.argv[0]).stem
-    arguments = " ".join(sys.argv[1:])
-    return "\n".join(
-        [
-            f"# {title}",
-            "",
-            f"- date: {time.strftime('%Y-%m-%d')}",
-            f"- machine: {machine()}",
-            f"- versions: TensorFlow {tf.__version__}, Keras {keras.__version__}, "
-            f"NumPy {np.__version__}, Python {platform.python_version()}",
-            f"- command: `python -m benchmarks.{command} {arguments}`".rstrip("` ")
-            + "`",
-            "",
-        ]
+    """The first lines of every report: date, machine, versions, command."""
+    program = pathlib.Path(sys.argv[0]).stem
+    command = " ".join([f"python -m benchmarks.{program}", *sys.argv[1:]])
+    return (
+        f"# {title}\n\n- date: {time.strftime('%Y-%m-%d')}\n- machine: {machine()}\n"
+        f"- versions: TensorFlow {tf.__version__}, Keras {keras.__version__}, "
+        f"NumPy {np.__version__}, Python {platform.python_version()}\n"
+        f"- command: `{command}`\n"
     )
+
+
+def table_head(columns: str) -> str:
+    """The first lines of a table, from names of columns with bars between them."""
+    return f"| {columns} |\n|{' --- |' * len(columns.split(' | '))}"
+
+
+def table_row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"

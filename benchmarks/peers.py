@@ -6,16 +6,15 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
 - `towers`: the compiled step of strategy `towers`.
 - `fit`: `keras.Model.fit` on the same model, our layers included.
 - `fit, stock layers`: `fit` on the network as a user of Keras writes it, with the
-  convolutions, normalisations and activations of Keras and TensorFlow.
+  convolutions, normalizations and activations of Keras and TensorFlow.
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
   there are two or more; to be compared with `replicated`, our strategy on them.
 
-`fit` is told of the steps of a round at once (`steps_per_execution`), which is faster
+`fit` takes the steps of a round in one call (`steps_per_execution`), which is faster
 than its default of one; a round of it begins with a new iterator, as an epoch does.
 `--compile=xla` is for both sides; by itself Keras would take XLA on GPUs only.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -24,10 +23,9 @@ import statistics
 import keras
 import tensorflow as tf
 
-import towers  # noqa: F401  (before Keras: settles its backend)
-from benchmarks import measure
+from benchmarks import measure, trainers
 from towers import build, models
-from towers.config import config
+from towers.config import Config
 from towers.models.activations import Gelu
 from towers.models.convolution import SameConv2D
 from towers.models.layers import BatchNormalization, LocalResponseNormalization
@@ -80,12 +78,8 @@ def copied(model: keras.Model, clone: keras.Model) -> keras.Model:
     return clone
 
 
-def has_own_layers(model: keras.Model) -> bool:
-    return any(type(layer) in STOCK for layer in model.layers)
-
-
 def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy=None):
-    """Compiles a model of Keras; a function that trains it for so many steps."""
+    """Compiles a Keras model; returns a function that trains it for so many steps."""
     inputs = {k: v for k, v in batch.items() if k != "labels"}
     inputs = inputs["images"] if len(inputs) == 1 else inputs
     dataset = tf.data.Dataset.from_tensors((inputs, batch["labels"])).repeat()
@@ -106,47 +100,44 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
     return train
 
 
-def things_of(settings, options, chosen) -> dict:
+def create_things(config: Config, options, chosen) -> dict:
     """Name -> a call that trains for a round."""
-    one = dataclasses.replace(chosen, towers=chosen.towers[:1])
-    still = measure.on_still_batch(build.build(settings))
+    still = trainers.on_still_batch(build.build(config))
     batch = still.train_batches.batch
 
     def model():
-        return build.build(settings).model
+        return build.build(config).model
 
-    towers_step = build.create_strategy(settings, still, one)
-    found = {
-        "towers": lambda: towers_step.train(options.steps),
+    def train(**fields):
+        replaced = dataclasses.replace(config, **fields)
+        trainer = trainers.create_trainer(replaced, still, chosen)
+        return functools.partial(trainer.train, options.steps)
+
+    things = {
+        "towers": train(num_towers=1),
         "fit": fit(model(), batch, options.steps, options.compile),
     }
-    if has_own_layers(still.model):
-        with models.keras_settings(models.POLICIES[settings.precision]):
+    if any(type(layer) in STOCK for layer in still.model.layers):
+        with models.keras_settings(models.POLICIES[options.precision]):
             stock = with_stock_layers(model())
-        found["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
+        things["fit, stock layers"] = fit(stock, batch, options.steps, options.compile)
     if len(chosen.towers) > 1:
-        several = dataclasses.replace(settings, strategy="replicated")
-        replicated = build.create_strategy(several, still, chosen)
-        found["replicated"] = lambda: replicated.train(options.steps)
+        things["replicated"] = train(
+            strategy="replicated", num_towers=len(chosen.towers)
+        )
         mirrored = tf.distribute.MirroredStrategy(list(chosen.towers))
-        found["mirrored"] = fit(
+        things["mirrored"] = fit(
             model(), batch, options.steps, options.compile, mirrored
         )
-    return found
+    return things
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", type=measure.some_of(config.MODELS), default="cnn,resnet20"
-    )
-    parser.add_argument("--precision", default="float32", choices=config.PRECISIONS)
-    parser.add_argument("--compile", default="none", choices=config.COMPILERS)
-    parser.add_argument("--batch_size", type=int, default=128)
+def main() -> None:
+    parser = measure.create_parser(__doc__)
+    parser.add_argument("--models", type=measure.names, default="cnn,resnet20")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--compile", default="none")
     parser.add_argument("--num_towers", type=int, default=1)
-    parser.add_argument("--device", default="auto", choices=config.DEVICES)
-    parser.add_argument("--steps", type=int, default=10, help="steps in a round")
-    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     if options.num_towers > 1 and len(options.models) > 1:
         names = ",".join(options.models)
@@ -154,6 +145,12 @@ def main():
             f"--num_towers={options.num_towers} with --models={names}: in one "
             "process the collectives of two MirroredStrategies clash; name one network"
         )
+    fields = trainers.STEP_ALONE | measure.dataset(options)
+    fields |= {"optimizer": "sgd", "learning_rate": LEARNING_RATE}
+    fields |= {"momentum": MOMENTUM, "schedule": "constant"}
+    fields |= {"batch_size": options.batch_size, "precision": options.precision}
+    fields |= {"compile": options.compile}
+    configs = {name: Config(**fields, model=name) for name in options.models}
 
     # What runs on one of several devices has all cores too.
     chosen = devices.configure(options.device, options.num_towers, own_cores=False)
@@ -163,40 +160,22 @@ def main():
     print(
         f"{options.precision}, compiler {options.compile}, batch {options.batch_size} "
         f"of 32x32 images, {options.num_towers} device(s); {options.rounds} rounds of "
-        f"{options.steps} steps, one more to warm up\n"
-    )
-    print(
-        "| network | trained by | images/s, median | time / towers (min, median, max) |"
-    )
-    print("| --- | --- | --- | --- |")
-    for name in options.models:
-        settings = config.Config(
-            dataset="synthetic",
-            model=name,
-            augment="none",
-            optimizer="sgd",
-            learning_rate=LEARNING_RATE,
-            momentum=MOMENTUM,
-            schedule="constant",
-            ema_decay=0.0,
-            input="stream",
-            batch_size=options.batch_size,
-            precision=options.precision,
-            compile=options.compile,
+        f"{options.steps} steps, one more to warm up\n\n"
+        + measure.table_head(
+            "network | trained by | images/s, median | time / towers (min, median, max)"
         )
-        found = things_of(settings, options, chosen)
-        wall, _ = measure.in_turn(found, options.rounds)
+    )
+    for name, config in configs.items():
+        things = create_things(config, options, chosen)
+        wall, _ = measure.in_turn(things, options.rounds)
         rates.append(measure.matrix_rate(dtype, chosen.towers))
-        for thing in found:
+        for thing in things:
             secs = statistics.median(wall[thing]) / options.steps
             spread = " ".join(f"{x:.3f}" for x in measure.ratios(wall, thing, "towers"))
-            print(
-                f"| {name} | {thing} | {options.batch_size / secs:.1f} | {spread} |",
-                flush=True,
-            )
-    listed = ", ".join(f"{rate / 1e9:.0f}" for rate in rates)
-    print(f"\nMatrix rate before and after each network: {listed} GFLOP/s.")
+            speed = f"{options.batch_size / secs:.1f}"
+            print(measure.table_row(name, thing, speed, spread), flush=True)
+    print(f"\nBefore and after each network: {measure.rates_text(rates)}.")
 
 
 if __name__ == "__main__":
-    main()
+    measure.run(main)

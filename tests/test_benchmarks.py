@@ -1,10 +1,8 @@
-"""What is measured by hand has to run at all."""
+"""The programs of benchmarks/ run, and measure.py measures."""
 
-import argparse
 import importlib
 import json
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -13,28 +11,16 @@ import pictures
 import pytest
 import test_cifar10
 
-from benchmarks import measure, scaling, strategies, time_to_accuracy
-from towers.build import STRATEGIES
+from benchmarks import accuracy, measure, step
+from towers.parallel import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-PROGRAMS = {
-    "accuracy",
-    "convolutions",
-    "image_folder",
-    "overhead",
-    "peers",
-    "pipeline",
-    "recipe",
-    "scaling",
-    "step",
-    "strategies",
-    "time_to_accuracy",
-}
+PROGRAMS = {"accuracy", "convolutions", "input", "overhead", "peers", "step"}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_a_benchmark_imports_is_there(name):
+def test_every_import_of_a_benchmark_exists(name):
     module = importlib.import_module(f"benchmarks.{name}")
     assert hasattr(module, "main") == (name in PROGRAMS)
 
@@ -44,72 +30,56 @@ def test_every_program_is_listed(name):
     assert f"python -m benchmarks.{name} " in (FOLDER / "README.md").read_text()
 
 
-def test_an_unknown_name_in_a_list_is_refused_with_the_nearest():
-    names_in = measure.some_of(("lenet", "resnet20"))
-    assert names_in("resnet20,lenet") == ["resnet20", "lenet"]
-    with pytest.raises(argparse.ArgumentTypeError, match="'resnet2'.*'resnet20'"):
-        names_in("lenet,resnet2")
+def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count():
+    calls = []
+    things = {name: lambda name=name: calls.append(name) for name in "abc"}
+    wall, processor = measure.in_turn(things, rounds=2, warm_up=1)
+    assert "".join(calls) == "abccbaabc"
+    assert {len(secs) for secs in (*wall.values(), *processor.values())} == {2}
 
 
-def test_the_table_of_strategies_has_one_tower_first_and_every_strategy():
-    found = strategies.variants(8)
-    assert next(iter(found.values())) == {"num_towers": 1}
-    assert {options.get("strategy", "towers") for options in found.values()} == set(
-        STRATEGIES
+def test_ratios_are_taken_round_by_round():
+    seconds = {"a": [2.0, 30.0, 8.0], "b": [1.0, 10.0, 2.0]}
+    assert measure.ratios(seconds, "a", "b") == (2.0, 3.0, 4.0)
+
+
+def parsed(*arguments):
+    return step.combinations(step.parse_options([*arguments]))
+
+
+def test_every_strategy_can_be_measured_and_groups_fit_the_towers():
+    fields = parsed(
+        f"--strategies={','.join(STRATEGIES)}", "--towers=1,4", "--group_sizes=2,4"
     )
+    sizes = {
+        (f["num_towers"], f["group_size"])
+        for f in fields
+        if f["strategy"] == "model_parallel"
+    }
+    assert sizes == {(1, 1), (4, 2), (4, 4)}
+    assert {f["strategy"] for f in fields} == set(STRATEGIES)
+    assert len({step.cells(f) for f in fields}) == len(fields) == 9
 
 
-@pytest.mark.parametrize(
-    "efficiency,lost,words",
-    [
-        (0.97, {"input": 0.02, "meeting": 0.01}, "nothing"),
-        (0.6, {"input": 0.35, "meeting": 0.05}, "the input"),
-        (0.6, {"input": 0.05, "meeting": 0.35}, "the transfer"),
-        (0.6, {"input": 0.05, "meeting": 0.05}, "too small"),
-    ],
-)
-def test_the_sentence_names_what_takes_the_most(efficiency, lost, words):
-    assert words in scaling.verdict(efficiency, lost, "GPU")
+def test_a_wrong_name_ends_in_one_line_before_anything_is_measured():
+    with pytest.raises(SystemExit, match="model='resnet2': did you mean 'resnet"):
+        measure.run(lambda: parsed("--models=lenet,resnet2"))
 
 
-SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments,row",
-    [
-        (f"overhead {SMALLEST} --towers=2", "| step 2 |"),
-        (
-            "convolutions --batch_size=2 --rounds=1 --only=8x8",
-            "| 8x8 | 8x8 | 3x3 |",
-        ),
-        (f"peers {SMALLEST} --models=cnn", "| cnn | fit, stock layers |"),
-        (f"step {SMALLEST} --models=lenet", "| lenet | towers | float32 |"),
-        (f"scaling {SMALLEST} --towers=2", "| weak | 2 | 16 |"),
-        (f"pipeline {SMALLEST} --wait_ms=1", "| reading 2, together |"),
-        (f"strategies {SMALLEST} --device=cpu --only=replicated", "| replicated 8 |"),
-        ("recipe --config=quickstart --max_steps=2", "- test accuracy: 0."),
-        (
-            "time_to_accuracy --config=quickstart --seeds=2 --num_epochs=0.1 "
-            "--eval_every_epochs=0.1 --warmup_epochs=0",
-            "- quickstart: plain 0.",
-        ),
-    ],
-)
-def test_a_program_runs_to_its_table(arguments, row):
-    assert row in output_of(arguments)
+def test_every_strategy_is_trained_for_its_accuracy():
+    names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
+    assert names == set(STRATEGIES)
 
 
 def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(time_to_accuracy.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(accuracy.time, "monotonic", lambda: now[0])
 
-    def rate_now():
+    def measure_rate():
         now[0] += 2.5
         return now[0]
 
-    clock = time_to_accuracy.Clock(rate_now)
+    clock = accuracy.Clock(measure_rate)
     for _ in range(30):
         now[0] += 7
         clock.measure_each_minute()
@@ -119,21 +89,62 @@ def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch)
     assert clock.rates == [2.5, 68.0, 133.5, 199.0, 222.5]
 
 
+SMALLEST = "--batch_size=8 --steps=1 --rounds=1"
+QUICKSTART = (
+    "accuracy --config=quickstart --eval_every_epochs=0.1 --warmup_epochs=0 "
+    "--num_epochs="
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments,row",
+    [
+        ("overhead --batch_size=8 --steps=2 --rounds=7 --towers=1,2", "| step 2 |"),
+        (
+            "convolutions --batch_size=2 --rounds=1 --only=8x8",
+            "| 8x8 | 8x8 | 3x3 |",
+        ),
+        (f"peers {SMALLEST} --models=cnn", "| cnn | fit, stock layers |"),
+        (f"step {SMALLEST} --models=lenet", "| lenet | towers | 1 | float32 |"),
+        (
+            f"step {SMALLEST} --device=cpu --towers=1,8 --strategies=replicated",
+            "| cnn | replicated | 8 | float32 |",
+        ),
+        (
+            f"step {SMALLEST} --device=cpu --towers=1,2 --scaling",
+            "| weak | 2 | 16 |",
+        ),
+        (
+            f"step {SMALLEST} --device=cpu --models=lenet --against=.",
+            "| lenet | towers | 1 | float32 |",
+        ),
+        (f"input {SMALLEST} --wait_ms=1", "| reading 2, together |"),
+        (f"{QUICKSTART}0.1 --seeds=2", "- quickstart: plain 0."),
+    ],
+)
+def test_a_program_runs_to_its_table(arguments, row):
+    assert row in output_of(arguments)
+
+
+@pytest.mark.slow
+def test_a_checkout_that_fails_says_why():
+    output = output_of(f"step {SMALLEST} --models=lenet --against={FOLDER}")
+    assert "| lenet | towers | 1 | float32 | ModuleNotFoundError" in output
+
+
 @pytest.mark.slow
 def test_a_run_that_is_recorded_is_not_repeated(tmp_path):
     records = tmp_path / "records"
-    program = (
-        f"time_to_accuracy --config=quickstart --seeds=1 --records={records} "
-        "--eval_every_epochs=0.1 --warmup_epochs=0 --num_epochs="
-    )
-    output_of(program + "0.1")
+    program = f"--seeds=1 --records={records}"
+    output_of(f"{QUICKSTART}0.1 {program}")
     [line] = records.read_text().splitlines()
     record = json.loads(line)
-    record["found"]["plain"] = 0.12345
+    record["result"]["plain"] = 0.12345
     records.write_text(json.dumps(record) + "\n")
-    assert "- quickstart: plain 0.1235, " in output_of(program + "0.1")
+    assert "- quickstart: plain 0.1235, " in output_of(f"{QUICKSTART}0.1 {program}")
     assert len(records.read_text().splitlines()) == 1
-    assert "- quickstart: plain 0.1235, " not in output_of(program + "0.2")
+    assert "- quickstart: plain 0.1235, " not in output_of(f"{QUICKSTART}0.2 {program}")
     assert len(records.read_text().splitlines()) == 2
 
 
@@ -145,12 +156,12 @@ def test_a_folder_of_images_is_compared_with_a_file_of_them(tmp_path):
         (tmp_path / name).write_bytes(records.tobytes())
     for split in ("train", "test"):
         pictures.write_folder(tmp_path, split, {"a": 200, "b": 200})
-    found = output_of(
-        f"image_folder --data_dir={tmp_path} --folder={tmp_path} --epochs=10 --steps=4 "
-        "--log_every=2 --rounds=1"
+    output = output_of(
+        f"input --data_dir={tmp_path} --folder={tmp_path} --batch_size=128 --steps=2 "
+        "--rounds=1"
     )
-    assert re.search(r"\| image folder \| [\d,]+ \| [\d,]+ \([\d,]+\) \| \d", found)
-    assert "- image folder over binary file, after the first epoch" in found
+    assert "| image folder | " in output
+    assert "| image folder, 20 MB in memory | " in output
 
 
 def output_of(arguments):

@@ -1,0 +1,79 @@
+"""Trainers to measure: the one place where the benchmarks call `towers.build`.
+
+As a program it builds one trainer and takes steps on command, for `python -m
+benchmarks.step --against=CHECKOUT`: one process for each of two checkouts, each with
+its own `towers` on the Python path. So this file imports nothing of `benchmarks`, and
+takes the function of an older checkout where `build` has no `create_trainer`.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+import time
+
+import tensorflow as tf
+
+import towers  # noqa: F401  (before Keras: settles its backend)
+from towers import build
+from towers.config import Config
+from towers.data.streams import without_tuning
+from towers.parallel import devices
+
+# A step by itself: images of noise, which a larger rate would soon make not finite.
+STEP_ALONE = {
+    "dataset": "synthetic",
+    "augment": "none",
+    "optimizer": "nesterov",
+    "momentum": 0.9,
+    "learning_rate": 1e-6,
+    "ema_decay": 0.0,
+    "input": "stream",
+}
+
+
+class StillBatches:
+    """The same batch for ever, in memory."""
+
+    def __init__(self, batch: dict[str, tf.Tensor]):
+        self.batch = batch
+
+    def stream(self, first_step: int) -> tf.data.Dataset:
+        return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
+
+
+def on_still_batch(parts: build.Parts) -> build.Parts:
+    """The same parts whose training batches are the first one for ever."""
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    return dataclasses.replace(parts, train_batches=StillBatches(batch))
+
+
+def create_trainer(config: Config, parts: build.Parts, chosen: devices.Devices):
+    """The trainer of a config on the first `num_towers` of the devices."""
+    first = chosen.towers[: config.num_towers or None]
+    create = getattr(build, "create_trainer", None) or build.create_strategy
+    return create(config, parts, dataclasses.replace(chosen, towers=first))
+
+
+def serve() -> None:
+    """Builds the trainer of the first line; takes as many steps as each later one says.
+
+    The first line is JSON: "fields" of Config, "device" and "steps" to warm up. Each
+    line is answered, when its steps are done, with their seconds of processor time.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer
+    first = json.loads(sys.stdin.readline())
+    config = Config(**first["fields"])
+    chosen = devices.configure(first["device"], config.num_towers)
+    trainer = create_trainer(config, on_still_batch(build.build(config)), chosen)
+    trainer.train(first["steps"])
+    print(0.0, file=answers, flush=True)
+    for line in sys.stdin:
+        used = time.process_time()
+        trainer.train(int(line))
+        print(time.process_time() - used, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve()
