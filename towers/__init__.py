@@ -108,11 +108,10 @@ def evaluate(
 def quiet_imports():
     """Imports TensorFlow inside without the lines that it prints before it can be
     silenced: it logs while its libraries are loaded, before it reads its log level."""
-    try:
-        stderr = None if "tensorflow" in sys.modules else os.dup(2)
-    except OSError:  # there is no standard error to keep quiet
-        stderr = None
-    if stderr is None:
+    stderr = None
+    with contextlib.suppress(OSError):
+        stderr = os.dup(2)
+    if stderr is None:  # there is no standard error to keep quiet
         yield
         return
     _flush_stderr()
