@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers.config import Config
-    from towers.training import TrainResult
+    from towers.run.run import TrainResult
 
 __version__ = "0.1.0"
 __all__ = ["Config", "evaluate", "train"]
