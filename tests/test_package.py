@@ -123,18 +123,6 @@ def test_imports_need_no_standard_error(tmp_path, stderr):
     assert python(script, tmp_path).stdout == "imported\n"
 
 
-def test_only_known_chatter_is_dropped_while_importing(tmp_path):
-    script = """
-import os
-from towers import quiet_imports
-with quiet_imports():
-    os.write(2, b"I0000 00:00:1 port.cc:153] oneDNN custom operations are on\\n")
-    os.write(2, b"a warning of somebody else\\n")
-print("after", file=sys.stderr)
-"""
-    assert python(script, tmp_path).stderr == "a warning of somebody else\nafter\n"
-
-
 def test_the_package_exports_what_it_lists():
     for name in towers.__all__:
         assert callable(getattr(towers, name))

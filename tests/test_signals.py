@@ -18,6 +18,7 @@ from small_runs import (
     saved,
     saved_steps,
     small_config,
+    snapshot,
     uninterrupted,
 )
 
@@ -82,14 +83,19 @@ def num_records(workdir):
 
 
 def train_and_halt(config, workdir, place, halt):
-    """Trains until the signal of `halt` has stopped it; returns the message."""
+    """Trains until the signal of `halt` has stopped it; returns the message.
+
+    A worker that was abandoned does not touch the run any more when it goes on.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watchdog, "_GRACE_SECS", 0.1)
         halt_at(patch, place, halt)
         with pytest.raises(Preempted) as caught:
             train(workdir, config)
+        before = snapshot(workdir)
         halt.released.set()
         small_runs.join_abandoned()
+        assert snapshot(workdir) == before
     return str(caught.value)
 
 

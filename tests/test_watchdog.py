@@ -1,5 +1,6 @@
 """The watched worker: results, errors, signals, stuck steps; rows 12 and 15."""
 
+import io
 import itertools
 import os
 import signal
@@ -317,6 +318,16 @@ def test_a_stuck_step_is_reported_with_step_activity_and_stacks(capfd):
     trainer.released.set()
     stacks = capfd.readouterr().err
     assert "Thread" in stacks and "test_watchdog.py" in stacks
+
+
+@pytest.mark.parametrize("stderr", [None, io.StringIO()])
+def test_a_stuck_step_is_reported_without_a_file_for_the_stacks(monkeypatch, stderr):
+    trainer = Trainer()
+    dog = watch(trainer, stuck_after_secs=600, clock=clock(0.0, 0.0, 601.0))
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with pytest.raises(StuckError):
+        dog.run(train, dog, trainer)
+    trainer.released.set()
 
 
 def test_every_finished_step_restarts_the_clock():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers.config import Config
-    from towers.training import TrainResult
+    from towers.run.run import TrainResult
 
 __version__ = "0.1.0"
 __all__ = ["Config", "evaluate", "train"]
@@ -108,11 +108,10 @@ def evaluate(
 def quiet_imports():
     """Imports TensorFlow inside without the lines that it prints before it can be
     silenced: it logs while its libraries are loaded, before it reads its log level."""
-    try:
-        stderr = None if "tensorflow" in sys.modules else os.dup(2)
-    except OSError:  # there is no standard error to keep quiet
-        stderr = None
-    if stderr is None:
+    stderr = None
+    with contextlib.suppress(OSError):
+        stderr = os.dup(2)
+    if stderr is None:  # there is no standard error to keep quiet
         yield
         return
     _flush_stderr()

@@ -1,9 +1,7 @@
 """Training: build, restore, then train, write, evaluate and save until it is done."""
 
 import contextlib
-import dataclasses
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -29,30 +27,12 @@ from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.folder import RunFolder
 from towers.run.periods import Periods
-from towers.run.run import Run, check_stored_config, restore, save
+from towers.run.run import Run, TrainResult, check_stored_config, restore, save
 from towers.run.summaries import Board, MetricsFile, log_line, say
 from towers.run.watchdog import Watchdog
 
 # A compiled call is sized to about this, so that it returns for signals and the clock.
 CALL_SECS = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """A run after training.
-
-    Attributes:
-        path: the run's folder.
-        step: the last step taken.
-        accuracy: of the last evaluation, with the moving averages where the run keeps
-            them; None if there was none.
-        state: the canonical state, name -> host array.
-    """
-
-    path: pathlib.Path
-    step: int
-    accuracy: float | None
-    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
 
 def train(

@@ -1,6 +1,7 @@
 """A run under way: its state, saved and restored."""
 
 import dataclasses
+import pathlib
 import time
 
 import numpy as np
@@ -44,6 +45,24 @@ class Run:
     saved_step: int = 0
     saved_at: float = 0.0
     unfinished: dict | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """A run after training.
+
+    Attributes:
+        path: the run's folder.
+        step: the last step taken.
+        accuracy: of the last evaluation, with the moving averages where the run keeps
+            them; None if there was none.
+        state: the canonical state, name -> host array.
+    """
+
+    path: pathlib.Path
+    step: int
+    accuracy: float | None
+    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
 
 def save(run: Run) -> None:

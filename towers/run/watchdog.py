@@ -150,8 +150,8 @@ class Watchdog:
         function to return. A step that computes is finished first.
 
         Raises:
-            Preempted: after a signal, the function was abandoned in an activity that
-                may be. Its thread ends, without a word, as soon as it leaves it.
+            Preempted: after a signal, the function was abandoned in an interruptible
+                activity. Its thread ends silently when it leaves that.
             StuckError: an activity made no progress for `stuck_after_secs`.
         """
         worker = _Worker(function, args)
@@ -186,7 +186,9 @@ class Watchdog:
                     raise Preempted(f"stopped by {self.stopped_by} while {activity}")
                 if self._stuck_after_secs and now - since > self._stuck_after_secs:
                     worker.abandon()
-                    faulthandler.dump_traceback(all_threads=True)
+                    # The standard error of a notebook may be no file.
+                    with contextlib.suppress(AttributeError, OSError, RuntimeError):
+                        faulthandler.dump_traceback(all_threads=True)
                     raise StuckError(
                         f"step {steps + 1} was not finished within "
                         f"{self._stuck_after_secs:g} s (--stuck_after_secs), "
