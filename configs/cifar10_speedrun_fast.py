@@ -5,12 +5,13 @@
 What differs: images of 24x24 in the first half, which take half of the operations; half
 an epoch more; batches of half the size, with the rates of biases and head per image the
 same and that of the convolutions kept; labels smoothed by half as much; the bias of the
-whitening is not trained, so that its gradient need not be computed; and only those
-images are looked at six times whose answer is least sure.
+whitening is not trained, so that its gradient need not be computed; and only the least
+confident images are evaluated six times.
 
-On a JPEG copy of the images: 0.9049 with six-view TTA, the mean of five seeds, .0030 below
-`cifar10_speedrun`, for 0.77 of its cost (benchmarks/2026-11-22-time_to_accuracy.md;
-what else was tried: benchmarks/2026-11-22-speedrun_trials.md).
+On a JPEG copy of the images: 0.9049 with six-view TTA, the mean of five seeds, 0.0030
+below `cifar10_speedrun`, for 0.77 of its cost
+(benchmarks/2026-11-22-time_to_accuracy.md; what else was
+tried: benchmarks/2026-11-22-speedrun_trials.md).
 """
 
 import dataclasses
