@@ -33,7 +33,7 @@ def main(strategy, num_towers, group_size):
 
     # Measured from here on, not while the data are made.
     memory = measure.PeakMemory(chosen)
-    trainer = build.create_strategy(config, parts, chosen)
+    trainer = build.create_trainer(config, parts, chosen)
     accounts = trainer.memory()
     trainer.train(3)
     peak = memory.more_bytes()

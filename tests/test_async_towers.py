@@ -629,6 +629,11 @@ def test_request_stop_before_the_first_step_takes_none():
 # Under watch.
 
 
+def watched_training(dog, towers, num_steps):
+    with dog.training():
+        towers.train(num_steps)
+
+
 def test_row_15_a_tower_that_hangs_is_named():
     network, batches = networks.plain_network(), networks.random_batches(9, 12)
     record = []
@@ -640,13 +645,11 @@ def test_row_15_a_tower_that_hangs_is_named():
         others = sum(event == "apply" for event, _, _ in record)
         return next(seconds) if others == 2 * (1 + SHARES_AHEAD) else 0
 
-    dog = watchdog.Watchdog(stuck_after_secs=2, clock=clock)
+    dog = watchdog.Watchdog(
+        towers, CONSISTENT_ACTIVITIES, stuck_after_secs=2, clock=clock
+    )
     with pytest.raises(StuckError, match=r"^step 3 .*, while computing \(tower 0\)$"):
-        dog.run(
-            lambda: towers.train(9),
-            progress=towers.progress,
-            interruptible=CONSISTENT_ACTIVITIES,
-        )
+        dog.run(watched_training, dog, towers, 9)
     towers.released.set()
     small_runs.join_left_behind()
     assert towers.progress() == (9, "idle")
@@ -673,14 +676,9 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
             os.kill(os.getpid(), signal.SIGTERM)
         return time.monotonic()
 
-    with watchdog.Watchdog(clock=clock) as dog:
+    with watchdog.Watchdog(towers, CONSISTENT_ACTIVITIES, clock=clock) as dog:
         with pytest.raises(Preempted, match="while waiting for data$"):
-            dog.run(
-                lambda: towers.train(5),
-                progress=towers.progress,
-                interruptible=CONSISTENT_ACTIVITIES,
-                request_stop=towers.request_stop,
-            )
+            dog.run(watched_training, dog, towers, 5)
     state = run.settled_state(towers)
     assert state["step"] == 3
     expected, staleness = replay(network, Recipe(), batches, 3, record)
@@ -775,7 +773,7 @@ def test_a_run_logs_and_draws_its_staleness(tmp_path, monkeypatch, capsys):
     settings = small_runs.small_config(
         strategy="async_towers", num_towers=3, max_staleness=4
     )
-    state = training.train(settings, tmp_path)
+    state = training.train(tmp_path, settings).state
     assert state["step"] == 10
     assert (
         "variables on /CPU:0, which each tower updates alone" in capsys.readouterr()[0]

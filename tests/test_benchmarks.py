@@ -12,7 +12,7 @@ import pytest
 import test_cifar10
 
 from benchmarks import accuracy, measure, step
-from towers.parallel import STRATEGIES
+from towers.config.choices import STRATEGIES
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))

@@ -223,7 +223,7 @@ def test_a_factor_of_zero_freezes_from_the_start(tmp_path):
     for optimizer in ("sgd", "adamw", "muon"):
         config = Config(**settings, optimizer=optimizer, weight_decay=0.1, num_towers=2)
         first = build.build(config).model
-        state = training.train(config, tmp_path / optimizer)
+        state = training.train(tmp_path / optimizer, config).state
         for variable in first.trainable_variables:
             moved = np.any(state[f"params/{variable.path}"] != variable.numpy())
             assert moved == (variable.path not in frozen), variable.path

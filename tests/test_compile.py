@@ -68,17 +68,17 @@ def test_a_bad_tower_is_named():
 
 def test_a_run_may_be_continued_with_another_compiler(tmp_path, monkeypatch):
     small_runs.use(monkeypatch, small_runs.dropout_network)
-    whole = train(small_runs.small_config(), tmp_path / "whole")
+    whole = train(tmp_path / "whole", small_runs.small_config()).state
     folder = tmp_path / "both"
-    train(small_runs.small_config(compile="xla", num_towers=2, max_steps=5), folder)
-    assert_close(train(small_runs.small_config(), folder), whole, 1e-4)
+    train(folder, small_runs.small_config(compile="xla", num_towers=2, max_steps=5))
+    assert_close(train(folder, small_runs.small_config()).state, whole, 1e-4)
 
 
 @pytest.mark.parametrize(
     "options,reason",
     [
-        ({"strategy": "model_parallel"}, "strategy=model_parallel: what is compiled"),
-        ({"batch_norm": "sync"}, "batch_norm=sync: what is compiled"),
+        ({"strategy": "model_parallel"}, "strategy=model_parallel: the compiled part"),
+        ({"batch_norm": "sync"}, "batch_norm=sync: the compiled part"),
     ],
 )
 def test_what_crosses_devices_is_not_compiled(options, reason):

@@ -251,13 +251,13 @@ def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
     path = root / "train" / "dog" / "02.png"
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(DataError) as caught:
-        training.train(config, tmp_path / "run")
+        training.train(tmp_path / "run", config)
     assert str(caught.value).startswith(f"{path}: cannot be decoded: ")
     path.write_bytes(png(random_pixels([0, 2, 2])))
-    assert training.train(config, tmp_path / "run")["step"] == 6
+    assert training.train(tmp_path / "run", config).step == 6
 
     path = root / "test" / "cat" / "01.png"
     path.write_bytes(b"")
     with pytest.raises(DataError) as caught:
-        evaluation.evaluate(config, tmp_path / "run")
+        evaluation.evaluate(tmp_path / "run", config)
     assert str(caught.value).startswith(f"{path}: the file is empty")

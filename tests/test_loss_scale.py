@@ -161,10 +161,10 @@ def test_a_run_in_float16_logs_its_scale_and_another_strategy_continues(
 ):
     small_runs.use(monkeypatch, small_runs.full_network)
     config = small_runs.small_config(precision="float16", num_towers=2)
-    train(dataclasses.replace(config, max_steps=4), tmp_path)
+    train(tmp_path, dataclasses.replace(config, max_steps=4))
     state = train(
-        dataclasses.replace(config, strategy="replicated", num_towers=4), tmp_path
-    )
+        tmp_path, dataclasses.replace(config, strategy="replicated", num_towers=4)
+    ).state
     assert of_scale(state)["loss_scale/good_steps"] == state["step"] == 10
     scales = [record["loss_scale"] for record in small_runs.records(tmp_path)]
     assert scales == 6 * [loss_scale.INITIAL]
@@ -176,13 +176,13 @@ def test_a_run_in_float16_logs_its_scale_and_another_strategy_continues(
 def test_a_run_may_be_allowed_another_precision(before, after, tmp_path, monkeypatch):
     small_runs.use(monkeypatch, small_runs.full_network)
     first = small_runs.small_config(precision=before, max_steps=1)
-    train(first, tmp_path)
+    train(tmp_path, first)
     second = dataclasses.replace(first, precision=after, max_steps=3)
-    state = train(second, tmp_path, allow_change=["precision"])
+    state = train(tmp_path, second, allow_change=["precision"]).state
     assert state["step"] == 3
     fresh = {"loss_scale/scale": loss_scale.INITIAL, "loss_scale/good_steps": 2}
     assert of_scale(state) == (fresh if after == "float16" else {})
-    assert evaluate(second, tmp_path, step=1)["step"] == 1
+    assert evaluate(tmp_path, second, step=1)["step"] == 1
 
 
 def test_asynchronous_towers_have_no_common_step_to_pass_over():

@@ -119,7 +119,7 @@ def test_a_network_too_large_for_one_device_trains_on_four(tmp_path, capsys):
     budget = 28.0
     one = small_runs.small_config(**network, device_memory_mb=budget)
     with pytest.raises(ConfigError, match=r"device_memory_mb=28, but training needs "):
-        training.train(one, tmp_path / "one")
+        training.train(tmp_path / "one", one)
     assert not (tmp_path / "one" / "checkpoints").exists()
 
     four = small_runs.small_config(
@@ -129,7 +129,7 @@ def test_a_network_too_large_for_one_device_trains_on_four(tmp_path, capsys):
         num_towers=4,
         group_size=4,
     )
-    assert training.train(four, tmp_path / "four")["step"] == 1
+    assert training.train(tmp_path / "four", four).step == 1
     assert "\nmemory       /CPU:3 " in capsys.readouterr().out
 
 

@@ -706,7 +706,7 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     halves = create_trainer(ModelParallel, network, recipe, batches, 2, group_size=2)
     halves.train(steps)
     assert_equal_to_oracle(halves.state(), recipe.oracle(network, batches, 1))
-    assert halves.moved_bytes == bytes_of_a_split_in_two(network.model, 6)
+    assert halves.transferred_bytes == bytes_of_a_split_in_two(network.model, 6)
 
 
 @pytest.mark.parametrize("name", ["alexnet", "resnet18", "wide_resnet_28_10"])

@@ -168,13 +168,15 @@ def test_a_run_in_two_parts_goes_through_its_phases(
     data_set = small_runs.small_data()
     small_runs.use(monkeypatch, pooled_network, data_set)
     config = small_runs.small_config(early_sizes="6:0.4", **options)
-    whole = training.train(config, tmp_path / "whole")
+    whole = training.train(tmp_path / "whole", config).state
     assert "images       6x6 until step 4, then 8x8" in capfd.readouterr().out
-    training.train(dataclasses.replace(config, max_steps=3), tmp_path / "parts")
-    small_runs.assert_equal_states(training.train(config, tmp_path / "parts"), whole)
-    other = training.train(
-        dataclasses.replace(config, early_sizes=""), tmp_path / "other"
+    training.train(tmp_path / "parts", dataclasses.replace(config, max_steps=3))
+    small_runs.assert_equal_states(
+        training.train(tmp_path / "parts", config).state, whole
     )
+    other = training.train(
+        tmp_path / "other", dataclasses.replace(config, early_sizes="")
+    ).state
     assert not np.array_equal(
         other["params/conv1/kernel"], whole["params/conv1/kernel"]
     )

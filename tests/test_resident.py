@@ -102,10 +102,10 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
 ):
     small_runs.use(monkeypatch, small_runs.full_network)
     config = small_runs.small_config(**options)
-    streamed = training.train(config, tmp_path / "stream")
+    streamed = training.train(tmp_path / "stream", config).state
     config = dataclasses.replace(config, input="resident")
-    training.train(dataclasses.replace(config, max_steps=3), tmp_path / "resident")
-    resident = training.train(config, tmp_path / "resident")
+    training.train(tmp_path / "resident", dataclasses.replace(config, max_steps=3))
+    resident = training.train(tmp_path / "resident", config).state
     small_runs.assert_equal_states(resident, streamed)
 
 

@@ -19,17 +19,22 @@ RECIPES = ROOT / "configs"
 # each other; inside of a package, modules may.
 LEVELS = {
     "errors": 0,
-    **dict.fromkeys(["config", "data", "models", "optim"], 1),
-    "parallel": 2,
-    "run": 3,
-    "build": 4,
-    "evaluation": 5,
-    "training": 6,
+    "config": 1,
+    **dict.fromkeys(["data", "models", "optim"], 2),
+    "parallel": 3,
+    "run": 4,
+    "build": 5,
+    "evaluation": 6,
+    "training": 7,
 }
+
+# Config is unpacked in build: of its package others know the tables and lists alone.
+CONFIG_FREE = ("data", "models", "optim")
+TABLES = ("config.choices", "config.factories", "config.list_options")
 
 # All that parallel/ may import: no data set, no network, no Config.
 LAYERS = ("models.activations", "models.convolution", "models.layers")
-BELOW_PARALLEL = ("errors", "optim", "parallel", *LAYERS, "data.tta")
+BELOW_PARALLEL = ("errors", "optim", "parallel", *LAYERS, "models.variables")
 
 DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc"}
 VAGUE = ("Manager", "Handler", "Helper")
@@ -60,6 +65,10 @@ def complaints(path, source):
         other = parts[1] if len(parts) > 1 and parts[1] in LEVELS else package
         if other != package and LEVELS[other] >= LEVELS[package]:
             yield f"{name} is not below {package}"
+        tables = tuple(f"towers.{table}." for table in TABLES)
+        if package in CONFIG_FREE and other == "config":
+            if not f"{name}.".startswith(tables):
+                yield f"{name}: Config is unpacked in build"
         allowed = [f"towers.{known}." for known in BELOW_PARALLEL]
         if package == "parallel" and not f"{name}.".startswith(tuple(allowed)):
             yield f"{name}: not for parallel/"
