@@ -318,7 +318,7 @@ def measure_overlap(config, parts: build.Parts, chosen, options) -> None:
 def compare_stages(options: argparse.Namespace) -> None:
     """The overlap with computing that waits, and with the tutorial's network."""
     tf.get_logger().setLevel("ERROR")  # every trainer traces a step of its own
-    chosen = measure.all_devices(options.device, 1, own_cores=True)
+    chosen = measure.all_devices(options.device, 1, core_per_tower=True)
     config = Config(
         **measure.dataset(options),
         batch_size=options.batch_size,
@@ -348,7 +348,7 @@ def compare_stages(options: argparse.Namespace) -> None:
 
 def compare_files(options: argparse.Namespace) -> None:
     """Training from a folder of images over training from one file of pixels."""
-    chosen = measure.all_devices(options.device, options.towers, own_cores=True)
+    chosen = measure.all_devices(options.device, options.towers, core_per_tower=True)
     binary = {"dataset": "cifar10", "data_dir": options.data_dir}
     folder = {"dataset": "image_folder", "data_dir": options.folder, "image_size": 32}
     small = folder | {"image_cache_mb": SMALL_CACHE_MB}

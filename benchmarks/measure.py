@@ -73,12 +73,18 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {error}")
 
 
-def all_devices(device: str, num_cpu_devices: int, own_cores: bool = False) -> Devices:
-    """Every GPU, or so many logical devices of the CPU where there is none or `device`
-    is "cpu"; with `own_cores` as in a training with so many towers, otherwise each of
-    them may compute with all cores."""
+def all_devices(
+    device: str, num_cpu_devices: int, core_per_tower: bool = False
+) -> Devices:
+    """Every GPU, or logical devices of the CPU where there is none or `device` is "cpu".
+
+    With `core_per_tower` they are as in a training with so many towers; otherwise each
+    of them may compute with all cores.
+    """
     has_gpu = device != "cpu" and tf.config.list_physical_devices("GPU")
-    return configure(device, 0 if has_gpu else num_cpu_devices, own_cores=own_cores)
+    return configure(
+        device, 0 if has_gpu else num_cpu_devices, core_per_tower=core_per_tower
+    )
 
 
 # Time and memory.

@@ -153,7 +153,7 @@ def main() -> None:
     configs = {name: Config(**fields, model=name) for name in options.models}
 
     # What runs on one of several devices has all cores too.
-    chosen = devices.configure(options.device, options.num_towers, own_cores=False)
+    chosen = devices.configure(options.device, options.num_towers, core_per_tower=False)
     dtype = tf.as_dtype(options.precision)
     rates = [measure.matrix_rate(dtype, chosen.towers)]
     print(measure.report_head("The same training by Keras"))

@@ -106,7 +106,9 @@ def compare_steps(options: argparse.Namespace) -> None:
     """Every combination against the matrix rate, and against the first one."""
     combined = combinations(options)
     chosen = measure.all_devices(
-        options.device, max(options.towers), own_cores=len(set(options.towers)) == 1
+        options.device,
+        max(options.towers),
+        core_per_tower=len(set(options.towers)) == 1,
     )
     made, refused = {}, []
     for fields in combined:

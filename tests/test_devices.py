@@ -35,11 +35,11 @@ def test_a_cpu_that_was_asked_for_needs_no_remark():
 
 
 @pytest.mark.parametrize(
-    "num_towers,own_cores,expected",
+    "num_towers,core_per_tower,expected",
     [(1, True, []), (3, True, []), (4, True, [1]), (6, True, [1]), (4, False, [])],
 )
 def test_as_many_towers_as_cores_have_a_thread_each(
-    monkeypatch, num_towers, own_cores, expected
+    monkeypatch, num_towers, core_per_tower, expected
 ):
     threads = []
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1, 6, 7})
@@ -48,7 +48,7 @@ def test_as_many_towers_as_cores_have_a_thread_each(
     monkeypatch.setattr(
         tf.config.threading, "set_intra_op_parallelism_threads", threads.append
     )
-    configure("cpu", num_towers, own_cores=own_cores)
+    configure("cpu", num_towers, core_per_tower=core_per_tower)
     assert threads == expected
 
 

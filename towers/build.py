@@ -284,7 +284,7 @@ def resident(
     """The batches that the first tower's device makes by itself, or None for a stream.
 
     Raises:
-        ConfigError: that was asked for, but the images do not lie in memory.
+        ConfigError: input=resident, but the images are not in memory.
     """
     if config.input == "stream" or (config.input == "auto" and devices.kind != "GPU"):
         return None

@@ -35,7 +35,7 @@ def check_together(config: Any) -> None:
 
 
 def _has(config, option, trait):
-    """Whether the choice of an option has a trait."""
+    """True if the choice of an option has a trait."""
     return trait in find(option, getattr(config, option)).traits
 
 

@@ -442,7 +442,7 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
 
 
 def depends_on_length(schedule: str) -> bool:
-    """Whether a schedule depends on the length of the run; assumed of one in a file."""
+    """True if a schedule depends on the length of the run; assumed of one in a file."""
     choice = choices.find("schedule", schedule)
     return choice.is_in_a_file or "by_length" in choice.traits
 

@@ -23,25 +23,25 @@ from towers.parallel.gradients import average_states
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """How tensors travel between devices.
+    """The transfer of tensors between devices.
 
     Attributes:
         dtype: the type that is sent; None for the tensors' own.
-        scale: what every sum is multiplied with, once, before it is handed out.
+        scale: factor on every sum, once, before it is distributed.
     """
 
     dtype: tf.DType | None = None
     scale: float = 1.0
 
     def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """What is sent of a tensor that is still to be added to, made on `device`."""
+        """A partial sum as it is sent, cast on `device`."""
         if self.dtype is None or self.dtype == tensor.dtype:
             return tensor
         with tf.device(device):
             return tf.cast(tensor, self.dtype)
 
     def total(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
-        """What is sent of a sum, made on `device`."""
+        """A sum as it is sent, scaled and cast on `device`."""
         if self.scale != 1:
             with tf.device(device):
                 tensor *= tf.constant(self.scale, tensor.dtype)
@@ -105,7 +105,7 @@ def ring(
         for _ in range(count - 1):
             sent, at = wire.part(total, devices[at]), (at + 1) % count
             total = _add(sent, pieces[at][piece], devices[at], dtype)
-        # And once more: the sum is handed on as it is.
+        # And once more: the sum is copied as it is.
         total = wire.total(total, devices[at])
         for _ in range(count):
             gathered[at][piece] = total
@@ -173,7 +173,7 @@ def all_reduce(
     if len(devices) == 1:
         return [list(tensors[0])]
     weights = [1.0] * len(devices) if weights is None else list(weights)
-    # Equal weights wait for the sum: one pass over it in place of one on each device.
+    # Equal weights scale the sum, once, instead of the summands on each device.
     equal = len(set(weights)) == 1
     wire = Wire(dtype, weights[0] if equal else 1.0)
     results = [[None] * len(tensors[0]) for _ in devices]

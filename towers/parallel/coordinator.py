@@ -77,7 +77,7 @@ class Coordinator:
         draw: Callable[[], Sequence[Any]],
         work: Callable[[int], None],
     ) -> None:
-        """Has every tower make `num_steps` updates; fewer where a stop is asked for.
+        """Has every tower make `num_steps` updates; fewer after a stop request.
 
         Where some have begun a step by then, the others take it as well.
 
@@ -225,7 +225,7 @@ class Coordinator:
 
 
 def may_fetch(in_flight: Mapping[int, int], max_staleness: int) -> bool:
-    """Whether one more update may be under way; see `may_apply`.
+    """True if one more update may be under way; see `may_apply`.
 
     Args:
         in_flight: tower -> number of updates applied before its fetch, the oldest
@@ -238,7 +238,7 @@ def may_fetch(in_flight: Mapping[int, int], max_staleness: int) -> bool:
 def may_apply(
     tower: int, num_updates: int, in_flight: Mapping[int, int], max_staleness: int
 ) -> bool:
-    """Whether a tower may apply its update without another ever becoming too stale.
+    """True if a tower may apply its update without another ever becoming too stale.
 
     At any time the updates in flight could be applied in the order of their fetches,
     none staler than the bound: a fetch goes behind max_staleness others at most, and an

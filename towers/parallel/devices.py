@@ -1,4 +1,4 @@
-"""Which devices the towers run on."""
+"""The devices of the towers."""
 
 import dataclasses
 import importlib.metadata
@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 
-# The CPU that holds what is counted and looked at, whatever the towers run on.
+# The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """What was found and chosen.
+    """The chosen devices.
 
     Attributes:
         kind: "CPU" or "GPU".
@@ -35,7 +35,7 @@ def configure(
     num_towers: int,
     device_order: str = "",
     device_memory_mb: float = 0.0,
-    own_cores: bool = True,
+    core_per_tower: bool = True,
 ) -> Devices:
     """Chooses the towers' devices and sets TensorFlow up for them.
 
@@ -49,12 +49,12 @@ def configure(
             first num_towers in the driver's order.
         device_memory_mb: with a limit, each GPU is made into as many logical devices of
             so many megabytes as num_towers asks for; 0 for one each, without limit.
-        own_cores: as many towers of a CPU as it has cores, or more, compute with one
-            thread each, side by side, instead of all cores going through one operation
-            together. It holds for the process, for less towers too.
+        core_per_tower: towers on a CPU compute with one thread each where they are at
+            least as many as its cores, instead of sharing all threads in every
+            operation. It applies to the whole process, also to fewer towers later.
 
     Raises:
-        ConfigError: there are fewer devices than were asked for.
+        ConfigError: there are fewer devices than num_towers.
     """
     order = _numbers(device_order, num_towers)
     gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
@@ -71,7 +71,7 @@ def configure(
         if device == "auto" and unused:
             remarks.append(unused)
         order = order or range(num_towers or 1)
-        _make_logical_cpus(max(order) + 1, own_cores and len(order) >= num_cores())
+        _make_logical_cpus(max(order) + 1, core_per_tower and len(order) >= num_cores())
         return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
     order = order or range(num_towers or len(gpus))
     if device_memory_mb:
@@ -113,7 +113,7 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _make_logical_cpus(count, own_cores):
+def _make_logical_cpus(count, core_per_tower):
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
     if not configured or len(configured) < count:
@@ -121,13 +121,13 @@ def _make_logical_cpus(count, own_cores):
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
             )
-            if own_cores:
+            if core_per_tower:
                 tf.config.threading.set_intra_op_parallelism_threads(1)
         except RuntimeError:
             raise ConfigError(
                 f"num_towers={count} with {len(configured or [0])} logical CPU "
                 "device(s): TensorFlow has made its devices already and cannot make "
-                "more in this process"
+                "more in this process; restart it, or lower --num_towers"
             ) from None
 
 

@@ -60,8 +60,8 @@ class Loop:
         )
 
     def __call__(self, phase: int, num_steps: int) -> tuple[int, bool, float, dict]:
-        """Takes up to `num_steps` steps of a phase, fewer where a stop is asked for or
-        one is not taken.
+        """Takes up to `num_steps` steps of a phase, fewer after a stop request
+        or where one is not taken.
 
         Returns:
             How many were begun; whether the last one was taken; how long they waited

@@ -50,7 +50,7 @@ class LossScale:
         ]
 
     def can_fall(self) -> tf.Tensor:
-        """Whether a smaller factor could still help, a bool scalar."""
+        """A bool scalar: a smaller factor could still help."""
         return self.read() > 1
 
     def after_bad_step(self) -> list[tf.Operation]:

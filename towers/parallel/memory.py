@@ -231,7 +231,7 @@ class _Life:
         return copy
 
     def may_become(self, piece, op, device):
-        """Whether an input that ends with an operation may hold its output."""
+        """True if the output of an operation may take the memory of an input."""
         size = self.sizes[piece]
         return size and piece[1] == device and size == _size(op.outputs[0])
 

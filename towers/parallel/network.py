@@ -1,4 +1,4 @@
-"""Who computes the gradients: a whole network on every tower, or a sharded one.
+"""The compute of a step: a whole network on every tower, or a sharded one.
 
 `WholeNetwork` needs nothing of a network but `stateless_call`. The other one,
 `sharding.network.ShardedNetwork`, has the same two functions and inspects the network:

@@ -36,7 +36,7 @@ class TowerResult(NamedTuple):
     correct: tf.Tensor
 
     def is_finite(self) -> tf.Tensor:
-        """Whether the loss and all gradients are finite, a bool scalar."""
+        """A bool scalar: the loss and all gradients are finite."""
         norm = squared_norm(self.gradients)
         return tf.math.is_finite(self.loss) & tf.math.is_finite(norm)
 
@@ -158,7 +158,7 @@ def _inputs(model, batch):
 
 
 def count_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """How many images' largest logit is the label's; a float32 scalar.
+    """Number of correct predictions, a float32 scalar.
 
     The label of a mixed image is that which has the largest share.
     """

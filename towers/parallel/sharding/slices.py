@@ -99,7 +99,7 @@ def _fetched(tape, values, low, high, device):
 
 
 def _starts(values):
-    """Where each shard's channels start, and where the last end."""
+    """The first channel of each shard, and the number of all channels."""
     sizes = [value.tensor.shape[-1] for value in values]
     return [sum(sizes[:shard]) for shard in range(len(sizes) + 1)]
 

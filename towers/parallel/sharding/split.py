@@ -1,4 +1,4 @@
-"""How a network is split by channels over the devices of a group.
+"""The channel split of a network over the devices of a group.
 
 Every convolution and dense layer owns a share of its output channels on each device;
 layers that treat each channel alone act on the local slice. A shard's layer is built
@@ -61,7 +61,7 @@ def channel_slice(tensor, shard: int, num_shards: int):
 
 
 def takes_training(layer: keras.Operation) -> bool:
-    """Whether the layer's `call` has the argument `training`."""
+    """True if the layer's `call` has the argument `training`."""
     return "training" in inspect.signature(layer.call).parameters
 
 
@@ -72,12 +72,12 @@ def is_channelwise(layer: keras.Operation) -> bool:
 
 
 def needs_all_inputs(layer: keras.Operation) -> bool:
-    """Whether a split layer reads every channel of its input on every shard."""
+    """True if a split layer reads every channel of its input on every shard."""
     return getattr(layer, "groups", 1) == 1
 
 
 def reads_neighbor_slices(layer: keras.Operation) -> bool:
-    """Whether a shard's output needs some channels of other shards' inputs."""
+    """True if a shard's output needs some channels of other shards' inputs."""
     if isinstance(layer, LocalResponseNormalization):
         return layer.groups == 1
     return isinstance(layer, PadChannels)
