@@ -651,7 +651,7 @@ def test_row_15_a_tower_that_hangs_is_named():
     with pytest.raises(StuckError, match=r"^step 3 .*, while computing \(tower 0\)$"):
         dog.run(watched_training, dog, towers, 9)
     towers.released.set()
-    small_runs.join_left_behind()
+    small_runs.join_abandoned()
     assert towers.progress() == (9, "idle")
 
 
@@ -685,7 +685,7 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
     assert len(staleness) == 9
     assert_equal_to_oracle(state, expected)
     released.set()
-    small_runs.join_left_behind()
+    small_runs.join_abandoned()
     assert towers.progress() == (3, "idle")
 
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
 from towers.parallel.step import accumulate
-from towers.parallel.strategy import Fetched
 from towers.parallel.tower import (
     checked_gradients,
     count_correct,
@@ -18,6 +17,7 @@ from towers.parallel.tower import (
     tower_gradients,
     tower_logits,
 )
+from towers.parallel.variables import Fetched
 
 SMOOTHING = 0.1
 

@@ -24,9 +24,9 @@ from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.sharding.split import Shards, channel_slice
-from towers.parallel.strategy import Fetched
 from towers.parallel.tower import tower_gradients
 from towers.parallel.towers import Towers
+from towers.parallel.variables import Fetched
 
 # The tape over devices.
 

@@ -127,8 +127,7 @@ class AsynchronousTrainer(Trainer):
     # Their compiled calls.
 
     def _fetch_step(self, tower):
-        with tf.device(self.devices[tower]):
-            return self._variables.fetch()
+        return self._variables.fetch(self.devices[tower])
 
     def _compute_step(self, phase, tower, params, state, share):
         result = self.network.tower(phase, tower, params, state, share)

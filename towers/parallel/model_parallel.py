@@ -20,7 +20,7 @@ from towers.optim.update import Update
 from towers.parallel.all_reduce import all_average_states, all_reduce
 from towers.parallel.gradients import shares, tower_weights
 from towers.parallel.sharding.split import channel_slice
-from towers.parallel.strategy import Fetched, Mean
+from towers.parallel.strategy import Mean
 from towers.parallel.variables import Initial, Variables, named_shards
 
 
@@ -70,12 +70,13 @@ class ModelParallel:
         self.description = self._describe()
 
     def fetch(self, use_averages=False):
-        fetched = []
-        for place, device in enumerate(self._devices):
-            source = place % self.num_shards if use_averages else place
-            with tf.device(device):
-                fetched.append(Fetched(*self.variables[source].fetch(use_averages)))
-        return fetched
+        first_group = self.variables[: self.num_shards]
+        return [
+            (first_group[place % self.num_shards] if use_averages else variables).fetch(
+                variables.device, use_averages
+            )
+            for place, variables in enumerate(self.variables)
+        ]
 
     def average(self, results):
         gradients = self._over_groups(all_reduce, [r.gradients for r in results])

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel.strategy import Fetched
 from towers.parallel.tower import (
     LossFn,
     TowerResult,
@@ -20,6 +19,7 @@ from towers.parallel.tower import (
     tower_gradients,
     tower_logits,
 )
+from towers.parallel.variables import Fetched
 
 
 class Network(Protocol):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from towers.optim.update import Update
 from towers.parallel.all_reduce import all_average_states, all_reduce, check_algorithm
 from towers.parallel.gradients import shares, tower_weights
-from towers.parallel.strategy import Fetched, Mean
+from towers.parallel.strategy import Mean
 from towers.parallel.variables import Initial, Variables, named_shards
 
 # Few large copies between GPUs are faster than many small ones; the logical devices of
@@ -68,12 +68,12 @@ class Replicated:
         self.description = [f"a copy on every device, all-reduce {all_reduce}"]
 
     def fetch(self, use_averages=False):
-        fetched = []
-        for device, replica in zip(self._devices, self.variables, strict=True):
-            source = self.variables[0] if use_averages else replica
-            with tf.device(device):
-                fetched.append(Fetched(*source.fetch(use_averages)))
-        return fetched
+        return [
+            (self.variables[0] if use_averages else replica).fetch(
+                replica.device, use_averages
+            )
+            for replica in self.variables
+        ]
 
     def average(self, results):
         gradients, states = [r.gradients for r in results], [r.state for r in results]

@@ -20,8 +20,9 @@ from towers.parallel.gradients import (
 )
 from towers.parallel.loss_scale import LossScale
 from towers.parallel.network import Network
-from towers.parallel.strategy import Fetched, Mean, Strategy
+from towers.parallel.strategy import Mean, Strategy
 from towers.parallel.tower import TowerResult
+from towers.parallel.variables import Fetched
 
 
 class Reduced(NamedTuple):

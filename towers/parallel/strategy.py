@@ -18,14 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.parallel.tower import TowerResult
-from towers.parallel.variables import Variables
-
-
-class Fetched(NamedTuple):
-    """Parameters and model state on one device, in the order of the model."""
-
-    params: list[tf.Tensor]
-    state: list[tf.Tensor]
+from towers.parallel.variables import Fetched, Variables
 
 
 class Mean(NamedTuple):

@@ -20,7 +20,7 @@ from towers.parallel.gradients import (
     shares,
     tower_weights,
 )
-from towers.parallel.strategy import Fetched, Mean
+from towers.parallel.strategy import Mean
 from towers.parallel.variables import Initial, Variables, named_shards
 
 
@@ -53,11 +53,8 @@ class Towers:
         self.description = [f"variables on {self.parameter_device}"]
 
     def fetch(self, use_averages=False):
-        fetched = []
-        for device in self._devices:
-            with tf.device(device):
-                fetched.append(Fetched(*self.variables[0].fetch(use_averages)))
-        return fetched
+        [variables] = self.variables
+        return [variables.fetch(device, use_averages) for device in self._devices]
 
     def average(self, results):
         with tf.device(self.parameter_device):

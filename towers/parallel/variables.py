@@ -34,6 +34,13 @@ class Initial(NamedTuple):
         return Initial(*({k: function(v) for k, v in part.items()} for part in self))
 
 
+class Fetched(NamedTuple):
+    """Parameters and model state on one device, in the order of the model."""
+
+    params: list[tf.Tensor]
+    state: list[tf.Tensor]
+
+
 class Variables:
     """Parameters, slots, moving averages and model state on one device.
 
@@ -78,12 +85,13 @@ class Variables:
             if update_fn.ema_decay and keeps_averages:
                 self.averages = [tf.Variable(p, trainable=False) for p in self.params]
 
-    def fetch(
-        self, use_averages: bool = False
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Parameters (or averages) and model state, copied to the device in scope."""
+    def fetch(self, device: str, use_averages: bool = False) -> Fetched:
+        """Parameters (or averages) and model state, copied to a device."""
         params = self.averages if use_averages else self.params
-        return [tf.identity(p) for p in params], [tf.identity(s) for s in self.state]
+        with tf.device(device):
+            return Fetched(
+                [tf.identity(p) for p in params], [tf.identity(s) for s in self.state]
+            )
 
     def read(self) -> tuple[list[tf.Tensor], list[Slots], list[tf.Tensor]]:
         """Parameters, slots and averages as `Update` takes them."""
