@@ -4,23 +4,25 @@ import ast
 import pathlib
 import re
 import shlex
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from absl import flags
 
-from towers.config import FIELDS
-from towers.config.choices import DATASETS, STRATEGIES
+from towers.config import FIELDS, Config
+from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import config_of_flags, define_config_flags, given_flags
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 PICTURES = sorted(DOCS.glob("*.svg"))
 SCRIPTS = ("run_train.py", "run_eval.py")
 SVG = "{http://www.w3.org/2000/svg}"
 
-FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w.]+))?")
+FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w./]+))?")
 
 # Flags of other programs that the pages mention, and what stands before them.
 OTHERS = {
@@ -30,6 +32,9 @@ OTHERS = {
     "upgrade": "UV_FLAGS=",
     "grid": "python -m towers.data",
     "file_format": "tfds build",
+    "strategies": "python -m benchmarks.step",
+    "towers": "python -m benchmarks.step",
+    "group_sizes": "python -m benchmarks.step",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -125,7 +130,7 @@ def test_relative_links_lead_to_files_and_headings(page):
 
 @each_page
 def test_flags_exist_and_take_the_values_that_are_named(page):
-    text = page.read_text()
+    text = page.read_text().replace("\\\n", " ")
     for flag in FLAG.finditer(text):
         name, value = flag.groups()
         if name in OTHERS:
@@ -167,6 +172,60 @@ def test_tests_that_are_named_exist(page):
         assert name in known | set(tests), name
 
 
+# README.
+
+
+def readme_tables():
+    """The rows of each table of README.md, as lists of cells, by its first header."""
+    tables = {}
+    for block in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE):
+        head, _, *rows = (line.strip("|").split(" | ") for line in block.splitlines())
+        tables[tuple(cell.strip() for cell in head)] = [
+            [cell.strip() for cell in row] for row in rows
+        ]
+    return tables
+
+
+def test_the_table_of_strategies_has_a_row_for_each_and_marks_the_default():
+    rows = readme_tables()["`--strategy=`", "where variables live, when towers meet"]
+    default = FIELDS["strategy"].default
+    expected = {f"`{n}` (default)" if n == default else f"`{n}`" for n in STRATEGIES}
+    assert {row[0] for row in rows} == expected and len(rows) == len(expected)
+
+
+def test_every_flag_in_the_table_has_its_default():
+    for names, _, defaults in readme_tables()["flag", "meaning", "default"]:
+        flags_of_row = re.findall(r"`--(\w+)=", names)
+        if not set(flags_of_row) & set(FIELDS):
+            continue  # of run_train.py
+        expected = [str(FIELDS[name].default) for name in flags_of_row]
+        given = [d.strip("`").replace("empty", "") for d in defaults.split(", ")]
+        assert given == expected, names
+
+
+def test_every_name_that_a_flag_takes_is_listed_and_the_default_is_bold():
+    listed = {}
+    for flag, names in readme_tables()["flag", "names"]:
+        listed[re.fullmatch(r"`--(\w+)=`", flag)[1]] = names.split()
+    choices = {n: f for n, f in FIELDS.items() if f.metadata["choices"]}
+    assert set(listed) == set(choices)
+    for name, field in choices.items():
+        assert [n.strip("*`") for n in listed[name]] == [*field.metadata["choices"]]
+        assert f"**`{field.default}`**" in listed[name]
+        assert sum("*" in n for n in listed[name]) == 1
+    open_tables = set(TABLES) - set(CLOSED)
+    assert set(list(listed)[:6]) == open_tables and "first six flags" in README
+
+
+def test_the_tree_lists_the_package():
+    names = {path.name for path in (ROOT / "towers").iterdir()}
+    names = {n if "." in n else f"{n}/" for n in names if not n.startswith("__")}
+    listed = re.findall(r"^      (\w+(?:/|\.py)) {2,}\S", README, re.MULTILINE)
+    assert sorted(listed) == sorted(names)
+    for path in re.findall(r"`(towers/[\w/]+\.py)`", README):
+        assert (ROOT / path).is_file(), path
+
+
 # Pictures.
 
 
@@ -201,6 +260,53 @@ def test_pictures_can_be_read_on_any_background(picture):
 @each_picture
 def test_pictures_are_of_strategies_or_schedules(picture):
     assert picture.stem in {*STRATEGIES, "schedules"}
+
+
+# One step.
+
+
+def test_the_call_chain_of_a_step_is_the_stack_of_a_run(tmp_path, monkeypatch):
+    from towers import training
+    from towers.parallel import tower
+
+    stacks, loss_of = [], tower.tower_loss
+
+    def recorded_loss(*args):
+        stacks.append(package_frames(sys._getframe(1)))
+        return loss_of(*args)
+
+    monkeypatch.setattr(tower, "tower_loss", recorded_loss)
+    small = {"dataset": "synthetic", "model": "lenet", "width": 0.1, "batch_size": 8}
+    never = {"eval_every_epochs": 0.0, "summary_every_steps": 0}
+    config = Config(**small, **never, device="cpu", num_towers=2, max_steps=1)
+    training.train(tmp_path / "run", config)
+    stack = stacks[0][stacks[0].index(("train_loop", "training.py")) :]
+    page = (DOCS / "step.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| `([\w/]+\.py)` \|", page, re.MULTILINE)
+    assert rows == [*stack, ("tower_loss", "parallel/tower.py")]
+
+
+def package_frames(frame):
+    """(function, file in towers/) of each frame of the package, outermost first."""
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        _, inside, file = code.co_filename.rpartition(f"{ROOT / 'towers'}/")
+        name = code.co_qualname.rpartition("<locals>.")[2]
+        if inside and not name.startswith("<"):  # no comprehensions
+            frames.append((name, file))
+        frame = frame.f_back
+    return frames[::-1]
+
+
+@each_strategy
+def test_the_functions_of_every_strategy_are_side_by_side(name):
+    page = (DOCS / "step.md").read_text()
+    [head] = re.findall(r"^\| \| \[.*$", page, re.MULTILINE)
+    assert f"[`{name}`]({name}.md)" in head
+    for function in ("fetch", "average", "update", "named_variables", "load"):
+        [row] = re.findall(rf"^\| `{function}` \|.*$", page, re.MULTILINE)
+        assert row.count("|") == head.count("|")
 
 
 # Data sets.

@@ -1,6 +1,7 @@
 """docs/extending.md, followed: every file in it trains two steps from outside."""
 
 import ast
+import inspect
 import pathlib
 import re
 import shlex
@@ -10,6 +11,7 @@ import pytest
 
 from towers.config import Config, choices
 from towers.config.flags import define_config_flags, given_flags
+from towers.parallel import strategy
 from towers.training import train
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
@@ -65,32 +67,53 @@ def folder(tmp_path, monkeypatch):
 def test_there_is_an_example_of_every_open_table():
     options = [options_of(COMMAND.search(text)[1]) for text in EXAMPLES.values()]
     shown = {k for o in options for k, v in o.items() if ".py:" in str(v)}
-    # A strategy is described, not yet shown.
-    assert shown | {"strategy"} == set(choices.TABLES) - set(choices.CLOSED)
+    assert shown == set(choices.TABLES) - set(choices.CLOSED)
 
 
 @pytest.mark.parametrize("heading", EXAMPLES)
 def test_an_example_trains_two_steps_from_outside(heading, folder):
     [(name, source)] = BLOCK.findall(EXAMPLES[heading])
-    assert len(source.splitlines()) <= 30
     (folder / name).write_text(source)
     options = options_of(COMMAND.search(EXAMPLES[heading])[1])
-    [own] = [option for option, value in options.items() if name in str(value)]
-    workdir = folder / "run"
-    changed = train(config=Config(**SMALL | options), workdir=workdir)
-    assert changed["step"] == 2
-    assert all(np.all(np.isfinite(tensor)) for tensor in changed.values())
-    # The run is that of the file: with the usual choice it differs.
-    usual = {k: v for k, v in options.items() if k not in (own, "optimizer_options")}
-    plain = train(config=Config(**SMALL | usual), workdir=folder / "plain")
-    assert set(plain) != set(changed) or any(
-        plain[k].shape != v.shape or np.any(plain[k] != v) for k, v in changed.items()
-    )
+    [example] = [option for option, value in options.items() if name in str(value)]
+    result = train(folder / "run", Config(**SMALL | options))
+    assert result.step == 2
+    assert all(np.all(np.isfinite(tensor)) for tensor in result.state.values())
+    usual = {
+        k: v for k, v in options.items() if k not in (example, "optimizer_options")
+    }
+    plain = train(folder / "plain", Config(**SMALL | usual))
+    if example == "strategy":  # it decides where variables live, and nothing else
+        assert_close(result.state, plain.state)
+    else:  # with the usual choice it is another run
+        with pytest.raises(AssertionError):
+            assert_close(result.state, plain.state)
+
+
+def assert_close(state, other):
+    assert list(state) == list(other)
+    for name, values in state.items():
+        np.testing.assert_allclose(values, other[name], atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("heading", EXAMPLES)
 def test_an_example_is_a_file_of_its_own(heading):
     [(_, source)] = BLOCK.findall(EXAMPLES[heading])
     tree = ast.parse(source)
-    assert [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    assert max(map(len, source.splitlines())) <= 88
+    kind = ast.ClassDef if heading == "A strategy" else ast.FunctionDef
+    assert [node for node in tree.body if isinstance(node, kind)]
+    lines = source.splitlines()
+    assert max(map(len, lines)) <= 88
+    assert len([line for line in lines if line]) <= 30
+
+
+def test_a_strategy_has_the_functions_of_the_contract_in_its_order():
+    [(_, source)] = BLOCK.findall(EXAMPLES["A strategy"])
+    assert functions_of(source) == functions_of(inspect.getsource(strategy))
+
+
+def functions_of(source):
+    """The functions of the last class of a file."""
+    classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)]
+    functions = [n.name for n in classes[-1].body if isinstance(n, ast.FunctionDef)]
+    return [name for name in functions if name != "__init__"]

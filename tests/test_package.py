@@ -2,8 +2,10 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -103,6 +105,31 @@ def test_a_run_in_another_thread_leaves_the_signal_handlers(session):
 
 def test_more_towers_than_the_first_call_made_are_one_line(session):
     assert session[1]["error"].startswith("ConfigError: num_towers=4 with 1 logical")
+
+
+def readme_lines():
+    """The block of code of README.md for a Python session."""
+    section = (ROOT / "README.md").read_text().partition("## In Python\n")[2]
+    block = re.match(r"\n((?:    .*\n|\n)+)", section)[1]
+    return textwrap.dedent(block)
+
+
+def test_the_lines_of_the_readme_train_and_evaluate(tmp_path):
+    lines, count = re.subn(r"num_epochs=[\d.]+", "num_epochs=0.02", readme_lines())
+    done = python(f"\n{lines}", tmp_path)
+    assert count == 1 and done.returncode == 0, done.stderr
+    [accuracy] = re.findall(r"^2 (\S+) runs/shapes$", done.stdout, re.MULTILINE)
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"step 2: accuracy {float(accuracy):.4f} ")
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_readme_reach_their_accuracy(tmp_path):
+    done = python(f"\n{readme_lines()}", tmp_path)
+    printed = re.search(r"^(\d+) (\S+) runs/shapes$", done.stdout, re.MULTILINE)
+    promised = re.search(r"`(\d+) (\S+) runs/shapes`", (ROOT / "README.md").read_text())
+    assert printed[1] == promised[1]
+    assert float(printed[2]) == pytest.approx(float(promised[2]), abs=0.02)
 
 
 NO_STDERR = """
