@@ -76,7 +76,7 @@ def run(main: Callable[[], None]) -> None:
 def all_devices(
     device: str, num_cpu_devices: int, core_per_tower: bool = False
 ) -> Devices:
-    """Every GPU, or logical devices of the CPU where there is none or `device` is "cpu".
+    """Every GPU, or logical devices of the CPU where there is none.
 
     With `core_per_tower` they are as in a training with so many towers; otherwise each
     of them may compute with all cores.

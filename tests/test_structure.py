@@ -34,7 +34,8 @@ TABLES = ("config.choices", "config.factories", "config.list_options")
 
 # All that parallel/ may import: no data set, no network, no Config.
 LAYERS = ("models.activations", "models.convolution", "models.layers")
-BELOW_PARALLEL = ("errors", "optim", "parallel", *LAYERS, "models.variables")
+LOWER = ("data.tta", "models.variables", *LAYERS)
+BELOW_PARALLEL = ("errors", "optim", "parallel", *LOWER)
 
 DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc"}
 VAGUE = ("Manager", "Handler", "Helper")

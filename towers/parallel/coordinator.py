@@ -1,4 +1,4 @@
-"""Threads of towers that share variables: who fetches and applies when, how all end.
+"""Coordination of the threads of towers that share variables: fetches, applies, ends.
 
 It knows nothing of TensorFlow and of what is fetched and applied. The staleness of an
 update is the number of other updates applied between its fetch and its apply.

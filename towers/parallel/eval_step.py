@@ -2,34 +2,16 @@
 
 import collections
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
+from towers.data.tta import TestTimeAugmentation
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import shares, split_batch
 from towers.parallel.network import Network
 from towers.parallel.strategy import Strategy
 from towers.parallel.tower import LossFn, tower_counts
-
-# (weight, images [n, height, width, channels] -> the same shape); None for the image
-# itself.
-Transform = tuple[float, Callable[[tf.Tensor], tf.Tensor] | None]
-
-
-class TestTimeAugmentation(Protocol):
-    """Test-time augmentation (TTA).
-
-    Attributes:
-        transforms: the logits of an image are the weighted mean over them; empty for no
-            augmentation.
-        fraction: the part of each batch that is augmented, the least confident images;
-            the others keep their prediction. Below 1 they depend on the batch size.
-    """
-
-    transforms: Sequence[Transform]
-    fraction: float
 
 
 class Evaluator:
@@ -49,7 +31,7 @@ class Evaluator:
         network: Network,
         loss_fn: LossFn,
         devices: Sequence[str],
-        tta: TestTimeAugmentation | None = None,
+        tta: TestTimeAugmentation,
     ):
         self._strategy, self._network, self._loss_fn = strategy, network, loss_fn
         self._devices, self._tta = devices, tta
@@ -71,7 +53,7 @@ class Evaluator:
         pieces = self._split(batch)
         logits = self._logits(fetched, pieces)
         counts = self._sum_counts(logits, pieces)
-        if self._tta is None or not self._tta.transforms:
+        if not self._tta.transforms:
             return counts
         if self._tta.fraction < 1:
             with tf.device(HOST):

@@ -25,10 +25,10 @@ from towers.parallel.variables import Initial, Variables, named_shards
 
 
 class ModelParallel:
-    """Meets the contract `Strategy`; a tower is a group of devices.
+    """Implements the protocol `Strategy`; a tower is a group of devices.
 
     Args:
-        initial, update_fn, devices, batch_size: as in the contract; neighbors make a
+        initial, update_fn, devices, batch_size: as in the protocol; neighbors make a
             group, and the devices are a multiple of group_size.
         group_size: devices that hold one network.
 

@@ -26,10 +26,10 @@ PACK_MB_ON_GPUS = 1.0
 
 
 class Replicated:
-    """Meets the contract `Strategy`.
+    """Implements the protocol `Strategy`.
 
     Args:
-        initial, update_fn, devices, batch_size: as in the contract.
+        initial, update_fn, devices, batch_size: as in the protocol.
         all_reduce: a key of `all_reduce.ALGORITHMS`.
         all_reduce_pack_mb: megabytes of the buffers in which gradients travel; 0 packs
             none, -1 is PACK_MB_ON_GPUS on GPUs and 0 on a CPU.

@@ -25,10 +25,10 @@ from towers.parallel.variables import Initial, Variables, named_shards
 
 
 class Towers:
-    """Meets the contract `Strategy`.
+    """Implements the protocol `Strategy`.
 
     Args:
-        initial, update_fn, devices, batch_size: as in the contract.
+        initial, update_fn, devices, batch_size: as in the protocol.
         parameter_device: where the variables live and the gradients are averaged: cpu,
             gpu (the first tower's) or the name of a device.
     """

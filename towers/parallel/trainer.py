@@ -11,12 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.data.tta import TestTimeAugmentation
 from towers.errors import NumericError
 from towers.models.variables import variable_names
 from towers.optim.phases import Phase, phases_of
 from towers.optim.update import Update
 from towers.parallel.devices import HOST
-from towers.parallel.eval_step import Evaluator, TestTimeAugmentation
+from towers.parallel.eval_step import Evaluator
 from towers.parallel.memory import Account, create_accounts, largest
 from towers.parallel.network import WholeNetwork
 from towers.parallel.sharding.network import ShardedNetwork
@@ -64,7 +65,7 @@ class Trainer(abc.ABC):
         batch_size: int,
         devices: Sequence[str],
         phases: Sequence[Phase] = (),
-        tta: TestTimeAugmentation | None = None,
+        tta: TestTimeAugmentation = TestTimeAugmentation(),
         compile_towers: bool = False,
         sync_batch_norm: bool = False,
         **options,

@@ -26,7 +26,7 @@ from towers.parallel.tower import (
 
 
 class ShardedNetwork:
-    """Meets the contract `Network`.
+    """Implements the protocol `Network`.
 
     Args:
         phases: those of the run.
