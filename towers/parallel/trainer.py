@@ -25,6 +25,8 @@ from towers.parallel.strategy import Strategy
 from towers.parallel.tower import LossFn
 from towers.parallel.variables import Initial, check_copies
 
+NO_TTA = TestTimeAugmentation()
+
 # The activity of a trainer: its variable holds the number, `progress` gives the words.
 IDLE, TRACING, WAITING, COMPUTING = range(4)
 ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
@@ -65,7 +67,7 @@ class Trainer(abc.ABC):
         batch_size: int,
         devices: Sequence[str],
         phases: Sequence[Phase] = (),
-        tta: TestTimeAugmentation = TestTimeAugmentation(),
+        tta: TestTimeAugmentation = NO_TTA,
         compile_towers: bool = False,
         sync_batch_norm: bool = False,
         **options,
