@@ -119,7 +119,7 @@ def create_trainer(
         loss_fn=recipe.loss_fn,
         update_fn=recipe.update(images_per_step),
         stream=networks.stream_of(batches),
-        batch_size=images_per_step // options.get("accumulate_steps", 1),
+        micro_batch_size=images_per_step // options.get("accumulate_steps", 1),
         devices=[f"/CPU:{device}" for device in range(num_devices)],
         **options,
     )

@@ -91,7 +91,7 @@ def small_data(before_read: Callable[[], None] | None = None) -> DataSet:
         class_names=CLASS_NAMES,
         mean=mean,
         deviation=deviation,
-        found="made for a test",
+        origin="made for a test",
     )
 
 

@@ -442,7 +442,7 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
         loss_fn=lambda logits, labels: tf.reduce_sum(logits, axis=1),
         update_fn=Update(adding, lambda step: tf.constant(1.0, tf.float64)),
         stream=networks.stream_of(num_steps * [ones]),
-        batch_size=16,
+        micro_batch_size=16,
         devices=[f"/CPU:{tower}" for tower in range(num_towers)],
         async_scale_gradients=scale_gradients,
     )

@@ -236,7 +236,7 @@ def test_flips_alternate_and_views_do_not_depend_on_the_batch_size():
     of_translate_flip = create_augment("translate_flip", (8, 8, 3), *moments)
     seen = []
     for size in (6, 5):
-        batches = TrainBatches(source, of_translate_flip, seed=1, batch_size=size)
+        batches = TrainBatches(source, of_translate_flip, seed=1, images_per_step=size)
         views = collections.defaultdict(list)
         for step in range(60 // size):
             step = tf.constant(step, tf.int64)

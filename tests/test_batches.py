@@ -229,7 +229,7 @@ class Stages:
         # An image shows its number, which identifies a batch in every stage.
         self.num_examples, self.image_shape = 60, (1, 1, 1)
         augment = Augment(self._process, self._process, self.image_shape)
-        batches = TrainBatches(self, augment, seed=0, batch_size=5)
+        batches = TrainBatches(self, augment, seed=0, images_per_step=5)
         self._steps = {
             int(batches.indices(tf.constant(step, tf.int64))[0]): step
             for step in range(12)

@@ -165,7 +165,7 @@ def test_folder_is_found(tmp_path, small_files, no_network, place):
     data_set = cifar10.load(str(tmp_path / "home"))
     assert_holds(data_set, train, test)
     folder = os.path.normpath(tmp_path / "home" / place)
-    assert data_set.found == f"{folder} (official binary layout)"
+    assert data_set.origin == f"{folder} (official binary layout)"
 
 
 def test_empty_data_dir_means_data(tmp_path, small_files, no_network):
@@ -311,7 +311,7 @@ def test_archive_is_read_in_place(
     )
     data_set = cifar10.load(str(home))
     assert_holds(data_set, train, test)
-    assert data_set.found == (
+    assert data_set.origin == (
         f"{home}/cifar-10-binary.tar.gz (official archive, checked)"
     )
     assert os.listdir(home) == ["cifar-10-binary.tar.gz"]
@@ -412,7 +412,7 @@ def test_prepared_folder_gives_what_the_files_give(prepared, no_network):
     assert data_set.name == "cifar10" and data_set.class_names == tuple(CLASSES)
     assert re.fullmatch(
         rf"tensorflow-datasets cifar10/(\d+\.\d+\.\d+) in {data_dir}/cifar10/\1",
-        data_set.found,
+        data_set.origin,
     )
 
 

@@ -74,7 +74,7 @@ def test_the_fine_label_is_the_second_byte(folder, tmp_path):
     data_set = cifar100.load(str(tmp_path))
     assert_holds(data_set)
     assert data_set.name == "cifar100" and len(data_set.class_names) == 100
-    assert data_set.found == f"{folder} (official binary layout)"
+    assert data_set.origin == f"{folder} (official binary layout)"
 
 
 def test_classes_are_a_hundred_in_the_order_of_their_names():
@@ -143,7 +143,7 @@ def test_prepared_folder_gives_what_the_files_give(folder, tmp_path, monkeypatch
     tensorflow_datasets.builder("cifar100", data_dir=home).download_and_prepare()
     data_set = cifar100.load(str(home))
     assert_holds(data_set)
-    assert data_set.found.startswith("tensorflow-datasets cifar100/")
+    assert data_set.origin.startswith("tensorflow-datasets cifar100/")
 
 
 @pytest.mark.parametrize("place", ["cifar-100-python/train", "train", "test"])

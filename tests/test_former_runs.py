@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 
 def test_a_former_run_is_continued(folder):
-    """Bit for bit on the machine that wrote it; other processors may round otherwise."""
+    """Bit for bit on the machine that wrote it; others may round differently."""
     result = train(folder.path, folder.stored_config())
     expected = checkpoints.restore_latest(FORMER / "expected").tensors
     assert list(result.state) == list(expected)

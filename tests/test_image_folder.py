@@ -46,7 +46,7 @@ def test_classes_and_files_come_in_the_order_of_their_names(root):
     data_set = load(root)
     assert data_set.name == "image_folder"
     assert data_set.class_names == ("ant", "cat", "dog")
-    assert data_set.found == f"{root} (test/ for testing)"
+    assert data_set.origin == f"{root} (test/ for testing)"
     trained = [
         random_pixels([0, k, i]) for k, n in ((1, 3), (0, 5), (2, 4)) for i in range(n)
     ]
@@ -83,9 +83,9 @@ def test_the_cache_is_one_for_both_splits(root):
 def test_other_names_of_the_folder_for_testing(root, name):
     shutil.move(root / "test", root / name)
     data_set = load(root)
-    assert data_set.test.num_examples == 5 and f"{name}/ for testing" in data_set.found
+    assert data_set.test.num_examples == 5 and f"{name}/ for testing" in data_set.origin
     shutil.copytree(root / name, root / "test")
-    assert f"(test/ for testing, {name}/ unused)" in load(root).found
+    assert f"(test/ for testing, {name}/ unused)" in load(root).origin
 
 
 def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
@@ -117,7 +117,7 @@ def test_odd_sizes_are_brought_to_one(root):
 def test_a_tenth_of_each_class_is_held_out(tmp_path):
     write_folder(tmp_path, "train", {"a": 20, "b": 9, "c": 1})
     data_set = load(tmp_path)
-    assert "10% of each class held out for testing" in data_set.found
+    assert "10% of each class held out for testing" in data_set.origin
     (train_images, train_labels), (images, labels) = map(
         all_of, (data_set.train, data_set.test)
     )
@@ -149,7 +149,7 @@ def test_row_23_stray_files_are_skipped_and_counted(root):
     (root / "train" / ".DS_Store").touch()
     (root / "train" / ".cache").mkdir()
     (root / "readme.md").touch()
-    actual = load(root).found
+    actual = load(root).origin
     assert f"; 2 other file(s), as {root}/train/cat/notes.txt, skipped" in actual
 
 

@@ -90,7 +90,7 @@ def test_files_are_found_packed_or_not(tmp_path, name, place, packed):
     data_set = LOADERS[name](str(tmp_path))
     assert_holds(data_set, examples)
     assert data_set.name == name and len(data_set.class_names) == 10
-    assert "(official IDX files)" in data_set.found
+    assert "(official IDX files)" in data_set.origin
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -120,7 +120,7 @@ def test_what_tensorflow_datasets_prepared_is_found(tmp_path, name):
 def test_both_sets_can_lie_in_one_folder(tmp_path):
     write(tmp_path / "mnist"), write(tmp_path / "fashion_mnist")
     for name, load in LOADERS.items():
-        assert load(str(tmp_path)).found.startswith(f"{tmp_path}/{name} ")
+        assert load(str(tmp_path)).origin.startswith(f"{tmp_path}/{name} ")
 
 
 def test_classes_are_named():

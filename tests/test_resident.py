@@ -28,7 +28,7 @@ def batches_of(num_examples, batch_size, augment, mixed=False):
         ArraySource(images, labels),
         create_augment(augment, (8, 8, 3), (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)),
         seed=3,
-        batch_size=batch_size,
+        images_per_step=batch_size,
         noise_shapes={"dropout1_noise": (7,)},
         mix=create_mix(1.0, 1.0, 5) if mixed else None,
     )

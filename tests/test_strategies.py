@@ -567,8 +567,8 @@ def change_gradients(trainer, change):
     """Changes the gradients of each tower, [device][parameter]."""
     compute, size = trainer.network.gradients, trainer.strategy.num_shards
 
-    def gradients(*args):
-        results = compute(*args)
+    def gradients(*args, **kwargs):
+        results = compute(*args, **kwargs)
         for tower in range(len(trainer.strategy.sizes)):
             devices = slice(size * tower, size * (tower + 1))
             changed = change(tower, [r.gradients for r in results[devices]])

@@ -16,7 +16,7 @@ def streams():
     augment = create_augment(
         "none", found.train.image_shape, found.mean, found.deviation
     )
-    yield TrainBatches(found.train, augment, seed=0, batch_size=5).stream(3)
+    yield TrainBatches(found.train, augment, seed=0, images_per_step=5).stream(3)
     yield evaluation_stream(found.test, augment, 5)
 
 

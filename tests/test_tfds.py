@@ -58,7 +58,7 @@ def test_what_was_stored_is_read_in_the_order_of_the_ids(tmp_path, no_network):
     np.testing.assert_allclose(data_set.mean, images.mean((0, 1, 2)))
     np.testing.assert_allclose(data_set.deviation, images.std((0, 1, 2)))
     assert data_set.name == "shapes" and data_set.class_names == tuple(CLASSES)
-    assert data_set.found == f"tensorflow-datasets shapes/1.2.3 in {folder}"
+    assert data_set.origin == f"tensorflow-datasets shapes/1.2.3 in {folder}"
 
 
 def test_without_ids_everything_comes_once_and_in_the_same_order(tmp_path, no_network):

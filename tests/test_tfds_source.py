@@ -78,7 +78,7 @@ def test_what_was_stored_is_read(tmp_path, file_format, capsys):
     pixels = np.stack([x["image"] for x in train])
     np.testing.assert_allclose(data_set.mean, pixels.mean((0, 1, 2)))
     np.testing.assert_allclose(data_set.deviation, pixels.std((0, 1, 2)))
-    assert data_set.found == (
+    assert data_set.origin == (
         f"tensorflow-datasets shapes/1.2.3 in {folder} (split test for testing)"
     )
 
@@ -114,7 +114,7 @@ def test_images_of_any_size_and_other_features(tmp_path):
         assert data_set.train.image_shape == (8, 8, 1)
         assert data_set.class_names == ("0", "1", "2")
         counts = data_set.train.num_examples, data_set.test.num_examples
-        assert counts == (11, 1) and "10% held out for testing" in data_set.found
+        assert counts == (11, 1) and "10% held out for testing" in data_set.origin
         actual = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
         # What is 8 pixels high is cropped and no more where the width is even.
         even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
@@ -133,7 +133,7 @@ def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path):
         )
         data_set = load(tmp_path, name)
         assert pairs(*all_of(data_set.test)) == stored_pairs(splits["validation"])
-        assert "(split validation for testing)" in data_set.found
+        assert "(split validation for testing)" in data_set.origin
 
 
 def test_a_configuration_is_named_after_a_slash(prepared, tmp_path, monkeypatch):

@@ -321,7 +321,7 @@ def test_row_14_not_a_number_stops_before_the_update(tmp_path, monkeypatch):
 def spoil(patch, step):
     """The small data set with one image that augment=none turns into NaN."""
     data_set = small_data()
-    order = TrainBatches(data_set.train, None, seed=0, batch_size=10)
+    order = TrainBatches(data_set.train, None, seed=0, images_per_step=10)
     place = int(order.indices(tf.constant(step - 1, tf.int64))[-1])
     images, labels = small_runs.arrays(small_runs.NUM_TRAIN, 0)
     images[place] = 255

@@ -68,9 +68,11 @@ class Parts:
     num_examples: int
     total_steps: int
 
-    def evaluation_stream(self, source: Source, batch_size: int) -> tf.data.Dataset:
+    def evaluation_stream(
+        self, source: Source, eval_batch_size: int
+    ) -> tf.data.Dataset:
         """Every example of a source once, augmented as in an evaluation."""
-        return evaluation_stream(source, self.augment, batch_size)
+        return evaluation_stream(source, self.augment, eval_batch_size)
 
 
 def build(config: Config, *, trains: bool = True) -> Parts:
@@ -224,7 +226,7 @@ def _some_images(source: Source, augment: Augment) -> np.ndarray:
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     with data_errors_of_tensorflow():
-        batches = evaluation_stream(Subset(source, places), augment, batch_size=50)
+        batches = evaluation_stream(Subset(source, places), augment, eval_batch_size=50)
         images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
     return np.concatenate(images)
 
@@ -267,7 +269,7 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
         ),
         update_fn=parts.update,
         stream=parts.train_batches.stream,
-        batch_size=config.batch_size,
+        micro_batch_size=config.batch_size,
         devices=devices.towers,
         phases=parts.phases,
         tta=create_tta(config.tta),

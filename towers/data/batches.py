@@ -28,7 +28,7 @@ class TrainBatches:
         source: the training examples.
         augment: the augmentation of their images.
         seed: of the order and of all random numbers.
-        batch_size: images of one step over all towers, G.
+        images_per_step: images of one step over all towers, G.
         noise_shapes: per dropout layer, the name of its noise and the shape of one
             image's.
         mix: mixes the images of a step, all G of them, and their labels.
@@ -37,7 +37,7 @@ class TrainBatches:
     source: Source
     augment: Augment
     seed: int
-    batch_size: int
+    images_per_step: int
     noise_shapes: Mapping[str, tuple[int, ...]] = dataclasses.field(
         default_factory=dict
     )
@@ -60,12 +60,12 @@ class TrainBatches:
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
         """int64: the epoch of the first example of a step."""
-        return step * self.batch_size // self.source.num_examples
+        return step * self.images_per_step // self.source.num_examples
 
     def orders(self, epoch: tf.Tensor) -> tf.Tensor:
         """int64 [epochs, num_examples]: the orders of an epoch and of as many after it
         as a batch that begins in it may reach."""
-        most_epochs = (self.batch_size - 2) // self.source.num_examples + 2
+        most_epochs = (self.images_per_step - 2) // self.source.num_examples + 2
         return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
 
     def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
@@ -95,13 +95,13 @@ class TrainBatches:
     def _index_stream(self, first_step):
         """`indices` for every step, at the cost of one shuffle an epoch."""
         length = self.source.num_examples
-        first_epoch, done = divmod(first_step * self.batch_size, length)
+        first_epoch, done = divmod(first_step * self.images_per_step, length)
 
         def rest_of_epoch(epoch):
             return self._order(epoch)[tf.where(epoch == first_epoch, done, 0) :]
 
         epochs = tf.data.Dataset.counter(first_epoch).map(rest_of_epoch)
-        return epochs.rebatch(self.batch_size, drop_remainder=True)
+        return epochs.rebatch(self.images_per_step, drop_remainder=True)
 
     def _order(self, epoch):
         return randomness.permutation(
@@ -110,10 +110,12 @@ class TrainBatches:
 
     def _positions(self, step):
         """int64 [G]: places in the endless stream."""
-        return step * self.batch_size + tf.range(self.batch_size, dtype=tf.int64)
+        return step * self.images_per_step + tf.range(
+            self.images_per_step, dtype=tf.int64
+        )
 
     def _process(self, step, indices, images, labels):
-        size = self.batch_size
+        size = self.images_per_step
         indices = tf.ensure_shape(indices, [size])
         epochs = self._positions(step) // self.source.num_examples
         draw = randomness.Draw(self.seed, step, indices, epochs)
@@ -133,30 +135,30 @@ def _read_ahead(batches):
 
 
 def evaluation_stream(
-    source: Source, augment: Augment, batch_size: int
+    source: Source, augment: Augment, eval_batch_size: int
 ) -> tf.data.Dataset:
     """Every example exactly once, in order, in batches of one shape.
 
-    The last batch is filled up with example 0; "weights", float32 [batch_size], is 1
+    The last batch is filled up with example 0; "weights", float32 [batch], is 1
     for an example that counts and 0 for one that fills.
     """
     length = source.num_examples
 
     def read(first):
-        positions = first + tf.range(batch_size, dtype=tf.int64)
+        positions = first + tf.range(eval_batch_size, dtype=tf.int64)
         counts = positions < length
         images, labels = source.read(tf.where(counts, positions, 0))
         return images, labels, counts
 
     def process(images, labels, counts):
-        images = tf.ensure_shape(images, [batch_size, *source.image_shape])
+        images = tf.ensure_shape(images, [eval_batch_size, *source.image_shape])
         return {
             "images": augment.evaluate(images),
-            "labels": tf.ensure_shape(labels, [batch_size]),
+            "labels": tf.ensure_shape(labels, [eval_batch_size]),
             "weights": tf.cast(counts, tf.float32),
         }
 
-    batches = tf.data.Dataset.range(0, length, batch_size)
+    batches = tf.data.Dataset.range(0, length, eval_batch_size)
     batches = batches.map(read, num_parallel_calls=streams.NUM_CALLS)
     batches = batches.map(process, num_parallel_calls=streams.NUM_CALLS)
     return _read_ahead(batches)

@@ -114,7 +114,7 @@ def report(
     """The lines of the report but for the picture's."""
     height, width, channels = data_set.train.image_shape
     lines = [
-        ("data set", f"{data_set.name}, {data_set.found}"),
+        ("data set", f"{data_set.name}, {data_set.origin}"),
         ("images", f"{train.labels.sum():,} training, {test.labels.sum():,} test"),
         ("read as", f"{height}x{width} (height x width), {channels} channel(s)"),
     ]

@@ -127,7 +127,7 @@ def load(*, seed: int = 0) -> DataSet:
         class_names=tuple(SHAPES),
         mean=mean,
         deviation=deviation,
-        found=f"drawn, seed {seed}",
+        origin=f"drawn, seed {seed}",
     )
 
 

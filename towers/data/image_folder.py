@@ -66,7 +66,7 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
 
     The classes are the folders in `train/`, their order is that of the names, and so is
     the order of the files. Names that begin with a dot are skipped, as are files
-    that are no images; `found` counts those. Without a folder for testing a tenth of
+    that are no images; `origin` counts those. Without a folder for testing a tenth of
     each class is held out, drawn at random, the same in every run.
 
     Args:
@@ -127,7 +127,7 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
         class_names=tuple(names),
         mean=mean,
         deviation=deviation,
-        found=f"{root} ({split})",
+        origin=f"{root} ({split})",
     )
 
 

@@ -114,7 +114,7 @@ def from_arrays(
         class_names=official.class_names,
         mean=mean,
         deviation=deviation,
-        found=origin,
+        origin=origin,
     )
 
 

@@ -98,7 +98,7 @@ class DataSet:
     """A training and a test source, with their classes and moments.
 
     `mean` and `deviation` are mean and standard deviation of the training images, per
-    channel, in units of 0..255. `found` is the origin of the data, for the start
+    channel, in units of 0..255. `origin` is the place of the data, for the start
     banner.
     """
 
@@ -108,7 +108,7 @@ class DataSet:
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    found: str
+    origin: str
 
 
 def data_folder(data_dir: str) -> str:

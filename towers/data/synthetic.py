@@ -44,5 +44,5 @@ def load(
         class_names=tuple(f"class {label}" for label in range(num_classes)),
         mean=mean,
         deviation=deviation,
-        found="random noise",
+        origin="random noise",
     )

@@ -96,7 +96,7 @@ def read_prepared(folder: str) -> DataSet:
         class_names=class_names,
         mean=mean,
         deviation=deviation,
-        found=f"tensorflow-datasets {builder.info.full_name} in {folder}",
+        origin=f"tensorflow-datasets {builder.info.full_name} in {folder}",
     )
 
 

@@ -127,7 +127,7 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         class_names=tuple(label.names),
         mean=mean,
         deviation=deviation,
-        found=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
+        origin=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
     )
 
 

@@ -130,7 +130,9 @@ class AsynchronousTrainer(Trainer):
         return self._variables.fetch(self.devices[tower])
 
     def _compute_step(self, phase, tower, params, state, share):
-        result = self.network.tower(phase, tower, params, state, share)
+        [result] = self.network.gradients(
+            phase, [(params, state)], [share], first_tower=tower
+        )
         with tf.device(self.devices[tower]):
             decay, gradients = losses.add_weight_decay(
                 self._trainable_variables, params, result.gradients

@@ -10,9 +10,9 @@ def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(number, dtype_hint=dtype), dtype)
 
 
-def shares(batch_size: int, num_towers: int) -> list[int]:
+def shares(num_images: int, num_towers: int) -> list[int]:
     """Images per tower; where the batch does not divide, the first take one more."""
-    least, more = divmod(batch_size, num_towers)
+    least, more = divmod(num_images, num_towers)
     return [least + (tower < more) for tower in range(num_towers)]
 
 

@@ -28,8 +28,8 @@ class ModelParallel:
     """Implements the protocol `Strategy`; a tower is a group of devices.
 
     Args:
-        initial, update_fn, devices, batch_size: as in the protocol; neighbors make a
-            group, and the devices are a multiple of group_size.
+        initial, update_fn, devices, micro_batch_size: as in the protocol; neighbors
+            make a group, and the devices are a multiple of group_size.
         group_size: devices that hold one network.
 
     Raises:
@@ -41,7 +41,7 @@ class ModelParallel:
         initial: Initial,
         update_fn: Update,
         devices: Sequence[str],
-        batch_size: int,
+        micro_batch_size: int,
         *,
         group_size: int,
     ):
@@ -57,7 +57,7 @@ class ModelParallel:
             )
         self._update_fn, self._devices = update_fn, devices
         self.num_shards = group_size
-        self.sizes = shares(batch_size, len(devices) // group_size)
+        self.sizes = shares(micro_batch_size, len(devices) // group_size)
         self._weights = tower_weights(self.sizes)
         self.variables = []
         for place, device in enumerate(devices):

@@ -77,27 +77,15 @@ class WholeNetwork:
         if compile_towers:
             self._tower_fn = tf.function(self._tower, autograph=False, jit_compile=True)
 
-    def gradients(self, phase, fetched, batches, loss_scale=None):
-        return [
-            self.tower(phase, tower, params, state, batch, loss_scale)
-            for tower, ((params, state), batch) in enumerate(
-                zip(fetched, batches, strict=True)
-            )
-        ]
-
-    def tower(
-        self,
-        phase: int,
-        tower: int,
-        params: list[tf.Tensor],
-        state: list[tf.Tensor],
-        batch: Mapping[str, tf.Tensor],
-        loss_scale: tf.Tensor | None = None,
-    ) -> TowerResult:
-        """The result of one tower, on its device."""
-        with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-            batch = resize_to_phase(batch, self._phases[phase].model)
-            return self._tower_fn(phase, params, state, batch, loss_scale)
+    def gradients(self, phase, fetched, batches, loss_scale=None, first_tower=0):
+        results = []
+        for tower, (variables, batch) in enumerate(
+            zip(fetched, batches, strict=True), start=first_tower
+        ):
+            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
+                batch = resize_to_phase(batch, self._phases[phase].model)
+                results.append(self._tower_fn(phase, *variables, batch, loss_scale))
+        return results
 
     def logits(self, fetched, batches):
         model, logits = self._phases[-1].model, []

@@ -29,7 +29,7 @@ class Replicated:
     """Implements the protocol `Strategy`.
 
     Args:
-        initial, update_fn, devices, batch_size: as in the protocol.
+        initial, update_fn, devices, micro_batch_size: as in the protocol.
         all_reduce: a key of `all_reduce.ALGORITHMS`.
         all_reduce_pack_mb: megabytes of the buffers in which gradients travel; 0 packs
             none, -1 is PACK_MB_ON_GPUS on GPUs and 0 on a CPU.
@@ -43,7 +43,7 @@ class Replicated:
         initial: Initial,
         update_fn: Update,
         devices: Sequence[str],
-        batch_size: int,
+        micro_batch_size: int,
         *,
         all_reduce: str = "star",
         all_reduce_pack_mb: float = -1.0,
@@ -58,7 +58,7 @@ class Replicated:
             "dtype": tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
         }
         self._update_fn, self._devices = update_fn, devices
-        self.sizes = shares(batch_size, len(devices))
+        self.sizes = shares(micro_batch_size, len(devices))
         self._weights = tower_weights(self.sizes)
         # No step reads the averages, so one copy is enough.
         self.variables = [

@@ -1,6 +1,7 @@
 """One synchronous step, from the batch to the assignments."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -80,11 +81,9 @@ class Step:
 
     def reduce(self, phase: int, batch: Mapping[str, tf.Tensor]) -> Reduced:
         """Gradients on all devices, and their mean."""
-        scale = self._read_loss_scale()
-
-        def compute(fetched, batches):
-            return self.network.gradients(phase, fetched, batches, scale)
-
+        compute = functools.partial(
+            self.network.gradients, phase, loss_scale=self._read_loss_scale()
+        )
         fetched = self.strategy.fetch()
         batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
         results = accumulate(compute, fetched, batches, self.accumulate_steps)

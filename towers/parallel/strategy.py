@@ -39,9 +39,9 @@ class Mean(NamedTuple):
 
 
 class Strategy(Protocol):
-    """A strategy is created as `Strategy(initial, update_fn, devices, batch_size)`.
+    """Created as `Strategy(initial, update_fn, devices, micro_batch_size, **options)`.
 
-    Its keyword-only arguments are options of the run, by their names there.
+    The keyword-only options are those of the run, by their names in Config.
 
     Attributes:
         sizes: images of a (micro-)batch per tower.

@@ -28,7 +28,7 @@ class Towers:
     """Implements the protocol `Strategy`.
 
     Args:
-        initial, update_fn, devices, batch_size: as in the protocol.
+        initial, update_fn, devices, micro_batch_size: as in the protocol.
         parameter_device: where the variables live and the gradients are averaged: cpu,
             gpu (the first tower's) or the name of a device.
     """
@@ -40,12 +40,12 @@ class Towers:
         initial: Initial,
         update_fn: Update,
         devices: Sequence[str],
-        batch_size: int,
+        micro_batch_size: int,
         *,
         parameter_device: str = "cpu",
     ):
         self._update_fn, self._devices = update_fn, devices
-        self.sizes = shares(batch_size, len(devices))
+        self.sizes = shares(micro_batch_size, len(devices))
         self._weights = tower_weights(self.sizes)
         named = {"cpu": HOST, "gpu": devices[0]}
         self.parameter_device = named.get(parameter_device, parameter_device)

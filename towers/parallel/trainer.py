@@ -44,7 +44,8 @@ class Trainer(abc.ABC):
         loss_fn: (logits, labels) -> the loss of each image.
         update_fn: from the mean gradient to the next parameters.
         stream: first step -> the batches of all steps from there on.
-        batch_size: images of a (micro-)batch over all towers.
+        micro_batch_size: images over all towers that are computed at once; a step has
+            several such batches with `accumulate_steps`.
         devices: device names; one tower each, or one group of a sharded network.
         phases: of the run, in order; `model` is that of the last one. Empty where all
             steps are alike and nothing is frozen.
@@ -64,7 +65,7 @@ class Trainer(abc.ABC):
         loss_fn: LossFn,
         update_fn: Update,
         stream: Callable[[int], tf.data.Dataset],
-        batch_size: int,
+        micro_batch_size: int,
         devices: Sequence[str],
         phases: Sequence[Phase] = (),
         tta: TestTimeAugmentation = NO_TTA,
@@ -75,7 +76,7 @@ class Trainer(abc.ABC):
         self.phases = phases_of(phases, model)
         self.devices = list(devices)
         self.strategy = create(
-            Initial.of(model), update_fn, self.devices, batch_size, **options
+            Initial.of(model), update_fn, self.devices, micro_batch_size, **options
         )
         size = self.strategy.num_shards
         grid = [self.devices[i : i + size] for i in range(0, len(devices), size)]

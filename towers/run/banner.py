@@ -52,7 +52,7 @@ def start_banner(
         (
             "data set",
             f"{data.name}: {num_examples:,} training and "
-            f"{data.test.num_examples:,} test images, {data.found}",
+            f"{data.test.num_examples:,} test images, {data.origin}",
         ),
         (
             "network",
