@@ -57,7 +57,7 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PYTEST) -m "slow or not slow"
+	$(PYTEST) -m "not product"
 
 # The stamp of a whole installation goes first and comes back last. Where .venv has none,
 # an installation was cut short, and pip may take its leftovers for whole packages: so
