@@ -39,7 +39,7 @@ def test_the_length_in_steps_covers_the_epochs(small, batch_size, num_epochs, st
 
 def test_held_out_images_are_those_that_are_not_trained_on(small):
     parts = build.build(small_config(validation_fraction=0.2))
-    split, source = parts.validation
+    split, source = parts.eval_split
     assert (split, source.num_examples, parts.num_examples) == ("validation", 10, 40)
 
     def images_of(source):
@@ -52,14 +52,14 @@ def test_held_out_images_are_those_that_are_not_trained_on(small):
     assert held_out | trained == images_of(parts.data.train)
 
     again = build.build(small_config(validation_fraction=0.2, learning_rate=0.5))
-    assert images_of(again.validation[1]) == held_out
+    assert images_of(again.eval_split[1]) == held_out
     other = build.build(small_config(validation_fraction=0.2, seed=1))
-    assert images_of(other.validation[1]) != held_out
+    assert images_of(other.eval_split[1]) != held_out
 
 
 def test_without_held_out_images_the_test_set_is_evaluated(small):
     parts = build.build(small_config())
-    split, source = parts.validation
+    split, source = parts.eval_split
     assert (split, source.num_examples) == ("test", NUM_TEST)
     assert parts.num_examples == NUM_TRAIN
 
@@ -248,7 +248,7 @@ def test_a_part_of_the_run_is_not_a_step_off_for_rounding(percent):
 
 def test_an_evaluation_has_no_phases():
     config = Config(**PHASED, early_sizes="24:0.5")
-    assert build.build(config, trains=False).phases == ()
+    assert build.build(config, for_training=False).phases == ()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from towers.optim.losses import (
     add_weight_decay,
     cross_entropy,
-    take_weight_decay,
+    pop_weight_decay,
     weight_decay,
 )
 
@@ -185,7 +185,7 @@ def test_weight_decay_is_added_to_the_gradients_of_the_mean_loss(weight):
     )
     given = [[tf.constant(x) for x in tensors] for tensors in (params, gradients)]
     decay, found = add_weight_decay(model.trainable_variables, *given)
-    coefficients = take_weight_decay(model.trainable_variables)
+    coefficients = pop_weight_decay(model.trainable_variables)
     assert sum(coefficients) == 4 * weight
     expected = sum(
         c / 2 * np.square(p, dtype=np.float64).sum()
@@ -212,20 +212,20 @@ def test_a_network_without_marked_variables_has_no_decay():
 def test_weight_decay_that_is_taken_is_no_longer_in_the_loss():
     model = decayed_network(weight=0.25)
     values = [v.value for v in model.trainable_variables]
-    coefficients = take_weight_decay(model.trainable_variables)
+    coefficients = pop_weight_decay(model.trainable_variables)
     names = ["/".join(v.path.split("/")[-2:]) for v in model.trainable_variables]
     taken = dict(zip(names, coefficients, strict=True))
     assert taken == {name: 0.5 if name in MARKED else 0.0 for name in names}
     assert weight_decay(model.trainable_variables, values) is None
     assert model.losses == []
-    assert set(take_weight_decay(model.trainable_variables)) == {0.0}
+    assert set(pop_weight_decay(model.trainable_variables)) == {0.0}
 
 
 def test_a_penalty_that_is_no_weight_decay_cannot_be_taken():
     layer = keras.layers.Dense(2, kernel_regularizer=keras.regularizers.L1(0.1))
     layer.build((None, 3))
     with pytest.raises(ValueError, match="L1 of .*kernel is no weight decay"):
-        take_weight_decay(layer.trainable_variables)
+        pop_weight_decay(layer.trainable_variables)
 
 
 def test_params_of_another_number_are_refused():

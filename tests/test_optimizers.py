@@ -14,7 +14,7 @@ from recipes import Recipe, assert_equal_to_oracle, create_trainer
 from towers.config import Config, checks
 from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
-from towers.optim.losses import take_weight_decay
+from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import UpdateContext, create_optimizer, orthogonalized
 from towers.optim.update import Update, clip_by_global_norm, moving_average
 from towers.parallel.model_parallel import ModelParallel
@@ -539,7 +539,7 @@ def taking_recipe(case, network):
     """The recipe of a case; the network's weight decay goes where it belongs."""
     decays = None
     if CASES[case].create().takes_decay:
-        taken = take_weight_decay(network.model.trainable_variables)
+        taken = pop_weight_decay(network.model.trainable_variables)
         decays = dict(zip(network.params, taken, strict=True))
         assert {k: v for k, v in decays.items() if v} == network.decay
     return TakingRecipe(

@@ -49,7 +49,7 @@ class Parts:
         data: the data set.
         train_batches: step -> batch.
         augment: the augmentation of the images.
-        validation: the split and the source of the evaluations during training:
+        eval_split: name and source of the images that evaluations during training use:
             "validation" where a part of the training set is held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
@@ -61,7 +61,7 @@ class Parts:
     data: DataSet
     train_batches: TrainBatches
     augment: Augment
-    validation: tuple[str, Source]
+    eval_split: tuple[str, Source]
     model: keras.Model
     phases: tuple[Phase, ...]
     update: Update
@@ -75,12 +75,12 @@ class Parts:
         return evaluation_stream(source, self.augment, eval_batch_size)
 
 
-def build(config: Config, *, trains: bool = True) -> Parts:
+def build(config: Config, *, for_training: bool = True) -> Parts:
     """Loads the data and builds the network and its update.
 
     Args:
         config: of the run.
-        trains: whether it is trained. An evaluation has no phases, and its checkpoint
+        for_training: False for an evaluation, which has no phases, and whose checkpoint
             holds the state that layers take from the data.
 
     Raises:
@@ -93,7 +93,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
         image_size=config.image_size,
         image_cache_mb=config.image_cache_mb,
     )
-    train_source, validation = data_set.train, ("test", data_set.test)
+    train_source, eval_split = data_set.train, ("test", data_set.test)
     try:
         augment = extend(
             create_augment(
@@ -110,7 +110,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
             train_source, held_out = hold_out(
                 data_set.train, config.validation_fraction, config.seed
             )
-            validation = ("validation", held_out)
+            eval_split = ("validation", held_out)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -130,7 +130,7 @@ def build(config: Config, *, trains: bool = True) -> Parts:
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
     phases = ()
-    if trains:
+    if for_training:
         models.adapt(model, lambda: _some_images(train_source, augment))
         phases = create_phases(
             model,
@@ -141,6 +141,8 @@ def build(config: Config, *, trains: bool = True) -> Parts:
             ),
             create_model=lambda size: create_model(size, size),
         )
+    # Removes the regularizers of the model where the optimizer applies weight decay.
+    update = create_update(config, num_examples, model)
     return Parts(
         data=data_set,
         train_batches=TrainBatches(
@@ -152,10 +154,10 @@ def build(config: Config, *, trains: bool = True) -> Parts:
             create_mix(config.mixup, config.cutmix, len(data_set.class_names)),
         ),
         augment=augment,
-        validation=validation,
+        eval_split=eval_split,
         model=model,
         phases=phases,
-        update=create_update(config, num_examples, model),
+        update=update,
         num_examples=num_examples,
         total_steps=total_steps,
     )
@@ -181,7 +183,8 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
     Args:
         config: of the run.
         num_examples: training images of an epoch.
-        model: the network; it loses its weight decay where the optimizer applies it.
+        model: the network; its regularizers are removed where the optimizer applies
+            the weight decay.
 
     Raises:
         ConfigError: `param_rates` name no parameter of it.
@@ -195,7 +198,7 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
     decays = ()
     if optimizer.takes_decay:
         decays = param_rates.scale_decays(
-            losses.take_weight_decay(model.trainable_variables), matched
+            losses.pop_weight_decay(model.trainable_variables), matched
         )
     learning_rate_fn, rate_fns = param_rates.create_rate_fns(
         matched,

@@ -98,7 +98,7 @@ def evaluate(
     )
     for remark in devices.remarks:
         say(remark)
-    parts = build.build(config, trains=False)
+    parts = build.build(config, for_training=False)
     trainer = build.create_trainer(config, parts, devices)
     stream = parts.evaluation_stream(parts.data.test, config.batch_size)
     board = Board(folder.tensorboard, "eval")

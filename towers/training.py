@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build
-from towers import config as configuration
-from towers.config import Config, checks
+from towers.config import Config, checks, to_json
 from towers.errors import (
     CheckpointError,
     DataError,
@@ -31,7 +30,7 @@ from towers.run.run import Run, TrainResult, check_stored_config, restore, save
 from towers.run.summaries import Board, MetricsFile, log_line, say
 from towers.run.watchdog import Watchdog
 
-# A compiled call is sized to about this, so that it returns for signals and the clock.
+# Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
 
 
@@ -108,10 +107,10 @@ def train(
         if overwrite:
             folder.clear()  # only now that everything else is known to be in order
         restore(run)
-        folder.write(folder.config, configuration.to_json(config))
+        folder.write(folder.config, to_json(config))
 
         # Train.
-        if run.step < last_step or run.unfinished:
+        if run.step < last_step or run.pending_record:
             _train_and_save(run, parts, after_call)
             say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         else:
@@ -144,7 +143,7 @@ def _train_and_save(
         raise
     watchdog.run(save, run)
     run.background.wait()
-    if watchdog.stop_requested and (run.step < run.last_step or run.unfinished):
+    if watchdog.stop_requested and (run.step < run.last_step or run.pending_record):
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
         raise Preempted(
             f"stopped by {watchdog.stopped_by}: "
@@ -168,13 +167,13 @@ def train_loop(
         images_per_eval=config.eval_every_epochs * parts.num_examples,
     )
     metrics_file = MetricsFile(
-        run.folder.metrics, resume_step=run.step - 1 if run.unfinished else run.step
+        run.folder.metrics, resume_step=run.step - 1 if run.pending_record else run.step
     )
     board = Board(run.folder.tensorboard, "train")
     phase_ends = {phase.end_step for phase in parts.phases}
     run.saved_at = time.monotonic()
     staleness = []  # of asynchronous updates since the last log line
-    if run.unfinished:
+    if run.pending_record:
         _finish_step(run, parts, periods, board, metrics_file)
 
     while run.step < run.last_step and not watchdog.stop_requested:
@@ -199,7 +198,8 @@ def train_loop(
             stopwatch.begin_phase()
         run.step = step
         epoch = step * config.images_per_step / parts.num_examples
-        record = run.unfinished = {"step": step, "epoch": epoch}
+        # A checkpoint stores it, so that a step is evaluated even after a preemption.
+        run.pending_record = {"step": step, "epoch": epoch}
 
         # Write.
         if periods.logs(step):
@@ -212,9 +212,10 @@ def train_loop(
                 metrics["staleness_max"] = np.max(staleness)
                 board.histograms(step, {"updates": staleness}, "staleness")
                 staleness.clear()
-            record |= metrics
-            speed, start_secs = lap and lap.steps_per_sec, stopwatch.last_start_secs
-            say(log_line(record, run.last_step, speed, start_secs))
+            run.pending_record |= metrics
+            steps_per_sec = lap.steps_per_sec if lap else None
+            start_secs = stopwatch.last_start_secs
+            say(log_line(run.pending_record, run.last_step, steps_per_sec, start_secs))
             board.scalars(step, metrics)
         if periods.summarizes(step):
             _summarize(run, parts, board)
@@ -249,13 +250,13 @@ def _finish_step(
     metrics_file: MetricsFile,
 ) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
-    record, is_best = dict(run.unfinished), False
+    record, is_best = dict(run.pending_record), False
     if periods.evaluates(run.step):
         evaluation, is_best = _evaluate(run, parts, board)
         record |= evaluation
-    if len(record) > 2:
+    if record.keys() - {"step", "epoch"}:
         metrics_file.append(record)
-    run.unfinished = None
+    run.pending_record = None
     every_secs = run.config.checkpoint_every_secs
     overdue = time.monotonic() - run.saved_at > every_secs > 0
     if is_best or overdue or periods.saves(run.step):
@@ -269,7 +270,7 @@ def _evaluate(
 
     Only images held out of the training set may decide which step is best.
     """
-    split, source = parts.validation
+    split, source = parts.eval_split
     stream = parts.evaluation_stream(source, run.config.batch_size)
     record, averages = {}, [False, True] if run.config.ema_decay else [False]
     for use_averages in averages:

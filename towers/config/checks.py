@@ -155,6 +155,11 @@ def ignored_options(config: Any) -> list[str]:
             if value != field.default and names is not None and name not in names:
                 because = f"{option}={getattr(config, option)}"
                 lines.append(f"{name}={value} has no effect with {because}")
+    if _has(config, "strategy", "sharded") and config.group_size == 1:
+        lines.append(
+            f"strategy={config.strategy} with group_size=1 splits no network; set "
+            "--group_size"
+        )
     return lines
 
 

@@ -40,7 +40,6 @@ class Choice:
         return re.fullmatch(r".+\.py:\w+", self.target) is not None
 
 
-# Trait "decoded": images of any size, decoded when they are read.
 DATASETS = {
     "cifar10": Choice("towers.data.cifar10:load", "60,000 color images, 10 classes"),
     "cifar100": Choice("towers.data.cifar100:load", "the same, 100 classes"),
@@ -49,7 +48,6 @@ DATASETS = {
     "image_folder": Choice(
         "towers.data.image_folder:load",
         "a folder of image files per class",
-        traits=frozenset({"decoded"}),
     ),
     "embedded": Choice(
         "towers.data.embedded:load",
@@ -60,7 +58,6 @@ DATASETS = {
     "tfds:NAME": Choice(
         "towers.data.tfds_source:load",
         "any that tensorflow-datasets has prepared",
-        traits=frozenset({"decoded"}),
     ),
 }
 

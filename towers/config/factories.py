@@ -1,8 +1,8 @@
-"""Factories: the targets of the choices, imported and called.
+"""Import and call of the function, or class, behind a choice.
 
-A target is a function (or a class) with keyword arguments. Its signature says which it
-reads: `call` passes those that it names and no others, and `checks.ignored_options`
-reports the options that it does not name.
+The signature of the function says which options it reads: `call` passes the keyword
+arguments that it names and no others, and `checks.ignored_options` reports the options
+that it does not name.
 """
 
 import functools
@@ -26,11 +26,11 @@ def create(option: str, name: str, /, **available: Any) -> Any:
 
 
 def resolve(option: str, name: str) -> Callable[..., Any]:
-    """The target of a choice, imported, with the arguments that its row fixes.
+    """The function of a choice, imported, with the fixed arguments of its row.
 
     Raises:
-        ConfigError: it is in a file that is missing, raises an error or lacks it. What
-            the target of a file raises when it is called becomes a ConfigError, too.
+        ConfigError: its file is missing, raises an error or has no such function. Errors
+            of a function in a file become ConfigErrors when it is called, too.
     """
     choice = find(option, name)
     place, _, attribute = choice.target.rpartition(":")

@@ -82,7 +82,7 @@ def add_weight_decay(
     ]
 
 
-def take_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
+def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
     """Removes the weight decay from the loss, for an optimizer that applies it itself.
 
     Args:

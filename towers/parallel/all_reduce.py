@@ -6,7 +6,7 @@ two devices can round differently.
 
     star    everything is sent to the first device, added there and sent back (the
             `allreduce` of the from-scratch chapter)
-    tree    neighbours add up pairwise, in log2 rounds, then the sum goes back down
+    tree    neighbors add up pairwise, in log2 rounds, then the sum goes back down
     ring    the tensor is cut into one piece per device; each piece travels once around
             to be added up and once more to be handed out (Patarasuk and Yuan 2009)
     nccl    NVIDIA's library, through TensorFlow; needs two or more physical GPUs

@@ -39,7 +39,7 @@ from towers.parallel.trainer import (
     TRACING,
     WAITING,
     Trainer,
-    not_finite,
+    not_finite_error,
 )
 
 
@@ -109,7 +109,7 @@ class AsynchronousTrainer(Trainer):
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
         if not metrics["finite"]:
-            raise not_finite(
+            raise not_finite_error(
                 self.coordinator.num_begun(tower),
                 np.arange(len(self.devices)) != tower,
                 np.full(len(self.devices), metrics["loss"]),

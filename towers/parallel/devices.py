@@ -109,8 +109,10 @@ def _numbers(device_order, num_towers):
 
 
 def num_cores() -> int:
-    """Those of the CPU that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _make_logical_cpus(count, core_per_tower):

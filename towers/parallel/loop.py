@@ -96,7 +96,7 @@ class Loop:
             )
 
     def restart_input(self) -> None:
-        """Continues from the global step, whatever it is now, with new batches."""
+        """Recreates the input iterator at the current global step."""
         self._batches = None
 
     def request_stop(self) -> None:
@@ -127,7 +127,7 @@ class Loop:
                 with tf.control_dependencies([wait_secs]):
                     computing = self._activity.assign(COMPUTING, read_value=False)
             with tf.control_dependencies([computing]):
-                batch = {name: _in_place(x) for name, x in batch.items()}
+                batch = {name: _colocated_identity(x) for name, x in batch.items()}
             if self._inline:
                 taken, metrics = self._one_step(phase, batch)
             else:
@@ -156,7 +156,7 @@ class Loop:
         return self._resident(self._global_step.read_value(), carry)
 
 
-def _in_place(x):
-    """The tensor itself, on the device where it is."""
+def _colocated_identity(x):
+    """An identity on the device of the tensor."""
     with tf.device(x.device):
         return tf.identity(x)

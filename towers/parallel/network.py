@@ -23,7 +23,14 @@ from towers.parallel.variables import Fetched
 
 
 class Network(Protocol):
-    """Computes on all devices."""
+    """Computes on all devices.
+
+    Attributes:
+        transferred_bytes: bytes of activations, and of their gradients, that cross
+            devices in `gradients`.
+    """
+
+    transferred_bytes: int
 
     def gradients(
         self,
@@ -54,7 +61,10 @@ class Network(Protocol):
 
 
 class WholeNetwork:
-    """Every tower computes a whole network on its own device.
+    """Implements the protocol `Network`: a whole network on every tower's device.
+
+    `gradients` also takes `first_tower`, the tower of the first entry, where only some
+    towers compute.
 
     Args:
         phases: those of the run.
@@ -63,6 +73,8 @@ class WholeNetwork:
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
     """
+
+    transferred_bytes = 0
 
     def __init__(
         self,

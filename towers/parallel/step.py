@@ -31,8 +31,8 @@ class Reduced(NamedTuple):
 
     Attributes:
         results: per device.
-        mean: with the weight decay added, its norm and squares.
-        decay: the weight decay, a scalar to be added to the loss.
+        mean: gradients with those of the weight decay, and their norm and squares.
+        decay: the L2 penalty, a scalar that is part of the total loss.
     """
 
     results: list[TowerResult]
@@ -52,8 +52,8 @@ class Step:
         phases: of the run.
         global_step: int64 variable, the steps taken.
         accumulate_steps: micro-batches of a step.
-        loss_scale: scales the loss dynamically; a step whose gradients are not finite
-            is then skipped, and counts.
+        loss_scale: scales the loss dynamically. A step whose gradients are not finite
+            then makes no update, and still increments global_step.
     """
 
     strategy: Strategy
@@ -68,7 +68,7 @@ class Step:
     def __call__(
         self, phase: int, batch: Mapping[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """One step: (whether it was taken, its metrics)."""
+        """One step: (whether it was counted, its metrics)."""
         reduced = self.reduce(phase, batch)
         with tf.device(HOST):
             metrics = self._metrics(reduced)
@@ -114,7 +114,7 @@ class Step:
         other devices."""
         norms, squares = [], []
         shards = self.strategy.variables[: self.strategy.num_shards]
-        for variables, gradients in zip(shards, mean.gradients, strict=False):
+        for variables, gradients in zip(shards, mean.gradients, strict=False):  # copy 0
             with tf.device(variables.device):
                 norms.append(squared_norm(gradients))
                 params = [param.read_value() for param in variables.params]
@@ -131,7 +131,8 @@ class Step:
             return self._count(assignments)
 
     def _skip(self):
-        """A step without an update, where a smaller scale may help; whether it may."""
+        """No update. Halves the loss scale and counts the step; False if the scale is 1
+        already, or if there is none."""
         if self.loss_scale is None:
             return False
         return tf.cond(
@@ -147,6 +148,7 @@ class Step:
             return tf.constant(True)
 
     def _metrics(self, reduced):
+        # The devices of one tower report the same loss and count.
         results = reduced.results[:: self.strategy.num_shards]
         sizes = self.strategy.sizes
         loss = weighted_mean([r.loss for r in results], tower_weights(sizes))

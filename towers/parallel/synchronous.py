@@ -9,7 +9,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
 from towers.parallel.step import Step
-from towers.parallel.trainer import Trainer, not_finite
+from towers.parallel.trainer import Trainer, not_finite_error
 
 
 class SynchronousTrainer(Trainer):
@@ -65,7 +65,7 @@ class SynchronousTrainer(Trainer):
             # The batch and the parameters are unchanged: compute again to name the
             # tower.
             finite, _ = self._inspect_next_step()
-            raise not_finite(step + 1, finite.numpy(), metrics["tower_losses"])
+            raise not_finite_error(step + 1, finite.numpy(), metrics["tower_losses"])
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
     def gradients(self):

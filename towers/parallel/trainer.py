@@ -27,7 +27,7 @@ from towers.parallel.variables import Initial, check_copies
 
 NO_TTA = TestTimeAugmentation()
 
-# The activity of a trainer: its variable holds the number, `progress` gives the words.
+# The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
 IDLE, TRACING, WAITING, COMPUTING = range(4)
 ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
 
@@ -39,7 +39,7 @@ class Trainer(abc.ABC):
     """Trains a model on several devices.
 
     Args:
-        create: creates the strategy; arguments as in `Strategy`.
+        create_strategy: arguments as in `Strategy`.
         model: a single-device Functional model; its variables are the initial values.
         loss_fn: (logits, labels) -> the loss of each image.
         update_fn: from the mean gradient to the next parameters.
@@ -59,7 +59,7 @@ class Trainer(abc.ABC):
 
     def __init__(
         self,
-        create: Callable[..., Strategy],
+        create_strategy: Callable[..., Strategy],
         model: keras.Model,
         *,
         loss_fn: LossFn,
@@ -75,13 +75,13 @@ class Trainer(abc.ABC):
     ):
         self.phases = phases_of(phases, model)
         self.devices = list(devices)
-        self.strategy = create(
+        self.strategy = create_strategy(
             Initial.of(model), update_fn, self.devices, micro_batch_size, **options
         )
         size = self.strategy.num_shards
         grid = [self.devices[i : i + size] for i in range(0, len(devices), size)]
-        firsts = [group[0] for group in grid]
-        whole = WholeNetwork(self.phases, loss_fn, firsts, compile_towers)
+        lead_devices = [group[0] for group in grid]
+        whole = WholeNetwork(self.phases, loss_fn, lead_devices, compile_towers)
         self.network = whole
         if size > 1 or sync_batch_norm:
             self.network = ShardedNetwork(self.phases, loss_fn, grid, sync_batch_norm)
@@ -93,8 +93,10 @@ class Trainer(abc.ABC):
             self.global_step = tf.Variable(
                 0, dtype=tf.int64, trainable=False, name="step"
             )
+        # In inference synchronized batch normalization is like any other.
+        inference_network = self.network if size > 1 else whole
         self._evaluator = Evaluator(
-            self.strategy, self.network if size > 1 else whole, loss_fn, firsts, tta
+            self.strategy, inference_network, loss_fn, lead_devices, tta
         )
 
     @abc.abstractmethod
@@ -151,7 +153,7 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def _restart_input(self) -> None:
-        """Continues from the global step, whatever it is now, with new batches."""
+        """Recreates the input iterator at the current global step."""
 
     def evaluate(
         self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
@@ -220,13 +222,13 @@ class Trainer(abc.ABC):
 
     @property
     def transferred_bytes(self) -> int:
-        """Bytes of activations, and of their gradients, that cross devices per step of
-        the traced phase with most of them; gradients that frozen parameters save are
-        counted."""
+        """Bytes of activations, and of their gradients, that cross devices per step: an
+        upper bound, of the traced phase with most of them, without what frozen
+        parameters save."""
         return self.network.transferred_bytes
 
 
-def not_finite(
+def not_finite_error(
     step: int,
     finite: np.ndarray,
     losses: np.ndarray,
@@ -236,7 +238,7 @@ def not_finite(
 
     Args:
         step: the number of the step that was not taken, counted from 1.
-        finite: bool [num_towers]; where all are, it was their mean.
+        finite: bool [num_towers]; if all are True, their mean overflowed.
         losses: [num_towers].
         consequence: what the message says of the parameters.
     """

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from towers import config as configuration
-from towers.config import Config, checks
+from towers.config import FIELDS, Config, changed_mathematics
+from towers.config.choices import nearest
 from towers.errors import CheckpointError, ConfigError
 from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
 from towers.run import checkpoint_files, checkpoints
@@ -28,7 +28,7 @@ class Run:
         best: step and accuracy of the best evaluation on held-out images.
         accuracy: of the last evaluation.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
-        unfinished: the record of the last step until it is evaluated and written. A run
+        pending_record: that of the last step until it is evaluated and written. A run
             that was stopped before that begins with it.
     """
 
@@ -44,7 +44,7 @@ class Run:
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
     saved_step: int = 0
     saved_at: float = 0.0
-    unfinished: dict | None = None
+    pending_record: dict | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ def save(run: Run) -> None:
         "images_seen": run.step * run.config.images_per_step,
         "seed": run.config.seed,
         "best": run.best,
-        "unfinished": run.unfinished and _as_lists(run.unfinished),
+        "unfinished": run.pending_record and _as_lists(run.pending_record),
         "config": dataclasses.asdict(run.config),
         **dataclasses.asdict(run.stopwatch),
     }
@@ -105,7 +105,7 @@ def restore(run: Run) -> None:
     )
     run.step = run.saved_step = checkpoint.step
     stored = checkpoint.trainer_state
-    run.best, run.unfinished = stored["best"], stored.get("unfinished")
+    run.best, run.pending_record = stored["best"], stored.get("unfinished")
     run.stopwatch = Stopwatch(
         **{f.name: stored.get(f.name, f.default) for f in dataclasses.fields(Stopwatch)}
     )
@@ -163,14 +163,14 @@ def check_stored_config(
         ConfigError: the options are listed.
     """
     for name in allow_change:
-        if name not in configuration.FIELDS:
+        if name not in FIELDS:
             raise ConfigError(
                 f"--allow_change={name}: there is no such option; "
-                + checks.nearest(name, list(configuration.FIELDS)).strip()
+                + nearest(name, list(FIELDS)).strip()
             )
     if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
         return
-    changed = configuration.changed_mathematics(folder.stored_config(), config)
+    changed = changed_mathematics(folder.stored_config(), config)
     refused = {k: v for k, v in changed.items() if k not in allow_change}
     if refused:
         listed = ", ".join(

@@ -20,7 +20,7 @@ from towers.errors import Preempted, StuckError
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 # After a signal: how long an interruptible activity may go on, and after how long a
-# step that computes is worth a line.
+# step that computes is reported.
 _GRACE_SECS = 1.0
 _PATIENCE_SECS = 5.0
 
@@ -120,8 +120,8 @@ class Watchdog:
         return self._published(None)
 
     def saving(self) -> contextlib.AbstractContextManager:
-        """The state is read inside: the trainer's activities, none to be abandoned."""
-        return self._published(None, must_end=True)
+        """The state is read inside, which is uninterruptible."""
+        return self._published(None, uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
         """Something else that may be abandoned, such as "evaluating", goes on inside.
@@ -131,9 +131,9 @@ class Watchdog:
         return self._published(name)
 
     @contextlib.contextmanager
-    def _published(self, name, must_end=False):
+    def _published(self, name, uninterruptible=False):
         worker = _local.worker
-        worker.enter(name, must_end)
+        worker.enter(name, uninterruptible)
         try:
             yield worker.beat
         finally:
@@ -171,12 +171,14 @@ class Watchdog:
                 self._trainer.request_stop()
                 stop_asked = now
             stopping_secs = 0.0 if stop_asked is None else now - stop_asked
-            with worker.lock:  # no activity is left meanwhile
+            with worker.lock:  # so that the worker cannot leave its activity
                 if not worker.is_busy:
                     before = None
                     continue
                 steps, activity = self._trainer.progress()
-                may_abandon = activity in self._interruptible and not worker.must_end
+                may_abandon = (
+                    activity in self._interruptible and not worker.uninterruptible
+                )
                 if worker.activity is not None:
                     activity, may_abandon = worker.activity, True
                 if (steps, worker.beats) != before:
@@ -206,22 +208,22 @@ class _Abandoned(BaseException):
 class _Worker:
     """A function in a thread of its own.
 
-    Its activity is entered and left under `lock`, which is also held by the one who
-    abandons it. So whoever holds the lock knows that an interruptible activity is not
-    being left, and a worker that was abandoned in one never comes out of it.
+    Entering an activity, leaving it and abandoning the worker exclude each other by
+    `lock`. An abandoned worker raises `_Abandoned` when it next enters or leaves an
+    activity, or reports progress.
 
     Attributes:
         ended: set when the function has returned.
         is_busy: whether it is in an activity.
         activity: the name of that; None for the trainer's activity.
-        must_end: whether that must not be abandoned.
+        uninterruptible: whether the worker must not be abandoned in it.
         beats: changes with every activity and with progress inside one.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple):
         self.lock = threading.RLock()
         self.ended = threading.Event()
-        self.is_busy = self.must_end = False
+        self.is_busy = self.uninterruptible = False
         self.activity: str | None = None
         self.beats = 0
         self._is_abandoned = False
@@ -247,10 +249,14 @@ class _Worker:
             raise self._error
         return self._result
 
-    def enter(self, activity: str | None, must_end: bool = False) -> None:
+    def enter(self, activity: str | None, uninterruptible: bool = False) -> None:
         with self.lock:
             self._proceed()
-            self.is_busy, self.activity, self.must_end = True, activity, must_end
+            self.is_busy, self.activity, self.uninterruptible = (
+                True,
+                activity,
+                uninterruptible,
+            )
 
     def beat(self) -> None:
         with self.lock:
