@@ -5,7 +5,6 @@ import functools
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from towers import data, models
 from towers.config import Config, choices, factories
@@ -68,12 +67,6 @@ class Parts:
     num_examples: int
     total_steps: int
 
-    def evaluation_stream(
-        self, source: Source, eval_batch_size: int
-    ) -> tf.data.Dataset:
-        """Every example of a source once, augmented as in an evaluation."""
-        return evaluation_stream(source, self.augment, eval_batch_size)
-
 
 def build(config: Config, *, for_training: bool = True) -> Parts:
     """Loads the data and builds the network and its update.
@@ -129,6 +122,9 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
     num_examples = train_source.num_examples
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
+    matched = param_rates.match_param_rates(
+        parse_param_rates(config.param_rates), variable_names(model.trainable_variables)
+    )
     phases = ()
     if for_training:
         models.adapt(model, lambda: _some_images(train_source, augment))
@@ -137,12 +133,12 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
             total_steps=total_steps,
             early_sizes=parse_early_sizes(config.early_sizes),
             freezing_steps=param_rates.freezing_steps(
-                *_matched_rates(config, model), num_examples, config.images_per_step
+                matched, num_examples, config.images_per_step
             ),
             create_model=lambda size: create_model(size, size),
         )
     # Removes the regularizers of the model where the optimizer applies weight decay.
-    update = create_update(config, num_examples, model)
+    update = create_update(config, num_examples, model, matched)
     return Parts(
         data=data_set,
         train_batches=TrainBatches(
@@ -177,7 +173,12 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
     )
 
 
-def create_update(config: Config, num_examples: int, model: keras.Model) -> Update:
+def create_update(
+    config: Config,
+    num_examples: int,
+    model: keras.Model,
+    matched: param_rates.Matched,
+) -> Update:
     """The optimizer with its schedules.
 
     Args:
@@ -185,16 +186,13 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
         num_examples: training images of an epoch.
         model: the network; its regularizers are removed where the optimizer applies
             the weight decay.
-
-    Raises:
-        ConfigError: `param_rates` name no parameter of it.
+        matched: the parameters' rates.
     """
     optimizer = optimizers.create_optimizer(
         config.optimizer,
         parse_optimizer_options(config.optimizer_options),
         **options_read_by(config, "optimizer"),
     )
-    matched, _ = _matched_rates(config, model)
     decays = ()
     if optimizer.takes_decay:
         decays = param_rates.scale_decays(
@@ -215,13 +213,6 @@ def create_update(config: Config, num_examples: int, model: keras.Model) -> Upda
         decays=decays,
         rate_fns=rate_fns,
     )
-
-
-def _matched_rates(config, model):
-    """Per parameter its rate from `param_rates`, if any, and its name."""
-    names = variable_names(model.trainable_variables)
-    rates = parse_param_rates(config.param_rates)
-    return param_rates.match_param_rates(rates, names), names
 
 
 def _some_images(source: Source, augment: Augment) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from towers import build
 from towers.config import Config, checks
+from towers.data.batches import evaluation_stream
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.parallel import devices as parallel_devices
 from towers.parallel.trainer import Trainer
@@ -100,7 +101,7 @@ def evaluate(
         say(remark)
     parts = build.build(config, for_training=False)
     trainer = build.create_trainer(config, parts, devices)
-    stream = parts.evaluation_stream(parts.data.test, config.batch_size)
+    stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
     board = Board(folder.tensorboard, "eval")
     result = {}
     while True:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from towers import build
 from towers.config import Config, checks, to_json
+from towers.data.batches import evaluation_stream
 from towers.errors import (
     CheckpointError,
     DataError,
@@ -177,7 +178,6 @@ def train_loop(
         _finish_step(run, parts, periods, board, metrics_file)
 
     while run.step < run.last_step and not watchdog.stop_requested:
-        # Train.
         run.background.check()
         num_steps = min(
             periods.next_due(run.step) - run.step,
@@ -271,7 +271,7 @@ def _evaluate(
     Only images held out of the training set may decide which step is best.
     """
     split, source = parts.eval_split
-    stream = parts.evaluation_stream(source, run.config.batch_size)
+    stream = evaluation_stream(source, parts.augment, run.config.batch_size)
     record, averages = {}, [False, True] if run.config.ema_decay else [False]
     for use_averages in averages:
         with run.watchdog.activity("evaluating") as beat:

@@ -29,8 +29,8 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
     """The function of a choice, imported, with the fixed arguments of its row.
 
     Raises:
-        ConfigError: its file is missing, raises an error or has no such function. Errors
-            of a function in a file become ConfigErrors when it is called, too.
+        ConfigError: its file is missing, raises an error or has no such function. An
+            error of a function in a file becomes a ConfigError, too.
     """
     choice = find(option, name)
     place, _, attribute = choice.target.rpartition(":")

@@ -2,7 +2,7 @@
 
 import fnmatch
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from towers.config.choices import nearest
 from towers.config.list_options import ParamRate
@@ -11,21 +11,22 @@ from towers.optim import schedules
 from towers.optim.schedules import Schedule
 from towers.optim.update import RateFn
 
+# Name of a parameter, in the order of the model -> its rate; None for the schedule's.
+Matched = Mapping[str, ParamRate | None]
 
-def match_param_rates(
-    rates: Sequence[ParamRate], names: Sequence[str]
-) -> list[ParamRate | None]:
-    """Per name the first of the rates whose pattern fits it.
+
+def match_param_rates(rates: Sequence[ParamRate], names: Sequence[str]) -> Matched:
+    """For each name the first of the rates whose pattern fits it.
 
     Raises:
         ConfigError: a pattern is the first one of no name.
     """
-    matched = [
-        next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
+    matched = {
+        name: next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
         for name in names
-    ]
+    }
     for rate in rates:
-        if rate not in matched:
+        if rate not in matched.values():
             raise ConfigError(
                 f"param_rates: no parameter of the network takes {rate.pattern!r}: "
                 "none is called so, or all that are fit a pattern before it; "
@@ -35,7 +36,7 @@ def match_param_rates(
 
 
 def create_rate_fns(
-    matched: Sequence[ParamRate | None],
+    matched: Matched,
     schedule: Schedule,
     learning_rate: float,
     num_examples: int,
@@ -44,7 +45,7 @@ def create_rate_fns(
     """Learning rates as functions of the step.
 
     Args:
-        matched: per parameter its rate, if it has one.
+        matched: the rates of the parameters.
         schedule: that of all others.
         learning_rate: the schedule's initial or highest rate.
         num_examples: training images of an epoch.
@@ -68,30 +69,26 @@ def create_rate_fns(
         return lambda step: by_images(step * images_per_step)
 
     learning_rate_fn = rate_fn()
-    by_rate = {rate: rate_fn(rate) for rate in matched if rate}
+    by_rate = {rate: rate_fn(rate) for rate in matched.values() if rate}
     if not by_rate:
         return learning_rate_fn, ()
-    return learning_rate_fn, tuple(by_rate.get(r, learning_rate_fn) for r in matched)
+    rate_fns = (by_rate.get(rate, learning_rate_fn) for rate in matched.values())
+    return learning_rate_fn, tuple(rate_fns)
 
 
-def scale_decays(
-    decays: Sequence[float], matched: Sequence[ParamRate | None]
-) -> tuple[float, ...]:
+def scale_decays(decays: Sequence[float], matched: Matched) -> tuple[float, ...]:
     """Coefficients of weight decay over the factors of the rates: a parameter with a
     higher rate does not decay faster."""
-    pairs = zip(decays, matched, strict=True)
+    pairs = zip(decays, matched.values(), strict=True)
     return tuple(d / r.factor if r and r.factor else d for d, r in pairs)
 
 
 def freezing_steps(
-    matched: Sequence[ParamRate | None],
-    names: Sequence[str],
-    num_examples: int,
-    images_per_step: int,
+    matched: Matched, num_examples: int, images_per_step: int
 ) -> dict[str, int]:
     """Name -> first step at which the parameter's rate is zero for good."""
     steps = {}
-    for name, rate in zip(names, matched, strict=True):
+    for name, rate in matched.items():
         if rate and rate.factor == 0:
             steps[name] = 0
         elif rate and rate.epochs:
