@@ -17,7 +17,7 @@ from towers.training import train
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 SECTION = re.compile(r"^## (.*?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^```\npython run_train.py (.*?)\n```$", re.MULTILINE)
+COMMAND = re.compile(r"^```\npython run_train.py (.*?)\n```$", re.MULTILINE | re.DOTALL)
 
 SECTIONS = {
     heading: text for heading, text in SECTION.findall(PAGE.read_text())
@@ -45,8 +45,13 @@ def options_of(command):
 
     values = flags.FlagValues()
     define_config_flags(values=values)
-    values(["run_train.py", *shlex.split(command)])
+    flags.DEFINE_string("workdir", None, "", flag_values=values)
+    values(["run_train.py", *shlex.split(command.replace("\\\n", " "))])
     return given_flags(values)
+
+
+def workdir_of(command):
+    return re.search(r"--workdir=(\S+)", command)[1]
 
 
 @pytest.fixture
@@ -68,6 +73,11 @@ def test_there_is_an_example_of_every_open_table():
     options = [options_of(COMMAND.search(text)[1]) for text in EXAMPLES.values()]
     shown = {k for o in options for k, v in o.items() if ".py:" in str(v)}
     assert shown == set(choices.TABLES) - set(choices.CLOSED)
+
+
+def test_every_example_has_a_run_folder_of_its_own():
+    folders = [workdir_of(COMMAND.search(text)[1]) for text in EXAMPLES.values()]
+    assert len(set(folders)) == len(folders)
 
 
 @pytest.mark.parametrize("heading", EXAMPLES)

@@ -51,7 +51,7 @@ DATASETS = {
     ),
     "embedded": Choice(
         "towers.data.embedded:load",
-        "10,000 drawn images, made in memory",
+        "12,000 drawn images, 10,000 for training",
         {"seed": 0},
     ),
     "synthetic": Choice("towers.data.synthetic:load", "noise, for timing"),
