@@ -22,7 +22,9 @@ CONFIG = flags.DEFINE_string(
     "config", None, "Recipe: a name in configs/ or the path of a Python file."
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run; runs/<recipe> by default."
+    "workdir",
+    None,
+    "Folder of the run; by default runs/<recipe>, or runs/default without one.",
 )
 OVERWRITE = flags.DEFINE_bool(
     "overwrite",

@@ -256,7 +256,7 @@ class Config:
         free=True,
     )
     num_towers: int = option(
-        0, "Number of towers; 0 takes every GPU, or one CPU.", at_least=0, free=True
+        0, "Number of devices; 0 takes every GPU, or one CPU.", at_least=0, free=True
     )
     device: str = option(
         "auto",
@@ -336,12 +336,15 @@ class Config:
         choices=("float32", "bfloat16"),
     )
     batch_size: int = option(
-        128, "Images per step (and micro-batch) over all towers together.", at_least=1
+        128,
+        "Images over all towers together: of a step, or of a micro-batch with "
+        "--accumulate_steps.",
+        at_least=1,
     )
     accumulate_steps: int = option(
         1,
-        "Batches whose mean gradient makes one step of a synchronous strategy; a step "
-        "then has batch_size x accumulate_steps images.",
+        "Micro-batches whose mean gradient makes one step of a synchronous strategy; "
+        "a step then has batch_size x accumulate_steps images.",
         at_least=1,
     )
     deterministic: bool = option(
