@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from benchmarks import measure
+from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
 from towers.parallel import devices
@@ -29,14 +29,14 @@ def main(strategy, num_towers, group_size):
     )
     chosen = devices.configure("cpu", config.num_towers)
     parts = build.build(config)
-    parts = measure.on_still_batch(parts)
+    parts = trainers.on_still_batch(parts)
 
     # Measured from here on, not while the data are made.
     memory = measure.PeakMemory(chosen)
     trainer = build.create_trainer(config, parts, chosen)
     accounts = trainer.memory()
     trainer.train(3)
-    peak = memory.more_bytes()
+    peak = memory.growth_bytes()
     accounted = sum(account.total for account in accounts)
     print(json.dumps({"peak": peak, "accounted": accounted}))
 
