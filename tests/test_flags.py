@@ -228,6 +228,7 @@ def test_a_defect_inside_a_recipe_keeps_its_own_error(recipes):
     "program,arguments,words",
     [
         ("run_train.py", ["--bach_size=3"], ["'bach_size'", "batch_size ?"]),
+        ("run_train.py", ["--views=six"], ["'views'", "it is called --tta now"]),
         ("run_train.py", ["--batch_size=abc"], ["--batch_size=abc"]),
         ("run_train.py", ["--batch_size=2.5"], ["--batch_size=2.5"]),
         ("run_train.py", ["--dataset=cifar"], ["dataset='cifar'", "'cifar10'?"]),

@@ -30,6 +30,10 @@ _DEFINE = {
 }
 
 
+# Former name of a flag -> its name.
+RENAMED = {"views": "tta"}
+
+
 def define_config_flags(
     names: Iterable[str] = FIELDS,
     values: flags.FlagValues = flags.FLAGS,
@@ -99,7 +103,11 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
                 raise flags.Error(f"{rest[1]!r} is no flag; flags begin with --")
             return rest
         except flags.Error as error:
-            fail(program, ConfigError(str(error).strip()))
+            message = str(error).strip()
+            renamed = RENAMED.get(getattr(error, "flagname", ""))
+            if renamed:
+                message += f"; it is called --{renamed} now, see --help"
+            fail(program, ConfigError(message))
 
     def main_or_fail(argv):
         try:
