@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from towers.config import factories
-from towers.config.choices import TABLES, find, nearest
+from towers.config.choices import TABLES, find
 from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
@@ -17,8 +17,6 @@ from towers.config.list_options import (
     parse_param_rates,
 )
 from towers.errors import ConfigError
-
-__all__ = ["check_environment", "check_together", "ignored_options", "nearest"]
 
 
 def check_together(config: Any) -> None:
