@@ -13,6 +13,7 @@ from towers.parallel.all_reduce import (
     buckets,
     check_algorithm,
 )
+from towers.parallel.gradients import weighted_mean
 
 HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
 SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]
@@ -84,6 +85,21 @@ def test_averaged_states_are_the_same_everywhere(num_devices):
             assert of_device[place].dtype == value.dtype
             np.testing.assert_array_equal(of_device[place], results[0][place])
         np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_towers", [3, 5, 7])
+def test_states_on_which_all_agree_stay_what_they_are_to_the_bit(num_towers):
+    """A thousandfold mean of what never changes must not wander."""
+    rng = np.random.default_rng(0)
+    frozen = [rng.normal(size=n).astype(np.float32) for n in (1000, 7)]
+    weights = np.random.default_rng(1).dirichlet(np.ones(num_towers)).tolist()
+    devices = [f"/CPU:{i}" for i in range(num_towers)]
+    states = [[tf.constant(x) for x in frozen]] * num_towers
+    [means] = all_average_states(states, devices, weights, targets=["/CPU:1"])
+    for mean, value in zip(means, frozen, strict=True):
+        np.testing.assert_array_equal(mean, value)
+    plain = weighted_mean([tf.constant(frozen[0])] * num_towers, weights)
+    assert np.any(plain != frozen[0])
 
 
 @pytest.mark.parametrize("algorithm", HERE)

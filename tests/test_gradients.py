@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from towers.parallel.gradients import (
     average_gradients,
-    average_states,
     shares,
     split_batch,
     squared_norm,
@@ -110,28 +109,7 @@ def test_as_many_weights_as_towers_are_wanted():
         average_gradients(random_gradients(3), [0.5, 0.5])
 
 
-# States, means and norms.
-
-
-def test_model_state_is_averaged_and_integers_come_from_the_first_tower():
-    states = [
-        [tf.constant([1.0, 2.0]), tf.constant(7, tf.int64)],
-        [tf.constant([3.0, 6.0]), tf.constant(7, tf.int64)],
-    ]
-    average, count = average_states(states, [0.75, 0.25])
-    np.testing.assert_allclose(average, [1.5, 3.0])
-    assert (int(count), count.dtype) == (7, tf.int64)
-
-
-@pytest.mark.parametrize("num_towers", [3, 5, 7])
-def test_states_on_which_all_agree_stay_what_they_are_to_the_bit(num_towers):
-    """A thousandfold mean of what never changes must not wander."""
-    frozen = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    weights = np.random.default_rng(1).dirichlet(np.ones(num_towers)).tolist()
-    [found] = average_states([[tf.constant(frozen)]] * num_towers, weights)
-    np.testing.assert_array_equal(found, frozen)
-    plain = weighted_mean([tf.constant(frozen)] * num_towers, weights)
-    assert np.any(plain != frozen)
+# Means and norms.
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])

@@ -64,22 +64,25 @@ def add_weight_decay(
     """From the gradients of the mean loss to those with weight decay.
 
     Args:
-        variables, params: as in `weight_decay`.
+        variables, params: as in `weight_decay`; the parameters may be variables, of
+            which only those with a regularizer are read.
         gradients: in the same order.
 
     Returns:
         (weight decay, gradients); it is 0 where no variable has a regularizer.
     """
+    places = [i for i, v in enumerate(variables) if v.regularizer is not None]
+    if not places:
+        return tf.zeros([], params[0].dtype), list(gradients)
+    penalized = [tf.convert_to_tensor(params[i]) for i in places]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(params)
-        decay = weight_decay(variables, params)
-        if decay is None:
-            return tf.zeros([], params[0].dtype), list(gradients)
-    decay_gradients = tape.gradient(decay, params)
-    return decay, [
-        gradient if more is None else gradient + more
-        for gradient, more in zip(gradients, decay_gradients, strict=True)
-    ]
+        tape.watch(penalized)
+        decay = weight_decay([variables[i] for i in places], penalized)
+    gradients = list(gradients)
+    for i, more in zip(places, tape.gradient(decay, penalized), strict=True):
+        if more is not None:
+            gradients[i] += more
+    return decay, gradients
 
 
 def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:

@@ -99,7 +99,13 @@ class Update:
             The new parameters, slots and averages, in the order they came.
         """
         rate_fns = self.rate_fns or [self.learning_rate_fn] * len(params)
-        rates = {rate_fn: rate_fn(step) for rate_fn in rate_fns}
+        # Each once: most parameters share the function.
+        rates = {rate_fn: rate_fn(step) for rate_fn in dict.fromkeys(rate_fns)}
+        dtypes = [param.dtype for param in params]
+        rates = {
+            (rate_fn, dtype): tf.cast(rates[rate_fn], dtype)
+            for rate_fn, dtype in dict.fromkeys(zip(rate_fns, dtypes, strict=True))
+        }
         norms = self._norms(norm, params, gradients, squares)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
         decays = self.decays or [0.0] * len(params)
@@ -107,7 +113,7 @@ class Update:
         for param, slot, gradient, rate_fn, decay, param_norms in zip(
             params, slots, gradients, rate_fns, decays, norms, strict=True
         ):
-            rate = tf.cast(rates[rate_fn], param.dtype)
+            rate = rates[rate_fn, param.dtype]
             context = UpdateContext(rate, step, decay, *param_norms)
             param, slot = self.optimizer.update(param, slot, gradient, context)
             new_params.append(param)

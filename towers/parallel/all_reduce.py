@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from towers.errors import ConfigError
-from towers.parallel.gradients import average_states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,14 +195,56 @@ def all_average_states(
     states: Sequence[Sequence[tf.Tensor]],
     devices: Sequence[str],
     weights: Sequence[float],
+    targets: Sequence[str] | None = None,
 ) -> list[list[tf.Tensor]]:
-    """`average_states`, computed on the first device and copied to all of them.
+    """The towers' new model states, averaged on the first target.
 
-    Never narrowed: statistics would no longer move once a change is below a rounding.
+    Where all towers agree the mean is that value to the last bit, so that what no
+    training changes, such as frozen filters, stays what it is. Entries that are not
+    floats must agree and are taken from the first tower. The entries are small and
+    many: they travel as one buffer, never narrowed, because statistics would no longer
+    move once a change is below a rounding.
+
+    Args:
+        states: per device its list of entries.
+        devices: one device name per list.
+        weights: per device its share of the images, adding up to 1.
+        targets: devices that get the mean; `devices` by default.
+
+    Returns:
+        Per target the list of means.
     """
-    with tf.device(devices[0]):
-        averaged = average_states(states, weights)
-    return [[_to(tensor, device) for tensor in averaged] for device in devices]
+    targets, first = targets or devices, states[0]
+    results = [[None] * len(first) for _ in targets]
+    buffers = {}  # type -> places of its entries
+    for place, tensor in enumerate(first):
+        if len(states) > 1 and tensor.dtype.is_floating:
+            buffers.setdefault(tensor.dtype, []).append(place)
+            continue
+        for target, result in zip(targets, results, strict=True):
+            result[place] = _to(tensor, target)
+    for places in buffers.values():
+        shapes = [first[i].shape for i in places]
+        sent = [
+            _packed([state[i] for i in places], device)
+            for state, device in zip(states, devices, strict=True)
+        ]
+        with tf.device(targets[0]):
+            mean = _mean_around_first(sent, weights)
+        for target, result in zip(targets, results, strict=True):
+            means = _unpacked(_to(mean, target), shapes, target)
+            for i, tensor in zip(places, means, strict=True):
+                result[i] = tensor
+    return results
+
+
+def _mean_around_first(tensors, weights):
+    first = tensors[0]
+    differences = [
+        (tensor - first) * tf.constant(weight, first.dtype)
+        for tensor, weight in zip(tensors[1:], weights[1:], strict=True)
+    ]
+    return first + tf.add_n(differences)
 
 
 def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:
@@ -249,12 +290,19 @@ def _packed(tensors, device):
     if len(tensors) == 1:
         return tensors[0]
     with tf.device(device):
-        return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+        return tf.concat([_flat(tensor) for tensor in tensors], 0)
 
 
 def _unpacked(buffer, shapes, device):
     if len(shapes) == 1:
-        return [buffer]
+        return [buffer]  # was not packed
     with tf.device(device):
         pieces = tf.split(buffer, [shape.num_elements() for shape in shapes])
-        return [tf.reshape(p, s) for p, s in zip(pieces, shapes, strict=True)]
+        return [
+            piece if shape.rank == 1 else tf.reshape(piece, shape)
+            for piece, shape in zip(pieces, shapes, strict=True)
+        ]
+
+
+def _flat(tensor):
+    return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])

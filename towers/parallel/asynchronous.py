@@ -127,7 +127,7 @@ class AsynchronousTrainer(Trainer):
     # Their compiled calls.
 
     def _fetch_step(self, tower):
-        return self._variables.fetch(self.devices[tower])
+        return self._variables.fetch().copied_to(self.devices[tower])
 
     def _compute_step(self, phase, tower, params, state, share):
         [result] = self.network.gradients(

@@ -75,32 +75,6 @@ def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.
     )
 
 
-def average_states(
-    tower_states: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
-) -> list[tf.Tensor]:
-    """The towers' new model states, averaged; entries that are not floats must agree
-    and are taken from the first tower.
-
-    Where all towers agree the mean is that value to the last bit, so that what no
-    training changes, such as frozen filters, stays what it is.
-    """
-    return [
-        _mean_around_first(states, weights)
-        if states[0].dtype.is_floating
-        else states[0]
-        for states in zip(*tower_states, strict=True)
-    ]
-
-
-def _mean_around_first(tensors, weights):
-    first = tensors[0]
-    apart = [
-        (tensor - first) * tf.constant(weight, first.dtype)
-        for tensor, weight in zip(tensors[1:], weights[1:], strict=True)
-    ]
-    return first + tf.add_n(apart) if apart else first
-
-
 def squared_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum of squares of all elements of all gradients, a scalar.
 

@@ -51,8 +51,8 @@ class Loop:
         with tf.device(HOST):
             self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
-        self._has_run = False
         self._step_graphs = [None] * num_phases
+        self._compiled_phases = set()
         self.compiled = tf.function(self._steps, autograph=False)
         self._inline = inline
         self.step_call = tf.function(
@@ -69,31 +69,30 @@ class Loop:
         """
         if self._batches is None and self._resident is None:
             self._batches = iter(self._stream(int(self._global_step)))
-        if not self._has_run:
-            self._trace(range(phase, len(self._step_graphs)))
+        if phase not in self._compiled_phases:
+            self._activity.assign(TRACING)
+            self._trace(phase)
         done, taken, wait_secs, metrics = self.compiled(
             phase, self._batches, tf.constant(num_steps)
         )
-        self._has_run = True
+        self._compiled_phases.add(phase)
         self._activity.assign(IDLE)
         metrics = {name: value.numpy() for name, value in metrics.items()}
         return int(done), bool(taken), float(wait_secs), metrics
 
     def trace(self) -> list[tf.Graph]:
         """Traces all phases without taking a step; the graph of one step of each."""
-        self._trace(range(len(self._step_graphs)))
+        for phase in range(len(self._step_graphs)):
+            self._trace(phase)
         return self._step_graphs
 
-    def _trace(self, phases):
-        """Compiles the phases, so that no later call pays for it."""
+    def _trace(self, phase):
+        """Not left to the first call: TensorFlow warns of calls that trace."""
         batches = None
         if self._resident is None:
             stream = self._stream(0) if self._batches is None else self._batches
             batches = tf.data.IteratorSpec(stream.element_spec)
-        for phase in phases:
-            self.compiled.get_concrete_function(
-                phase, batches, tf.TensorSpec([], tf.int32)
-            )
+        self.compiled.get_concrete_function(phase, batches, tf.TensorSpec([], tf.int32))
 
     def restart_input(self) -> None:
         """Recreates the input iterator at the current global step."""
@@ -105,7 +104,7 @@ class Loop:
     def progress(self) -> tuple[int, str]:
         """As `Trainer.progress`."""
         activity = int(self._activity)
-        if activity == IDLE and not self._has_run:
+        if activity == IDLE and not self._compiled_phases:
             activity = TRACING
         return int(self._global_step), ACTIVITIES[activity]
 

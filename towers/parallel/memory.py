@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.parallel.traced import needed_operations
 
 MEGABYTE = 1e6
 
@@ -194,7 +195,7 @@ class _Life:
         self._piece_of = {}
         for index, op in enumerate(self.ops):
             device = _short(op.device)
-            if op.name.startswith("gradient_tape/"):
+            if "gradient_tape/" in op.name:
                 self.first_backward.setdefault(device, index)
             read = [self._read(tensor, device, index) for tensor in op.inputs]
             for place, tensor in enumerate(op.outputs):
@@ -239,15 +240,8 @@ class _Life:
 def _running(graph):
     """The operations that the outputs and side effects need, in the order made."""
     outputs = [tensor.op for tensor in getattr(graph, "outputs", [])]
-    pending = outputs + list(getattr(graph, "control_outputs", []))
-    needed = set()
-    while pending:
-        op = pending.pop()
-        if op.name in needed:
-            continue
-        needed.add(op.name)
-        pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    return [op for op in graph.get_operations() if op.name in needed]
+    needed = needed_operations([*outputs, *getattr(graph, "control_outputs", [])])
+    return [op for op in graph.get_operations() if op in needed]
 
 
 def _called(graph, op):

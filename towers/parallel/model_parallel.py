@@ -70,12 +70,15 @@ class ModelParallel:
         self.description = self._describe()
 
     def fetch(self, use_averages=False):
-        first_group = self.variables[: self.num_shards]
-        return [
-            (first_group[place % self.num_shards] if use_averages else variables).fetch(
-                variables.device, use_averages
-            )
-            for place, variables in enumerate(self.variables)
+        if not use_averages:
+            return [variables.fetch() for variables in self.variables]
+        size = self.num_shards
+        averages = [
+            variables.fetch(use_averages) for variables in self.variables[:size]
+        ]
+        return averages + [
+            averages[place % size].copied_to(device)
+            for place, device in enumerate(self._devices[size:])
         ]
 
     def average(self, results):

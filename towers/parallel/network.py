@@ -19,6 +19,7 @@ from towers.parallel.tower import (
     tower_gradients,
     tower_logits,
 )
+from towers.parallel.traced import TracedOnce
 from towers.parallel.variables import Fetched
 
 
@@ -85,29 +86,65 @@ class WholeNetwork:
     ):
         self._phases, self._loss_fn, self._devices = phases, loss_fn, devices
         self._names = variable_names(phases[-1].model.trainable_variables)
-        self._tower_fn = self._tower
+        # What XLA compiles cannot be pruned afterwards.
+        self._prunes = not compile_towers
+        kinds = [(p.model, None if self._prunes else p.frozen) for p in phases]
+        self._first_alike = [kinds.index(kind) for kind in kinds]
+        tower = self._tower
         if compile_towers:
-            self._tower_fn = tf.function(self._tower, autograph=False, jit_compile=True)
+            tower = tf.function(tower, autograph=False, jit_compile=True)
+        # Shared by towers with as many images, and by phases that are alike.
+        self._tower_gradients = TracedOnce(tower)
+        self._tower_logits = TracedOnce(tower_logits)
 
     def gradients(self, phase, fetched, batches, loss_scale=None, first_tower=0):
+        model, frozen = self._phases[phase].model, self._phases[phase].frozen
+        learning = [name not in frozen for name in self._names]
+
+        def select(result):
+            pairs = zip(result.gradients, learning, strict=True)
+            return result._replace(gradients=[x for x, learns in pairs if learns])
+
         results = []
-        for tower, (variables, batch) in enumerate(
+        for tower, ((params, state), batch) in enumerate(
             zip(fetched, batches, strict=True), start=first_tower
         ):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                batch = resize_to_phase(batch, self._phases[phase].model)
-                results.append(self._tower_fn(phase, *variables, batch, loss_scale))
+            with tf.device(self._devices[tower]):
+                batch = resize_to_phase(batch, model)
+                result = self._tower_gradients(
+                    self._first_alike[phase],
+                    params,
+                    state,
+                    batch,
+                    loss_scale,
+                    name=f"tower_{tower}",
+                    select=select,
+                )
+                gradients = iter(result.gradients)
+                gradients = [
+                    next(gradients) if learns else tf.zeros_like(param)
+                    for param, learns in zip(params, learning, strict=True)
+                ]
+                results.append(result._replace(gradients=gradients))
         return results
 
     def logits(self, fetched, batches):
         model, logits = self._phases[-1].model, []
         for tower, batch in enumerate(batches):
-            with tf.device(self._devices[tower]), tf.name_scope(f"tower_{tower}"):
-                logits.append(tower_logits(model, *fetched[tower], batch))
+            with tf.device(self._devices[tower]):
+                inputs = {
+                    x.name: batch[x.name] for x in model.inputs if x.name in batch
+                }
+                logits.append(
+                    self._tower_logits(
+                        model, *fetched[tower], inputs, name=f"tower_{tower}"
+                    )
+                )
         return logits
 
     def _tower(self, phase, params, state, batch, loss_scale):
         model, frozen = self._phases[phase].model, self._phases[phase].frozen
         result = tower_gradients(model, self._loss_fn, params, state, batch, loss_scale)
+        frozen = frozenset() if self._prunes else frozen
         gradients = checked_gradients(result.gradients, self._names, frozen)
         return result._replace(gradients=gradients)

@@ -68,12 +68,10 @@ class Replicated:
         self.description = [f"a copy on every device, all-reduce {all_reduce}"]
 
     def fetch(self, use_averages=False):
-        return [
-            (self.variables[0] if use_averages else replica).fetch(
-                replica.device, use_averages
-            )
-            for replica in self.variables
-        ]
+        if not use_averages:
+            return [replica.fetch() for replica in self.variables]
+        averages = self.variables[0].fetch(use_averages)
+        return [averages, *map(averages.copied_to, self._devices[1:])]
 
     def average(self, results):
         gradients, states = [r.gradients for r in results], [r.state for r in results]

@@ -99,9 +99,8 @@ class Step:
             self.strategy.variables, mean.gradients, strict=True
         ):
             with tf.device(variables.device):
-                params = [param.read_value() for param in variables.params]
                 decay, means = losses.add_weight_decay(
-                    self.trainable_variables, params, means
+                    self.trainable_variables, variables.params, means
                 )
             decays.append(decay)
             gradients.append(zero_frozen(means, names, self.phases[phase].frozen))
@@ -117,8 +116,7 @@ class Step:
         for variables, gradients in zip(shards, mean.gradients, strict=False):  # copy 0
             with tf.device(variables.device):
                 norms.append(squared_norm(gradients))
-                params = [param.read_value() for param in variables.params]
-                squares.append(self.update_fn.squares(params, gradients))
+                squares.append(self.update_fn.squares(variables.params, gradients))
         with tf.device(shards[0].device):
             norm = tf.sqrt(_sum_of_shards(norms))
         return mean._replace(norm=norm, squares=_sum_of_shards(squares))

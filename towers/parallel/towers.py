@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.optim.update import Update
+from towers.parallel.all_reduce import all_average_states
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import (
     average_gradients,
-    average_states,
     shares,
     tower_weights,
 )
@@ -53,14 +53,22 @@ class Towers:
         self.description = [f"variables on {self.parameter_device}"]
 
     def fetch(self, use_averages=False):
-        [variables] = self.variables
-        return [variables.fetch(device, use_averages) for device in self._devices]
+        fetched = self.variables[0].fetch(use_averages)
+        return [
+            fetched if device == self.parameter_device else fetched.copied_to(device)
+            for device in self._devices
+        ]
 
     def average(self, results):
         with tf.device(self.parameter_device):
             gradients = average_gradients([r.gradients for r in results], self._weights)
-            state = average_states([r.state for r in results], self._weights)
-        return Mean([gradients], [state])
+        states = all_average_states(
+            [r.state for r in results],
+            self._devices,
+            self._weights,
+            targets=[self.parameter_device],
+        )
+        return Mean([gradients], states)
 
     def update(self, step, mean):
         [variables], [gradients], [state] = self.variables, mean.gradients, mean.states

@@ -40,6 +40,11 @@ class Fetched(NamedTuple):
     params: list[tf.Tensor]
     state: list[tf.Tensor]
 
+    def copied_to(self, device: str) -> "Fetched":
+        """The same values on another device."""
+        with tf.device(device):
+            return Fetched(*([tf.identity(x) for x in part] for part in self))
+
 
 class Variables:
     """Parameters, slots, moving averages and model state on one device.
@@ -85,21 +90,23 @@ class Variables:
             if update_fn.ema_decay and keeps_averages:
                 self.averages = [tf.Variable(p, trainable=False) for p in self.params]
 
-    def fetch(self, device: str, use_averages: bool = False) -> Fetched:
-        """Parameters (or averages) and model state, copied to a device."""
+    def fetch(self, use_averages: bool = False) -> Fetched:
+        """Parameters (or averages) and model state, on this device."""
         params = self.averages if use_averages else self.params
-        with tf.device(device):
-            return Fetched(
-                [tf.identity(p) for p in params], [tf.identity(s) for s in self.state]
-            )
+        return Fetched(self._values(params), self._values(self.state))
 
     def read(self) -> tuple[list[tf.Tensor], list[Slots], list[tf.Tensor]]:
         """Parameters, slots and averages as `Update` takes them."""
-        return (
-            [param.read_value() for param in self.params],
-            [{k: v.read_value() for k, v in slot.items()} for slot in self.slots],
-            [average.read_value() for average in self.averages],
-        )
+        slots = [
+            dict(zip(slot, self._values(slot.values()), strict=True))
+            for slot in self.slots
+        ]
+        return self._values(self.params), slots, self._values(self.averages)
+
+    def _values(self, variables):
+        # `read_value` would add a copy that may be on another device.
+        with tf.device(self.device):
+            return [variable.value() for variable in variables]
 
     def assign(
         self,

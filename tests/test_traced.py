@@ -1,0 +1,122 @@
+"""A function that is traced once and copied into every graph that calls it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.parallel.traced import TracedOnce, needed_operations
+
+
+def powers(exponent, x, nothing):
+    """A cube's gradient among others; the Python body counts its calls."""
+    powers.calls += 1
+    with tf.GradientTape() as tape:
+        tape.watch(x["a"])
+        y = tf.reduce_sum(x["a"] ** exponent)
+    gradient = tape.gradient(y, x["a"])
+    return {"y": y, "gradient": gradient, "same": x["b"]}
+
+
+@pytest.fixture(autouse=True)
+def _count_anew():
+    powers.calls = 0
+
+
+def arguments(size=3):
+    a = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    return {"a": tf.constant(a), "b": tf.constant(7)}
+
+
+def test_one_trace_serves_every_device_and_graph():
+    traced = TracedOnce(powers)
+
+    @tf.function(autograph=False)
+    def on_devices(x):
+        results = []
+        for device in range(3):
+            with tf.device(f"/CPU:{device}"):
+                results.append(traced(3, x, None, name=f"tower_{device}"))
+        return results
+
+    graphs = [on_devices.get_concrete_function(arguments()).graph]
+    expected = arguments()["a"].numpy()
+    for result in on_devices(arguments()):
+        np.testing.assert_allclose(result["gradient"], 3 * expected**2, rtol=1e-6)
+        np.testing.assert_allclose(result["y"], np.sum(expected**3), rtol=1e-6)
+        assert result["same"] == 7
+    assert powers.calls == 1
+    devices = {
+        op.device[-5:]
+        for op in graphs[0].get_operations()
+        if "gradient_tape" in op.name
+    }
+    assert devices == {"CPU:0", "CPU:1", "CPU:2"}
+
+    on_devices(arguments(size=4))  # another signature
+    assert powers.calls == 2
+    assert traced(3, arguments(), None, name="eager")["same"] == 7
+    assert powers.calls == 3
+    tf.function(lambda x: traced(2, x, None, name="other"), autograph=False)(
+        arguments()
+    )
+    assert powers.calls == 4
+
+
+def test_what_is_not_selected_is_not_copied():
+    traced = TracedOnce(powers)
+
+    @tf.function(autograph=False)
+    def value_alone(x):
+        return traced(3, x, None, name="tower", select=lambda result: [result["y"]])
+
+    [y] = value_alone(arguments())
+    np.testing.assert_allclose(y, np.sum(arguments()["a"].numpy() ** 3), rtol=1e-6)
+    graph = value_alone.get_concrete_function(arguments()).graph
+    assert not [op for op in graph.get_operations() if "gradient_tape" in op.name]
+
+
+def test_copies_work_in_loops_and_with_branches_captures_and_effects():
+    large, count = tf.constant(np.arange(1000.0, dtype=np.float32)), tf.Variable(0)
+
+    def function(key, x):
+        count.assign_add(1)
+        y = tf.cond(x > 0, lambda: x * tf.reduce_sum(large), lambda: -x)
+        return y + key
+
+    traced = TracedOnce(function)
+
+    @tf.function(autograph=False)
+    def loop(x):
+        def body(i, total):
+            return i + 1, total + traced(1, x, name="copy")
+
+        return tf.while_loop(lambda i, _: i < 4, body, (0, tf.constant(0.0)))[1]
+
+    np.testing.assert_allclose(loop(tf.constant(2.0)), 4 * (2 * 499500 + 1))
+    np.testing.assert_allclose(loop(tf.constant(-2.0)), 4 * (2 + 1))
+    assert count.numpy() == 8
+
+
+def test_equal_constants_are_one():
+    def function(key, x):
+        for _ in range(10):
+            x = x * tf.constant([2.0, 3.0]) + tf.constant([1.0, 0.0])
+        return x
+
+    traced = TracedOnce(function)
+    copied = tf.function(lambda x: traced(0, x, name="copy"), autograph=False)
+    x = tf.constant([0.5, -1.0])
+    np.testing.assert_array_equal(copied(x), function(0, x))
+    operations = copied.get_concrete_function(x).graph.get_operations()
+    assert sum(op.type == "Const" for op in operations) == 2
+
+
+def test_needed_operations_are_those_that_lead_to_the_wanted_ones():
+    with tf.Graph().as_default():
+        a, b = tf.constant(1.0), tf.constant(2.0)
+        c = a + a
+        with tf.control_dependencies([c]):
+            d = tf.identity(b)
+        unused = b * b
+        needed = needed_operations([d.op])
+        assert needed == {a.op, b.op, c.op, d.op} and unused.op not in needed

@@ -1,0 +1,149 @@
+"""A function that is traced once and copied into every graph that calls it.
+
+Tracing a tower's forward and backward part takes Python much longer than copying the
+operations. The towers' parts differ in their devices alone, so they share one trace.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+
+class TracedOnce:
+    """A pure function of tensors that is traced once per key and signature.
+
+    A call in a graph copies the operations there, without those that no result needs,
+    onto the device in scope. They are part of that graph, so a step is as fast as if
+    they had been traced there; a call of a `tf.function` would make it slower. An eager
+    call is one of the function itself.
+
+    Args:
+        function: (key, *arguments) -> a structure of tensors. The arguments are
+            structures of tensors of known shapes, and None.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        self._traces = {}
+
+    def __call__(
+        self,
+        key: Hashable,
+        *arguments: Any,
+        name: str,
+        select: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """The results of the function.
+
+        Args:
+            key: its first argument, a plain value.
+            *arguments: the others.
+            name: scope of the copied operations.
+            select: from the results to the part of them that is wanted.
+        """
+        if tf.executing_eagerly():
+            results = self._function(key, *arguments)
+            return results if select is None else select(results)
+        signature = tf.nest.map_structure(_spec, arguments)
+        place = key, tuple(tf.nest.flatten(signature))
+        if place not in self._traces:
+            function = functools.partial(self._function, key)
+            traced = tf.function(function, autograph=False)
+            self._traces[place] = _Trace(traced.get_concrete_function(*signature))
+        return self._traces[place].copy(arguments, name, select)
+
+
+class _Trace:
+    """The graph of a function, of which nothing runs."""
+
+    def __init__(self, function):
+        self._function = function
+        # The outputs are identities, which a copy does without.
+        self._results = tf.nest.pack_sequence_as(
+            function.structured_outputs, [_source(x) for x in function.outputs]
+        )
+        self._definitions = {}  # names of operations -> the graph that they need
+
+    def copy(self, arguments, name, select):
+        """The results, computed in the graph at hand."""
+        results = self._results if select is None else select(self._results)
+        graph = tf.compat.v1.get_default_graph()
+        inputs = [x for x in tf.nest.flatten(arguments) if x is not None]
+        inputs += self._function.captured_inputs
+        values = {
+            placeholder.name: graph.capture(value)
+            for placeholder, value in zip(self._function.inputs, inputs, strict=True)
+        }
+        outputs = [x.name for x in tf.nest.flatten(results)]
+        computed = [x for x in dict.fromkeys(outputs) if x not in values]
+        definition = self._definition(computed)
+        # The import would make other objects of them, which have no graph.
+        for called in self._function.graph._functions.values():
+            graph._add_function_recursive(called)
+        read = {x for node in definition.node for x in node.input}
+        copies = tf.graph_util.import_graph_def(
+            definition,
+            input_map={k: v for k, v in values.items() if k.split(":")[0] in read},
+            return_elements=computed,
+            name=name,
+        )
+        values |= zip(computed, copies, strict=True)
+        return tf.nest.pack_sequence_as(results, [values[x] for x in outputs])
+
+    def _definition(self, outputs):
+        """What the outputs need, and what has an effect."""
+        graph = self._function.graph
+        wanted = [graph.get_tensor_by_name(x).op for x in outputs]
+        wanted += graph.control_outputs
+        names = tuple(op.name for op in wanted)
+        if names not in self._definitions:
+            needed = {op.name for op in needed_operations(wanted)}
+            needed -= {placeholder.op.name for placeholder in self._function.inputs}
+            definition = graph.as_graph_def()
+            nodes = [node for node in definition.node if node.name in needed]
+            definition.ClearField("library")
+            del definition.node[:]
+            definition.node.extend(_merge_constants(nodes))
+            self._definitions[names] = definition
+        return self._definitions[names]
+
+
+def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """All that run where these are wanted, these included."""
+    pending, needed = list(operations), set()
+    while pending:
+        op = pending.pop()
+        if op not in needed:
+            needed.add(op)
+            pending += [x.op for x in op.inputs]
+            pending += op.control_inputs
+    return needed
+
+
+def _merge_constants(nodes):
+    """The nodes with one constant for each value."""
+    first, same, kept = {}, {}, []
+    for node in nodes:
+        if node.op != "Const" or node.input:
+            kept.append(node)
+            continue
+        value = node.attr["value"].SerializeToString()
+        same[node.name] = first.setdefault(value, node.name)
+        if same[node.name] == node.name:
+            kept.append(node)
+    for node in kept:
+        for place, name in enumerate(node.input):
+            if name in same:
+                node.input[place] = same[name]
+    return kept
+
+
+def _spec(tensor):
+    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _source(tensor):
+    op = tensor.op
+    return op.inputs[0] if op.type == "Identity" and not op.control_inputs else tensor
