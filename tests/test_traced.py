@@ -100,15 +100,18 @@ def test_copies_work_in_loops_and_with_branches_captures_and_effects():
 def test_equal_constants_are_one():
     def function(key, x):
         for _ in range(10):
-            x = x * tf.constant([2.0, 3.0]) + tf.constant([1.0, 0.0])
-        return x
+            x = x * tf.constant([2.0, 3.0])
+            with tf.control_dependencies([tf.constant([1.0, 0.0])]):
+                x += tf.constant([1.0, 0.0])
+        return x, tf.constant([1.0, 0.0]), tf.constant([1.0, 0.0])
 
     traced = TracedOnce(function)
     copied = tf.function(lambda x: traced(0, x, name="copy"), autograph=False)
     x = tf.constant([0.5, -1.0])
-    np.testing.assert_array_equal(copied(x), function(0, x))
+    for ours, expected in zip(copied(x), function(0, x), strict=True):
+        np.testing.assert_array_equal(ours, expected)
     operations = copied.get_concrete_function(x).graph.get_operations()
-    assert sum(op.type == "Const" for op in operations) == 2
+    assert sum(op.type == "Const" for op in operations) == 4  # two are results
 
 
 def test_needed_operations_are_those_that_lead_to_the_wanted_ones():

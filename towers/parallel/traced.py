@@ -105,7 +105,7 @@ class _Trace:
             nodes = [node for node in definition.node if node.name in needed]
             definition.ClearField("library")
             del definition.node[:]
-            definition.node.extend(_merge_constants(nodes))
+            definition.node.extend(_merge_constants(nodes, names))
             self._definitions[names] = definition
         return self._definitions[names]
 
@@ -122,21 +122,20 @@ def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return needed
 
 
-def _merge_constants(nodes):
-    """The nodes with one constant for each value."""
+def _merge_constants(nodes, outputs):
+    """The nodes with one constant for each value, besides those that are outputs."""
     first, same, kept = {}, {}, []
     for node in nodes:
-        if node.op != "Const" or node.input:
-            kept.append(node)
-            continue
-        value = node.attr["value"].SerializeToString()
-        same[node.name] = first.setdefault(value, node.name)
-        if same[node.name] == node.name:
+        if node.op == "Const" and not node.input and node.name not in outputs:
+            value = node.attr["value"].SerializeToString()
+            same[node.name] = first.setdefault(value, node.name)
+        if same.get(node.name, node.name) == node.name:
             kept.append(node)
     for node in kept:
         for place, name in enumerate(node.input):
-            if name in same:
-                node.input[place] = same[name]
+            mark = "^" if name.startswith("^") else ""  # of a control dependency
+            name = name.removeprefix("^")
+            node.input[place] = mark + same.get(name, name)
     return kept
 
 
