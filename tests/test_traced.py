@@ -101,8 +101,9 @@ def test_equal_constants_are_one():
     def function(key, x):
         for _ in range(10):
             x = x * tf.constant([2.0, 3.0])
+            more = tf.constant([1.0, 0.0])
             with tf.control_dependencies([tf.constant([1.0, 0.0])]):
-                x += tf.constant([1.0, 0.0])
+                x += more
         return x, tf.constant([1.0, 0.0]), tf.constant([1.0, 0.0])
 
     traced = TracedOnce(function)
