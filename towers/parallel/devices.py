@@ -176,6 +176,11 @@ def missing_cuda_packages() -> list[str]:
     return missing
 
 
+def share_memory(device: str, other: str) -> bool:
+    """Whether a tensor on one device is on the other without being copied."""
+    return device == other or ("CPU" in device and "CPU" in other)
+
+
 def enable_determinism() -> None:
     """Kernels that repeat bit for bit, and no TF32 rounding, on GPUs as well."""
     with warnings.catch_warnings():

@@ -18,6 +18,7 @@ from towers.optim.update import Update
 from towers.parallel.all_reduce import all_average_states, all_reduce, check_algorithm
 from towers.parallel.gradients import shares, tower_weights
 from towers.parallel.strategy import Mean
+from towers.parallel.traced import TracedOnce
 from towers.parallel.variables import Initial, Variables, named_shards
 
 # Few large copies between GPUs are faster than many small ones; the logical devices of
@@ -58,6 +59,7 @@ class Replicated:
             "dtype": tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
         }
         self._update_fn, self._devices = update_fn, devices
+        self._traced_update = TracedOnce(lambda _, *args: update_fn(*args))
         self.sizes = shares(micro_batch_size, len(devices))
         self._weights = tower_weights(self.sizes)
         # No step reads the averages, so one copy is enough.
@@ -89,8 +91,14 @@ class Replicated:
         ):
             with tf.device(replica.device):
                 if updated is None or self._update_fn.optimizer.elementwise:
-                    updated = self._update_fn(
-                        step, mean.norm, *replica.read(), gradients, mean.squares
+                    updated = self._traced_update(
+                        None,
+                        step,
+                        mean.norm,
+                        *replica.read(),
+                        gradients,
+                        mean.squares,
+                        name="update",
                     )
                 else:  # its sums may round differently here
                     params, slots, _ = updated

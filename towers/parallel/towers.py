@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers.optim.update import Update
 from towers.parallel.all_reduce import all_average_states
-from towers.parallel.devices import HOST
+from towers.parallel.devices import HOST, share_memory
 from towers.parallel.gradients import (
     average_gradients,
     shares,
@@ -53,9 +53,9 @@ class Towers:
         self.description = [f"variables on {self.parameter_device}"]
 
     def fetch(self, use_averages=False):
-        fetched = self.variables[0].fetch(use_averages)
+        fetched, home = self.variables[0].fetch(use_averages), self.parameter_device
         return [
-            fetched if device == self.parameter_device else fetched.copied_to(device)
+            fetched if share_memory(device, home) else fetched.copied_to(device)
             for device in self._devices
         ]
 
