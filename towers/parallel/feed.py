@@ -58,9 +58,13 @@ class HostStream:
     def __init__(self, stream: Stream):
         self._stream, self._iterator = stream, None
 
-    def spec(self):
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """The types of the stream's elements."""
         batches = self._stream(0) if self._iterator is None else self._iterator
-        return tf.data.IteratorSpec(batches.element_spec)
+        return batches.element_spec
+
+    def spec(self):
+        return tf.data.IteratorSpec(self.element_spec())
 
     def start(self, step):
         if self._iterator is None:
@@ -98,11 +102,10 @@ class CopiedAhead:
         process: Callable[[tf.Tensor, Batch], Batch] = lambda step, batch: batch,
     ):
         self._host, self._device, self._process = HostStream(stream), device, process
-        self._held, self._is_holding = None, False
+        self._held, self._is_holding = {}, False
 
     def spec(self):
-        spec = self._host.spec()
-        if self._held is None:
+        if not self._held:
             with tf.device(self._device):
                 self._held = {
                     name: tf.Variable(
@@ -110,9 +113,9 @@ class CopiedAhead:
                         trainable=False,
                         name=f"next_{name}",
                     )
-                    for name, x in spec.element_spec.items()
+                    for name, x in self._host.element_spec().items()
                 }
-        return spec
+        return self._host.spec()
 
     def start(self, step):
         iterator = self._host.start(step)

@@ -137,9 +137,7 @@ class Loop:
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
             metrics = self._zero_metrics()
-        return tf.while_loop(
-            wanted, body, (*begin, metrics), parallel_iterations=1
-        )
+        return tf.while_loop(wanted, body, (*begin, metrics), parallel_iterations=1)
 
     def _one_step(self, phase, batch):
         self._step_graphs[phase] = tf.compat.v1.get_default_graph()
