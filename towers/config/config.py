@@ -52,7 +52,7 @@ class Config:
     )
     input: str = option(
         "auto",
-        "Batches are read ahead (stream), or made inside the compiled step from images "
+        "Batches are read ahead (stream; on GPUs also copied ahead), or made from images "
         "that lie on the first tower's device (resident); auto: resident on GPUs where "
         "the data lies in memory.",
         choices=choices.INPUTS,
