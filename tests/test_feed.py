@@ -13,7 +13,7 @@ from marks import slow
 from recipes import Recipe, create_trainer, have_steps_inlined
 from test_strategies import partition_graphs
 
-from towers import build
+from towers import build, training
 from towers.config.choices import AUGMENTS
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import TrainBatches
@@ -90,6 +90,7 @@ class Recorder:
             self.seen.append(dict(zip(self._names, values, strict=True)))
             return np.int32(0)
 
+        tf.no_op(name="unplaced")
         values = [batch[name] for name in self._names]
         recorded = tf.numpy_function(record, values, tf.int32, name="recorded")
         with tf.control_dependencies([recorded]):
@@ -131,6 +132,20 @@ def test_a_run_is_that_of_the_stream_bit_for_bit_also_in_two_parts(name, options
         trainer.train(3)
         states.append(trainer.state())
     small_runs.assert_equal_states(*states)
+
+
+@pytest.mark.parametrize("name", ["augmented there", slow("copied")])
+def test_a_run_that_was_interrupted_continues_with_the_right_batch(
+    name, tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch)
+    expected = small_runs.uninterrupted(small_runs.small_config())
+    monkeypatch.setattr(
+        build, "create_feed", lambda _, batches, __: FEEDS[name](batches)
+    )
+    training.train(tmp_path, small_runs.small_config(max_steps=3))
+    training.train(tmp_path, small_runs.small_config())
+    small_runs.assert_equal_states(small_runs.saved(tmp_path).tensors, expected.state)
 
 
 def test_a_stop_finds_a_whole_step_and_the_next_call_the_next_batch():
@@ -208,6 +223,18 @@ def test_a_step_does_not_wait_for_the_copy_of_the_next_batch():
     assert {"IteratorGetNext", "ReadVariableOp"} <= before
 
 
+def test_the_host_counts_the_steps_and_decides_on_the_next():
+    """On GPUs TensorFlow would choose the first for everything that is not placed."""
+    [graph] = Recorder(
+        FEEDS["resident"](create_batches()), create_batches()
+    ).loop.trace()
+    [loop] = [op for op in graph.outer_graph.get_operations() if op.type == "While"]
+    inside = {op.name.split("/")[-1]: op for op in graph.get_operations()}
+    placed = [loop, *(x.op for x in loop.inputs[2:6]), inside["cond"], inside["Equal"]]
+    assert {op.device for op in placed} == {"/device:CPU:0"}
+    assert inside["unplaced"].device == ""  # of the step
+
+
 def ancestors(operations):
     """All operations of a graph that are finished before these begin."""
     found, left = set(), list(operations)
@@ -279,6 +306,13 @@ def test_gpus_have_kernels_for_every_augmentation(augment):
         )
         elements = batches.stored_stream(0).element_spec
         assert has_gpu_kernels(batches.process, elements)
+        # A GPU leaves arithmetic in int32 to the host.
+        step = tf.TensorSpec([], tf.int64)
+        process = tf.function(batches.process, autograph=False)
+        ops = process.get_concrete_function(step, elements).graph.get_operations()
+        for tensor in (x for op in ops for x in op.outputs if op.type != "Placeholder"):
+            is_of_images = tensor.shape.rank and tensor.shape[0] == 6
+            assert tensor.dtype != tf.int32 or not is_of_images, tensor.op.name
 
 
 def test_what_a_gpu_cannot_augment_the_host_does():

@@ -109,6 +109,10 @@ class Loop:
                 return (done < num_steps) & taken & ~self._stop.read_value()
 
         def body(done, taken, wait_secs, metrics):
+            with tf.device(None):  # not that of the loop
+                return step(done, taken, wait_secs)
+
+        def step(done, taken, wait_secs):
             with tf.device(HOST):
                 # The activity changes only once the step before is finished.
                 with tf.control_dependencies([done, taken]):
@@ -116,16 +120,16 @@ class Loop:
                 with tf.control_dependencies([waiting]):
                     since = tf.timestamp()
                 with tf.control_dependencies([since]):
-                    step = self._global_step.read_value()
-                    awaited = self._feed.wait(iterator, step)
+                    number = self._global_step.read_value()
+                    awaited = self._feed.wait(iterator, number)
                 with tf.control_dependencies(list(awaited.values())):
                     wait_secs += tf.timestamp() - since
                 with tf.control_dependencies([wait_secs]):
                     computing = self._activity.assign(COMPUTING, read_value=False)
             with tf.control_dependencies([computing]):
                 awaited = {name: _colocated_identity(x) for name, x in awaited.items()}
-                step = _colocated_identity(step)
-            batch, ahead = self._feed.batch(awaited, step)
+                number = _colocated_identity(number)
+            batch, ahead = self._feed.batch(awaited, number)
             if self._inline:
                 taken, metrics = self._one_step(phase, batch)
             else:
@@ -134,10 +138,12 @@ class Loop:
             with tf.device(HOST), tf.control_dependencies(ahead):
                 return done + 1, taken, wait_secs, metrics
 
+        # A loop's condition is where the loop is, its variables where they begin.
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
-            metrics = self._zero_metrics()
-        return tf.while_loop(wanted, body, (*begin, metrics), parallel_iterations=1)
+            return tf.while_loop(
+                wanted, body, (*begin, self._zero_metrics()), parallel_iterations=1
+            )
 
     def _one_step(self, phase, batch):
         self._step_graphs[phase] = tf.compat.v1.get_default_graph()
