@@ -221,6 +221,8 @@ def test_a_step_does_not_wait_for_the_copy_of_the_next_batch():
     # The batch is there before the step begins.
     before = {op.type for op in ancestors([step])}
     assert {"IteratorGetNext", "ReadVariableOp"} <= before
+    # The count, for which the next step waits.
+    assert set(copies) <= ancestors([graph.outputs[2].op])
 
 
 def test_the_host_counts_the_steps_and_decides_on_the_next():
