@@ -221,7 +221,7 @@ def test_a_step_does_not_wait_for_the_copy_of_the_next_batch():
     # The batch is there before the step begins.
     before = {op.type for op in ancestors([step])}
     assert {"IteratorGetNext", "ReadVariableOp"} <= before
-    # The count, for which the next step waits.
+    # The next step waits for the count, with which the step ends.
     assert set(copies) <= ancestors([graph.outputs[2].op])
 
 

@@ -58,8 +58,7 @@ def test_the_batches_are_those_of_the_stream_bit_for_bit(
         """As the loop of a trainer makes them."""
         step, actual = first_step, []
         for _ in range(count):
-            batch, _ = resident.batch(resident.wait(None, step), step)
-            actual.append(batch)
+            actual.append(resident.batch(resident.wait(None, step), step))
             step += 1
         return actual
 

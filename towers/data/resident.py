@@ -60,10 +60,10 @@ class ResidentBatches:
         with tf.control_dependencies([assigned]):
             return tf.identity(epoch)
 
-    def batch(self, awaited: Batch, step: tf.Tensor) -> tuple[Batch, list]:
+    def batch(self, awaited: Batch, step: tf.Tensor) -> Batch:
         """The batch of a step; its labels, where they are not mixed, are int64."""
         with tf.control_dependencies([awaited["epoch"]]), tf.device(self._device):
-            return self._batches(step, self._orders.read_value()), []
+            return self._batches(step, self._orders.read_value())
 
     def restart(self) -> None:
         """Nothing to do: the orders are functions of the epoch."""

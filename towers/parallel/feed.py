@@ -33,11 +33,9 @@ class Feed(Protocol):
             step: int64 scalar, on the host.
         """
 
-    def batch(
-        self, awaited: Batch, step: tf.Tensor
-    ) -> tuple[Batch, list[tf.Operation]]:
-        """In the graph: the batch of a step, and operations that go on next to the step
-        and are finished when it ends.
+    def batch(self, awaited: Batch, step: tf.Tensor) -> Batch:
+        """In the graph: the batch of a step. It may assign variables next to the step,
+        which ends once they are assigned.
 
         Args:
             awaited: what `wait` gave.
@@ -76,7 +74,7 @@ class HostStream:
             return next(iterator)
 
     def batch(self, awaited, step):
-        return awaited, []
+        return awaited
 
     def restart(self):
         self._iterator = None
@@ -136,16 +134,14 @@ class CopiedAhead:
         with tf.control_dependencies([step]), tf.device(self._device):
             held = {name: x.read_value() for name, x in self._held.items()}
         with tf.control_dependencies(held.values()):
-            copies = self._copy(awaited)
+            self._copy(awaited)
         with tf.device(self._device):
-            return self._process(step, held), copies
+            return self._process(step, held)
 
     def _copy(self, elements):
         with tf.device(self._device):
-            return [
+            for name, x in elements.items():
                 self._held[name].assign(x, read_value=False)
-                for name, x in elements.items()
-            ]
 
     def restart(self):
         self._host.restart()

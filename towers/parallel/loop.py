@@ -110,33 +110,32 @@ class Loop:
 
         def body(done, taken, wait_secs, metrics):
             with tf.device(None):  # not that of the loop
-                return step(done, taken, wait_secs)
-
-        def step(done, taken, wait_secs):
-            with tf.device(HOST):
-                # The activity changes only once the step before is finished.
-                with tf.control_dependencies([done, taken]):
-                    waiting = self._activity.assign(WAITING, read_value=False)
-                with tf.control_dependencies([waiting]):
-                    since = tf.timestamp()
-                with tf.control_dependencies([since]):
-                    number = self._global_step.read_value()
-                    awaited = self._feed.wait(iterator, number)
-                with tf.control_dependencies(list(awaited.values())):
-                    wait_secs += tf.timestamp() - since
-                with tf.control_dependencies([wait_secs]):
-                    computing = self._activity.assign(COMPUTING, read_value=False)
-            with tf.control_dependencies([computing]):
-                awaited = {name: _colocated_identity(x) for name, x in awaited.items()}
-                number = _colocated_identity(number)
-            batch, ahead = self._feed.batch(awaited, number)
-            if self._inline:
-                taken, metrics = self._one_step(phase, batch)
-            else:
                 with tf.device(HOST):
-                    taken, metrics = self.step_call(phase, batch)
-            with tf.device(HOST), tf.control_dependencies(ahead):
-                return done + 1, taken, wait_secs, metrics
+                    # The activity changes only once the step before is finished.
+                    with tf.control_dependencies([done, taken]):
+                        waiting = self._activity.assign(WAITING, read_value=False)
+                    with tf.control_dependencies([waiting]):
+                        since = tf.timestamp()
+                    with tf.control_dependencies([since]):
+                        number = self._global_step.read_value()
+                        awaited = self._feed.wait(iterator, number)
+                    with tf.control_dependencies(list(awaited.values())):
+                        wait_secs += tf.timestamp() - since
+                    with tf.control_dependencies([wait_secs]):
+                        computing = self._activity.assign(COMPUTING, read_value=False)
+                with tf.control_dependencies([computing]):
+                    awaited = {
+                        name: _colocated_identity(x) for name, x in awaited.items()
+                    }
+                    number = _colocated_identity(number)
+                batch = self._feed.batch(awaited, number)
+                if self._inline:
+                    taken, metrics = self._one_step(phase, batch)
+                else:
+                    with tf.device(HOST):
+                        taken, metrics = self.step_call(phase, batch)
+                with tf.device(HOST):
+                    return done + 1, taken, wait_secs, metrics
 
         # A loop's condition is where the loop is, its variables where they begin.
         with tf.device(HOST):
