@@ -16,9 +16,10 @@ from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
-from towers.data.sources import ArraySource, Subset, num_bytes
+from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
 from towers.errors import ConfigError
 from towers.parallel.devices import Devices
+from towers.parallel.feed import CopiedAhead, HostStream
 from towers.parallel.towers import Towers
 
 
@@ -54,11 +55,10 @@ def test_the_batches_are_those_of_the_stream_bit_for_bit(
 
     @tf.function(autograph=False)
     def made(first_step):
-        """As the loop of a strategy makes them, handing on the orders."""
-        step, orders, actual = first_step, resident.start(first_step), []
+        """As the loop of a trainer makes them."""
+        step, actual = first_step, []
         for _ in range(count):
-            batch, orders = resident(step, orders)
-            actual.append(batch)
+            actual.append(resident.batch(resident.wait(None, step), step))
             step += 1
         return actual
 
@@ -76,16 +76,16 @@ def test_the_batches_are_those_of_the_stream_bit_for_bit(
 
 def test_the_order_of_an_epoch_is_drawn_once():
     """The shuffle, slower than a batch, is in a branch that is not taken."""
-    resident = ResidentBatches(batches_of(12, 4, "none"), "/CPU:0")
+    resident = ResidentBatches(batches_of(12, 4, "none"), "/CPU:3")
     step = tf.constant(4, tf.int64)
-    epoch, orders = resident.start(step)
-    marked = tf.reverse(orders, [1])
-    batch, (held, next_orders) = resident(step, (epoch, marked))
-    np.testing.assert_array_equal(next_orders, marked)
-    assert held == epoch == 1
-    _, (held, drawn) = resident(step + 2, (epoch, marked))
-    np.testing.assert_array_equal(drawn, resident.start(step + 2)[1])
-    assert held == 2
+    resident.wait(None, step)
+    drawn = resident._orders.numpy()
+    resident._orders.assign(drawn[:, ::-1])
+    resident.wait(None, step + 1)  # of the same epoch
+    np.testing.assert_array_equal(resident._orders, drawn[:, ::-1])
+    resident.wait(None, step + 2)
+    np.testing.assert_array_equal(np.sort(resident._orders[0]), np.arange(12))
+    assert (resident._orders.numpy() != drawn).any()
 
 
 @pytest.mark.parametrize(
@@ -119,27 +119,23 @@ def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
         Recipe(),
         networks.random_batches(1, 4),
         2,
-        resident=ResidentBatches(batches, "/CPU:3"),
+        feed=ResidentBatches(batches, "/CPU:3"),
     )
     [graph] = strategy.loop.trace()
-    next_orders = [
-        op
-        for op in graph.get_operations()
-        if op.type == "Identity" and op.outputs[0].shape == (4, 8, 8, 3)
-    ]
-    assert next_orders and {op.device[-5:] for op in next_orders} == {"CPU:3"}
+    shares = [op for op in graph.get_operations() if "share" in op.name]
+    shares = [op for op in shares if op.type == "Slice"]
+    assert len(shares) == 6 and {op.device[-5:] for op in shares} == {"CPU:3"}
 
 
-def test_sources_in_memory_know_their_size_and_copy_themselves():
+def test_sources_in_memory_know_their_size_and_are_copied_to_a_device():
     images, labels = small_runs.arrays(6, 0)
     subset = Subset(ArraySource(images, labels), np.array([4, 1]))
-    assert num_bytes(subset) == 6 * 8 * 8 * 3
-    copy = subset.copied_to("/CPU:2")
-    with tf.device("/CPU:2"):
-        actual, of_classes = copy.read(tf.constant([1, 0], tf.int64))
-    assert "CPU:2" in actual.device
-    np.testing.assert_array_equal(actual, images[[1, 4]])
-    np.testing.assert_array_equal(of_classes, labels[[1, 4]])
+    assert num_bytes(subset) == 2 * 8 * 8 * 3
+    copy = DeviceSource(subset, "/CPU:2")
+    actual, of_classes = copy.read(tf.constant([1, 0, 1], tf.int64))
+    assert "CPU:2" in actual.device and "CPU:2" in of_classes.device
+    np.testing.assert_array_equal(actual, images[[1, 4, 1]])
+    np.testing.assert_array_equal(of_classes, labels[[1, 4, 1]])
 
 
 class FromFiles:
@@ -147,33 +143,35 @@ class FromFiles:
 
     num_examples, image_shape = 10, (8, 8, 3)
 
+    def __init__(self, source):
+        self.read = source.read
+
 
 @pytest.mark.parametrize(
-    "kind,wanted,in_memory,is_resident",
+    "kind,wanted,in_memory,expected",
     [
-        ("CPU", "auto", True, False),
-        ("GPU", "auto", True, True),
-        ("GPU", "auto", False, False),
-        ("GPU", "stream", True, False),
-        ("CPU", "resident", True, True),
+        ("CPU", "auto", True, HostStream),
+        ("GPU", "auto", True, ResidentBatches),
+        ("GPU", "auto", False, CopiedAhead),
+        ("GPU", "stream", True, CopiedAhead),
+        ("CPU", "resident", True, ResidentBatches),
     ],
 )
-def test_auto_is_resident_on_gpus_for_data_in_memory(
-    kind, wanted, in_memory, is_resident
-):
+def test_auto_is_resident_on_gpus_for_data_in_memory(kind, wanted, in_memory, expected):
     batches = batches_of(10, 5, "none")
     if not in_memory:
-        batches = dataclasses.replace(batches, source=FromFiles())
+        batches = dataclasses.replace(batches, source=FromFiles(batches.source))
     config = small_runs.small_config(input=wanted)
     devices = Devices(kind, ["/CPU:0"])
-    assert (build.resident(config, batches, devices) is not None) == is_resident
+    assert type(build.create_feed(config, batches, devices)) is expected
 
 
 def test_what_is_read_from_files_is_not_resident():
-    batches = dataclasses.replace(batches_of(10, 5, "none"), source=FromFiles())
+    batches = batches_of(10, 5, "none")
+    batches = dataclasses.replace(batches, source=FromFiles(batches.source))
     config = small_runs.small_config(input="resident")
     with pytest.raises(ConfigError, match="^input=resident with dataset=synthetic: "):
-        build.resident(config, batches, Devices("CPU", ["/CPU:0"]))
+        build.create_feed(config, batches, Devices("CPU", ["/CPU:0"]))
 
 
 def test_asynchronous_towers_draw_from_a_stream():

@@ -25,6 +25,7 @@ from recipes import (
 
 from towers.errors import NumericError
 from towers.parallel import replicated
+from towers.parallel.feed import HostStream
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.sharding import slices
@@ -383,13 +384,15 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
 
     network, batches = networks.plain_network(), networks.random_batches(4, 8)
     towers = create_trainer(Towers, network, Recipe(), batches, 2)
-    stream, loss_fn = towers.loop._stream, towers.network._loss_fn
+    stream, loss_fn = towers._stream, towers.network._loss_fn
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # drawn when wanted
-    towers.loop._stream = lambda first_step: (
-        stream(first_step)
-        .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
-        .with_options(options)
+    towers.loop._feed = HostStream(
+        lambda first_step: (
+            stream(first_step)
+            .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
+            .with_options(options)
+        )
     )
     towers.network._loss_fn = lambda logits, labels: loss_fn(
         logits, passing(1.0, labels)

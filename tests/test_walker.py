@@ -245,7 +245,7 @@ def sent_bytes(strategy, batch):
             except KeyError:
                 assert "/cond/" in name or "ctrl" in name, name  # of the control flow
                 continue
-            is_share = tensor.op.type in ("SplitV", "Placeholder")
+            is_share = tensor.op.type == "Placeholder" or "share" in tensor.op.name
             if tensor.dtype.is_floating and tensor.shape.rank and not is_share:
                 total += tensor.shape.num_elements() * tensor.dtype.size
     return total

@@ -29,6 +29,7 @@ from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices
+from towers.parallel.feed import CopiedAhead, Feed, HostStream, has_gpu_kernels
 from towers.parallel.synchronous import SynchronousTrainer
 from towers.parallel.trainer import Trainer
 
@@ -252,7 +253,7 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
         options = {
             "accumulate_steps": config.accumulate_steps,
             "scale_loss": config.precision == "float16",
-            "resident": resident(config, parts.train_batches, devices),
+            "feed": create_feed(config, parts.train_batches, devices),
         }
     strategy = factories.resolve("strategy", config.strategy)
     return trainer(
@@ -274,22 +275,26 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
     )
 
 
-def resident(
-    config: Config, batches: TrainBatches, devices: Devices
-) -> ResidentBatches | None:
-    """The batches that the first tower's device makes by itself, or None for a stream.
+def create_feed(config: Config, batches: TrainBatches, devices: Devices) -> Feed:
+    """The batches of the synchronous strategies: resident on the first tower's device,
+    copied to it ahead where that is a GPU, or those of the host.
 
     Raises:
         ConfigError: input=resident, but the images are not in memory.
     """
-    if config.input == "stream" or (config.input == "auto" and devices.kind != "GPU"):
-        return None
-    size = num_bytes(batches.source)
-    if config.input == "auto" and (size is None or size > MOST_RESIDENT_BYTES):
-        return None
-    if size is None:
+    device, size = devices.towers[0], num_bytes(batches.source)
+    if config.input == "resident" and size is None:
         raise ConfigError(
             f"input=resident with dataset={config.dataset}: its images are read from "
             "files when they are wanted; set --input=stream"
         )
-    return ResidentBatches(batches, devices.towers[0])
+    if config.input == "resident":
+        return ResidentBatches(batches, device)
+    if devices.kind != "GPU":
+        return HostStream(batches.stream)
+    if not has_gpu_kernels(batches.process, batches.stored_stream(0).element_spec):
+        return CopiedAhead(batches.stream, device)
+    fits = size is not None and size <= MOST_RESIDENT_BYTES
+    if config.input == "auto" and fits:
+        return ResidentBatches(batches, device)
+    return CopiedAhead(batches.stored_stream, device, batches.process)

@@ -52,9 +52,9 @@ class Config:
     )
     input: str = option(
         "auto",
-        "Batches are read ahead (stream), or made inside the compiled step from images "
-        "that lie on the first tower's device (resident); auto: resident on GPUs where "
-        "the data lies in memory.",
+        "Batches are read ahead (stream; for GPUs also copied ahead), or made from "
+        "images that lie on the first tower's device (resident); auto: resident on "
+        "GPUs where the data lies in memory.",
         choices=choices.INPUTS,
         free=True,
     )

@@ -63,7 +63,7 @@ def tutorial(
 
     def train(images, draw):
         n = images.shape[0]
-        images = tf.cast(crop_and_flip(images, draw, size, size), tf.float32)
+        images = crop_and_flip(tf.cast(images, tf.float32), draw, size, size)
         images += 63 * (2 * draw("brightness", [n, 1, 1, 1]) - 1)
         contrast = 0.2 + 1.6 * draw("contrast", [n, 1, 1, 1])
         means = tf.reduce_mean(images, [1, 2])
@@ -118,9 +118,10 @@ def translate_flip(
 
     def train(images, draw):
         places = tf.fill([2], 2.0 * pixels + 1)
-        corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int32)
+        corners = tf.cast(choose(draw.of_views("translation", 2), places), tf.int64)
         odd = tf.cast(draw.epochs % 2, tf.bool)[:, None]
         is_flipped = (draw.of_examples("flip", 1) < 0.5) != odd
+        images = tf.cast(images, tf.float32)
         images = windows(images, corners - pixels, is_flipped, height, width)
         return evaluate(images)
 
@@ -187,7 +188,7 @@ def crop_and_flip(images: tf.Tensor, draw: Draw, height: int, width: int) -> tf.
     """
     n, full_height, full_width, _ = images.shape
     places = tf.constant([full_height - height + 1, full_width - width + 1], tf.float32)
-    corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int32)
+    corners = tf.cast(choose(draw("crop", [n, 2]), places), tf.int64)
     return windows(images, corners, draw("flip", [n, 1]) >= 0.5, height, width)
 
 
@@ -201,8 +202,9 @@ def windows(
     """A window of each image, mirrored at the edges where it reaches over them.
 
     Args:
-        images: [n, full height, full width, channels], any dtype.
-        corners: int32 [n, 2], row and column of its upper left pixel. A window reaches
+        images: [n, full height, full width, channels], any dtype; a GPU gathers no
+            uint8.
+        corners: int64 [n, 2], row and column of its upper left pixel. A window reaches
             over an edge by less than the full height and width.
         is_flipped: bool [n, 1], whether it is mirrored.
         height, width: of the window.
@@ -211,12 +213,14 @@ def windows(
         [n, height, width, channels], same dtype.
     """
     n, full_height, full_width, channels = images.shape
-    rows = corners[:, :1] + tf.range(height)
-    columns = tf.where(is_flipped, width - 1 - tf.range(width), tf.range(width))
+    # On a GPU int32 is computed by the host.
+    places = functools.partial(tf.range, dtype=tf.int64)
+    rows = corners[:, :1] + places(height)
+    columns = tf.where(is_flipped, width - 1 - places(width), places(width))
     columns += corners[:, 1:]
     rows, columns = mirrored(rows, full_height), mirrored(columns, full_width)
     # One gather of whole pixels costs half of a gather of rows and one of columns.
-    firsts = tf.range(n)[:, None, None] * (full_height * full_width)
+    firsts = places(n)[:, None, None] * (full_height * full_width)
     pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
 

@@ -55,8 +55,7 @@ class TrainBatches:
             images are mixed, float32 [G, num_classes], and the noise of each dropout
             layer, float32 [G, ...].
         """
-        indices = self.indices(step, orders)
-        return self._process(step, indices, *self.source.read(indices))
+        return self.process(step, self._read(self.indices(step, orders)))
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
         """int64: the epoch of the first example of a step."""
@@ -84,13 +83,49 @@ class TrainBatches:
         Reading, processing and the consumer of the stream overlap.
         """
         steps = tf.data.Dataset.counter(first_step)
-        batches = tf.data.Dataset.zip(steps, self._index_stream(first_step))
-        batches = batches.map(
-            lambda step, indices: (step, indices, *self.source.read(indices)),
-            num_parallel_calls=streams.NUM_CALLS,
-        )
-        batches = batches.map(self._process, num_parallel_calls=streams.NUM_CALLS)
+        batches = tf.data.Dataset.zip(steps, self._stored(first_step))
+        batches = batches.map(self.process, num_parallel_calls=streams.NUM_CALLS)
         return _read_ahead(batches)
+
+    def stored_stream(self, first_step: int) -> tf.data.Dataset:
+        """As `stream`, of the stored examples that `process` makes a batch of."""
+        return _read_ahead(self._stored(first_step))
+
+    def process(self, step: tf.Tensor, stored: Batch) -> Batch:
+        """Augments and mixes the examples of a step.
+
+        Args:
+            step: int64 scalar, best on the host.
+            stored: "indices" int64 [G], "images" uint8 [G, height, width, channels],
+                "labels", integers [G].
+
+        Returns:
+            As a call; labels that are not mixed keep their dtype.
+        """
+        size, images, labels = self.images_per_step, stored["images"], stored["labels"]
+        epochs = self._positions(step) // self.source.num_examples
+        draw = randomness.Draw(self.seed, step, stored["indices"], epochs)
+        images = self.augment.train(images, draw)
+        if self.mix is not None:
+            images, labels = self.mix(images, labels, draw)
+        batch = {"images": images, "labels": labels}
+        for name, shape in self.noise_shapes.items():
+            batch[name] = draw(name, [size, *shape])
+        return batch
+
+    def _stored(self, first_step):
+        return self._index_stream(first_step).map(
+            self._read, num_parallel_calls=streams.NUM_CALLS
+        )
+
+    def _read(self, indices):
+        size = self.images_per_step
+        images, labels = self.source.read(indices)
+        return {
+            "indices": tf.ensure_shape(indices, [size]),
+            "images": tf.ensure_shape(images, [size, *self.source.image_shape]),
+            "labels": tf.ensure_shape(labels, [size]),
+        }
 
     def _index_stream(self, first_step):
         """`indices` for every step, at the cost of one shuffle an epoch."""
@@ -113,21 +148,6 @@ class TrainBatches:
         return step * self.images_per_step + tf.range(
             self.images_per_step, dtype=tf.int64
         )
-
-    def _process(self, step, indices, images, labels):
-        size = self.images_per_step
-        indices = tf.ensure_shape(indices, [size])
-        epochs = self._positions(step) // self.source.num_examples
-        draw = randomness.Draw(self.seed, step, indices, epochs)
-        images = tf.ensure_shape(images, [size, *self.source.image_shape])
-        images = self.augment.train(images, draw)
-        labels = tf.ensure_shape(labels, [size])
-        if self.mix is not None:
-            images, labels = self.mix(images, labels, draw)
-        batch = {"images": images, "labels": labels}
-        for name, shape in self.noise_shapes.items():
-            batch[name] = draw(name, [size, *shape])
-        return batch
 
 
 def _read_ahead(batches):

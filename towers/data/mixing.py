@@ -139,6 +139,6 @@ def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """
     places = numbers * NUM_QUANTILES
     below = tf.floor(places)
-    index = tf.cast(below, tf.int32)
+    index = tf.cast(below, tf.int64)
     first, second = tf.gather(quantiles, index), tf.gather(quantiles, index + 1)
     return first + (places - below) * (second - first)

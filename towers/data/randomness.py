@@ -15,11 +15,15 @@ ALGORITHM = "philox"
 
 
 def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
-    """int64 [2]: the key of one draw; other purposes and counters give other draws."""
+    """int64 [2]: the key of one draw; other purposes and counters give other draws.
+
+    It is computed on the host, where the kernels of GPUs want it.
+    """
     purpose_and_seed = (zlib.crc32(purpose.encode()) << 31) ^ seed
-    return tf.stack(
-        [tf.constant(purpose_and_seed, tf.int64), tf.cast(counter, tf.int64)]
-    )
+    with tf.device("CPU:0"):
+        return tf.stack(
+            [tf.constant(purpose_and_seed, tf.int64), tf.cast(counter, tf.int64)]
+        )
 
 
 def uniform(

@@ -1,7 +1,7 @@
-"""The batches of a training run, made inside the compiled step.
+"""The batches of a training run, made by the device that holds the images.
 
-For data sets that fit a device: the images are stored there, and nothing is copied to
-it in a step. The batches equal those of the stream.
+For data sets that fit a device: no image is copied to it in a step. The batches equal
+those of the stream.
 """
 
 import dataclasses
@@ -9,13 +9,14 @@ import dataclasses
 import tensorflow as tf
 
 from towers.data.batches import Batch, TrainBatches
-
-# An epoch, and the orders of it and of those after it that a batch may reach.
-Orders = tuple[tf.Tensor, tf.Tensor]
+from towers.data.sources import DeviceSource
 
 
 class ResidentBatches:
-    """Batches made by a device that holds all images.
+    """Implements the protocol `towers.parallel.feed.Feed`.
+
+    The host draws the order of an epoch when the epoch begins, and sends it. In a step
+    it sends the step's number alone.
 
     Args:
         batches: the batches; their source is in memory.
@@ -24,24 +25,45 @@ class ResidentBatches:
 
     def __init__(self, batches: TrainBatches, device: str):
         self._device = device
-        source = batches.source.copied_to(device)
+        source = DeviceSource(batches.source, device)
         self._batches = dataclasses.replace(batches, source=source)
+        with tf.device("CPU:0"):
+            self._epoch = tf.Variable(-1, dtype=tf.int64, trainable=False, name="epoch")
+            orders = tf.zeros_like(self._batches.orders(tf.constant(0, tf.int64)))
+        with tf.device(device):
+            self._orders = tf.Variable(orders, trainable=False, name="orders")
 
-    def start(self, step: tf.Tensor) -> Orders:
-        """The orders that the batch of a step takes its images from.
+    def spec(self) -> None:
+        """There is no iterator."""
 
-        They are carried from step to step, because drawing one costs more than a batch.
+    def start(self, step: int) -> None:
+        """There is no iterator."""
+
+    def wait(self, iterator: None, step: tf.Tensor) -> Batch:
+        """Has the orders on the device that the batch of a step takes its images from.
+
+        A variable keeps them, because drawing one costs more than a batch.
         """
-        with tf.device(self._device):
+        with tf.device("CPU:0"):
             epoch = self._batches.first_epoch(step)
-            return epoch, self._batches.orders(epoch)
-
-    def __call__(self, step: tf.Tensor, orders: Orders) -> tuple[Batch, Orders]:
-        """The batch of a step, int64, and the orders for the next one."""
-        with tf.device(self._device):
-            epoch, drawn = orders
-            first = self._batches.first_epoch(step)
             drawn = tf.cond(
-                first == epoch, lambda: drawn, lambda: self._batches.orders(first)
+                epoch == self._epoch, lambda: epoch, lambda: self._draw(epoch)
             )
-            return self._batches(step, drawn), (first, drawn)
+            return {"epoch": drawn}
+
+    def _draw(self, epoch):
+        orders = self._batches.orders(epoch)
+        with tf.device(self._device):
+            sent = self._orders.assign(orders, read_value=False)
+        with tf.control_dependencies([sent]):
+            assigned = self._epoch.assign(epoch, read_value=False)
+        with tf.control_dependencies([assigned]):
+            return tf.identity(epoch)
+
+    def batch(self, awaited: Batch, step: tf.Tensor) -> Batch:
+        """The batch of a step; its labels, where they are not mixed, are int64."""
+        with tf.control_dependencies([awaited["epoch"]]), tf.device(self._device):
+            return self._batches(step, self._orders.read_value())
+
+    def restart(self) -> None:
+        """Nothing to do: the orders are functions of the epoch."""

@@ -35,10 +35,9 @@ class ArraySource:
     Args:
         images: uint8 [num_examples, height, width, channels].
         labels: integers [num_examples].
-        device: where it lies instead.
     """
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray, device: str = "CPU:0"):
+    def __init__(self, images: np.ndarray, labels: np.ndarray):
         if images.dtype != np.uint8 or images.ndim != 4:
             raise ValueError(
                 "images must be uint8 [n, height, width, channels], "
@@ -48,7 +47,7 @@ class ArraySource:
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
-        with tf.device(device):
+        with tf.device("CPU:0"):
             self._images = tf.constant(images)
             self._labels = tf.constant(labels, tf.int32)
 
@@ -57,32 +56,54 @@ class ArraySource:
         """Of the images, in memory."""
         return self.num_examples * math.prod(self.image_shape)
 
-    def copied_to(self, device: str) -> "ArraySource":
-        """The same examples on another device."""
-        return ArraySource(self._images.numpy(), self._labels.numpy(), device)
-
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(self._images, indices), tf.gather(self._labels, indices)
+
+
+class DeviceSource:
+    """A copy of a source in the memory of a device.
+
+    The images are a variable: of the gathers of a GPU that of variables alone takes
+    uint8. The labels are int64: int32 tensors of a GPU are in host memory.
+
+    Args:
+        source: lies in host memory.
+        device: holds the copy.
+    """
+
+    def __init__(self, source: Source, device: str):
+        self.num_examples = source.num_examples
+        self.image_shape = source.image_shape
+        with tf.device("CPU:0"):
+            images, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
+            labels = tf.cast(labels, tf.int64)
+        self._device = device
+        with tf.device(device):
+            self._images = tf.Variable(images, trainable=False, name="images")
+            self._labels = tf.Variable(labels, trainable=False, name="labels")
+
+    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `Source.read`, with labels int64."""
+        with tf.device(self._device):
+            return tf.gather(self._images, indices), tf.gather(self._labels, indices)
 
 
 class Subset:
     """The examples of another source whose indices are listed."""
 
-    def __init__(self, source: Source, indices: np.ndarray, device: str = "CPU:0"):
+    def __init__(self, source: Source, indices: np.ndarray):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self._source = source
-        with tf.device(device):
+        with tf.device("CPU:0"):
             self._indices = tf.constant(indices, tf.int64)
 
     @property
     def num_bytes(self) -> int | None:
         """Of the images, in memory; None where they do not lie there."""
-        return num_bytes(self._source)
-
-    def copied_to(self, device: str) -> "Subset":
-        """The same examples on another device; its source has to lie in memory."""
-        return Subset(self._source.copied_to(device), self._indices.numpy(), device)
+        if num_bytes(self._source) is None:
+            return None
+        return self.num_examples * math.prod(self.image_shape)
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._source.read(tf.gather(self._indices, indices))

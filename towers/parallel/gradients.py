@@ -1,5 +1,6 @@
 """The shares of a batch, and weighted means over the towers."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -31,11 +32,19 @@ def split_batch(
             name: tf.reshape(value, [accumulate_steps, size, *value.shape[1:]])
             for name, value in batch.items()
         }
-    pieces = {name: tf.split(value, list(sizes), axis) for name, value in batch.items()}
+    ends = list(itertools.accumulate(sizes))
     return [
-        {name: piece[tower] for name, piece in pieces.items()}
-        for tower in range(len(sizes))
+        {name: _piece(value, end - size, size, axis) for name, value in batch.items()}
+        for size, end in zip(sizes, ends, strict=True)
     ]
+
+
+def _piece(value, first, size, axis):
+    """Not of `tf.split`, which on GPUs takes no int64."""
+    begin, sizes = [0] * value.shape.rank, [-1] * value.shape.rank
+    begin[axis], sizes[axis] = first, size
+    with tf.device(value.device):
+        return tf.slice(value, begin, sizes, name="share")
 
 
 def tower_weights(sizes: Sequence[int]) -> list[float]:

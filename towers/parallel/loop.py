@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from towers.parallel.devices import HOST
+from towers.parallel.feed import Feed
 from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
 
 # (phase, batch) -> (whether the step was taken, metrics), in the graph.
@@ -21,9 +22,7 @@ class Loop:
         zero_metrics: metrics of the same form, for the loop to begin with.
         global_step: the variable that counts the steps taken.
         num_phases: phases of the run, each of which is traced apart.
-        stream: first step -> the batches of all steps from there on.
-        resident: makes the batches inside the compiled step, in place of the stream:
-            `start(step) -> carry` and (step, carry) -> (batch, carry).
+        feed: the batches.
         inline: whether a step's operations are those of the loop itself. On a CPU they
             should be those of a function that the loop calls: the rewriting for oneDNN
             follows their topological order, which a loop does not have, and
@@ -38,16 +37,13 @@ class Loop:
         *,
         global_step: tf.Variable,
         num_phases: int,
-        stream: Callable[[int], tf.data.Dataset],
-        resident: Callable | None = None,
+        feed: Feed,
         inline: bool,
     ):
         self._train_step = train_step
         self._zero_metrics = zero_metrics
         self._global_step = global_step
-        self._stream = stream
-        self._resident = resident
-        self._batches = None
+        self._feed = feed
         with tf.device(HOST):
             self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
@@ -67,14 +63,14 @@ class Loop:
             How many were begun; whether the last one was taken; how long they waited
             for batches, in seconds; the metrics of the last one.
         """
-        if self._batches is None and self._resident is None:
-            self._batches = iter(self._stream(int(self._global_step)))
+        self._activity.assign(WAITING)
+        iterator = self._feed.start(int(self._global_step))
         if phase not in self._compiled_phases:
             self._activity.assign(TRACING)
             self._trace(phase)
-        done, taken, wait_secs, metrics = self.compiled(
-            phase, self._batches, tf.constant(num_steps)
-        )
+        with tf.device(HOST):
+            num_steps = tf.constant(num_steps)
+        done, taken, wait_secs, metrics = self.compiled(phase, iterator, num_steps)
         self._compiled_phases.add(phase)
         self._activity.assign(IDLE)
         metrics = {name: value.numpy() for name, value in metrics.items()}
@@ -88,15 +84,13 @@ class Loop:
 
     def _trace(self, phase):
         """Not left to the first call: TensorFlow warns of calls that trace."""
-        batches = None
-        if self._resident is None:
-            stream = self._stream(0) if self._batches is None else self._batches
-            batches = tf.data.IteratorSpec(stream.element_spec)
-        self.compiled.get_concrete_function(phase, batches, tf.TensorSpec([], tf.int32))
+        self.compiled.get_concrete_function(
+            phase, self._feed.spec(), tf.TensorSpec([], tf.int32)
+        )
 
     def restart_input(self) -> None:
         """Recreates the input iterator at the current global step."""
-        self._batches = None
+        self._feed.restart()
 
     def request_stop(self) -> None:
         self._stop.assign(True)
@@ -108,51 +102,50 @@ class Loop:
             activity = TRACING
         return int(self._global_step), ACTIVITIES[activity]
 
-    def _steps(self, phase, batches, num_steps):
-        def wanted(done, taken, wait_secs, carry, metrics):
-            return (done < num_steps) & taken & ~self._stop.read_value()
-
-        def body(done, taken, wait_secs, carry, metrics):
+    def _steps(self, phase, iterator, num_steps):
+        def wanted(done, taken, wait_secs, metrics):
             with tf.device(HOST):
-                # The activity changes only once the step before is finished.
-                with tf.control_dependencies([done, taken]):
-                    waiting = self._activity.assign(WAITING, read_value=False)
-                with tf.control_dependencies([waiting]):
-                    since = tf.timestamp()
-                with tf.control_dependencies([since]):
-                    batch, carry = self._next(batches, carry)
-                with tf.control_dependencies(list(batch.values())):
-                    wait_secs += tf.timestamp() - since
-                with tf.control_dependencies([wait_secs]):
-                    computing = self._activity.assign(COMPUTING, read_value=False)
-            with tf.control_dependencies([computing]):
-                batch = {name: _colocated_identity(x) for name, x in batch.items()}
-            if self._inline:
-                taken, metrics = self._one_step(phase, batch)
-            else:
-                with tf.device(HOST):
-                    taken, metrics = self.step_call(phase, batch)
-            return done + 1, taken, wait_secs, carry, metrics
+                return (done < num_steps) & taken & ~self._stop.read_value()
 
-        no_secs, carry = tf.zeros([], tf.float64), ()
-        if self._resident is not None:
-            carry = self._resident.start(self._global_step.read_value())
-        done, taken, wait_secs, _, metrics = tf.while_loop(
-            wanted,
-            body,
-            (tf.constant(0), tf.constant(True), no_secs, carry, self._zero_metrics()),
-            parallel_iterations=1,
-        )
-        return done, taken, wait_secs, metrics
+        def body(done, taken, wait_secs, metrics):
+            with tf.device(None):  # not that of the loop
+                with tf.device(HOST):
+                    # The activity changes only once the step before is finished.
+                    with tf.control_dependencies([done, taken]):
+                        waiting = self._activity.assign(WAITING, read_value=False)
+                    with tf.control_dependencies([waiting]):
+                        since = tf.timestamp()
+                    with tf.control_dependencies([since]):
+                        number = self._global_step.read_value()
+                        awaited = self._feed.wait(iterator, number)
+                    with tf.control_dependencies(list(awaited.values())):
+                        wait_secs += tf.timestamp() - since
+                    with tf.control_dependencies([wait_secs]):
+                        computing = self._activity.assign(COMPUTING, read_value=False)
+                with tf.control_dependencies([computing]):
+                    awaited = {
+                        name: _colocated_identity(x) for name, x in awaited.items()
+                    }
+                    number = _colocated_identity(number)
+                batch = self._feed.batch(awaited, number)
+                if self._inline:
+                    taken, metrics = self._one_step(phase, batch)
+                else:
+                    with tf.device(HOST):
+                        taken, metrics = self.step_call(phase, batch)
+                with tf.device(HOST):
+                    return done + 1, taken, wait_secs, metrics
+
+        # A loop's condition is where the loop is, its variables where they begin.
+        with tf.device(HOST):
+            begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
+            return tf.while_loop(
+                wanted, body, (*begin, self._zero_metrics()), parallel_iterations=1
+            )
 
     def _one_step(self, phase, batch):
         self._step_graphs[phase] = tf.compat.v1.get_default_graph()
         return self._train_step(phase, batch)
-
-    def _next(self, batches, carry):
-        if self._resident is None:
-            return next(batches), carry
-        return self._resident(self._global_step.read_value(), carry)
 
 
 def _colocated_identity(x):

@@ -1,11 +1,10 @@
 """The trainer of towers that meet in every step."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from towers.optim.phases import phase_at, steps_within
 from towers.parallel.devices import HOST
+from towers.parallel.feed import Feed, HostStream
 from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
 from towers.parallel.step import Step
@@ -17,7 +16,7 @@ class SynchronousTrainer(Trainer):
 
     Args:
         accumulate_steps: micro-batches of a step; their mean gradient is applied once.
-        resident: makes the batches inside the compiled step, as in `Loop`.
+        feed: the batches; None takes whole ones from the stream.
         scale_loss: whether the loss is scaled dynamically, see `loss_scale`.
         The other arguments are those of `Trainer`.
     """
@@ -26,7 +25,7 @@ class SynchronousTrainer(Trainer):
         self,
         *args,
         accumulate_steps: int = 1,
-        resident: Callable | None = None,
+        feed: Feed | None = None,
         scale_loss: bool = False,
         **kwargs,
     ):
@@ -49,8 +48,7 @@ class SynchronousTrainer(Trainer):
             self.step.zero_metrics,
             global_step=self.global_step,
             num_phases=len(self.phases),
-            stream=self._stream,
-            resident=resident,
+            feed=feed or HostStream(self._stream),
             inline=not all("CPU" in device for device in self.devices),
         )
         self.inspect_step = tf.function(self._inspect_step, autograph=False)
