@@ -84,7 +84,9 @@ class TrainBatches:
         """
         steps = tf.data.Dataset.counter(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
-        batches = batches.map(self.process, num_parallel_calls=streams.NUM_CALLS)
+        batches = batches.map(
+            streams.plain(self.process), num_parallel_calls=streams.NUM_CALLS
+        )
         return _read_ahead(batches)
 
     def stored_stream(self, first_step: int) -> tf.data.Dataset:
@@ -115,7 +117,7 @@ class TrainBatches:
 
     def _stored(self, first_step):
         return self._index_stream(first_step).map(
-            self._read, num_parallel_calls=streams.NUM_CALLS
+            streams.plain(self._read), num_parallel_calls=streams.NUM_CALLS
         )
 
     def _read(self, indices):
@@ -135,7 +137,7 @@ class TrainBatches:
         def rest_of_epoch(epoch):
             return self._order(epoch)[tf.where(epoch == first_epoch, done, 0) :]
 
-        epochs = tf.data.Dataset.counter(first_epoch).map(rest_of_epoch)
+        epochs = tf.data.Dataset.counter(first_epoch).map(streams.plain(rest_of_epoch))
         return epochs.rebatch(self.images_per_step, drop_remainder=True)
 
     def _order(self, epoch):
@@ -179,8 +181,8 @@ def evaluation_stream(
         }
 
     batches = tf.data.Dataset.range(0, length, eval_batch_size)
-    batches = batches.map(read, num_parallel_calls=streams.NUM_CALLS)
-    batches = batches.map(process, num_parallel_calls=streams.NUM_CALLS)
+    batches = batches.map(streams.plain(read), num_parallel_calls=streams.NUM_CALLS)
+    batches = batches.map(streams.plain(process), num_parallel_calls=streams.NUM_CALLS)
     return _read_ahead(batches)
 
 

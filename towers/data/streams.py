@@ -18,6 +18,10 @@ NUM_THREADS = max(8, os.cpu_count())
 # each holds a batch.
 NUM_CALLS = max(4, os.cpu_count() // 4)
 
+# For the functions of maps: AutoGraph, which would rewrite `if` and `for`, takes longer
+# than tracing them.
+plain = tf.autograph.experimental.do_not_convert
+
 
 def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The same data set, run as above."""
