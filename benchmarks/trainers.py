@@ -35,11 +35,18 @@ STEP_ALONE = {
 class StillBatches:
     """The same batch for ever, in memory."""
 
+    source = None
+
     def __init__(self, batch: dict[str, tf.Tensor]):
         self.batch = batch
 
     def stream(self, first_step: int) -> tf.data.Dataset:
         return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
+
+    stored_stream = stream
+
+    def process(self, step: tf.Tensor, batch: dict[str, tf.Tensor]):
+        return batch
 
 
 def on_still_batch(parts: build.Parts) -> build.Parts:

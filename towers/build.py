@@ -282,6 +282,8 @@ def create_feed(config: Config, batches: TrainBatches, devices: Devices) -> Feed
     Raises:
         ConfigError: input=resident, but the images are not in memory.
     """
+    if devices.kind != "GPU" and config.input != "resident":
+        return HostStream(batches.stream)
     device, size = devices.towers[0], num_bytes(batches.source)
     if config.input == "resident" and size is None:
         raise ConfigError(
@@ -290,8 +292,6 @@ def create_feed(config: Config, batches: TrainBatches, devices: Devices) -> Feed
         )
     if config.input == "resident":
         return ResidentBatches(batches, device)
-    if devices.kind != "GPU":
-        return HostStream(batches.stream)
     if not has_gpu_kernels(batches.process, batches.stored_stream(0).element_spec):
         return CopiedAhead(batches.stream, device)
     fits = size is not None and size <= MOST_RESIDENT_BYTES
