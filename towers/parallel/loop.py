@@ -1,9 +1,11 @@
 """Many steps in one compiled call, which other threads can watch and stop."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from towers.parallel import grappler
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
 from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
@@ -28,6 +30,8 @@ class Loop:
             follows their topological order, which a loop does not have, and
             occasionally misses those that depend on their forward part, such as
             `MaxPoolGrad`. On a GPU that call would copy the batch through the host.
+        optimize: whether Grappler optimizes a step that is called; one that is inline
+            it does.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Loop:
         num_phases: int,
         feed: Feed,
         inline: bool,
+        optimize: bool,
     ):
         self._train_step = train_step
         self._zero_metrics = zero_metrics
@@ -50,7 +55,7 @@ class Loop:
         self._step_graphs = [None] * num_phases
         self._compiled_phases = set()
         self.compiled = tf.function(self._steps, autograph=False)
-        self._inline = inline
+        self._inline, self._optimize = inline, optimize
         self.step_call = tf.function(
             self._one_step, autograph=False, experimental_attributes={"_noinline": True}
         )
@@ -70,7 +75,9 @@ class Loop:
             self._trace(phase)
         with tf.device(HOST):
             num_steps = tf.constant(num_steps)
-        done, taken, wait_secs, metrics = self.compiled(phase, iterator, num_steps)
+        # A loop of one call has nothing to optimize.
+        with contextlib.nullcontext() if self._inline else grappler.disabled():
+            done, taken, wait_secs, metrics = self.compiled(phase, iterator, num_steps)
         self._compiled_phases.add(phase)
         self._activity.assign(IDLE)
         metrics = {name: value.numpy() for name, value in metrics.items()}
@@ -131,7 +138,7 @@ class Loop:
                 if self._inline:
                     taken, metrics = self._one_step(phase, batch)
                 else:
-                    with tf.device(HOST):
+                    with tf.device(HOST), self._step_options():
                         taken, metrics = self.step_call(phase, batch)
                 with tf.device(HOST):
                     return done + 1, taken, wait_secs, metrics
@@ -142,6 +149,9 @@ class Loop:
             return tf.while_loop(
                 wanted, body, (*begin, self._zero_metrics()), parallel_iterations=1
             )
+
+    def _step_options(self):
+        return contextlib.nullcontext() if self._optimize else grappler.disabled()
 
     def _one_step(self, phase, batch):
         self._step_graphs[phase] = tf.compat.v1.get_default_graph()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
+from towers.parallel import grappler
 from towers.parallel.tower import (
     LossFn,
     TowerResult,
@@ -29,9 +30,11 @@ class Network(Protocol):
     Attributes:
         transferred_bytes: bytes of activations, and of their gradients, that cross
             devices in `gradients`.
+        is_optimized: whether a graph needs no Grappler for its part.
     """
 
     transferred_bytes: int
+    is_optimized: bool
 
     def gradients(
         self,
@@ -94,8 +97,12 @@ class WholeNetwork:
         if compile_towers:
             tower = tf.function(tower, autograph=False, jit_compile=True)
         # Shared by towers with as many images, and by phases that are alike.
-        self._tower_gradients = TracedOnce(tower)
-        self._tower_logits = TracedOnce(tower_logits)
+        self.is_optimized = all("CPU" in device for device in devices)
+        optimize = None
+        if self.is_optimized and self._prunes:
+            optimize = grappler.optimized_for_cpu
+        self._tower_gradients = TracedOnce(tower, optimize)
+        self._tower_logits = TracedOnce(tower_logits, optimize)
 
     def gradients(self, phase, fetched, batches, loss_scale=None, first_tower=0):
         model, frozen = self._phases[phase].model, self._phases[phase].frozen

@@ -50,6 +50,7 @@ class SynchronousTrainer(Trainer):
             num_phases=len(self.phases),
             feed=feed or HostStream(self._stream),
             inline=not all("CPU" in device for device in self.devices),
+            optimize=not self.network.is_optimized,
         )
         self.inspect_step = tf.function(self._inspect_step, autograph=False)
 

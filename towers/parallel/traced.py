@@ -5,10 +5,11 @@ operations. The towers' parts differ in their devices alone, so they share one t
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
 class TracedOnce:
@@ -22,10 +23,16 @@ class TracedOnce:
     Args:
         function: (key, *arguments) -> a structure of tensors. The arguments are
             structures of tensors of known shapes, and None.
+        optimize: (graph, names of operations that stay) -> the same graph optimized,
+            once for all copies.
     """
 
-    def __init__(self, function: Callable[..., Any]):
-        self._function = function
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        optimize: Callable[[GraphDef, Sequence[str]], GraphDef] | None = None,
+    ):
+        self._function, self._optimize = function, optimize
         self._traces = {}
 
     def __call__(
@@ -51,15 +58,17 @@ class TracedOnce:
         if place not in self._traces:
             function = functools.partial(self._function, key)
             traced = tf.function(function, autograph=False)
-            self._traces[place] = _Trace(traced.get_concrete_function(*signature))
+            self._traces[place] = _Trace(
+                traced.get_concrete_function(*signature), self._optimize
+            )
         return self._traces[place].copy(arguments, name, select)
 
 
 class _Trace:
     """The graph of a function, of which nothing runs."""
 
-    def __init__(self, function):
-        self._function = function
+    def __init__(self, function, optimize):
+        self._function, self._optimize = function, optimize
         # The outputs are identities, which a copy does without.
         self._results = tf.nest.pack_sequence_as(
             function.structured_outputs, [_source(x) for x in function.outputs]
@@ -100,13 +109,18 @@ class _Trace:
         names = tuple(op.name for op in wanted)
         if names not in self._definitions:
             needed = {op.name for op in needed_operations(wanted)}
-            needed -= {placeholder.op.name for placeholder in self._function.inputs}
             definition = graph.as_graph_def()
             nodes = [node for node in definition.node if node.name in needed]
-            definition.ClearField("library")
-            del definition.node[:]
-            definition.node.extend(_merge_constants(nodes, names))
-            self._definitions[names] = definition
+            definition = GraphDef(
+                node=nodes, library=definition.library, versions=definition.versions
+            )
+            if self._optimize is not None:
+                definition = self._optimize(definition, names)
+            given = {placeholder.op.name for placeholder in self._function.inputs}
+            nodes = [node for node in definition.node if node.name not in given]
+            self._definitions[names] = GraphDef(
+                node=_merge_constants(nodes, names, given), versions=definition.versions
+            )
         return self._definitions[names]
 
 
@@ -122,10 +136,17 @@ def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return needed
 
 
-def _merge_constants(nodes, outputs):
-    """The nodes with one constant for each value, besides those that are outputs."""
+def _merge_constants(nodes, outputs, given):
+    """The nodes with one constant for each value, besides those that are outputs.
+
+    Grappler has a constant wait for the inputs that it was made of; not for those that
+    are given.
+    """
     first, same, kept = {}, {}, []
     for node in nodes:
+        waits_for_given = [x for x in node.input if x[0] == "^" and x[1:] in given]
+        for name in waits_for_given:
+            node.input.remove(name)
         if node.op == "Const" and not node.input and node.name not in outputs:
             value = node.attr["value"].SerializeToString()
             same[node.name] = first.setdefault(value, node.name)

@@ -42,6 +42,8 @@ class ShardedNetwork:
         ConfigError: a layer cannot be split.
     """
 
+    is_optimized = False
+
     def __init__(
         self,
         phases: Sequence[Phase],
