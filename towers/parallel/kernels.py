@@ -1,0 +1,127 @@
+"""TensorFlow's registry of kernels: what an operation can run on.
+
+TensorFlow's package has the registry of its GPU kernels also where there is no GPU, so
+that on any machine it can be proved which operations have one.
+"""
+
+import functools
+
+import tensorflow as tf
+from tensorflow.core.framework import kernel_def_pb2
+from tensorflow.python.framework import kernels, op_def_registry
+
+KernelDef = kernel_def_pb2.KernelDef
+
+GPU, XLA_ON_GPU = "GPU", "XLA_GPU_JIT"
+
+
+def find_kernel(op: tf.Operation, device_type: str = GPU) -> KernelDef | None:
+    """The kernel of an operation of these types on a type of device, or None.
+
+    As `FindKernelRegistration` in TensorFlow's `op_kernel.cc`: the registrations of the
+    device type that fit every constraint, of those the one with the highest priority;
+    failing that, the registrations for any device ("DEFAULT").
+
+    Args:
+        op: in a graph. An attribute that it lacks has the default of its definition.
+        device_type: GPU, or XLA_ON_GPU within a function that XLA compiles.
+    """
+    label = _attribute(op, "_kernel") or b""
+    for kind in (device_type, "DEFAULT") if device_type == GPU else (device_type,):
+        fitting = [
+            kernel
+            for kernel in _registered(op.type, kind)
+            if kernel.label.encode() == label and _fits(op, kernel)
+        ]
+        if fitting:
+            return max(fitting, key=lambda kernel: kernel.priority)
+    return None
+
+
+def host_arguments(
+    op: tf.Operation, kernel: KernelDef
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Places of the inputs and of the outputs that a kernel keeps in host memory."""
+    if not kernel.host_memory_arg:
+        return frozenset(), frozenset()
+    definition, names = op_def_registry.get(op.type), set(kernel.host_memory_arg)
+    return (
+        _places(op, definition.input_arg, names),
+        _places(op, definition.output_arg, names),
+    )
+
+
+def type_attributes(op: tf.Operation) -> str:
+    """The types by which its kernel is chosen, such as "Tparams=uint8"."""
+    definition = op_def_registry.get(op.type)
+    values = []
+    for attribute in definition.attr if definition else ():
+        if attribute.type == "type":
+            dtype = _attribute(op, attribute.name)
+            values.append(f"{attribute.name}={tf.as_dtype(dtype).name}")
+    return " ".join(values)
+
+
+@functools.cache
+def _registered(op_type, device_type):
+    if device_type == XLA_ON_GPU:
+        _register_kernels_of_xla()
+    found = kernels.get_registered_kernels_for_op(op_type).kernel
+    return [kernel for kernel in found if kernel.device_type == device_type]
+
+
+@functools.cache
+def _register_kernels_of_xla():
+    """XLA registers its kernels, of all devices, when it first compiles."""
+    with tf.device("/CPU:0"):
+        tf.function(lambda x: x + 1, jit_compile=True)(tf.constant(1.0))
+
+
+def _fits(op, kernel):
+    """True if the attributes of an operation meet all constraints, as in TensorFlow's
+    `kernel_def_util.cc`: types mostly, occasionally strings or numbers."""
+    for constraint in kernel.constraint:
+        value = _attribute(op, constraint.name)
+        listed = constraint.allowed_values.list
+        allowed = [*listed.type, *listed.s, *listed.i, *listed.f, *listed.b]
+        for one in value if isinstance(value, list) else [value]:
+            if (one.as_datatype_enum if listed.type else one) not in allowed:
+                return False
+    return True
+
+
+def _attribute(op, name):
+    try:
+        return op.get_attr(name)
+    except ValueError:
+        return _defaults(op.type).get(name)
+
+
+@functools.cache
+def _defaults(op_type):
+    """The types and strings that an operation's definition gives where none is set."""
+    definition = op_def_registry.get(op_type)
+    return {
+        attribute.name: (
+            tf.as_dtype(attribute.default_value.type)
+            if attribute.type == "type"
+            else attribute.default_value.s
+        )
+        for attribute in (definition.attr if definition else ())
+        if attribute.type in ("type", "string") and attribute.HasField("default_value")
+    }
+
+
+def _places(op, arguments, names):
+    """Places of the tensors of some arguments; one argument may be several tensors."""
+    places, place = set(), 0
+    for argument in arguments:
+        count = 1
+        if argument.number_attr:
+            count = op.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            count = len(op.get_attr(argument.type_list_attr))
+        if argument.name in names:
+            places |= set(range(place, place + count))
+        place += count
+    return frozenset(places)
