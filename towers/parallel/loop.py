@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from towers.parallel.devices import HOST
+from towers.parallel.devices import HOST, next_to_inputs
 from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
 
 # (phase, batch) -> (whether the step was taken, metrics), in the graph.
@@ -135,15 +135,19 @@ class Loop:
                     taken, metrics = self.step_call(phase, batch)
             return done + 1, taken, wait_secs, carry, metrics
 
-        no_secs, carry = tf.zeros([], tf.float64), ()
+        carry = ()
         if self._resident is not None:
             carry = self._resident.start(self._global_step.read_value())
-        done, taken, wait_secs, _, metrics = tf.while_loop(
-            wanted,
-            body,
-            (tf.constant(0), tf.constant(True), no_secs, carry, self._zero_metrics()),
-            parallel_iterations=1,
-        )
+        with tf.device(HOST):
+            begun = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
+            no_metrics = self._zero_metrics()
+        with next_to_inputs():
+            done, taken, wait_secs, _, metrics = tf.while_loop(
+                wanted,
+                body,
+                (*begun, carry, no_metrics),
+                parallel_iterations=1,
+            )
         return done, taken, wait_secs, metrics
 
     def _one_step(self, phase, batch):
@@ -157,6 +161,7 @@ class Loop:
 
 
 def _colocated_identity(x):
-    """An identity on the device of the tensor."""
-    with tf.device(x.device):
+    """An identity on the device of the tensor; an iterator, which has none, is on the
+    host."""
+    with tf.device(x.device or HOST):
         return tf.identity(x)

@@ -205,7 +205,16 @@ def accumulate(
         return compute(list(fetched), list(batches))
 
     def micro_batch(place):
-        return [{name: x[place] for name, x in batch.items()} for batch in batches]
+        return [{name: at(x, place) for name, x in batch.items()} for batch in batches]
+
+    def at(x, place):
+        with tf.device(x.device):
+            return x[place]
+
+    def mean(total, first):
+        # The result of a loop has no device, and would be divided on the first GPU.
+        with tf.device(first.device):
+            return total / accumulate_steps
 
     def add(place, totals):
         current = [
@@ -234,10 +243,13 @@ def accumulate(
     )
     return [
         total._replace(
-            gradients=[gradient / accumulate_steps for gradient in total.gradients],
-            loss=total.loss / accumulate_steps,
+            gradients=[
+                mean(x, y)
+                for x, y in zip(total.gradients, begun.gradients, strict=True)
+            ],
+            loss=mean(total.loss, begun.loss),
         )
-        for total in totals
+        for total, begun in zip(totals, first, strict=True)
     ]
 
 
