@@ -32,6 +32,7 @@ from towers.optim.phases import steps_within, zero_frozen
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, squared_norm, tower_weights
+from towers.parallel.placement import Call
 from towers.parallel.trainer import (
     ACTIVITIES,
     COMPUTING,
@@ -261,6 +262,15 @@ class AsynchronousTrainer(Trainer):
             [call.graph for call in (*calls, self._apply_calls[True])]
             for calls in self._compute_calls
         ]
+
+    def calls(self):
+        self.trace()
+        of_towers = [
+            Call(call.graph, device)
+            for calls in (self._fetch_calls, *self._compute_calls)
+            for call, device in zip(calls, self.devices, strict=True)
+        ]
+        return of_towers + [Call(call.graph) for call in self._apply_calls]
 
     def request_stop(self):
         self.coordinator.request_stop()

@@ -20,7 +20,7 @@ import tensorflow as tf
 from towers.parallel.devices import HOST
 from towers.parallel.graphs import called, inherited, running, short
 from towers.parallel.kernels import find_kernel, host_arguments
-from towers.parallel.placement import num_bytes
+from towers.parallel.placement import DEFAULT_DEVICE, num_bytes
 
 # The host's memory; GPUs are named as devices are.
 HOST_MEMORY = "host"
@@ -65,7 +65,7 @@ def crossings(
     homes: Mapping[int, str] | None = None,
     *,
     inner_turns: int = 1,
-    default_device: str = "/GPU:0",
+    device: str = "",
 ) -> list[Crossing]:
     """Everything that crosses devices in one turn of the loop of a graph.
 
@@ -74,9 +74,9 @@ def crossings(
         homes: id of a captured tensor, such as a variable's handle -> its device. Other
             variables are on the host.
         inner_turns: turns of a loop within a step.
-        default_device: of operations that nothing asks onto a device.
+        device: that the function is called on, if the call names one.
     """
-    flow = _Flow(inner_turns, default_device)
+    flow = _Flow(inner_turns)
     known = {
         placeholder.name: homes[id(captured)]
         for captured, placeholder in getattr(graph, "captures", [])
@@ -84,15 +84,15 @@ def crossings(
     }
     values = {}
     for tensor in getattr(graph, "inputs", []):
-        device = known.get(tensor.name)
-        if device is None and tensor.dtype in (tf.resource, tf.variant):
-            device = HOST
-        place = device and _memory(device)
+        home = known.get(tensor.name)
+        if home is None and tensor.dtype in (tf.resource, tf.variant):
+            home = HOST
+        place = home and _memory(home)
         values[tensor.name] = _Value(
             tensor.name, num_bytes(tensor), tensor.dtype, place
         )
     has_loop = any(op.type in LOOPS for op in running(graph))
-    scope = _Scope("", (), not has_loop, True, 1)
+    scope = _Scope(device, (), not has_loop, True, 1)
     flow.run(graph, values, scope)
     return flow.found
 
@@ -137,8 +137,8 @@ class _Flow:
         found: the crossings.
     """
 
-    def __init__(self, inner_turns, default_device):
-        self._inner_turns, self._default = inner_turns, default_device
+    def __init__(self, inner_turns):
+        self._inner_turns = inner_turns
         self.found = []
         self._sent = set()
         self._first_read = {}
@@ -170,14 +170,17 @@ class _Flow:
         if not inputs and not device and op.type == "Const":
             return [self._value(t, scope, None) for t in op.outputs]
         home = next((v.place for v in inputs if v.dtype == tf.resource), None)
-        memory = home or _memory(device or self._default)
+        memory = home or _memory(device or DEFAULT_DEVICE)
         kernel = None if memory == HOST_MEMORY else find_kernel(op)
-        if kernel is None:
-            memory, on_host = HOST_MEMORY, (frozenset(), frozenset())
-        else:
+        on_host = (frozenset(), frozenset())
+        if kernel is not None:
             on_host = host_arguments(op, kernel)
         for place, value in enumerate(inputs):
-            self._send(value, HOST_MEMORY if place in on_host[0] else memory, scope)
+            asked = HOST_MEMORY if place in on_host[0] else memory
+            self._first_read.setdefault(value.name, asked)
+            self._send(value, HOST_MEMORY if kernel is None else asked, scope)
+        if kernel is None:
+            memory = HOST_MEMORY
         return [
             self._value(t, scope, HOST_MEMORY if place in on_host[1] else memory)
             for place, t in enumerate(op.outputs)
@@ -229,7 +232,7 @@ class _Flow:
             return value.place
         if value.dtype in (tf.int32, tf.bool, tf.string):
             return HOST_MEMORY
-        return _memory(device or self._default)
+        return _memory(device or DEFAULT_DEVICE)
 
     def _value(self, tensor, scope, memory):
         name = " > ".join([*scope.path, tensor.name])
@@ -243,7 +246,7 @@ class _Flow:
         )
 
     def _send(self, value, memory, scope):
-        place = value.place or self._first_read.setdefault(value.name, memory)
+        place = value.place or self._first_read.get(value.name)
         key = (value.name, memory)
         if memory in (place, None) or not value.num_bytes or key in self._sent:
             return

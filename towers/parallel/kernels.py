@@ -12,7 +12,7 @@ from tensorflow.python.framework import kernels, op_def_registry
 
 KernelDef = kernel_def_pb2.KernelDef
 
-GPU, XLA_ON_GPU = "GPU", "XLA_GPU_JIT"
+CPU, GPU, XLA_ON_GPU = "CPU", "GPU", "XLA_GPU_JIT"
 
 
 def find_kernel(op: tf.Operation, device_type: str = GPU) -> KernelDef | None:
@@ -24,18 +24,53 @@ def find_kernel(op: tf.Operation, device_type: str = GPU) -> KernelDef | None:
 
     Args:
         op: in a graph. An attribute that it lacks has the default of its definition.
-        device_type: GPU, or XLA_ON_GPU within a function that XLA compiles.
+        device_type: GPU, CPU, or XLA_ON_GPU within a function that XLA compiles.
     """
-    label = _attribute(op, "_kernel") or b""
-    for kind in (device_type, "DEFAULT") if device_type == GPU else (device_type,):
+    if not _types_decide(op.type, device_type):
+        return _find_kernel(op, device_type)
+    # To read attributes is slow, and a step has thousands of operations.
+    types = tuple(tensor.dtype for tensor in (*op.inputs, *op.outputs))
+    key = (op.type, device_type, types)
+    if key not in _known:
+        _known[key] = _find_kernel(op, device_type)
+    return _known[key]
+
+
+# (type of operation, type of device, types of its tensors) -> its kernel.
+_known: dict[tuple, KernelDef | None] = {}
+
+
+def _find_kernel(op, device_type):
+    for kind in (
+        (device_type,) if device_type == XLA_ON_GPU else (device_type, "DEFAULT")
+    ):
+        registered = _registered(op.type, kind)
+        label = b""
+        if any(kernel.label for kernel in registered):
+            label = _attribute(op, "_kernel") or b""
         fitting = [
             kernel
-            for kernel in _registered(op.type, kind)
+            for kernel in registered
             if kernel.label.encode() == label and _fits(op, kernel)
         ]
         if fitting:
             return max(fitting, key=lambda kernel: kernel.priority)
     return None
+
+
+@functools.cache
+def _types_decide(op_type, device_type):
+    """True if the types of its tensors determine the kernel of an operation."""
+    definition = op_def_registry.get(op_type)
+    if definition is None:
+        return True
+    arguments = [*definition.input_arg, *definition.output_arg]
+    known = {a.type_attr or a.type_list_attr for a in arguments}
+    return all(
+        not kernel.label and all(x.name in known for x in kernel.constraint)
+        for kind in (device_type, "DEFAULT")
+        for kernel in _registered(op_type, kind)
+    )
 
 
 def host_arguments(

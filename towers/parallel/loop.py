@@ -53,6 +53,7 @@ class Loop:
             self._stop = tf.Variable(False, trainable=False, name="stop")
         self._has_run = False
         self._step_graphs = [None] * num_phases
+        self._graphs = [None] * num_phases
         self.compiled = tf.function(self._steps, autograph=False)
         self._inline = inline
         self.step_call = tf.function(
@@ -84,6 +85,11 @@ class Loop:
         self._trace(range(len(self._step_graphs)))
         return self._step_graphs
 
+    def graphs(self) -> list[tf.Graph]:
+        """Traces all phases without taking a step; the graph of the loop of each."""
+        self._trace(range(len(self._graphs)))
+        return self._graphs
+
     def _trace(self, phases):
         """Compiles the phases, so that no later call pays for it."""
         batches = None
@@ -91,9 +97,10 @@ class Loop:
             stream = self._stream(0) if self._batches is None else self._batches
             batches = tf.data.IteratorSpec(stream.element_spec)
         for phase in phases:
-            self.compiled.get_concrete_function(
+            traced = self.compiled.get_concrete_function(
                 phase, batches, tf.TensorSpec([], tf.int32)
             )
+            self._graphs[phase] = traced.graph
 
     def restart_input(self) -> None:
         """Recreates the input iterator at the current global step."""

@@ -26,6 +26,9 @@ HOST_OPERATIONS = {
     "Timestamp": "reads the clock, for the time that a step waits for its batch",
 }
 
+# Where TensorFlow puts an operation that nothing asks onto a device, if it can.
+DEFAULT_DEVICE = "/GPU:0"
+
 # The largest tensor of an operation that may be left to TensorFlow to place, in bytes:
 # scalars, such as counters of loops and the metrics that a loop begins with.
 MOST_UNASKED_BYTES = 64
@@ -78,6 +81,19 @@ def has_gpu_kernel(op: tf.Operation, compiled: bool = False) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Call:
+    """A compiled call.
+
+    Attributes:
+        graph: of the function.
+        device: that it is called on, or "".
+    """
+
+    graph: tf.Graph
+    device: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Group:
     """Operations of one type on one device.
 
@@ -101,24 +117,26 @@ class Group:
         )
 
 
-def placements(graph: tf.Graph, default_device: str = "/GPU:0") -> Iterator[Placement]:
+def placements(graph: tf.Graph, device: str = "") -> Iterator[Placement]:
     """Every operation that runs, of a graph and of all functions that it calls.
 
     Args:
         graph: of a traced function.
-        default_device: of operations that nothing asks onto a device.
+        device: that the function is called on, if the call names one.
     """
-    yield from _placements(graph, "", default_device, (), False)
+    yield from _placements(graph, device, (), False)
 
 
-def _placements(graph, caller, default, path, compiled):
+def _placements(graph, caller, path, compiled):
     for op in running(graph):
-        device = inherited(op.device, caller)
-        yield Placement(op, short(device or default), bool(device), path, compiled)
+        # What XLA compiles runs where it is called, whatever device it was traced on.
+        device = caller if compiled else inherited(op.device, caller)
+        asked = bool(device)
+        yield Placement(op, short(device or DEFAULT_DEVICE), asked, path, compiled)
         is_compiled = compiled or _is_compiled(op)
         for attribute, function in called(graph, op).items():
             inner = (*path, f"{op.name}.{attribute}")
-            yield from _placements(function, device, default, inner, is_compiled)
+            yield from _placements(function, device, inner, is_compiled)
 
 
 def _is_compiled(op):
@@ -128,42 +146,46 @@ def _is_compiled(op):
         return False
 
 
-def without_kernel(graph: tf.Graph, default_device: str = "/GPU:0") -> list[Group]:
+def without_kernel(graph: tf.Graph, device: str = "") -> list[Group]:
     """The operations that are asked onto a GPU and have no kernel there; also those
     that nothing asks onto a device, unless they are HOST_OPERATIONS."""
     return grouped(
         placement
-        for placement in placements(graph, default_device)
+        for placement in placements(graph, device)
         if placement.on_gpu
         and (placement.asked or placement.op.type not in HOST_OPERATIONS)
         and not placement.has_kernel()
     )
 
 
-def on_host_alone(graph: tf.Graph) -> list[Group]:
+def on_host_alone(graph: tf.Graph, device: str = "") -> list[Group]:
     """The operations that are asked onto the host and have no kernel for GPUs."""
     return grouped(
         placement
-        for placement in placements(graph)
+        for placement in placements(graph, device)
         if not placement.on_gpu and not placement.has_kernel()
     )
 
 
-def unasked(graph: tf.Graph, most_bytes: int = MOST_UNASKED_BYTES) -> list[Group]:
+def unasked(graph: tf.Graph, device: str = "") -> list[Group]:
     """The operations with a larger result that nothing asks onto a device.
 
     Those on variables do not count, as they go to the variable, nor do calls, whose
-    operations are placed one by one, and arguments, which lie where the caller has
-    them.
+    operations are placed one by one, arguments, which lie where the caller has them,
+    and results, which go to the caller once.
     """
+    results = {tensor.op.name for tensor in getattr(graph, "outputs", [])}
     return grouped(
         placement
-        for placement in placements(graph)
+        for placement in placements(graph, device)
         if not placement.asked
         and placement.op.type != "Placeholder"
+        and (placement.path or placement.op.name not in results)
         and not called(placement.op.graph, placement.op)
         and all(tensor.dtype != tf.resource for tensor in placement.op.inputs)
-        and any(num_bytes(tensor) > most_bytes for tensor in placement.op.outputs)
+        and any(
+            num_bytes(tensor) > MOST_UNASKED_BYTES for tensor in placement.op.outputs
+        )
     )
 
 

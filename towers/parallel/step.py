@@ -12,7 +12,7 @@ from towers.models.variables import variable_names
 from towers.optim import losses
 from towers.optim.phases import Phase, zero_frozen
 from towers.optim.update import Update
-from towers.parallel.devices import HOST
+from towers.parallel.devices import HOST, next_to_inputs
 from towers.parallel.gradients import (
     split_batch,
     squared_norm,
@@ -85,7 +85,8 @@ class Step:
             self.network.gradients, phase, loss_scale=self._read_loss_scale()
         )
         fetched = self.strategy.fetch()
-        batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
+        with tf.device(batch["images"].device or HOST):
+            batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
         results = accumulate(compute, fetched, batches, self.accumulate_steps)
         mean = self.strategy.average(results)
         decay, mean = self._add_weight_decay(phase, mean)
@@ -235,12 +236,13 @@ def accumulate(
         ]
 
     first = compute(list(fetched), micro_batch(0))
-    _, totals = tf.while_loop(
-        lambda place, _: place < accumulate_steps,
-        add,
-        (tf.constant(1), first),
-        parallel_iterations=1,
-    )
+    with next_to_inputs():
+        _, totals = tf.while_loop(
+            lambda place, _: place < accumulate_steps,
+            add,
+            (tf.constant(1), first),
+            parallel_iterations=1,
+        )
     return [
         total._replace(
             gradients=[
