@@ -8,6 +8,7 @@ import traced
 
 from towers.parallel import crossings
 from towers.parallel.crossings import per_step, summed
+from towers.parallel.devices import next_to_inputs
 
 # Metrics, counters, the finite check: scalars, and labels.
 LITTLE = 1500
@@ -123,6 +124,19 @@ def test_a_resident_batch_costs_the_host_nothing():
     assert crossed["host to GPU"] + crossed["GPU to host"] < 10_000
 
 
+def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
+    trained = traced.on_gpus(strategy="async_towers", num_towers=2)
+    params, state, _ = sizes(trained)
+    fetch, _, compute, *_, apply = (
+        per_step(crossings.crossings(call.graph, trained.homes(), device=call.device))
+        for call in trained.trainer.calls()
+    )
+    assert fetch == {("host", "/GPU:0"): params + state}
+    assert_about(compute.pop(("/GPU:0", "host")), params + state)
+    assert sum(compute.values()) < LITTLE
+    assert apply == {}
+
+
 # The counting itself, on graphs whose bytes are known.
 
 
@@ -167,8 +181,13 @@ def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
                 y = tf.cond(x > 0, lambda: total + 1, lambda: tf.stack([x] * 10))
                 return i + 1, y
 
-        return tf.while_loop(lambda i, total: i < 5, body, (0, start))[1]
+        def wanted(i, total):
+            with tf.device("/CPU:0"):
+                return i < 5 + tf.size(total)
+
+        with next_to_inputs():
+            return tf.while_loop(wanted, body, (0, start))[1]
 
     crossed = crossed_by(function, tf.TensorSpec([]))
     assert crossed["host", "/GPU:0"] == 40
-    assert 40 <= crossed["/GPU:0", "host"] <= 44  # with the condition
+    assert crossed["/GPU:0", "host"] == 40 + 1  # with the condition of the branch

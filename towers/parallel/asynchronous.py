@@ -104,7 +104,9 @@ class AsynchronousTrainer(Trainer):
             return self._fetch_calls[tower]()
 
     def _compute(self, tower, params, state, share):
-        with tf.device(self.devices[tower]):
+        # Else the results, which are on this device already, would go back to the
+        # tower, to be copied once more while the lock is held.
+        with tf.device(self._variables.device):
             call = self._compute_calls[self._phase][tower]
             gradients, state, metrics = call(params, state, share)
         # To read them is to wait for the device.
@@ -122,7 +124,9 @@ class AsynchronousTrainer(Trainer):
         norm = tf.constant(metrics["gradient_norm"])
         with self.coordinator.apply(tower) as number:
             ends_step = (number + 1) % len(self.devices) == 0
-            self._apply_calls[ends_step](tf.constant(tower), norm, gradients, state)
+            with tf.device(self._variables.device):
+                call = self._apply_calls[ends_step]
+                call(tf.constant(tower), norm, gradients, state)
             self._tower_metrics[tower], self._gradients = metrics, gradients
 
     # Their compiled calls.
@@ -265,12 +269,15 @@ class AsynchronousTrainer(Trainer):
 
     def calls(self):
         self.trace()
-        of_towers = [
+        fetches = [
             Call(call.graph, device)
-            for calls in (self._fetch_calls, *self._compute_calls)
-            for call, device in zip(calls, self.devices, strict=True)
+            for call, device in zip(self._fetch_calls, self.devices, strict=True)
         ]
-        return of_towers + [Call(call.graph) for call in self._apply_calls]
+        compute = [call for calls in self._compute_calls for call in calls]
+        return fetches + [
+            Call(call.graph, self._variables.device)
+            for call in (*compute, *self._apply_calls)
+        ]
 
     def request_stop(self):
         self.coordinator.request_stop()

@@ -178,12 +178,14 @@ def missing_cuda_packages() -> list[str]:
 
 
 def next_to_inputs() -> contextlib.AbstractContextManager:
-    """A scope in a graph where an operation without a device goes to that of its first
+    """A scope of a graph: an operation without a device goes to that of its first
     input that has one.
 
     TensorFlow would place it on the first GPU, whichever its inputs are on. Among such
     operations are those that `tf.while_loop` adds to return the results of its body.
     """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
     return tf.compat.v1.device(_device_of_inputs)
 
 

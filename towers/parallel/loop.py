@@ -118,7 +118,8 @@ class Loop:
 
     def _steps(self, phase, batches, num_steps):
         def wanted(done, taken, wait_secs, carry, metrics):
-            return (done < num_steps) & taken & ~self._stop.read_value()
+            with tf.device(HOST):
+                return (done < num_steps) & taken & ~self._stop.read_value()
 
         def body(done, taken, wait_secs, carry, metrics):
             with tf.device(HOST):

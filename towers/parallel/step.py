@@ -208,9 +208,17 @@ def accumulate(
     def micro_batch(place):
         return [{name: at(x, place) for name, x in batch.items()} for batch in batches]
 
+    def is_left(place, _):
+        with tf.device(HOST):
+            return place < accumulate_steps
+
     def at(x, place):
         with tf.device(x.device):
             return x[place]
+
+    def staying(x, first):
+        with tf.device(first.device):
+            return tf.identity(x)
 
     def mean(total, first):
         # The result of a loop has no device, and would be divided on the first GPU.
@@ -228,17 +236,19 @@ def accumulate(
                 gradients=[
                     x + y for x, y in zip(a.gradients, b.gradients, strict=True)
                 ],
-                state=b.state,
+                state=[
+                    staying(x, y) for x, y in zip(b.state, begun.state, strict=True)
+                ],
                 loss=a.loss + b.loss,
                 correct=a.correct + b.correct,
             )
-            for a, b in zip(totals, results, strict=True)
+            for a, b, begun in zip(totals, results, first, strict=True)
         ]
 
     first = compute(list(fetched), micro_batch(0))
     with next_to_inputs():
         _, totals = tf.while_loop(
-            lambda place, _: place < accumulate_steps,
+            is_left,
             add,
             (tf.constant(1), first),
             parallel_iterations=1,
