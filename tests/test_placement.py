@@ -13,6 +13,7 @@ from marks import slow
 from towers.config import Config, choices
 from towers.errors import ConfigError
 from towers.parallel import placement
+from towers.parallel.devices import Devices
 from towers.parallel.graphs import inherited
 from towers.parallel.kernels import CPU, find_kernel
 
@@ -341,3 +342,27 @@ def test_what_xla_compiles_of_a_tower_has_its_kernels():
     assert {p.device for p in compiled} == {"/GPU:0", "/GPU:1"}
     assert any(p.op.type == "Conv2DBackpropFilter" for p in compiled)
     assert all(p.has_kernel() for p in compiled)
+
+
+@pytest.mark.parametrize("kind", ["GPU", "CPU"])
+def test_the_banner_names_what_falls_to_the_host_on_gpus_alone(kind, monkeypatch):
+    """And the steps are not traced anew for it."""
+    name = "/GPU:0" if kind == "GPU" else "/CPU:0"
+    trained = traced.on_gpus(devices=Devices(kind, (name,)), input="stream")
+    assert not any("no kernel" in line for line in trained.trainer.describe())
+    tracings = trained.trainer.loop.compiled.experimental_get_tracing_count
+    before = tracings()
+    assert before == (kind == "GPU")
+    monkeypatch.setattr(
+        placement.Placement, "has_kernel", lambda p: p.op.type != "Relu"
+    )
+    lines = [x for x in trained.trainer.describe() if "no kernel for GPUs" in x]
+    if kind == "GPU":
+        [line] = lines
+        assert (
+            line.startswith("on the host, as they have no kernel") and "Relu (" in line
+        )
+        trained.trainer.trace()
+    else:
+        assert not lines
+    assert tracings() == before

@@ -58,12 +58,13 @@ class Traced:
         }
 
 
-def on_gpus(**fields) -> Traced:
+def on_gpus(devices: Devices | None = None, **fields) -> Traced:
     """A trainer with `num_towers` GPUs, a small synthetic data set by default."""
     # Variables then fall back to the CPU. It is off where a process traced a function
     # before it computed anything.
     tf.config.set_soft_device_placement(True)
     config = Config(**SMALL | fields)
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
-    trainer = build.create_trainer(config, build.build(config), Devices("GPU", names))
+    devices = devices or Devices("GPU", names)
+    trainer = build.create_trainer(config, build.build(config), devices)
     return Traced(config, trainer)
