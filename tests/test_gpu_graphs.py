@@ -55,7 +55,7 @@ class Network:
         return [p.op for p in self.every if p.on_gpu and p.op.type in types]
 
 
-# Of a module, so that the tests of one network follow each other and its graph is freed.
+# Of the module, so that the tests of a network follow each other and it is then freed.
 @pytest.fixture(scope="module", params=list(networks_and_precisions()))
 def network(request):
     model, precision = request.param
