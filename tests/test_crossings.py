@@ -8,7 +8,7 @@ import traced
 
 from towers.parallel import crossings
 from towers.parallel.crossings import per_step, summed
-from towers.parallel.devices import next_to_inputs
+from towers.parallel.graphs import while_loop
 
 # Metrics, counters, the finite check: scalars, and labels.
 LITTLE = 1500
@@ -185,8 +185,7 @@ def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
             with tf.device("/CPU:0"):
                 return i < 5 + tf.size(total)
 
-        with next_to_inputs():
-            return tf.while_loop(wanted, body, (0, start))[1]
+        return while_loop(wanted, body, (tf.constant(0), start))[1]
 
     crossed = crossed_by(function, tf.TensorSpec([]))
     assert crossed["host", "/GPU:0"] == 40

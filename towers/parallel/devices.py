@@ -1,6 +1,5 @@
 """The devices of the towers."""
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -175,24 +174,6 @@ def missing_cuda_packages() -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     return missing
-
-
-def next_to_inputs() -> contextlib.AbstractContextManager:
-    """A scope of a graph: an operation without a device goes to that of its first
-    input that has one.
-
-    TensorFlow would place it on the first GPU, whichever its inputs are on. Among such
-    operations are those that `tf.while_loop` adds to return the results of its body.
-    """
-    if tf.executing_eagerly():
-        return contextlib.nullcontext()
-    return tf.compat.v1.device(_device_of_inputs)
-
-
-def _device_of_inputs(op):
-    if op.device:
-        return op.device
-    return next((tensor.device for tensor in op.inputs if tensor.device), "")
 
 
 def enable_determinism() -> None:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from towers.parallel.devices import HOST, next_to_inputs
+from towers.parallel.devices import HOST
+from towers.parallel.graphs import while_loop
 from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
 
 # (phase, batch) -> (whether the step was taken, metrics), in the graph.
@@ -149,13 +150,9 @@ class Loop:
         with tf.device(HOST):
             begun = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
             no_metrics = self._zero_metrics()
-        with next_to_inputs():
-            done, taken, wait_secs, _, metrics = tf.while_loop(
-                wanted,
-                body,
-                (*begun, carry, no_metrics),
-                parallel_iterations=1,
-            )
+        done, taken, wait_secs, _, metrics = while_loop(
+            wanted, body, (*begun, carry, no_metrics)
+        )
         return done, taken, wait_secs, metrics
 
     def _one_step(self, phase, batch):

@@ -12,13 +12,14 @@ from towers.models.variables import variable_names
 from towers.optim import losses
 from towers.optim.phases import Phase, zero_frozen
 from towers.optim.update import Update
-from towers.parallel.devices import HOST, next_to_inputs
+from towers.parallel.devices import HOST
 from towers.parallel.gradients import (
     split_batch,
     squared_norm,
     tower_weights,
     weighted_mean,
 )
+from towers.parallel.graphs import while_loop
 from towers.parallel.loss_scale import LossScale
 from towers.parallel.network import Network
 from towers.parallel.strategy import Mean, Strategy
@@ -206,25 +207,17 @@ def accumulate(
         return compute(list(fetched), list(batches))
 
     def micro_batch(place):
-        return [{name: at(x, place) for name, x in batch.items()} for batch in batches]
+        return [
+            {name: _next_to(x, lambda x=x: x[place]) for name, x in batch.items()}
+            for batch in batches
+        ]
 
     def is_left(place, _):
         with tf.device(HOST):
             return place < accumulate_steps
 
-    def at(x, place):
-        with tf.device(x.device):
-            return x[place]
-
-    def staying(x, first):
-        with tf.device(first.device):
-            return tf.identity(x)
-
-    def mean(total, first):
-        # The result of a loop has no device, and would be divided on the first GPU.
-        with tf.device(first.device):
-            return total / accumulate_steps
-
+    # Results of a loop and its variables have no device. What is computed of them alone
+    # would go to the first GPU, so it is put next to the results of the first turn.
     def add(place, totals):
         current = [
             Fetched(params, total.state)
@@ -233,36 +226,40 @@ def accumulate(
         results = compute(current, micro_batch(place))
         return place + 1, [
             TowerResult(
-                gradients=[
-                    x + y for x, y in zip(a.gradients, b.gradients, strict=True)
-                ],
-                state=[
-                    staying(x, y) for x, y in zip(b.state, begun.state, strict=True)
-                ],
-                loss=a.loss + b.loss,
-                correct=a.correct + b.correct,
+                gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
+                state=_each(tf.identity, begun.state, b.state),
+                loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
+                correct=_next_to(begun.correct, tf.add, a.correct, b.correct),
             )
-            for a, b, begun in zip(totals, results, first, strict=True)
+            for begun, a, b in zip(first, totals, results, strict=True)
         ]
 
+    def mean(total):
+        return total / accumulate_steps
+
     first = compute(list(fetched), micro_batch(0))
-    with next_to_inputs():
-        _, totals = tf.while_loop(
-            is_left,
-            add,
-            (tf.constant(1), first),
-            parallel_iterations=1,
-        )
+    _, totals = while_loop(is_left, add, (tf.constant(1), first))
     return [
         total._replace(
-            gradients=[
-                mean(x, y)
-                for x, y in zip(total.gradients, begun.gradients, strict=True)
-            ],
-            loss=mean(total.loss, begun.loss),
+            gradients=_each(mean, begun.gradients, total.gradients),
+            loss=_next_to(begun.loss, mean, total.loss),
         )
-        for total, begun in zip(totals, first, strict=True)
+        for begun, total in zip(first, totals, strict=True)
     ]
+
+
+def _each(function, places, *lists):
+    """The function of the elements of some lists, each next to a tensor of `places`."""
+    return [
+        _next_to(place, function, *values)
+        for place, *values in zip(places, *lists, strict=True)
+    ]
+
+
+def _next_to(place, function, *values):
+    """The function of some tensors, computed on the device of the tensor `place`."""
+    with tf.device(place.device):
+        return function(*values)
 
 
 def _sum_of_shards(values):
