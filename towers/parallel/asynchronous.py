@@ -269,15 +269,10 @@ class AsynchronousTrainer(Trainer):
 
     def calls(self):
         self.trace()
-        fetches = [
-            Call(call.graph, device)
-            for call, device in zip(self._fetch_calls, self.devices, strict=True)
-        ]
-        compute = [call for calls in self._compute_calls for call in calls]
-        return fetches + [
-            Call(call.graph, self._variables.device)
-            for call in (*compute, *self._apply_calls)
-        ]
+        calls = list(zip(self._fetch_calls, self.devices, strict=True))
+        for others in (*self._compute_calls, self._apply_calls):
+            calls += [(call, self._variables.device) for call in others]
+        return [Call(call.graph, device) for call, device in calls]
 
     def request_stop(self):
         self.coordinator.request_stop()
