@@ -3,6 +3,7 @@
 import importlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,12 +12,21 @@ import pictures
 import pytest
 import test_cifar10
 
-from benchmarks import accuracy, measure, step
+from benchmarks import accuracy, kernels, measure, step
 from towers.config.choices import STRATEGIES
+from towers.parallel import placement
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-PROGRAMS = {"accuracy", "convolutions", "input", "overhead", "peers", "step"}
+PROGRAMS = {
+    "accuracy",
+    "convolutions",
+    "input",
+    "kernels",
+    "overhead",
+    "peers",
+    "step",
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -174,3 +184,17 @@ def output_of(arguments):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_kernels_reports_what_is_amiss(monkeypatch):
+    options = kernels.parse_options(["--models=lenet", "--batch_size=8"])
+    monkeypatch.setattr(kernels, "INPUTS", ("stream",))
+    monkeypatch.setattr(kernels, "STRATEGIES", {"towers": {}})
+    text, code = kernels.report(options)
+    assert code == 0 and "| lenet float32 towers | stream |" in text
+    assert "every operation on a GPU has a kernel there" in text
+    monkeypatch.setattr(
+        placement.Placement, "has_kernel", lambda p: p.op.type != "Relu"
+    )
+    text, code = kernels.report(options)
+    assert code == 1 and re.search(r"no kernel: \d+ x Relu \(T=float32\)", text)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.parallel.traced import TracedOnce, needed_operations
+from towers.parallel.graphs import needed_operations
+from towers.parallel.traced import TracedOnce
 
 
 def powers(exponent, x, nothing):

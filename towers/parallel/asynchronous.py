@@ -32,6 +32,7 @@ from towers.optim.phases import steps_within, zero_frozen
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.devices import HOST
 from towers.parallel.gradients import split_batch, squared_norm, tower_weights
+from towers.parallel.placement import Call
 from towers.parallel.trainer import (
     ACTIVITIES,
     COMPUTING,
@@ -103,7 +104,9 @@ class AsynchronousTrainer(Trainer):
             return self._fetch_calls[tower]()
 
     def _compute(self, tower, params, state, share):
-        with tf.device(self.devices[tower]):
+        # Else the results, which are on this device already, would go back to the
+        # tower, to be copied once more while the lock is held.
+        with tf.device(self._variables.device):
             call = self._compute_calls[self._phase][tower]
             gradients, state, metrics = call(params, state, share)
         # To read them is to wait for the device.
@@ -121,7 +124,9 @@ class AsynchronousTrainer(Trainer):
         norm = tf.constant(metrics["gradient_norm"])
         with self.coordinator.apply(tower) as number:
             ends_step = (number + 1) % len(self.devices) == 0
-            self._apply_calls[ends_step](tf.constant(tower), norm, gradients, state)
+            with tf.device(self._variables.device):
+                call = self._apply_calls[ends_step]
+                call(tf.constant(tower), norm, gradients, state)
             self._tower_metrics[tower], self._gradients = metrics, gradients
 
     # Their compiled calls.
@@ -261,6 +266,13 @@ class AsynchronousTrainer(Trainer):
             [call.graph for call in (*calls, self._apply_calls[True])]
             for calls in self._compute_calls
         ]
+
+    def calls(self):
+        self.trace()
+        calls = list(zip(self._fetch_calls, self.devices, strict=True))
+        for others in (*self._compute_calls, self._apply_calls):
+            calls += [(call, self._variables.device) for call in others]
+        return [Call(call.graph, device) for call, device in calls]
 
     def request_stop(self):
         self.coordinator.request_stop()

@@ -71,7 +71,8 @@ class Evaluator:
     def _split(self, batch):
         """Per tower its part of a batch; of a small one some towers have none."""
         size = batch["labels"].shape[0]
-        return split_batch(batch, shares(size, min(size, len(self._devices))))
+        with tf.device(HOST):
+            return split_batch(batch, shares(size, min(size, len(self._devices))))
 
     def _logits(self, fetched, pieces):
         size = self._strategy.num_shards

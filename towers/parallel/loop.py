@@ -1,13 +1,16 @@
 """Many steps in one compiled call, which other threads can watch and stop."""
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from towers.parallel import grappler
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
+from towers.parallel.graphs import while_loop
 from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
 
 # (phase, batch) -> (whether the step was taken, metrics), in the graph.
@@ -43,7 +46,7 @@ class Loop:
         num_phases: int,
         feed: Feed,
         inline: bool,
-        optimize: bool,
+        optimize: bool = True,
     ):
         self._train_step = train_step
         self._zero_metrics = zero_metrics
@@ -53,6 +56,7 @@ class Loop:
             self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
         self._step_graphs = [None] * num_phases
+        self._graphs = [None] * num_phases
         self._compiled_phases = set()
         self.compiled = tf.function(self._steps, autograph=False)
         self._inline, self._optimize = inline, optimize
@@ -89,11 +93,17 @@ class Loop:
             self._trace(phase)
         return self._step_graphs
 
+    def graphs(self) -> list[tf.Graph]:
+        """Traces all phases without taking a step; the graph of the loop of each."""
+        self.trace()
+        return self._graphs
+
     def _trace(self, phase):
         """Not left to the first call: TensorFlow warns of calls that trace."""
-        self.compiled.get_concrete_function(
+        traced = self.compiled.get_concrete_function(
             phase, self._feed.spec(), tf.TensorSpec([], tf.int32)
         )
+        self._graphs[phase] = traced.graph
 
     def restart_input(self) -> None:
         """Recreates the input iterator at the current global step."""
@@ -115,40 +125,35 @@ class Loop:
                 return (done < num_steps) & taken & ~self._stop.read_value()
 
         def body(done, taken, wait_secs, metrics):
-            with tf.device(None):  # not that of the loop
-                with tf.device(HOST):
-                    # The activity changes only once the step before is finished.
-                    with tf.control_dependencies([done, taken]):
-                        waiting = self._activity.assign(WAITING, read_value=False)
-                    with tf.control_dependencies([waiting]):
-                        since = tf.timestamp()
-                    with tf.control_dependencies([since]):
-                        number = self._global_step.read_value()
-                        awaited = self._feed.wait(iterator, number)
-                    with tf.control_dependencies(list(awaited.values())):
-                        wait_secs += tf.timestamp() - since
-                    with tf.control_dependencies([wait_secs]):
-                        computing = self._activity.assign(COMPUTING, read_value=False)
-                with tf.control_dependencies([computing]):
-                    awaited = {
-                        name: _colocated_identity(x) for name, x in awaited.items()
-                    }
-                    number = _colocated_identity(number)
-                batch = self._feed.batch(awaited, number)
-                if self._inline:
-                    taken, metrics = self._one_step(phase, batch)
-                else:
-                    with tf.device(HOST), self._step_options():
-                        taken, metrics = self.step_call(phase, batch)
-                with tf.device(HOST):
-                    return done + 1, taken, wait_secs, metrics
+            with tf.device(HOST):
+                # The activity changes only once the step before is finished.
+                with tf.control_dependencies([done, taken]):
+                    waiting = self._activity.assign(WAITING, read_value=False)
+                with tf.control_dependencies([waiting]):
+                    since = _clock()
+                with tf.control_dependencies([since]):
+                    number = self._global_step.read_value()
+                    awaited = self._feed.wait(iterator, number)
+                with tf.control_dependencies(list(awaited.values())):
+                    wait_secs += _clock() - since
+                with tf.control_dependencies([wait_secs]):
+                    computing = self._activity.assign(COMPUTING, read_value=False)
+            with tf.control_dependencies([computing]):
+                awaited = {name: _colocated_identity(x) for name, x in awaited.items()}
+                number = _colocated_identity(number)
+            batch = self._feed.batch(awaited, number)
+            if self._inline:
+                taken, metrics = self._one_step(phase, batch)
+            else:
+                with tf.device(HOST), self._step_options():
+                    taken, metrics = self.step_call(phase, batch)
+            with tf.device(HOST):
+                return done + 1, taken, wait_secs, metrics
 
         # A loop's condition is where the loop is, its variables where they begin.
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
-            return tf.while_loop(
-                wanted, body, (*begin, self._zero_metrics()), parallel_iterations=1
-            )
+            return while_loop(wanted, body, (*begin, self._zero_metrics()))
 
     def _step_options(self):
         return contextlib.nullcontext() if self._optimize else grappler.disabled()
@@ -159,6 +164,15 @@ class Loop:
 
 
 def _colocated_identity(x):
-    """An identity on the device of the tensor."""
-    with tf.device(x.device):
+    """An identity on the device of the tensor; an iterator, which has none, is on the
+    host."""
+    with tf.device(x.device or HOST):
         return tf.identity(x)
+
+
+def _clock():
+    """Seconds, read while the graph runs; TensorFlow's operation for that is an error
+    where everything has to be deterministic."""
+    if config.is_op_determinism_enabled():
+        return tf.ensure_shape(tf.numpy_function(time.time, [], tf.float64), [])
+    return tf.timestamp()

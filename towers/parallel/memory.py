@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from towers.errors import ConfigError
-from towers.parallel.traced import needed_operations
+from towers.parallel.graphs import called, running, short
 
 MEGABYTE = 1e6
 
@@ -93,7 +93,7 @@ def create_accounts(
     for name, variable in variables:
         kind = name.split("/")[0]
         size = variable.shape.num_elements() * variable.dtype.size
-        sizes.setdefault(_short(variable.device), collections.Counter())[kind] += size
+        sizes.setdefault(short(variable.device), collections.Counter())[kind] += size
     for graph in graphs:
         activations, peak = step_memory(graph, owns_arguments=True)
         for device, size in peak.items():
@@ -149,7 +149,7 @@ def step_memory(
     alive, peak = collections.Counter(), collections.Counter()
     activations = collections.Counter()
     for index, op in enumerate(life.ops):
-        device = _short(op.device)
+        device = short(op.device)
         for call in _called(graph, op):
             inner_activations, inner_peak = step_memory(call)
             for inner_device, size in inner_peak.items():
@@ -189,12 +189,12 @@ class _Life:
     """
 
     def __init__(self, graph, owns_arguments):
-        self.ops = _running(graph)
+        self.ops = running(graph)
         self.sizes, self.begins, self.ends = {}, {}, {}
         self.first_backward = {}
         self._piece_of = {}
         for index, op in enumerate(self.ops):
-            device = _short(op.device)
+            device = short(op.device)
             if "gradient_tape/" in op.name:
                 self.first_backward.setdefault(device, index)
             read = [self._read(tensor, device, index) for tensor in op.inputs]
@@ -237,16 +237,9 @@ class _Life:
         return size and piece[1] == device and size == _size(op.outputs[0])
 
 
-def _running(graph):
-    """The operations that the outputs and side effects need, in the order made."""
-    outputs = [tensor.op for tensor in getattr(graph, "outputs", [])]
-    needed = needed_operations([*outputs, *getattr(graph, "control_outputs", [])])
-    return [op for op in graph.get_operations() if op in needed]
-
-
 def _called(graph, op):
-    names = [op.get_attr(attribute).name for attribute in CALLS.get(op.type, ())]
-    return [graph._get_function(name).graph for name in names]
+    graphs = called(graph, op)
+    return [graphs[name] for name in CALLS.get(op.type, ())]
 
 
 def _size(tensor):
@@ -256,9 +249,3 @@ def _size(tensor):
         if tensor.dtype in (tf.resource, tf.variant, tf.string)
         else (count * tensor.dtype.size)
     )
-
-
-def _short(device):
-    """ "/job:localhost/.../device:CPU:1" -> "/CPU:1"; none stands for the host."""
-    spec = tf.DeviceSpec.from_string(device)
-    return f"/{spec.device_type or 'CPU'}:{spec.device_index or 0}"

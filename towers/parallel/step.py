@@ -19,6 +19,7 @@ from towers.parallel.gradients import (
     tower_weights,
     weighted_mean,
 )
+from towers.parallel.graphs import while_loop
 from towers.parallel.loss_scale import LossScale
 from towers.parallel.network import Network
 from towers.parallel.strategy import Mean, Strategy
@@ -85,7 +86,8 @@ class Step:
             self.network.gradients, phase, loss_scale=self._read_loss_scale()
         )
         fetched = self.strategy.fetch()
-        batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
+        with tf.device(batch["images"].device or HOST):
+            batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
         results = accumulate(compute, fetched, batches, self.accumulate_steps)
         mean = self.strategy.average(results)
         decay, mean = self._add_weight_decay(phase, mean)
@@ -203,8 +205,17 @@ def accumulate(
         return compute(list(fetched), list(batches))
 
     def micro_batch(place):
-        return [{name: x[place] for name, x in batch.items()} for batch in batches]
+        return [
+            {name: _next_to(x, lambda x=x: x[place]) for name, x in batch.items()}
+            for batch in batches
+        ]
 
+    def is_left(place, _):
+        with tf.device(HOST):
+            return place < accumulate_steps
+
+    # Results of a loop and its variables have no device. What is computed of them alone
+    # would go to the first GPU, so it is put next to the results of the first turn.
     def add(place, totals):
         current = [
             Fetched(params, total.state)
@@ -213,30 +224,40 @@ def accumulate(
         results = compute(current, micro_batch(place))
         return place + 1, [
             TowerResult(
-                gradients=[
-                    x + y for x, y in zip(a.gradients, b.gradients, strict=True)
-                ],
-                state=b.state,
-                loss=a.loss + b.loss,
-                correct=a.correct + b.correct,
+                gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
+                state=_each(tf.identity, begun.state, b.state),
+                loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
+                correct=_next_to(begun.correct, tf.add, a.correct, b.correct),
             )
-            for a, b in zip(totals, results, strict=True)
+            for begun, a, b in zip(first, totals, results, strict=True)
         ]
 
+    def mean(total):
+        return total / accumulate_steps
+
     first = compute(list(fetched), micro_batch(0))
-    _, totals = tf.while_loop(
-        lambda place, _: place < accumulate_steps,
-        add,
-        (tf.constant(1), first),
-        parallel_iterations=1,
-    )
+    _, totals = while_loop(is_left, add, (tf.constant(1), first))
     return [
         total._replace(
-            gradients=[gradient / accumulate_steps for gradient in total.gradients],
-            loss=total.loss / accumulate_steps,
+            gradients=_each(mean, begun.gradients, total.gradients),
+            loss=_next_to(begun.loss, mean, total.loss),
         )
-        for total in totals
+        for begun, total in zip(first, totals, strict=True)
     ]
+
+
+def _each(function, places, *lists):
+    """The function of the elements of some lists, each next to a tensor of `places`."""
+    return [
+        _next_to(place, function, *values)
+        for place, *values in zip(places, *lists, strict=True)
+    ]
+
+
+def _next_to(place, function, *values):
+    """The function of some tensors, computed on the device of the tensor `place`."""
+    with tf.device(place.device):
+        return function(*values)
 
 
 def _sum_of_shards(values):

@@ -7,6 +7,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed, HostStream
 from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
+from towers.parallel.placement import Call
 from towers.parallel.step import Step
 from towers.parallel.trainer import Trainer, not_finite_error
 
@@ -74,6 +75,9 @@ class SynchronousTrainer(Trainer):
 
     def trace(self):
         return [[graph] for graph in self.loop.trace()]
+
+    def calls(self):
+        return [Call(graph) for graph in self.loop.graphs()]
 
     def request_stop(self):
         self.loop.request_stop()

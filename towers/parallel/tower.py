@@ -167,6 +167,6 @@ def count_correct(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 
 def _is_correct(logits, labels):
     if len(labels.shape) > 1:
-        labels = tf.argmax(labels, axis=1, output_type=tf.int32)
-    predictions = tf.argmax(logits, axis=1, output_type=labels.dtype)
-    return tf.cast(predictions == labels, tf.float32)
+        labels = tf.argmax(labels, axis=1)
+    # int64, because a GPU has int32 compared by the host.
+    return tf.cast(tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64), tf.float32)

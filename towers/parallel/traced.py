@@ -5,11 +5,13 @@ operations. The towers' parts differ in their devices alone, so they share one t
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
+
+from towers.parallel.graphs import needed_operations
 
 
 class TracedOnce:
@@ -122,18 +124,6 @@ class _Trace:
                 node=_merge_constants(nodes, names, given), versions=definition.versions
             )
         return self._definitions[names]
-
-
-def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """All that run where these are wanted, these included."""
-    pending, needed = list(operations), set()
-    while pending:
-        op = pending.pop()
-        if op not in needed:
-            needed.add(op)
-            pending += [x.op for x in op.inputs]
-            pending += op.control_inputs
-    return needed
 
 
 def _merge_constants(nodes, outputs, given):

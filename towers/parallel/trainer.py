@@ -5,6 +5,7 @@ memory accounts and the metrics; a strategy owns the variables.
 """
 
 import abc
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import keras
@@ -20,6 +21,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.eval_step import Evaluator
 from towers.parallel.memory import Account, create_accounts, largest
 from towers.parallel.network import WholeNetwork
+from towers.parallel.placement import Call, without_kernel
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategy import Strategy
 from towers.parallel.tower import LossFn
@@ -141,6 +143,13 @@ class Trainer(abc.ABC):
         """
 
     @abc.abstractmethod
+    def calls(self) -> list[Call]:
+        """All compiled calls that `train` makes, with the input; traced if needed.
+
+        `trace` has the steps alone.
+        """
+
+    @abc.abstractmethod
     def request_stop(self) -> None:
         """Asks `train`, from another thread, to return after the step in hand."""
 
@@ -215,10 +224,26 @@ class Trainer(abc.ABC):
                 "bytes of activations that cross devices per step: "
                 f"{self.transferred_bytes:,}"
             )
+        if any("GPU" in device for device in self.devices):
+            lines += self._host_remark()
         sizes = self.strategy.sizes
         least, most = min(sizes), max(sizes)
         share = f"{most}" if least == most else f"{least} or {most}"
         return [*lines, f"{len(sizes)} tower(s) with {share} images each"]
+
+    def _host_remark(self):
+        """A line about operations that a GPU should run and cannot, if there are any.
+
+        It traces the step, which the first call of `train` then need not.
+        """
+        counts = collections.Counter()
+        for call in self.calls():
+            for group in without_kernel(call.graph, call.device):
+                counts[f"{group.type} ({group.types})"] += group.count
+        listed = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        return [f"on the host, as they have no kernel for GPUs: {listed}"][
+            : len(counts)
+        ]
 
     @property
     def transferred_bytes(self) -> int:

@@ -1,0 +1,192 @@
+"""The bytes that cross devices, against formulas that the documentation gives."""
+
+import math
+
+import pytest
+import tensorflow as tf
+import traced
+
+from towers.parallel import crossings
+from towers.parallel.crossings import per_step, summed
+from towers.parallel.graphs import while_loop
+
+# Metrics, counters, the finite check: scalars, and labels.
+LITTLE = 1500
+
+
+def bytes_per_step(trained: traced.Traced) -> dict[tuple[str, str], int]:
+    [call] = trained.trainer.calls()
+    found = crossings.crossings(
+        call.graph,
+        trained.homes(),
+        inner_turns=trained.config.accumulate_steps - 1,
+    )
+    return per_step(found)
+
+
+def sizes(trained):
+    """Bytes of the parameters, of the model state and of a step's images."""
+    model = trained.trainer.phases[-1].model
+    params, state = (
+        sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+        for variables in (model.trainable_variables, model.non_trainable_variables)
+    )
+    images = math.prod(model.inputs[0].shape[1:]) * 4 * trained.config.images_per_step
+    return params, state, images
+
+
+def assert_about(actual, expected, little=LITTLE):
+    """Equal but for scalars; the counts below are of many kilobytes."""
+    assert expected - 1 < actual <= expected + little, (actual, expected)
+
+
+@pytest.mark.parametrize("accumulate_steps", [1, 3])
+@pytest.mark.parametrize("model,num_towers", [("lenet", 3), ("speedrun", 2)])
+def test_towers_fetch_all_variables_and_return_gradients_and_state(
+    model, num_towers, accumulate_steps
+):
+    trained = traced.on_gpus(
+        model=model,
+        width=0.25,
+        num_towers=num_towers,
+        input="stream",
+        accumulate_steps=accumulate_steps,
+    )
+    params, state, images = sizes(trained)
+    crossed = summed(bytes_per_step(trained))
+    assert_about(crossed["host to GPU"], num_towers * (params + state) + images)
+    assert_about(crossed["GPU to host"], num_towers * (params + state))
+    assert crossed["GPU to GPU"] == 0
+
+
+def test_with_the_parameters_on_a_gpu_only_the_other_towers_fetch_them():
+    trained = traced.on_gpus(num_towers=3, input="stream", parameter_device="gpu")
+    params, state, images = sizes(trained)
+    crossed = summed(bytes_per_step(trained))
+    assert_about(crossed["GPU to GPU"], 2 * 2 * (params + state))
+    assert_about(crossed["host to GPU"], images)
+
+
+def test_every_tower_gets_its_share_of_a_streamed_batch_once():
+    trained = traced.on_gpus(
+        num_towers=3, batch_size=12, input="stream", strategy="replicated"
+    )
+    _, _, images = sizes(trained)
+    crossed = bytes_per_step(trained)
+    for tower in range(3):
+        assert_about(crossed["host", f"/GPU:{tower}"], images // 3)
+
+
+@pytest.mark.parametrize(
+    "all_reduce,num_towers", [("star", 3), ("ring", 3), ("tree", 4)]
+)
+def test_replicas_send_what_the_all_reduce_needs(all_reduce, num_towers):
+    trained = traced.on_gpus(
+        strategy="replicated",
+        all_reduce=all_reduce,
+        num_towers=num_towers,
+        model="speedrun",
+        width=0.25,
+        input="stream",
+    )
+    params, state, _ = sizes(trained)
+    crossed = bytes_per_step(trained)
+    expected = 2 * (num_towers - 1) * (params + state)
+    assert_about(summed(crossed)["GPU to GPU"], expected)
+    sent = {f"/GPU:{i}": 0 for i in range(num_towers)}
+    for (source, destination), count in crossed.items():
+        if "host" not in (source, destination):
+            sent[source] += count
+    busiest = {
+        "star": (num_towers - 1) * params,
+        "tree": math.ceil(math.log2(num_towers)) * params,
+        "ring": 2 * params * (num_towers - 1) / num_towers,
+    }
+    # The state goes as with star.
+    allowed = (num_towers - 1) * state + 0.01 * params + LITTLE
+    assert busiest[all_reduce] <= max(sent.values()) <= busiest[all_reduce] + allowed
+
+
+def test_a_group_sends_the_bytes_that_the_banner_gives():
+    """Activations, and their gradients; all else is small, or comes from the host."""
+    trained = traced.on_gpus(
+        strategy="model_parallel", num_towers=2, group_size=2, input="stream"
+    )
+    _, _, images = sizes(trained)
+    crossed = summed(bytes_per_step(trained))
+    assert_about(crossed["GPU to GPU"], trained.trainer.transferred_bytes)
+    assert_about(crossed["host to GPU"], 2 * images)
+
+
+def test_a_resident_batch_costs_the_host_nothing():
+    trained = traced.on_gpus(strategy="replicated", num_towers=3, input="resident")
+    crossed = summed(bytes_per_step(trained))
+    assert crossed["host to GPU"] + crossed["GPU to host"] < 10_000
+
+
+def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
+    trained = traced.on_gpus(strategy="async_towers", num_towers=2)
+    params, state, _ = sizes(trained)
+    fetch, _, compute, *_, apply = (
+        per_step(crossings.crossings(call.graph, trained.homes(), device=call.device))
+        for call in trained.trainer.calls()
+    )
+    assert fetch == {("host", "/GPU:0"): params + state}
+    assert_about(compute.pop(("/GPU:0", "host")), params + state)
+    assert sum(compute.values()) < LITTLE
+    assert apply == {}
+
+
+# The counting itself, on graphs whose bytes are known.
+
+
+def crossed_by(function, *specs, device=""):
+    graph = tf.function(function, autograph=False).get_concrete_function(*specs).graph
+    return per_step(crossings.crossings(graph, device=device))
+
+
+def test_a_tensor_crosses_once_to_each_device_that_reads_it():
+    def function():
+        with tf.device("/CPU:0"):
+            x = tf.random.uniform([100])
+        with tf.device("/GPU:0"):
+            a, b = x + 1, x + 2
+        with tf.device("/GPU:1"):
+            return a + b, x + 3
+
+    assert crossed_by(function, device="/GPU:1") == {
+        ("host", "/GPU:0"): 400,
+        ("host", "/GPU:1"): 400,
+        ("/GPU:0", "/GPU:1"): 800,
+    }
+
+
+def test_shapes_and_int32_stay_in_host_memory():
+    def function(x):
+        with tf.device("/GPU:0"):
+            y = x + 1
+            return tf.reshape(y, tf.concat([tf.shape(y), tf.shape(y)[:0]], 0))
+
+    spec = tf.TensorSpec([None, 4])
+    assert crossed_by(function, spec) == {}
+
+
+def test_a_loop_crosses_in_every_turn_and_a_branch_where_it_is_usual():
+    def function(x):
+        with tf.device("/CPU:0"):
+            start = tf.zeros([10])
+
+        def body(i, total):
+            with tf.device("/GPU:0"):
+                y = tf.cond(x > 0, lambda: total + 1, lambda: tf.stack([x] * 10))
+                return i + 1, y
+
+        def wanted(i, total):
+            with tf.device("/CPU:0"):
+                return i < 5 + tf.size(total)
+
+        return while_loop(wanted, body, (tf.constant(0), start))[1]
+
+    crossed = crossed_by(function, tf.TensorSpec([]))
+    assert crossed["host", "/GPU:0"] == 40
+    assert crossed["/GPU:0", "host"] == 40 + 1  # with the condition of the branch
