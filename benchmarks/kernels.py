@@ -59,19 +59,10 @@ def traced_trainer(config: Config) -> Trainer:
     return build.create_trainer(config, build.build(config), Devices("GPU", names))
 
 
-def homes(trainer: Trainer) -> dict[int, str]:
-    """id of a variable's handle -> the device that it is meant for."""
-    return {
-        id(variable.handle): variables.device
-        for variables in trainer.strategy.variables
-        for variable in variables.named().values()
-    }
-
-
 def bytes_per_step(trainer: Trainer, accumulate_steps: int) -> dict:
     """(source, destination) -> bytes of a step; asynchronous towers fetch and compute
     once each."""
-    totals, known = {}, homes(trainer)
+    totals, known = {}, trainer.homes()
     for call in trainer.calls():
         found = crossings(
             call.graph, known, inner_turns=accumulate_steps - 1, device=call.device

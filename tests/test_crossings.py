@@ -18,21 +18,25 @@ def bytes_per_step(trained: traced.Traced) -> dict[tuple[str, str], int]:
     [call] = trained.trainer.calls()
     found = crossings.crossings(
         call.graph,
-        trained.homes(),
+        trained.trainer.homes(),
         inner_turns=trained.config.accumulate_steps - 1,
     )
     return per_step(found)
 
 
 def sizes(trained):
-    """Bytes of the parameters, of the model state and of a step's images."""
+    """Bytes of the parameters, of the model state, of a step's images and labels as
+    they are stored, and of the shares that the first tower hands on."""
     model = trained.trainer.phases[-1].model
     params, state = (
         sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
         for variables in (model.trainable_variables, model.non_trainable_variables)
     )
-    images = math.prod(model.inputs[0].shape[1:]) * 4 * trained.config.images_per_step
-    return params, state, images
+    pixels = math.prod(model.inputs[0].shape[1:])
+    count, first = trained.config.images_per_step, trained.trainer.strategy.sizes[0]
+    stored = count * (pixels + 8 + 8)  # the index and the label
+    others = count - first * trained.config.accumulate_steps
+    return params, state, stored, others * (4 * pixels + 8)
 
 
 def assert_about(actual, expected, little=LITTLE):
@@ -52,29 +56,29 @@ def test_towers_fetch_all_variables_and_return_gradients_and_state(
         input="stream",
         accumulate_steps=accumulate_steps,
     )
-    params, state, images = sizes(trained)
+    params, state, stored, handed_on = sizes(trained)
     crossed = summed(bytes_per_step(trained))
-    assert_about(crossed["host to GPU"], num_towers * (params + state) + images)
+    assert_about(crossed["host to GPU"], num_towers * (params + state) + stored)
     assert_about(crossed["GPU to host"], num_towers * (params + state))
-    assert crossed["GPU to GPU"] == 0
+    assert_about(crossed["GPU to GPU"], handed_on)
 
 
 def test_with_the_parameters_on_a_gpu_only_the_other_towers_fetch_them():
     trained = traced.on_gpus(num_towers=3, input="stream", parameter_device="gpu")
-    params, state, images = sizes(trained)
+    params, state, stored, handed_on = sizes(trained)
     crossed = summed(bytes_per_step(trained))
-    assert_about(crossed["GPU to GPU"], 2 * 2 * (params + state))
-    assert_about(crossed["host to GPU"], images)
+    assert_about(crossed["GPU to GPU"], 2 * 2 * (params + state) + handed_on)
+    assert_about(crossed["host to GPU"], stored)
 
 
-def test_every_tower_gets_its_share_of_a_streamed_batch_once():
-    trained = traced.on_gpus(
-        num_towers=3, batch_size=12, input="stream", strategy="replicated"
-    )
-    _, _, images = sizes(trained)
+def test_a_streamed_batch_goes_to_the_first_tower_once_and_on_to_the_others():
+    trained = traced.on_gpus(num_towers=3, batch_size=12, input="stream")
+    params, state, stored, handed_on = sizes(trained)
     crossed = bytes_per_step(trained)
-    for tower in range(3):
-        assert_about(crossed["host", f"/GPU:{tower}"], images // 3)
+    assert_about(crossed["host", "/GPU:0"], params + state + stored)
+    for tower in (1, 2):
+        assert_about(crossed["host", f"/GPU:{tower}"], params + state)
+        assert_about(crossed["/GPU:0", f"/GPU:{tower}"], handed_on // 2)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +93,9 @@ def test_replicas_send_what_the_all_reduce_needs(all_reduce, num_towers):
         width=0.25,
         input="stream",
     )
-    params, state, _ = sizes(trained)
+    params, state, _, handed_on = sizes(trained)
     crossed = bytes_per_step(trained)
-    expected = 2 * (num_towers - 1) * (params + state)
+    expected = 2 * (num_towers - 1) * (params + state) + handed_on
     assert_about(summed(crossed)["GPU to GPU"], expected)
     sent = {f"/GPU:{i}": 0 for i in range(num_towers)}
     for (source, destination), count in crossed.items():
@@ -102,8 +106,8 @@ def test_replicas_send_what_the_all_reduce_needs(all_reduce, num_towers):
         "tree": math.ceil(math.log2(num_towers)) * params,
         "ring": 2 * params * (num_towers - 1) / num_towers,
     }
-    # The state goes as with star.
-    allowed = (num_towers - 1) * state + 0.01 * params + LITTLE
+    # The state goes as with star, the images from the first device.
+    allowed = (num_towers - 1) * state + handed_on + 0.01 * params + LITTLE
     assert busiest[all_reduce] <= max(sent.values()) <= busiest[all_reduce] + allowed
 
 
@@ -112,10 +116,12 @@ def test_a_group_sends_the_bytes_that_the_banner_gives():
     trained = traced.on_gpus(
         strategy="model_parallel", num_towers=2, group_size=2, input="stream"
     )
-    _, _, images = sizes(trained)
+    _, _, stored, _ = sizes(trained)
+    [images] = (x for x in trained.trainer.phases[-1].model.inputs)
+    images = math.prod(images.shape[1:]) * 4 * trained.config.batch_size
     crossed = summed(bytes_per_step(trained))
-    assert_about(crossed["GPU to GPU"], trained.trainer.transferred_bytes)
-    assert_about(crossed["host to GPU"], 2 * images)
+    assert_about(crossed["GPU to GPU"], trained.trainer.transferred_bytes + images)
+    assert_about(crossed["host to GPU"], stored)
 
 
 def test_a_resident_batch_costs_the_host_nothing():
@@ -126,9 +132,11 @@ def test_a_resident_batch_costs_the_host_nothing():
 
 def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
     trained = traced.on_gpus(strategy="async_towers", num_towers=2)
-    params, state, _ = sizes(trained)
+    params, state, *_ = sizes(trained)
     fetch, _, compute, *_, apply = (
-        per_step(crossings.crossings(call.graph, trained.homes(), device=call.device))
+        per_step(
+            crossings.crossings(call.graph, trained.trainer.homes(), device=call.device)
+        )
         for call in trained.trainer.calls()
     )
     assert fetch == {("host", "/GPU:0"): params + state}

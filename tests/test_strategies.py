@@ -387,7 +387,7 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
     stream, loss_fn = towers._stream, towers.network._loss_fn
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # drawn when wanted
-    towers.loop._feed = HostStream(
+    towers.loop.feed = HostStream(
         lambda first_step: (
             stream(first_step)
             .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})

@@ -49,14 +49,6 @@ class Traced:
         shape = [self.config.batch_size, *spec["images"].shape[1:]]
         return spec | {"images": tf.TensorSpec(shape, spec["images"].dtype)}
 
-    def homes(self) -> dict[int, str]:
-        """Handle of a variable -> the device that it would be on."""
-        return {
-            id(variable.handle): variables.device
-            for variables in self.trainer.strategy.variables
-            for variable in variables.named().values()
-        }
-
 
 def on_gpus(devices: Devices | None = None, **fields) -> Traced:
     """A trainer with `num_towers` GPUs, a small synthetic data set by default."""

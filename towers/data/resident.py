@@ -67,3 +67,10 @@ class ResidentBatches:
 
     def restart(self) -> None:
         """Nothing to do: the orders are functions of the epoch."""
+
+    def variables(self) -> list[tuple[str, tf.Variable]]:
+        """The orders, images and labels, each with its device."""
+        return [
+            (self._device, variable)
+            for variable in (self._orders, *self._batches.source.variables)
+        ]

@@ -69,6 +69,9 @@ class DeviceSource:
     Args:
         source: lies in host memory.
         device: holds the copy.
+
+    Attributes:
+        variables: the images and the labels.
     """
 
     def __init__(self, source: Source, device: str):
@@ -81,6 +84,7 @@ class DeviceSource:
         with tf.device(device):
             self._images = tf.Variable(images, trainable=False, name="images")
             self._labels = tf.Variable(labels, trainable=False, name="labels")
+        self.variables = [self._images, self._labels]
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `Source.read`, with labels int64."""

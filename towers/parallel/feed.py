@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 from towers.parallel.devices import HOST
+from towers.parallel.placement import without_kernel
 
 Batch = dict[str, tf.Tensor]
 Stream = Callable[[int], tf.data.Dataset]
@@ -45,6 +45,9 @@ class Feed(Protocol):
     def restart(self) -> None:
         """Forgets what is held; the next `start` may be at any step."""
 
+    def variables(self) -> list[tuple[str, tf.Variable]]:
+        """Its variables that are read in a step, each with its device."""
+
 
 class HostStream:
     """Whole batches from a stream of the host.
@@ -78,6 +81,9 @@ class HostStream:
 
     def restart(self):
         self._iterator = None
+
+    def variables(self):
+        return []
 
 
 class CopiedAhead:
@@ -147,6 +153,10 @@ class CopiedAhead:
         self._host.restart()
         self._is_holding = False
 
+    def variables(self):
+        self.spec()
+        return [(self._device, variable) for variable in self._held.values()]
+
 
 def _dtype_on_device(dtype):
     """int32 tensors of a GPU are in host memory."""
@@ -169,26 +179,4 @@ def has_gpu_kernels(
     traced = tf.function(process, autograph=False).get_concrete_function(
         tf.TensorSpec([], tf.int64), elements
     )
-    graph = traced.graph.as_graph_def()
-    functions = graph.library.function
-    nodes = [*graph.node, *(node for f in functions for node in f.node_def)]
-    called = {function.signature.name for function in functions}
-    return all(
-        node.op == "Placeholder" or node.op in called or _has_gpu_kernel(node)
-        for node in nodes
-    )
-
-
-def _has_gpu_kernel(node):
-    return any(
-        kernel.device_type in ("GPU", "DEFAULT")
-        and all(_allows(constraint, node) for constraint in kernel.constraint)
-        for kernel in kernels.get_registered_kernels_for_op(node.op).kernel
-    )
-
-
-def _allows(constraint, node):
-    value = node.attr[constraint.name]
-    types = [value.type] if value.type else value.list.type
-    allowed = constraint.allowed_values.list.type
-    return not allowed or set(types) <= set(allowed)
+    return not without_kernel(traced.graph, "/GPU:0")

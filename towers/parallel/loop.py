@@ -51,7 +51,7 @@ class Loop:
         self._train_step = train_step
         self._zero_metrics = zero_metrics
         self._global_step = global_step
-        self._feed = feed
+        self.feed = feed
         with tf.device(HOST):
             self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
@@ -73,7 +73,7 @@ class Loop:
             for batches, in seconds; the metrics of the last one.
         """
         self._activity.assign(WAITING)
-        iterator = self._feed.start(int(self._global_step))
+        iterator = self.feed.start(int(self._global_step))
         if phase not in self._compiled_phases:
             self._activity.assign(TRACING)
             self._trace(phase)
@@ -101,13 +101,13 @@ class Loop:
     def _trace(self, phase):
         """Not left to the first call: TensorFlow warns of calls that trace."""
         traced = self.compiled.get_concrete_function(
-            phase, self._feed.spec(), tf.TensorSpec([], tf.int32)
+            phase, self.feed.spec(), tf.TensorSpec([], tf.int32)
         )
         self._graphs[phase] = traced.graph
 
     def restart_input(self) -> None:
         """Recreates the input iterator at the current global step."""
-        self._feed.restart()
+        self.feed.restart()
 
     def request_stop(self) -> None:
         self._stop.assign(True)
@@ -133,7 +133,7 @@ class Loop:
                     since = _clock()
                 with tf.control_dependencies([since]):
                     number = self._global_step.read_value()
-                    awaited = self._feed.wait(iterator, number)
+                    awaited = self.feed.wait(iterator, number)
                 with tf.control_dependencies(list(awaited.values())):
                     wait_secs += _clock() - since
                 with tf.control_dependencies([wait_secs]):
@@ -141,7 +141,7 @@ class Loop:
             with tf.control_dependencies([computing]):
                 awaited = {name: _colocated_identity(x) for name, x in awaited.items()}
                 number = _colocated_identity(number)
-            batch = self._feed.batch(awaited, number)
+            batch = self.feed.batch(awaited, number)
             if self._inline:
                 taken, metrics = self._one_step(phase, batch)
             else:

@@ -73,6 +73,10 @@ class SynchronousTrainer(Trainer):
         whole = [tf.concat(slices, -1) for slices in zip(*shards, strict=True)]
         return dict(zip(self._param_names, whole, strict=True))
 
+    def homes(self):
+        of_feed = {id(v.handle): device for device, v in self.loop.feed.variables()}
+        return super().homes() | of_feed
+
     def trace(self):
         return [[graph] for graph in self.loop.trace()]
 

@@ -208,6 +208,15 @@ class Trainer(abc.ABC):
         """Canonical name -> variable, of the progress of the training."""
         return {"step": self.global_step}
 
+    def homes(self) -> dict[int, str]:
+        """id of a variable's handle -> the device that it is meant for, for `crossings`
+        on a machine that has no such device."""
+        return {
+            id(variable.handle): variables.device
+            for variables in self.strategy.variables
+            for variable in variables.named().values()
+        }
+
     def memory(self) -> list[Account]:
         """The memory that training takes on each device; traces the step if needed."""
         named = [x for v in self.strategy.variables for x in v.named().items()]
