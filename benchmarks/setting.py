@@ -57,8 +57,10 @@ class Setting:
         """A line that says which devices the table below is of."""
         count = len(devices.towers)
         cut = self.shares_device and count > 1
-        which = f"{count} logical devices of one {devices.kind}" if cut else (
-            f"{count} device(s) of kind {devices.kind}"
+        which = (
+            f"{count} logical devices of one {devices.kind}"
+            if cut
+            else (f"{count} device(s) of kind {devices.kind}")
         )
         self.write(f"{which}.\n")
 
