@@ -31,7 +31,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 import tensorflow as tf
 
@@ -174,10 +173,10 @@ def start_section(
     try:
         for line in process.stdout:
             write(line.rstrip("\n"))
+        status = process.wait()
     finally:
         timer.cancel()
-        process.kill()
-        status = process.wait()
+        process.kill()  # where this one is stopped
     if killed.is_set():
         return "cut short: no time left"
     if status < 0:

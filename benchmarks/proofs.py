@@ -143,46 +143,50 @@ def moved_operations(
 
 def placement(setting: Setting) -> bool:
     """Whether every tower computes on its device in a step of each strategy."""
-    devices = setting.devices()
+    devices, model, amiss = setting.devices(), "cnn", []
     setting.remark_on(devices)
-    model = "cnn"
-    cases = strategies(setting, devices)
-    asynchronous = {"strategy": "async_towers", "num_towers": len(devices.towers)}
-    cases |= {"async_towers": asynchronous}
-    alone = create(setting, devices, model, {"num_towers": 1})
-    [expected] = heavy_operations(executed_step(alone, devices)).values()
-    amiss = []
+    towers = [device.strip("/") for device in devices.towers]
+    several = {"num_towers": len(towers)}
+    cases = {"one device": {"strategy": "towers", "num_towers": 1}}
+    cases |= strategies(setting, devices)
+    cases["async_towers"] = {"strategy": "async_towers"} | several
+    cases["towers, resident input"] = {"strategy": "towers", "input": "resident"}
+    cases["towers, resident input"] |= several
+    expected = {}  # of the first case
 
     def row(name, fields):
         trainer = create(setting, devices, model, fields)
         requested = requested_devices(g for graphs in trainer.trace() for g in graphs)
         graphs = executed_step(trainer, devices)
         counts, moved = heavy_operations(graphs), moved_operations(requested, graphs)
-        towers = [device.strip("/") for device in devices.towers]
+        expected.update({} if expected else counts.get(towers[0], {"none": 0}))
         wanted = dict.fromkeys(towers[: fields["num_towers"]], expected)
-        if fields["strategy"] == "model_parallel":  # may compute a gradient more
+        is_right = counts == wanted
+        if fields["strategy"] == "model_parallel":  # of other shapes, hence numbers
             is_right = set(counts) == set(wanted)
-        else:
-            is_right = counts == wanted
         if not is_right or moved:
             amiss.append(name)
-        number = {device: sum(kinds.values()) for device, kinds in counts.items()}
-        texts = [f"{device}: {number[device]}" for device in sorted(number)]
+        texts = [f"{device}: {described(counts[device])}" for device in sorted(counts)]
         texts_moved = [f"{count} {what}" for what, count in moved.most_common(5)]
         return (
-            ", ".join(texts),
-            "yes" if is_right else f"NO, expected {dict(expected)} on each",
-            f"{sum(moved.values())}: {'; '.join(texts_moved)}" if moved else "none",
+            # Alike on all of them, in one text.
+            f"each of {', '.join(sorted(counts))}: {described(expected)}"
+            if is_right and counts == wanted
+            else "; ".join(texts),
+            "yes" if is_right else f"NO, expected {described(expected)} on each tower",
+            f"{moved.total()}: {'; '.join(texts_moved)}" if moved else "none",
         )
 
-    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(expected.items()))
-    setting.write(f"A step of {model} on one device: {kinds}.\n")
     failed = setting.table(
-        "strategy | convolutions and products by device | as of one device, on each "
-        "tower's | operations that run elsewhere than requested",
+        f"strategy, {model} | convolutions and products by device | on each tower's "
+        "device, and nowhere else | operations that run elsewhere than requested",
         {(name,): functools.partial(row, name, f) for name, f in cases.items()},
     )
     return bool(amiss or failed)
+
+
+def described(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
 # Equality.
@@ -238,14 +242,14 @@ def equality(setting: Setting) -> bool:
         (plain, name): functools.partial(row, plain, fields, devices)
         for name, fields in strategies(setting, devices).items()
     }
+    cpu = Devices("CPU", ("/CPU:0",))
+    for model in (plain, normalized):
+        cases[model, "one CPU"] = functools.partial(row, model, {}, cpu)
     count = {"num_towers": len(devices.towers), "batch_norm": "sync"}
     for strategy in ("towers", "replicated"):
         name = f"{strategy}, synchronized batch normalization"
         fields = {"strategy": strategy} | count
         cases[normalized, name] = functools.partial(row, normalized, fields, devices)
-    cpu = Devices("CPU", ("/CPU:0",))
-    for model in (plain, normalized):
-        cases[model, "one CPU"] = functools.partial(row, model, {}, cpu)
     setting.write(
         f"{STEPS} steps, float32, TF32 off: the largest difference from one device "
         "over the largest change in training.\n"

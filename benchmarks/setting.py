@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -35,6 +36,11 @@ class Setting:
     @property
     def is_tiny(self) -> bool:
         return self.device == "cpu"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of things that run in turn."""
+        return 1 if self.is_tiny else 5
 
     @property
     def shares_device(self) -> bool:
@@ -80,11 +86,11 @@ class Setting:
             The first cells of cases that failed.
         """
         self.write(measure.table_head(columns))
-        failed, longest = [], 0.0
+        failed, left_out, last_secs = [], [], 0.0
         for cells, case in cases.items():
             started = time.monotonic()
-            if started + longest > self.ends_at:
-                self.write(measure.table_row(*cells, "not measured: no time left"))
+            if left_out or started + last_secs > self.ends_at:
+                left_out.append(" ".join(map(str, cells)))
                 continue
             try:
                 self.write(measure.table_row(*cells, *case()))
@@ -92,13 +98,22 @@ class Setting:
                 traceback.print_exc()
                 failed.append(cells)
                 self.write(measure.table_row(*cells, f"not measured: {reason(error)}"))
-            longest = max(longest, time.monotonic() - started)
             gc.collect()  # the memory of this case's trainers
+            last_secs = time.monotonic() - started
         self.write("")
+        if left_out:
+            self.write(f"Not measured, as no time was left: {'; '.join(left_out)}.\n")
         return failed
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line that fits a table."""
-    first = (str(error).strip().splitlines() or [""])[0].replace("|", "/")
-    return f"{type(error).__name__}: {first}"[:300]
+    """An error in one line that fits a table.
+
+    TensorFlow's message ends with nodes, after stacks of Python; the line before the
+    first node says what is wrong.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    nodes = [place for place, line in enumerate(lines) if line.startswith("[[")]
+    line = lines[max(0, nodes[0] - 1) if nodes else 0]
+    line = re.sub(r"^\(0\) [A-Z_]+: +", "", line)  # the first of several
+    return f"{type(error).__name__}: {line.replace('|', '/')}"[:300]

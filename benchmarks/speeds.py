@@ -8,7 +8,7 @@ import functools
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ from towers.parallel.devices import Devices
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
 # Images of a step on one GPU.
 BATCH_SIZES = {"cnn": 1024, "resnet20": 1024, "speedrun": 2000}
-ROUNDS, ROUND_SECS = 5, 0.3
+ROUND_SECS, TINY_ROUND_SECS = 0.3, 0.03
 
 
 def step_fields(setting: Setting, model: str, **fields) -> dict:
@@ -43,16 +43,17 @@ def ready_trainer(config: Config, devices: Devices):
     return trainer, 3 * flops_per_image(parts.model) * config.batch_size
 
 
-def rounds_of(train: Callable[[int], object]) -> tuple[int, Callable[[], object]]:
-    """The number of steps that fill a round, and a call that takes them.
+def steps_of_round(setting: Setting, trainer) -> int:
+    """The number of steps that fill a round.
 
-    The first steps are slower: kernels are chosen in them.
+    The first steps, in which kernels are chosen, are slower and do not count.
     """
-    train(2)
+    trainer.train(2)
     started = time.perf_counter()
-    train(2)
-    num_steps = max(2, round(2 * ROUND_SECS / (time.perf_counter() - started)))
-    return num_steps, functools.partial(train, num_steps)
+    trainer.train(5)
+    step_secs = (time.perf_counter() - started) / 5
+    round_secs = TINY_ROUND_SECS if setting.is_tiny else ROUND_SECS
+    return max(1, round(round_secs / step_secs))
 
 
 # A step against the matrix rate.
@@ -85,14 +86,14 @@ def _share_table(setting, cases):
         config = Config(**step_fields(setting, model, **fields))
         memory = measure.PeakMemory(devices)
         trainer, flops = ready_trainer(config, devices)
-        num_steps, step = rounds_of(trainer.train)
+        num_steps = steps_of_round(setting, trainer)
         peak, rates, dtype = memory.growth_bytes(), [], tf.as_dtype(precision)
         device = devices.towers[:1]
         things = {
             "rate": lambda: rates.append(measure.matrix_rate(dtype, device)),
-            "step": step,
+            "step": functools.partial(trainer.train, num_steps),
         }
-        wall, _ = measure.in_turn(things, ROUNDS)
+        wall, _ = measure.in_turn(things, setting.rounds)
         secs = np.array(wall["step"]) / num_steps
         return (
             config.batch_size,
@@ -101,12 +102,12 @@ def _share_table(setting, cases):
             f"{flops / np.median(secs) / 1e12:.3f}",
             f"{statistics.median(rates[1:]) / 1e12:.3f}",
             measure.spread(flops / secs / rates[1:]),
-            f"{peak / 1e6:,.0f}",
+            f"{max(0, peak) / 1e6:,.0f}",
         )
 
     setting.write(
-        f"One device; {ROUNDS} rounds of about {ROUND_SECS} s in turn with matrix "
-        "products of the same type, one more to warm up.\n"
+        f"One device; {setting.rounds} round(s) in turn with matrix products of the same type, "
+        "one more to warm up.\n"
     )
     return bool(
         setting.table(
@@ -134,14 +135,14 @@ def streamed_and_resident(setting: Setting) -> bool:
         for kind in ("stream", "resident"):
             replaced = dataclasses.replace(config, input=kind)
             all_trainers[kind] = trainers.create_trainer(replaced, parts, devices)
-        num_steps, _ = rounds_of(all_trainers["ready"].train)
+        num_steps = steps_of_round(setting, all_trainers["ready"])
         waits = {kind: [] for kind in all_trainers}
 
         def train(kind):
             waits[kind].append(all_trainers[kind].train(num_steps)["input_wait_secs"])
 
         things = {kind: functools.partial(train, kind) for kind in all_trainers}
-        wall, _ = measure.in_turn(things, ROUNDS)
+        wall, _ = measure.in_turn(things, setting.rounds)
         cells = [config.batch_size, num_steps]
         cells += [f"{1e3 * statistics.median(wall['ready']) / num_steps:.3f}"]
         for kind in ("stream", "resident"):
@@ -152,7 +153,9 @@ def streamed_and_resident(setting: Setting) -> bool:
 
     cases = [("speedrun", "translate_flip"), ("resnet20", "pad_crop_flip")]
     cases += [("cnn", "tutorial")]
-    setting.write(f"bfloat16, one device, {ROUNDS} rounds, one more to warm up.\n")
+    setting.write(
+        f"bfloat16, one device, {setting.rounds} round(s), one more to warm up.\n"
+    )
     return bool(
         setting.table(
             "network | augmentation | batch | steps in a round | ms a step, batch ready"
@@ -174,7 +177,8 @@ def scaling(setting: Setting) -> bool:
     size = {} if setting.is_tiny else {"batch_size": 512}
     one = Config(**step_fields(setting, model, **size))
     alone, _ = ready_trainer(one, devices)
-    num_steps, base = rounds_of(alone.train)
+    num_steps = steps_of_round(setting, alone)
+    base = functools.partial(alone.train, num_steps)
 
     def row(fields, num_towers, batch_size):
         changes = fields | {"num_towers": num_towers, "batch_size": batch_size}
@@ -182,7 +186,7 @@ def scaling(setting: Setting) -> bool:
         trainer, _ = ready_trainer(config, devices)
         trainer.train(2)
         things = {"one": base, "all": functools.partial(trainer.train, num_steps)}
-        wall, _ = measure.in_turn(things, ROUNDS)
+        wall, _ = measure.in_turn(things, setting.rounds)
         speed = batch_size * num_steps / statistics.median(wall["all"])
         times = (
             batch_size / one.batch_size / (1 if setting.shares_device else num_towers)
