@@ -106,8 +106,8 @@ def _share_table(setting, cases):
         )
 
     setting.write(
-        f"One device; {setting.rounds} round(s) in turn with matrix products of the same type, "
-        "one more to warm up.\n"
+        f"One device; {setting.rounds} round(s) in turn with matrix products of the "
+        "same type, one more to warm up.\n"
     )
     return bool(
         setting.table(
