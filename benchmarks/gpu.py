@@ -35,9 +35,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from benchmarks import measure
-from benchmarks.setting import Setting, reason
-from towers.errors import ConfigError
-from towers.parallel.devices import unused_gpu
+from benchmarks.setting import LEFT_OUT, Setting, reason
+from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 LEAST_SECS = 10.0  # to start a process and measure anything
@@ -45,9 +44,10 @@ LEAST_SECS = 10.0  # to start a process and measure anything
 
 def kernels(setting: Setting) -> bool:
     """Operations that are asked onto GPUs and have no kernel there."""
-    report, is_amiss = importlib.import_module("benchmarks.kernels").report()
-    setting.write(report)
-    return is_amiss
+    module = importlib.import_module("benchmarks.kernels")
+    text, status = module.report(module.parse_options([]))
+    setting.write(text)
+    return bool(status)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Section:
 
 
 SECTIONS = {
-    "kernels": Section("Kernels", "gpu:kernels", 0.5),
+    "kernels": Section("Kernels", "gpu:kernels", 1),
     "placement": Section("Placement of an executed step", "proofs:placement", 1),
     "equality": Section("Equality with one device", "proofs:equality", 1.5),
     "shares": Section("A step against the matrix rate", "speeds:shares", 2),
@@ -170,9 +170,12 @@ def start_section(
 
     timer = threading.Timer(1.5 * secs, kill)
     timer.start()
+    some_left = ""
     try:
         for line in process.stdout:
             write(line.rstrip("\n"))
+            if line.startswith(LEFT_OUT):
+                some_left = ", some left out"
         status = process.wait()
     finally:
         timer.cancel()
@@ -181,7 +184,8 @@ def start_section(
         return "cut short: no time left"
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
-    return {0: "nothing amiss", 1: "AMISS, see there"}.get(status, f"status {status}")
+    ended = {0: "nothing amiss", 1: "AMISS, see there"}.get(status, f"status {status}")
+    return ended + some_left
 
 
 def run_sections(
@@ -248,11 +252,7 @@ def main() -> None:
     if options.kernels:
         sys.exit(kernels(Setting(options.device, print, ends_at=float("inf"))))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the section too
-    if options.device != "cpu":
-        has_gpu = bool(tf.config.list_physical_devices("GPU"))
-        if options.device == "gpu" and not has_gpu:
-            raise ConfigError(f"device=gpu: TensorFlow sees no GPU; {unused_gpu()}")
-        options.device = "gpu" if has_gpu else "cpu"
+    options.device = configure(options.device, 0).kind.lower()
     path = output_path(options)
     report = Report(path)
     report.write(f"{measure.report_head('On GPUs')}{graphics()}")

@@ -13,6 +13,7 @@ from benchmarks import measure
 from towers.parallel.devices import Devices, configure
 
 NUM_LOGICAL = 4  # two groups of two
+LEFT_OUT = "Not measured, as no time was left"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Setting:
             last_secs = time.monotonic() - started
         self.write("")
         if left_out:
-            self.write(f"Not measured, as no time was left: {'; '.join(left_out)}.\n")
+            self.write(f"{LEFT_OUT}: {'; '.join(left_out)}.\n")
         return failed
 
 
