@@ -29,6 +29,8 @@ from towers.parallel.devices import Devices, configure
 # Products of these shapes (m, k, n); the best rate counts, because no one shape suits
 # every machine.
 MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
+# A GPU is idle between products as small as those.
+GPU_MATRIX_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192))
 PRODUCTS = 4  # of a shape, timed together
 
 
@@ -157,7 +159,7 @@ def matrix_rate(
     best = 0.0
     together = threading.Barrier(len(devices))
     with concurrent.futures.ThreadPoolExecutor(len(devices)) as threads:
-        for m, k, n in MATRIX_SHAPES:
+        for m, k, n in GPU_MATRIX_SHAPES if "GPU" in devices[0] else MATRIX_SHAPES:
             flops = 2 * m * k * n * PRODUCTS * len(devices)
             futures = [threads.submit(seconds, d, m, k, n) for d in devices]
             rounds = zip(*(future.result() for future in futures), strict=True)
@@ -249,8 +251,14 @@ def machine() -> str:
         models = re.findall(r"^model name\s*:\s*(.*)$", cpuinfo.read_text(), re.M)
         model = models[0] if models else model
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    gpus = tf.config.list_physical_devices("GPU")
-    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {len(gpus)} GPU(s)"
+    gpus = [
+        tf.config.experimental.get_device_details(gpu).get("device_name", "unknown")
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    names = f": {', '.join(sorted(set(gpus)))}" if gpus else ""
+    return (
+        f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {len(gpus)} GPU(s){names}"
+    )
 
 
 def rates_text(rates: Sequence[float]) -> str:

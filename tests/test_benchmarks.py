@@ -10,9 +10,10 @@ import sys
 import numpy as np
 import pictures
 import pytest
+import tensorflow as tf
 import test_cifar10
 
-from benchmarks import accuracy, kernels, measure, step
+from benchmarks import accuracy, gpu, kernels, measure, proofs, setting, step
 from towers.config.choices import STRATEGIES
 from towers.parallel import placement
 
@@ -21,6 +22,7 @@ MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 PROGRAMS = {
     "accuracy",
     "convolutions",
+    "gpu",
     "input",
     "kernels",
     "overhead",
@@ -97,6 +99,117 @@ def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch)
     assert clock.secs == 30 * 7
     # After nine times seven seconds, three times, and at the end.
     assert clock.rates == [2.5, 68.0, 133.5, 199.0, 222.5]
+
+
+# gpu: sections, and what they must find.
+
+
+def tiny_setting(lines, ends_at=float("inf")):
+    return setting.Setting("cpu", lines.append, ends_at)
+
+
+def test_sections_share_the_time_and_what_one_leaves_is_for_the_others(monkeypatch):
+    now, given = [0.0], {}
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
+
+    def run(name, options, secs, write):
+        given[name] = secs
+        now[0] += {"placement": 10.0, "equality": 522.0}.get(name, secs)
+        return "nothing amiss"
+
+    names = "placement,equality,shares,recipe"
+    options = gpu.parse_options([f"--sections={names}", "--minutes=9"])
+    results = gpu.run_sections(options, gpu.Report(None), run)
+    shares = [gpu.SECTIONS[name].share for name in names.split(",")]
+    assert given["placement"] == 540 * shares[0] / sum(shares)
+    assert given["equality"] == 530 * shares[1] / sum(shares[1:])
+    assert list(given) == ["placement", "equality"]  # 8 s are left
+    assert results["shares"].startswith("not started: ")
+    assert results["recipe"].startswith("not started: 8 s")
+
+
+def test_a_section_that_is_not_there_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        gpu.parse_options(["--sections=placement,scalling"])
+    assert "--sections=scalling" in capsys.readouterr().err
+
+
+def test_a_case_that_fails_has_a_row_and_the_others_are_measured():
+    lines = []
+
+    def fails():
+        raise tf.errors.ResourceExhaustedError(
+            None, None, "Graph execution error:\n\nOOM when\n\t [[{{node a}}]] [Op:b]"
+        )
+
+    cases = {("big",): fails, ("small",): lambda: (1, 2)}
+    assert tiny_setting(lines).table("size | a | b", cases) == [("big",)]
+    assert lines[1:3] == [
+        "| big | not measured: ResourceExhaustedError: OOM when |",
+        "| small | 1 | 2 |",
+    ]
+    lines.clear()
+    assert tiny_setting(lines, ends_at=0.0).table("size | a | b", cases) == []
+    assert lines[-1] == "Not measured, as no time was left: big; small.\n"
+
+
+def test_a_tower_that_computes_on_the_device_of_another_is_found():
+    chosen = tiny_setting([]).devices()
+
+    def trainer():
+        fields = {"num_towers": 2}
+        return proofs.create(tiny_setting([]), chosen, "lenet", fields)
+
+    right, wrong = trainer(), trainer()
+    wrong.network._devices = [chosen.towers[0]] * 2
+    counts = proofs.heavy_operations(proofs.executed_step(right, chosen))
+    assert counts["CPU:0"] == counts["CPU:1"]
+    assert counts["CPU:0"]["BackpropFilter"] == counts["CPU:0"]["Conv2D"] == 2
+    counts = proofs.heavy_operations(proofs.executed_step(wrong, chosen))
+    assert set(counts) == {"CPU:0"}
+
+
+def test_an_operation_that_fell_to_the_host_is_found():
+    with tf.Graph().as_default() as traced:
+        with tf.device("/GPU:1"):
+            tf.constant(1.0, name="tower_1/x")
+        with tf.device("/CPU:0"):
+            tf.constant(1.0, name="loss")
+        tf.constant(1.0, name="open")
+    executed = tf.compat.v1.GraphDef()
+    for name, device in (
+        ("while/body/_1/tower_1/x", "/job:localhost/replica:0/task:0/device:CPU:0"),
+        ("while/tower_1/x", "/job:localhost/replica:0/task:0/device:GPU:1"),
+        ("while/loss", "/device:CPU:0"),
+        ("open", "/device:CPU:0"),
+    ):
+        executed.node.add(name=name, op="Const", device=device)
+    moved = proofs.moved_operations(proofs.requested_devices([traced]), [executed])
+    assert moved == {"Const GPU:1 to CPU:0": 1}
+
+
+def test_a_difference_is_relative_to_the_change_in_training():
+    before = {"params/a": np.array([1.0, 2.0]), "params/b": np.zeros(1), "step": 0}
+    after = {"params/a": np.array([1.0, 4.0]), "params/b": np.ones(1), "step": 1}
+    other = {"params/a": np.array([1.0, 4.0]), "params/b": np.array([1.5]), "step": 1}
+    assert proofs.differences(before, after, other) == {"params": 0.25}
+    other["params/b"][0] = np.nan
+    assert proofs.differences(before, after, other) == {"params": np.inf}
+
+
+@pytest.mark.slow
+def test_the_report_on_gpus_in_miniature(tmp_path):
+    path = tmp_path / "report.md"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", f"--output={path}"],
+        cwd=FOLDER.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert path.read_text() == done.stdout
+    _, summary = done.stdout.split("## Summary")
+    for name in gpu.SECTIONS.keys() - {"kernels", "repetition"}:
+        assert f"| {name} | nothing amiss, " in summary, done.stderr
 
 
 SMALLEST = "--batch_size=8 --steps=1 --rounds=1"

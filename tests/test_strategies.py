@@ -461,19 +461,6 @@ def test_evaluation_counts_every_weighted_image_once(cls, num_devices, options):
     assert counts["loss"] == pytest.approx(np.sum(image_losses), rel=1e-5)
 
 
-def partition_graphs(call) -> list:
-    """The graphs per device that TensorFlow executed during a call."""
-    from tensorflow.python.eager import context
-
-    context.context().enable_graph_collection()
-    try:
-        call()
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.context().disable_graph_collection()
-    return [g for f in metadata.function_graphs for g in f.partition_graphs]
-
-
 def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     network = networks.residual_network()
     batches = networks.random_batches(2, 12)

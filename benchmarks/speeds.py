@@ -1,0 +1,286 @@
+"""Speeds on the devices at hand: steps, input, scaling, a recipe, the first step.
+
+Each section takes a `Setting`, writes its table and returns whether something is amiss.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import statistics
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from benchmarks import accuracy, measure, proofs, trainers
+from benchmarks.setting import Setting
+from towers import build
+from towers.config import Config
+from towers.config import flags as config_flags
+from towers.models.flops import flops_per_image
+from towers.parallel.devices import Devices
+
+RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
+# Images of a step on one GPU.
+BATCH_SIZES = {"cnn": 1024, "resnet20": 1024, "speedrun": 2000}
+ROUND_SECS, TINY_ROUND_SECS = 0.3, 0.03
+
+
+def step_fields(setting: Setting, model: str, **fields) -> dict:
+    """Fields of Config for a step on one device; tiny on a CPU."""
+    size = {"batch_size": BATCH_SIZES[model]}
+    if setting.is_tiny:
+        size = {"batch_size": 16, "width": 0.25}
+    one = {"model": model, "num_towers": 1}
+    return trainers.STEP_ALONE | setting.dataset() | size | one | fields
+
+
+def ready_trainer(config: Config, devices: Devices):
+    """A trainer on a batch that lies ready, and the FLOP of its step."""
+    parts = trainers.on_still_batch(build.build(config))
+    trainer = trainers.create_trainer(config, parts, devices)
+    return trainer, 3 * flops_per_image(parts.model) * config.batch_size
+
+
+def steps_of_round(setting: Setting, trainer) -> int:
+    """The number of steps that fill a round.
+
+    The first steps, in which kernels are chosen, are slower and do not count.
+    """
+    trainer.train(2)
+    started = time.perf_counter()
+    trainer.train(5)
+    step_secs = (time.perf_counter() - started) / 5
+    round_secs = TINY_ROUND_SECS if setting.is_tiny else ROUND_SECS
+    return max(1, round(round_secs / step_secs))
+
+
+# A step against the matrix rate.
+
+
+def shares(setting: Setting) -> bool:
+    """The step of each network and precision against the matrix rate."""
+    setting.write("float32 with TF32 where the GPU has it.\n")
+    cases = [
+        (model, precision, "none")
+        for precision in ("bfloat16", "float32", "float16")
+        for model in ("speedrun", "resnet20", "cnn")
+    ]
+    cases += [(model, "bfloat16", "xla") for model in ("speedrun", "resnet20")]
+    return _share_table(setting, cases)
+
+
+def shares_without_tf32(setting: Setting) -> bool:
+    """The same of float32 without TF32."""
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    models = ("speedrun", "resnet20", "cnn")
+    return _share_table(setting, [(model, "float32", "none") for model in models])
+
+
+def _share_table(setting, cases):
+    devices = setting.devices(several=False)
+
+    def row(model, precision, compiler):
+        fields = {"precision": precision, "compile": compiler}
+        config = Config(**step_fields(setting, model, **fields))
+        memory = measure.PeakMemory(devices)
+        trainer, flops = ready_trainer(config, devices)
+        num_steps = steps_of_round(setting, trainer)
+        peak, rates, dtype = memory.growth_bytes(), [], tf.as_dtype(precision)
+        device = devices.towers[:1]
+        things = {
+            "rate": lambda: rates.append(measure.matrix_rate(dtype, device)),
+            "step": functools.partial(trainer.train, num_steps),
+        }
+        wall, _ = measure.in_turn(things, setting.rounds)
+        secs = np.array(wall["step"]) / num_steps
+        return (
+            config.batch_size,
+            measure.spread(1e3 * secs),
+            f"{config.batch_size / np.median(secs):,.0f}",
+            f"{flops / np.median(secs) / 1e12:.3f}",
+            f"{statistics.median(rates[1:]) / 1e12:.3f}",
+            measure.spread(flops / secs / rates[1:]),
+            f"{max(0, peak) / 1e6:,.0f}",
+        )
+
+    setting.write(
+        f"One device; {setting.rounds} round(s) in turn with matrix products of the "
+        "same type, one more to warm up.\n"
+    )
+    return bool(
+        setting.table(
+            "network | precision | compiler | batch | ms a step (min, median, max) | "
+            "images/s | TFLOP/s | matrix rate, TFLOP/s | share (min, median, max) | MB "
+            "at the peak",
+            {case: functools.partial(row, *case) for case in cases},
+        )
+    )
+
+
+# Input.
+
+
+def streamed_and_resident(setting: Setting) -> bool:
+    """A step on streamed batches and on resident ones over one on a ready batch."""
+    devices = setting.devices(several=False)
+
+    def row(model, augment):
+        fields = {"augment": augment, "precision": "bfloat16", "num_epochs": 1e4}
+        config = Config(**step_fields(setting, model, **fields))
+        parts = build.build(config)
+        still = trainers.on_still_batch(parts)
+        all_trainers = {"ready": trainers.create_trainer(config, still, devices)}
+        for kind in ("stream", "resident"):
+            replaced = dataclasses.replace(config, input=kind)
+            all_trainers[kind] = trainers.create_trainer(replaced, parts, devices)
+        num_steps = steps_of_round(setting, all_trainers["ready"])
+        waits = {kind: [] for kind in all_trainers}
+
+        def train(kind):
+            waits[kind].append(all_trainers[kind].train(num_steps)["input_wait_secs"])
+
+        things = {kind: functools.partial(train, kind) for kind in all_trainers}
+        wall, _ = measure.in_turn(things, setting.rounds)
+        cells = [config.batch_size, num_steps]
+        cells += [f"{1e3 * statistics.median(wall['ready']) / num_steps:.3f}"]
+        for kind in ("stream", "resident"):
+            ratios = measure.ratios(wall, kind, "ready")
+            wait = 100 * np.divide(waits[kind][1:], wall[kind])
+            cells += [" ".join(f"{x:.3f}" for x in ratios), f"{np.median(wait):.1f}"]
+        return cells
+
+    cases = [("speedrun", "translate_flip"), ("resnet20", "pad_crop_flip")]
+    cases += [("cnn", "tutorial")]
+    setting.write(
+        f"bfloat16, one device, {setting.rounds} round(s), one more to warm up.\n"
+    )
+    return bool(
+        setting.table(
+            "network | augmentation | batch | steps in a round | ms a step, batch ready"
+            " | streamed / ready (min, median, max) | input wait, percent | resident / "
+            "ready (min, median, max) | input wait, percent",
+            {case: functools.partial(row, *case) for case in cases},
+        )
+    )
+
+
+# Several devices.
+
+
+def scaling(setting: Setting) -> bool:
+    """Strategies on several devices against one, at one batch and at a growing one."""
+    devices = setting.devices()
+    setting.remark_on(devices)
+    count, model = len(devices.towers), "cnn"
+    size = {} if setting.is_tiny else {"batch_size": 512}
+    one = Config(**step_fields(setting, model, **size))
+    alone, _ = ready_trainer(one, devices)
+    num_steps = steps_of_round(setting, alone)
+    base = functools.partial(alone.train, num_steps)
+
+    def row(fields, num_towers, batch_size):
+        changes = fields | {"num_towers": num_towers, "batch_size": batch_size}
+        config = dataclasses.replace(one, **changes)
+        trainer, _ = ready_trainer(config, devices)
+        trainer.train(2)
+        things = {"one": base, "all": functools.partial(trainer.train, num_steps)}
+        wall, _ = measure.in_turn(things, setting.rounds)
+        speed = batch_size * num_steps / statistics.median(wall["all"])
+        times = (
+            batch_size / one.batch_size / (1 if setting.shares_device else num_towers)
+        )
+        efficiency = times * np.divide(wall["one"], wall["all"])
+        return f"{speed:,.0f}", measure.spread(efficiency)
+
+    counts = sorted({n for n in (2, 4, 8, 16) if n < count} | {count}, reverse=True)
+    cases = {}
+    for n in counts if count > 1 else ():
+        for kind, batch_size in (
+            ("weak", n * one.batch_size),
+            ("strong", one.batch_size),
+        ):
+            for name, fields in proofs.strategies(setting, devices).items():
+                if fields["strategy"] != "model_parallel":
+                    case = functools.partial(row, fields, n, batch_size)
+                    cases[name, n, kind, batch_size] = case
+    if setting.shares_device:
+        setting.write(
+            "The towers share one physical device: the efficiency is the speed over "
+            "that of one tower, and shows what the parallel form costs.\n"
+        )
+    failed = setting.table(
+        "strategy | towers | scaling | batch | images/s, median | efficiency (min, "
+        "median, max)",
+        cases,
+    )
+    return bool(failed)
+
+
+def first_steps(setting: Setting) -> bool:
+    """Seconds from a Config to the end of the first step."""
+    devices = setting.devices()
+    setting.remark_on(devices)
+    counts = sorted({1, len(devices.towers)})
+    fields = step_fields(setting, "cnn")
+    warm, _ = ready_trainer(Config(**fields), devices)
+    warm.train(1)  # loads the libraries of the device
+
+    def row(model, strategy, num_towers):
+        started = time.perf_counter()
+        fields = step_fields(setting, model, strategy=strategy, num_towers=num_towers)
+        trainer, _ = ready_trainer(Config(**fields), devices)
+        trainer.trace()
+        traced = time.perf_counter()
+        trainer.train(1)
+        ended = time.perf_counter()
+        secs = (traced - started, ended - traced, ended - started)
+        return tuple(f"{value:.1f}" for value in secs)
+
+    return bool(
+        setting.table(
+            "network | strategy | towers | built and traced, s | first step after, s | "
+            "together, s",
+            {
+                case: functools.partial(row, *case)
+                for case in (
+                    ("resnet20", strategy, count)
+                    for strategy in ("replicated", "towers")
+                    for count in counts
+                )
+            },
+        )
+    )
+
+
+# A recipe.
+
+
+def recipe(setting: Setting) -> bool:
+    """The speedrun recipe, run as users do."""
+    config = config_flags.load_recipe("cifar10_speedrun", RECIPES)
+    if not setting.data_dir:
+        setting.write("Synthetic images, whose accuracy means nothing.\n")
+    tiny = {"batch_size": 64, "width": 0.25, "max_steps": 3, "tta": "none"}
+    fields = setting.dataset() | {"device": setting.device}
+    fields |= tiny if setting.is_tiny else {}
+    rows = [{"precision": name} for name in ("float32", "bfloat16")]
+
+    def row(changes: Mapping):
+        result = accuracy.run(dataclasses.replace(config, **fields, **changes), 0.0)
+        numbers = ("secs", "start_secs", "train_secs", "images_per_sec")
+        return (
+            f"{result['plain']:.4f}",
+            f"{result['accuracy']:.4f}",
+            *("" if result[n] is None else f"{result[n]:,.1f}" for n in numbers),
+            f"{result['rate'] / 1e12:.3f}",
+        )
+
+    return bool(
+        setting.table(
+            "precision | accuracy, plain | by TTA | seconds in all | first calls, s | "
+            "training, s | images/s after the first call | matrix rate, TFLOP/s",
+            {(r["precision"],): functools.partial(row, r) for r in rows},
+        )
+    )
