@@ -11,8 +11,8 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer, have_steps_inlined
-from test_strategies import partition_graphs
 
+from benchmarks.proofs import partition_graphs
 from towers import build, training
 from towers.config.choices import AUGMENTS
 from towers.data.augment import Augment, create_augment

@@ -23,6 +23,7 @@ from recipes import (
     have_steps_inlined,
 )
 
+from benchmarks.proofs import partition_graphs
 from towers.errors import NumericError
 from towers.parallel import replicated
 from towers.parallel.feed import HostStream

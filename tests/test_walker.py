@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers
 from marks import slow
 from recipes import Recipe, create_trainer
-from test_strategies import partition_graphs
 
+from benchmarks.proofs import partition_graphs
 from towers.errors import ConfigError
 from towers.models.layers import (
     BatchNormalization,
