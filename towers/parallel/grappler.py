@@ -32,7 +32,10 @@ def optimized_for_cpu(
     graph = meta_graph_pb2.MetaGraphDef(graph_def=definition)
     for node in graph.graph_def.node:
         node.device = CPU
-    graph.collection_def["train_op"].node_list.value.extend(outputs)
+    # A batch normalization stays apart from its activation, as in a whole step: fused,
+    # the two would want a multiple of 4 channels.
+    kept = [x.name for x in definition.node if x.op.startswith("FusedBatchNorm")]
+    graph.collection_def["train_op"].node_list.value.extend([*outputs, *kept])
     config = config_pb2.ConfigProto()
     options = config.graph_options.rewrite_options
     options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
