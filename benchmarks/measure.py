@@ -197,9 +197,10 @@ class Worker:
         checkout: the folder with its `towers`.
         fields: of its Config.
         device: auto, cpu or gpu.
-        steps: how many it takes to warm up.
+        steps: how many it takes to warm up, at least one.
 
     Attributes:
+        first_step_secs: time of the first one, with tracing it and all else.
         processor: seconds of processor time of each call of `train`.
     """
 
@@ -215,7 +216,8 @@ class Worker:
             cwd=checkout,
             env=os.environ | {"PYTHONPATH": str(checkout)},
         )
-        self._ask(json.dumps({"fields": fields, "device": device, "steps": steps}))
+        first_line = json.dumps({"fields": fields, "device": device, "steps": steps})
+        self.first_step_secs = self._ask(first_line)
 
     def train(self, num_steps: int) -> None:
         self.processor.append(self._ask(str(num_steps)))

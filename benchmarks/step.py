@@ -24,7 +24,11 @@ them (weak), and where the time of a step goes:
 With `--against=CHECKOUT`: the trainers of this checkout and of another, built alike in
 two processes, take turns; the ratios of each pair, this over the other. Next to other
 work on the machine those of processor time are the steadier. The checkout
-itself, `--against=.`, shows how far chance alone carries the ratio.
+itself, `--against=.`, shows how far chance alone carries the ratio; so do several runs,
+because one process may be faster than the next.
+
+With `--against=CHECKOUT --first_step`: the time of the first step, tracing included, in
+a new process for every trainer and round.
 """
 
 import argparse
@@ -34,6 +38,7 @@ import json
 import pathlib
 import statistics
 
+import numpy as np
 import tensorflow as tf
 
 from benchmarks import measure, trainers
@@ -61,6 +66,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--against", type=pathlib.Path, help="another checkout")
+    parser.add_argument("--first_step", action="store_true")
     return parser.parse_args(argv)
 
 
@@ -222,6 +228,44 @@ def compare_checkouts(options: argparse.Namespace) -> None:
         )
 
 
+def compare_first_steps(options: argparse.Namespace) -> None:
+    """The first step of this checkout and of another, in turn."""
+    print(measure.report_head(f"The first step against {options.against}"))
+    print(
+        f"Batch {options.batch_size}; {options.rounds} rounds\n\n"
+        + measure.table_head(
+            f"{COLUMNS} | s, this: median (min, max) | s, other | this / other: "
+            "median (min, max) | this / its first row | other / its first row"
+        )
+    )
+    checkouts, firsts = {"this": ROOT, "other": options.against.resolve()}, {}
+    for fields in combinations(options):
+        secs = {name: [] for name in checkouts}
+
+        def start(name, fields=fields, secs=secs):
+            worker = measure.Worker(checkouts[name], fields, options.device, steps=1)
+            secs[name].append(worker.first_step_secs)
+            worker.close()
+
+        things = {name: functools.partial(start, name) for name in checkouts}
+        measure.in_turn(things, options.rounds, warm_up=0)
+        medians = {name: statistics.median(values) for name, values in secs.items()}
+        first = firsts.setdefault(fields["model"], medians)
+        ratios = np.divide(secs["this"], secs["other"])
+        print(
+            measure.table_row(
+                *cells(fields),
+                *(
+                    f"{np.median(x):.2f} ({min(x):.2f}, {max(x):.2f})"
+                    for x in secs.values()
+                ),
+                f"{np.median(ratios):.3f} ({min(ratios):.3f}, {max(ratios):.3f})",
+                *(f"{medians[name] / first[name]:.2f}" for name in checkouts),
+            ),
+            flush=True,
+        )
+
+
 def measure_scaling(options: argparse.Namespace) -> None:
     """Strong and weak scaling of the first network and strategy."""
     [fields, *_] = combinations(options)
@@ -286,7 +330,9 @@ def measure_scaling(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse_options()
-    if options.against:
+    if options.against and options.first_step:
+        compare_first_steps(options)
+    elif options.against:
         compare_checkouts(options)
     elif options.scaling:
         measure_scaling(options)

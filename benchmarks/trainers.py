@@ -65,8 +65,9 @@ def create_trainer(config: Config, parts: build.Parts, chosen: devices.Devices):
 def serve() -> None:
     """Builds the trainer of the first line; takes as many steps as each later one says.
 
-    The first line is JSON: "fields" of Config, "device" and "steps" to warm up. Each
-    line is answered, when its steps are done, with their seconds of processor time.
+    The first line is JSON: "fields" of Config, "device" and "steps" to warm up. It is
+    answered with the seconds of the first step. Each later line is answered, when its
+    steps are done, with their seconds of processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer
@@ -74,8 +75,12 @@ def serve() -> None:
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
     trainer = create_trainer(config, on_still_batch(build.build(config)), chosen)
-    trainer.train(first["steps"])
-    print(0.0, file=answers, flush=True)
+    started = time.perf_counter()
+    trainer.train(1)
+    secs = time.perf_counter() - started
+    if first["steps"] > 1:
+        trainer.train(first["steps"] - 1)
+    print(secs, file=answers, flush=True)
     for line in sys.stdin:
         used = time.process_time()
         trainer.train(int(line))
