@@ -198,13 +198,21 @@ class Worker:
         fields: of its Config.
         device: auto, cpu or gpu.
         steps: how many it takes to warm up, at least one.
+        ready: whether on a batch that lies ready, not on a stream.
 
     Attributes:
         first_step_secs: time of the first one, with tracing it and all else.
         processor: seconds of processor time of each call of `train`.
     """
 
-    def __init__(self, checkout: pathlib.Path, fields: dict, device: str, steps: int):
+    def __init__(
+        self,
+        checkout: pathlib.Path,
+        fields: dict,
+        device: str,
+        steps: int,
+        ready: bool = True,
+    ):
         self.processor = []
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
@@ -216,8 +224,8 @@ class Worker:
             cwd=checkout,
             env=os.environ | {"PYTHONPATH": str(checkout)},
         )
-        first_line = json.dumps({"fields": fields, "device": device, "steps": steps})
-        self.first_step_secs = self._ask(first_line)
+        first = {"fields": fields, "device": device, "steps": steps, "ready": ready}
+        self.first_step_secs = self._ask(json.dumps(first))
 
     def train(self, num_steps: int) -> None:
         self.processor.append(self._ask(str(num_steps)))

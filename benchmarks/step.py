@@ -38,16 +38,13 @@ import json
 import pathlib
 import statistics
 
-import numpy as np
 import tensorflow as tf
 
-from benchmarks import measure, trainers
+from benchmarks import checkouts, measure, trainers
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError
 from towers.models.flops import flops_per_image
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -181,91 +178,6 @@ def compare_steps(options: argparse.Namespace) -> None:
         print(measure.table_row(*name, reason))
 
 
-def compare_checkouts(options: argparse.Namespace) -> None:
-    """This checkout against another, with workers that take turns."""
-    print(measure.report_head(f"A training step against {options.against}"))
-    print(
-        f"Batch {options.batch_size}; {options.rounds} pairs of {options.steps} steps, "
-        "two more to warm up\n\n"
-        + measure.table_head(
-            f"{COLUMNS} | ms a step, this | ms, other | this / other, median "
-            "(quartiles) | 95 % interval of the median | of processor time | 95 %"
-        )
-    )
-    checkouts = {"this": ROOT, "other": options.against.resolve()}
-    for fields in combinations(options):
-        workers, things = [], {}
-        try:
-            for name, path in checkouts.items():
-                worker = measure.Worker(path, fields, options.device, options.steps)
-                workers.append(worker)
-                things[name] = functools.partial(worker.train, options.steps)
-            wall, _ = measure.in_turn(things, options.rounds, warm_up=2)
-        except RuntimeError as error:
-            print(measure.table_row(*cells(fields), error), flush=True)
-            continue
-        finally:
-            for worker in workers:
-                worker.close()
-        medians = [1e3 * statistics.median(s) / options.steps for s in wall.values()]
-        processor = {
-            name: worker.processor[-options.rounds :]
-            for name, worker in zip(checkouts, workers, strict=True)
-        }
-        reach = min(50, 98 / options.rounds**0.5)  # of percentiles, by order statistics
-        percentiles = (25, 50, 75, 50 - reach, 50 + reach)
-        ratios = []
-        for seconds in (wall, processor):
-            q1, median, q3, low, high = measure.ratios(
-                seconds, "this", "other", percentiles
-            )
-            ratios += [f"{median:.4f} ({q1:.3f}, {q3:.3f})", f"{low:.4f}, {high:.4f}"]
-        print(
-            measure.table_row(
-                *cells(fields), *(f"{ms:.2f}" for ms in medians), *ratios
-            ),
-            flush=True,
-        )
-
-
-def compare_first_steps(options: argparse.Namespace) -> None:
-    """The first step of this checkout and of another, in turn."""
-    print(measure.report_head(f"The first step against {options.against}"))
-    print(
-        f"Batch {options.batch_size}; {options.rounds} rounds\n\n"
-        + measure.table_head(
-            f"{COLUMNS} | s, this: median (min, max) | s, other | this / other: "
-            "median (min, max) | this / its first row | other / its first row"
-        )
-    )
-    checkouts, firsts = {"this": ROOT, "other": options.against.resolve()}, {}
-    for fields in combinations(options):
-        secs = {name: [] for name in checkouts}
-
-        def start(name, fields=fields, secs=secs):
-            worker = measure.Worker(checkouts[name], fields, options.device, steps=1)
-            secs[name].append(worker.first_step_secs)
-            worker.close()
-
-        things = {name: functools.partial(start, name) for name in checkouts}
-        measure.in_turn(things, options.rounds, warm_up=0)
-        medians = {name: statistics.median(values) for name, values in secs.items()}
-        first = firsts.setdefault(fields["model"], medians)
-        ratios = np.divide(secs["this"], secs["other"])
-        print(
-            measure.table_row(
-                *cells(fields),
-                *(
-                    f"{np.median(x):.2f} ({min(x):.2f}, {max(x):.2f})"
-                    for x in secs.values()
-                ),
-                f"{np.median(ratios):.3f} ({min(ratios):.3f}, {max(ratios):.3f})",
-                *(f"{medians[name] / first[name]:.2f}" for name in checkouts),
-            ),
-            flush=True,
-        )
-
-
 def measure_scaling(options: argparse.Namespace) -> None:
     """Strong and weak scaling of the first network and strategy."""
     [fields, *_] = combinations(options)
@@ -330,10 +242,12 @@ def measure_scaling(options: argparse.Namespace) -> None:
 
 def main() -> None:
     options = parse_options()
-    if options.against and options.first_step:
-        compare_first_steps(options)
-    elif options.against:
-        compare_checkouts(options)
+    if options.against:
+        compare = checkouts.compare_steps
+        if options.first_step:
+            compare = checkouts.compare_first_steps
+        cases = {cells(fields): fields for fields in combinations(options)}
+        compare(options, cases, COLUMNS)
     elif options.scaling:
         measure_scaling(options)
     else:

@@ -65,8 +65,8 @@ def create_trainer(config: Config, parts: build.Parts, chosen: devices.Devices):
 def serve() -> None:
     """Builds the trainer of the first line; takes as many steps as each later one says.
 
-    The first line is JSON: "fields" of Config, "device" and "steps" to warm up. It is
-    answered with the seconds of the first step. Each later line is answered, when its
+    The first line is JSON: "fields" of Config, "device", "steps" to warm up, and "ready",
+    whether they are on a batch that lies ready. It is answered with the seconds of the first step. Each later line is answered, when its
     steps are done, with their seconds of processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
@@ -74,7 +74,10 @@ def serve() -> None:
     first = json.loads(sys.stdin.readline())
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
-    trainer = create_trainer(config, on_still_batch(build.build(config)), chosen)
+    parts = build.build(config)
+    if first["ready"]:
+        parts = on_still_batch(parts)
+    trainer = create_trainer(config, parts, chosen)
     started = time.perf_counter()
     trainer.train(1)
     secs = time.perf_counter() - started

@@ -1,0 +1,116 @@
+"""This checkout against another: trainers in processes of their own take turns."""
+
+import argparse
+import functools
+import pathlib
+import statistics
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks import measure
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def folders(options: argparse.Namespace) -> dict[str, pathlib.Path]:
+    """The two checkouts; `options.against` is the other one."""
+    return {"this": ROOT, "other": options.against.resolve()}
+
+
+def compare_steps(
+    options: argparse.Namespace, cases: Mapping[tuple, dict], columns: str
+) -> None:
+    """The steps of both, of the same trainers in turn.
+
+    Args:
+        options: those of `benchmarks.step`.
+        cases: first cells of a row -> fields of Config.
+        columns: names of these cells.
+    """
+    print(measure.report_head(f"A training step against {options.against}"))
+    print(
+        f"Batch {options.batch_size}; {options.rounds} pairs of {options.steps} steps, "
+        "two more to warm up\n\n"
+        + measure.table_head(
+            f"{columns} | ms a step, this | ms, other | this / other, median "
+            "(quartiles) | 95 % interval of the median | of processor time | 95 %"
+        )
+    )
+    checkouts = folders(options)
+    for cells, fields in cases.items():
+        workers, things = [], {}
+        try:
+            for name, path in checkouts.items():
+                worker = measure.Worker(path, fields, options.device, options.steps)
+                workers.append(worker)
+                things[name] = functools.partial(worker.train, options.steps)
+            wall, _ = measure.in_turn(things, options.rounds, warm_up=2)
+        except RuntimeError as error:
+            print(measure.table_row(*cells, error), flush=True)
+            continue
+        finally:
+            for worker in workers:
+                worker.close()
+        medians = [1e3 * statistics.median(s) / options.steps for s in wall.values()]
+        processor = {
+            name: worker.processor[-options.rounds :]
+            for name, worker in zip(checkouts, workers, strict=True)
+        }
+        reach = min(50, 98 / options.rounds**0.5)  # of percentiles, by order statistics
+        percentiles = (25, 50, 75, 50 - reach, 50 + reach)
+        ratios = []
+        for seconds in (wall, processor):
+            q1, median, q3, low, high = measure.ratios(
+                seconds, "this", "other", percentiles
+            )
+            ratios += [f"{median:.4f} ({q1:.3f}, {q3:.3f})", f"{low:.4f}, {high:.4f}"]
+        print(
+            measure.table_row(*cells, *(f"{ms:.2f}" for ms in medians), *ratios),
+            flush=True,
+        )
+
+
+def compare_first_steps(
+    options: argparse.Namespace, cases: Mapping[tuple, dict], columns: str
+) -> None:
+    """The first step of both, input and tracing included; arguments as above."""
+    print(measure.report_head(f"The first step against {options.against}"))
+    print(
+        f"Batch {options.batch_size}; {options.rounds} rounds, each trainer in a new "
+        "process\n\n"
+        + measure.table_head(
+            f"{columns} | s, this: median (min, max) | s, other | this / other: "
+            "median (min, max) | this / its first row | other / its first row"
+        )
+    )
+    checkouts, firsts = folders(options), {}
+    for cells, fields in cases.items():
+        secs = {name: [] for name in checkouts}
+
+        def start(name, fields=fields, secs=secs):
+            worker = measure.Worker(
+                checkouts[name], fields, options.device, 1, ready=False
+            )
+            secs[name].append(worker.first_step_secs)
+            worker.close()
+
+        things = {name: functools.partial(start, name) for name in checkouts}
+        measure.in_turn(things, options.rounds, warm_up=0)
+        medians = {name: statistics.median(values) for name, values in secs.items()}
+        first = firsts.setdefault((fields["model"], fields["strategy"]), medians)
+        ratios = np.divide(secs["this"], secs["other"])
+        print(
+            measure.table_row(
+                *cells,
+                *(_median(values, 2) for values in secs.values()),
+                _median(ratios, 3),
+                *(f"{medians[name] / first[name]:.2f}" for name in checkouts),
+            ),
+            flush=True,
+        )
+
+
+def _median(values, digits):
+    numbers = (np.median(values), min(values), max(values))
+    return "{} ({}, {})".format(*(f"{x:.{digits}f}" for x in numbers))
