@@ -65,9 +65,10 @@ def create_trainer(config: Config, parts: build.Parts, chosen: devices.Devices):
 def serve() -> None:
     """Builds the trainer of the first line; takes as many steps as each later one says.
 
-    The first line is JSON: "fields" of Config, "device", "steps" to warm up, and "ready",
-    whether they are on a batch that lies ready. It is answered with the seconds of the first step. Each later line is answered, when its
-    steps are done, with their seconds of processor time.
+    The first line is JSON: "fields" of Config, "device", "steps" to warm up, and
+    "ready", whether they are on a batch that lies ready. It is answered with the
+    seconds of the first step. Each later line is answered, when its steps are done,
+    with their seconds of processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer

@@ -1,10 +1,15 @@
 """A function that is traced once and copied into every graph that calls it."""
 
+import networks
 import numpy as np
 import pytest
 import tensorflow as tf
+from recipes import Recipe, create_trainer
 
+from towers.optim.phases import Phase
+from towers.parallel import network
 from towers.parallel.graphs import needed_operations
+from towers.parallel.towers import Towers
 from towers.parallel.traced import TracedOnce
 
 
@@ -125,3 +130,24 @@ def test_needed_operations_are_those_that_lead_to_the_wanted_ones():
         unused = b * b
         needed = needed_operations([d.op])
         assert needed == {a.op, b.op, c.op, d.op} and unused.op not in needed
+
+
+@pytest.mark.parametrize(
+    "options,num_traces",
+    [({}, 2), ({"accumulate_steps": 2}, 2), ({"phases": True}, 2)],
+)
+def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
+    """Ten images for four towers: shares of 3 and of 2. Two phases with one network."""
+    calls, original = [], network.tower_gradients
+    monkeypatch.setattr(
+        network, "tower_gradients", lambda *args: calls.append(1) or original(*args)
+    )
+    plain = networks.plain_network()
+    if "phases" in options:
+        frozen = frozenset({"conv1/kernel"})
+        options = {"phases": [Phase(1, plain.model), Phase(9, plain.model, frozen)]}
+    batches = networks.random_batches(2, 10 * options.get("accumulate_steps", 1))
+    trainer = create_trainer(Towers, plain, Recipe(), batches, 4, **options)
+    for _ in range(2):
+        trainer.train(1)
+    assert len(calls) == num_traces

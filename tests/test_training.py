@@ -25,6 +25,7 @@ from small_runs import (
     uninterrupted,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorflow.python.framework import config as tf_config
 
 from towers.data import augment as augmentations
 from towers.data import streams, synthetic
@@ -50,6 +51,18 @@ def half_way(tmp_path):
 
 
 # What a run leaves behind.
+
+
+def test_a_deterministic_run_is_the_same_run(tmp_path):
+    """TensorFlow then refuses some operations, such as reading the clock."""
+    try:
+        run = train(tmp_path / "run", small_config(deterministic=True))
+    finally:
+        tf_config.disable_op_determinism()
+    assert_equal_states(run.state, uninterrupted(small_config()).state)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    waits = [json.loads(line).get("input_wait_percent") for line in lines]
+    assert any(waits) and all(wait is None or 0 <= wait <= 100 for wait in waits)
 
 
 def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):

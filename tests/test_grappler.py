@@ -1,0 +1,89 @@
+"""Grappler works on a trace once, and leaves the rest of a step on a CPU alone."""
+
+import networks
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from recipes import Recipe, create_trainer
+
+from benchmarks.proofs import partition_graphs
+from towers.parallel import grappler
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.towers import Towers
+
+
+def dense_network():
+    model = networks.model_of(
+        layers.Flatten(name="flatten"),
+        layers.Dense(8, name="dense1"),
+        layers.ReLU(name="relu1"),
+        layers.Dense(networks.NUM_CLASSES, name="logits"),
+        shape=networks.IMAGE_SHAPE,
+    )
+    return networks.Network(model, [], {})
+
+
+def executed(trainer, batch):
+    batch = {name: tf.constant(value) for name, value in batch.items()}
+    graphs = partition_graphs(lambda: trainer.loop.step_call(0, batch))
+    return [node.op for graph in graphs for node in graph.node]
+
+
+@pytest.mark.parametrize(
+    "cls,options", [(Towers, {}), (ModelParallel, {"group_size": 2})]
+)
+def test_bias_and_activation_are_fused_in_the_step_that_is_executed(cls, options):
+    """Towers get it with their trace; what a split network computes, in the step."""
+    batches = networks.random_batches(1, 8)
+    trainer = create_trainer(cls, dense_network(), Recipe(), batches, 2, **options)
+    operations = executed(trainer, batches[0])
+    assert sum("FusedMatMul" in op for op in operations) >= 2
+    assert "Relu" not in operations
+
+
+def test_an_optimized_graph_computes_the_same():
+    weights = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 3])], autograph=False)
+    def function(x):
+        y = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, weights), [1.0, -1.0, 0.5, 0.0]))
+        return tf.identity(y, name="result")
+
+    graph = function.get_concrete_function().graph
+    optimized = grappler.optimized_for_cpu(graph.as_graph_def(), ["result"])
+    assert "_FusedMatMul" in {node.op for node in optimized.node}
+    assert {node.device for node in optimized.node} == {""}
+    x = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
+    [placeholder] = (n.name for n in optimized.node if n.op == "Placeholder")
+
+    @tf.function(autograph=False)
+    def imported(x):
+        return tf.graph_util.import_graph_def(
+            optimized, {f"{placeholder}:0": x}, ["result:0"], name="copy"
+        )[0]
+
+    np.testing.assert_allclose(imported(tf.constant(x)), function(x), rtol=1e-6)
+
+
+def test_batch_normalization_stays_apart_from_its_activation():
+    network, batches = networks.residual_network(), networks.random_batches(1, 8)
+    trainer = create_trainer(Towers, network, Recipe(), batches, 2)
+    assert not [op for op in executed(trainer, batches[0]) if "NormEx" in op]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_options_are_those_of_before(before):
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": before})
+
+    def is_disabled():
+        options = tf.config.optimizer.get_experimental_options()
+        return options["disable_meta_optimizer"]
+
+    try:
+        with pytest.raises(KeyError), grappler.disabled():
+            assert is_disabled()
+            raise KeyError
+        assert is_disabled() == before
+    finally:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
