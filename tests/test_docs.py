@@ -35,6 +35,7 @@ OTHERS = {
     "strategies": "python -m benchmarks.step",
     "towers": "python -m benchmarks.step",
     "group_sizes": "python -m benchmarks.step",
+    "kernels": "python -m benchmarks.gpu",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
