@@ -31,32 +31,20 @@ def compare_steps(
     print(measure.report_head(f"A training step against {options.against}"))
     print(
         f"Batch {options.batch_size}; {options.rounds} pairs of {options.steps} steps, "
-        "two more to warm up\n\n"
+        "half of them with new processes made in the other order, two more to warm up "
+        "each\n\n"
         + measure.table_head(
             f"{columns} | ms a step, this | ms, other | this / other, median "
             "(quartiles) | 95 % interval of the median | of processor time | 95 %"
         )
     )
-    checkouts = folders(options)
     for cells, fields in cases.items():
-        workers, things = [], {}
         try:
-            for name, path in checkouts.items():
-                worker = measure.Worker(path, fields, options.device, options.steps)
-                workers.append(worker)
-                things[name] = functools.partial(worker.train, options.steps)
-            wall, _ = measure.in_turn(things, options.rounds, warm_up=2)
+            wall, processor = _pairs(options, fields)
         except RuntimeError as error:
             print(measure.table_row(*cells, error), flush=True)
             continue
-        finally:
-            for worker in workers:
-                worker.close()
         medians = [1e3 * statistics.median(s) / options.steps for s in wall.values()]
-        processor = {
-            name: worker.processor[-options.rounds :]
-            for name, worker in zip(checkouts, workers, strict=True)
-        }
         reach = min(50, 98 / options.rounds**0.5)  # of percentiles, by order statistics
         percentiles = (25, 50, 75, 50 - reach, 50 + reach)
         ratios = []
@@ -69,6 +57,36 @@ def compare_steps(
             measure.table_row(*cells, *(f"{ms:.2f}" for ms in medians), *ratios),
             flush=True,
         )
+
+
+def _pairs(options, fields):
+    """Seconds of every round, by the wall clock and of processor time.
+
+    In two halves with new processes, because the one that is made first is slower than
+    the other by two percent, whichever checkout it is of.
+    """
+    wall, processor = {"this": [], "other": []}, {"this": [], "other": []}
+    checkouts = folders(options)
+    for names in (list(checkouts), list(reversed(checkouts))):
+        workers = {}
+        try:
+            for name in names:
+                workers[name] = measure.Worker(
+                    checkouts[name], fields, options.device, options.steps
+                )
+            things = {
+                name: functools.partial(worker.train, options.steps)
+                for name, worker in workers.items()
+            }
+            rounds = -(-options.rounds // 2)
+            seconds, _ = measure.in_turn(things, rounds, warm_up=2)
+        finally:
+            for worker in workers.values():
+                worker.close()
+        for name, worker in workers.items():
+            wall[name] += seconds[name]
+            processor[name] += worker.processor[-rounds:]
+    return wall, processor
 
 
 def compare_first_steps(
