@@ -8,12 +8,11 @@ from marks import slow
 from towers.errors import ConfigError
 from towers.parallel.all_reduce import (
     ALGORITHMS,
-    all_average_states,
     all_reduce,
     buckets,
     check_algorithm,
 )
-from towers.parallel.gradients import weighted_mean
+from towers.parallel.gradients import all_average_states, weighted_mean
 
 HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
 SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.parallel.devices import to_device
+from towers.parallel.packing import pack, unpack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +47,6 @@ class Wire:
             with tf.device(device):
                 tensor *= tf.constant(self.scale, tensor.dtype)
         return self.part(tensor, device)
-
-
-def _to(tensor, device):
-    with tf.device(device):
-        return tf.identity(tensor)
 
 
 def _add(a, b, device, dtype):
@@ -83,7 +80,7 @@ def tree(
         stride *= 2
     sums = {0: wire.total(partial[0], devices[0])}
     for high in sorted(parents, key=lambda d: d & -d, reverse=True):
-        sums[high] = _to(sums[parents[high]], devices[high])
+        sums[high] = to_device(sums[parents[high]], devices[high])
     return [_widened(sums[d], device, dtype) for d, device in enumerate(devices)]
 
 
@@ -109,7 +106,7 @@ def ring(
         for _ in range(count):
             gathered[at][piece] = total
             at = (at + 1) % count
-            total = _to(total, devices[at])
+            total = to_device(total, devices[at])
     results = []
     for device, parts in zip(devices, gathered, strict=True):
         with tf.device(device):
@@ -178,7 +175,7 @@ def all_reduce(
     results = [[None] * len(tensors[0]) for _ in devices]
     for bucket in buckets(tensors[0], pack_mb):
         packed = [
-            _packed([device_tensors[i] for i in bucket], device)
+            pack([device_tensors[i] for i in bucket], device)
             for device_tensors, device in zip(tensors, devices, strict=True)
         ]
         if not equal:
@@ -186,65 +183,9 @@ def all_reduce(
         sums = ALGORITHMS[algorithm](packed, devices, wire)
         for result, total, device in zip(results, sums, devices, strict=True):
             shapes = [tensors[0][i].shape for i in bucket]
-            for i, tensor in zip(bucket, _unpacked(total, shapes, device), strict=True):
+            for i, tensor in zip(bucket, unpack(total, shapes, device), strict=True):
                 result[i] = tensor
     return results
-
-
-def all_average_states(
-    states: Sequence[Sequence[tf.Tensor]],
-    devices: Sequence[str],
-    weights: Sequence[float],
-    targets: Sequence[str] | None = None,
-) -> list[list[tf.Tensor]]:
-    """The towers' new model states, averaged on the first target.
-
-    Where all towers agree the mean is that value to the last bit, so that what no
-    training changes, such as frozen filters, stays what it is. Entries that are not
-    floats must agree and are taken from the first tower. The entries are small and
-    many: they travel as one buffer, never narrowed, because statistics would no longer
-    move once a change is below a rounding.
-
-    Args:
-        states: per device its list of entries.
-        devices: one device name per list.
-        weights: per device its share of the images, adding up to 1.
-        targets: devices that get the mean; `devices` by default.
-
-    Returns:
-        Per target the list of means.
-    """
-    targets, first = targets or devices, states[0]
-    results = [[None] * len(first) for _ in targets]
-    buffers = {}  # type -> places of its entries
-    for place, tensor in enumerate(first):
-        if len(states) > 1 and tensor.dtype.is_floating:
-            buffers.setdefault(tensor.dtype, []).append(place)
-            continue
-        for target, result in zip(targets, results, strict=True):
-            result[place] = _to(tensor, target)
-    for places in buffers.values():
-        shapes = [first[i].shape for i in places]
-        sent = [
-            _packed([state[i] for i in places], device)
-            for state, device in zip(states, devices, strict=True)
-        ]
-        with tf.device(targets[0]):
-            mean = _mean_around_first(sent, weights)
-        for target, result in zip(targets, results, strict=True):
-            means = _unpacked(_to(mean, target), shapes, target)
-            for i, tensor in zip(places, means, strict=True):
-                result[i] = tensor
-    return results
-
-
-def _mean_around_first(tensors, weights):
-    first = tensors[0]
-    differences = [
-        (tensor - first) * tf.constant(weight, first.dtype)
-        for tensor, weight in zip(tensors[1:], weights[1:], strict=True)
-    ]
-    return first + tf.add_n(differences)
 
 
 def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:
@@ -278,31 +219,9 @@ def _weighted(tensors, devices, weights):
 
 
 def _hand_out(total, devices, dtype):
-    return [_widened(_to(total, device), device, dtype) for device in devices]
+    return [_widened(to_device(total, device), device, dtype) for device in devices]
 
 
 def _widened(tensor, device, dtype):
     with tf.device(device):
         return tf.cast(tensor, dtype)
-
-
-def _packed(tensors, device):
-    if len(tensors) == 1:
-        return tensors[0]
-    with tf.device(device):
-        return tf.concat([_flat(tensor) for tensor in tensors], 0)
-
-
-def _unpacked(buffer, shapes, device):
-    if len(shapes) == 1:
-        return [buffer]  # was not packed
-    with tf.device(device):
-        pieces = tf.split(buffer, [shape.num_elements() for shape in shapes])
-        return [
-            piece if shape.rank == 1 else tf.reshape(piece, shape)
-            for piece, shape in zip(pieces, shapes, strict=True)
-        ]
-
-
-def _flat(tensor):
-    return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])

@@ -176,6 +176,12 @@ def missing_cuda_packages() -> list[str]:
     return missing
 
 
+def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:
+    """A copy of a tensor on a device."""
+    with tf.device(device):
+        return tf.identity(tensor)
+
+
 def share_memory(device: str, other: str) -> bool:
     """Whether a tensor on one device is on the other without being copied."""
     return device == other or ("CPU" in device and "CPU" in other)

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from towers.parallel.devices import to_device
+from towers.parallel.packing import pack, unpack
+
 
 def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
     """A scalar in a type; `tf.cast` rounds a Python number to float32 on its way."""
@@ -82,6 +85,62 @@ def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.
             for tensor, weight in zip(tensors, weights, strict=True)
         ]
     )
+
+
+def all_average_states(
+    states: Sequence[Sequence[tf.Tensor]],
+    devices: Sequence[str],
+    weights: Sequence[float],
+    targets: Sequence[str] | None = None,
+) -> list[list[tf.Tensor]]:
+    """The towers' new model states, averaged on the first target.
+
+    Where all towers agree the mean is that value to the last bit, so that what no
+    training changes, such as frozen filters, stays what it is. Entries that are not
+    floats must agree and are taken from the first tower. The entries are small and
+    many: they travel as one buffer, never narrowed, because statistics would no longer
+    move once a change is below a rounding.
+
+    Args:
+        states: per device its list of entries.
+        devices: one device name per list.
+        weights: per device its share of the images, adding up to 1.
+        targets: devices that get the mean; `devices` by default.
+
+    Returns:
+        Per target the list of means.
+    """
+    targets, first = targets or devices, states[0]
+    results = [[None] * len(first) for _ in targets]
+    buffers = {}  # type -> places of its entries
+    for place, tensor in enumerate(first):
+        if len(states) > 1 and tensor.dtype.is_floating:
+            buffers.setdefault(tensor.dtype, []).append(place)
+            continue
+        for target, result in zip(targets, results, strict=True):
+            result[place] = to_device(tensor, target)
+    for places in buffers.values():
+        shapes = [first[i].shape for i in places]
+        sent = [
+            pack([state[i] for i in places], device)
+            for state, device in zip(states, devices, strict=True)
+        ]
+        with tf.device(targets[0]):
+            mean = _mean_around_first(sent, weights)
+        for target, result in zip(targets, results, strict=True):
+            means = unpack(to_device(mean, target), shapes, target)
+            for i, tensor in zip(places, means, strict=True):
+                result[i] = tensor
+    return results
+
+
+def _mean_around_first(tensors, weights):
+    first = tensors[0]
+    differences = [
+        (tensor - first) * tf.constant(weight, first.dtype)
+        for tensor, weight in zip(tensors[1:], weights[1:], strict=True)
+    ]
+    return first + tf.add_n(differences)
 
 
 def squared_norm(gradients: Sequence[tf.Tensor]) -> tf.Tensor:

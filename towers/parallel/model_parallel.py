@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from towers.errors import ConfigError
 from towers.optim.update import Update
-from towers.parallel.all_reduce import all_average_states, all_reduce
-from towers.parallel.gradients import shares, tower_weights
+from towers.parallel.all_reduce import all_reduce
+from towers.parallel.gradients import all_average_states, shares, tower_weights
 from towers.parallel.sharding.split import channel_slice
 from towers.parallel.strategy import Mean
 from towers.parallel.variables import Initial, Variables, named_shards

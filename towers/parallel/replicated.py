@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.optim.update import Update
-from towers.parallel.all_reduce import all_average_states, all_reduce, check_algorithm
-from towers.parallel.gradients import shares, tower_weights
+from towers.parallel.all_reduce import all_reduce, check_algorithm
+from towers.parallel.gradients import all_average_states, shares, tower_weights
 from towers.parallel.strategy import Mean
 from towers.parallel.traced import TracedOnce
 from towers.parallel.variables import Initial, Variables, named_shards

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.optim.update import Update
-from towers.parallel.all_reduce import all_average_states
 from towers.parallel.devices import HOST, share_memory
 from towers.parallel.gradients import (
+    all_average_states,
     average_gradients,
     shares,
     tower_weights,
