@@ -56,7 +56,8 @@ class Strategy(Protocol):
     description: list[str]
 
     def fetch(self, use_averages: bool = False) -> list[Fetched]:
-        """Per device parameters (or their moving averages) and model state, there."""
+        """Per device parameters (or their moving averages) and model state, which it
+        reads without a copy."""
 
     def average(self, results: Sequence[TowerResult]) -> Mean:
         """The image-weighted mean of the results of all devices."""
