@@ -94,13 +94,13 @@ def crossings(
     has_loop = any(op.type in LOOPS for op in running(graph))
     scope = _Scope(device, (), not has_loop, True, 1)
     flow.run(graph, values, scope)
-    return flow.found
+    return flow.crossed
 
 
-def per_step(found: list[Crossing]) -> dict[tuple[str, str], int]:
+def per_step(crossed: list[Crossing]) -> dict[tuple[str, str], int]:
     """Bytes of a usual step: (source, destination) -> their sum."""
     totals = collections.Counter()
-    for crossing in found:
+    for crossing in crossed:
         if crossing.is_per_step and crossing.is_usual:
             totals[crossing.source, crossing.destination] += crossing.num_bytes
     return dict(totals)
@@ -117,7 +117,7 @@ def summed(totals: Mapping[tuple[str, str], int]) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class _Scope:
-    """Where a graph is called: the device of the call, its path, and how often."""
+    """The call of a graph: its device, its path, and how often it is made."""
 
     device: str
     path: tuple[str, ...]
@@ -134,12 +134,12 @@ class _Flow:
     """Follows the tensors of a graph through all functions that it calls.
 
     Attributes:
-        found: the crossings.
+        crossed: the crossings.
     """
 
     def __init__(self, inner_turns):
         self._inner_turns = inner_turns
-        self.found = []
+        self.crossed = []
         self._sent = set()
         self._first_read = {}
 
@@ -252,7 +252,7 @@ class _Flow:
             return
         self._sent.add(key)
         size = value.num_bytes * scope.turns
-        self.found.append(
+        self.crossed.append(
             Crossing(place, memory, size, value.name, scope.is_per_step, scope.is_usual)
         )
 
@@ -269,7 +269,7 @@ def _is_compiled(op):
         return False
 
 
-def largest(found: list[Crossing], count: int = 5) -> Iterator[Crossing]:
+def largest(crossed: list[Crossing], count: int = 5) -> Iterator[Crossing]:
     """The largest of the crossings of a usual step."""
-    usual = [x for x in found if x.is_per_step and x.is_usual]
+    usual = [x for x in crossed if x.is_per_step and x.is_usual]
     yield from sorted(usual, key=lambda x: -x.num_bytes)[:count]

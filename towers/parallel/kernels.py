@@ -101,8 +101,8 @@ def type_attributes(op: tf.Operation) -> str:
 def _registered(op_type, device_type):
     if device_type == XLA_ON_GPU:
         _register_kernels_of_xla()
-    found = kernels.get_registered_kernels_for_op(op_type).kernel
-    return [kernel for kernel in found if kernel.device_type == device_type]
+    registered = kernels.get_registered_kernels_for_op(op_type).kernel
+    return [kernel for kernel in registered if kernel.device_type == device_type]
 
 
 @functools.cache
