@@ -13,7 +13,7 @@ first read.
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -267,9 +267,3 @@ def _is_compiled(op):
         return bool(op.get_attr("_XlaMustCompile"))
     except ValueError:
         return False
-
-
-def largest(crossed: list[Crossing], count: int = 5) -> Iterator[Crossing]:
-    """The largest of the crossings of a usual step."""
-    usual = [x for x in crossed if x.is_per_step and x.is_usual]
-    yield from sorted(usual, key=lambda x: -x.num_bytes)[:count]
