@@ -13,11 +13,13 @@ from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.towers import Towers
 
 
-def dense_network():
+def dense_network(precision):
     model = networks.model_of(
+        layers.Conv2D(8, 3, name="conv1", dtype=precision),
+        layers.ReLU(name="relu1", dtype=precision),
         layers.Flatten(name="flatten"),
-        layers.Dense(8, name="dense1"),
-        layers.ReLU(name="relu1"),
+        layers.Dense(8, name="dense1", dtype=precision),
+        layers.ReLU(name="relu2", dtype=precision),
         layers.Dense(networks.NUM_CLASSES, name="logits"),
         shape=networks.IMAGE_SHAPE,
     )
@@ -31,12 +33,19 @@ def executed(trainer, batch):
 
 
 @pytest.mark.parametrize(
-    "cls,options", [(Towers, {}), (ModelParallel, {"group_size": 2})]
+    "cls,precision,options",
+    [
+        (Towers, "float32", {}),
+        (Towers, "mixed_bfloat16", {}),
+        (ModelParallel, "float32", {"group_size": 2}),
+    ],
 )
-def test_bias_and_activation_are_fused_in_the_step_that_is_executed(cls, options):
-    """Towers get it with their trace; what a split network computes, in the step."""
-    batches = networks.random_batches(1, 8)
-    trainer = create_trainer(cls, dense_network(), Recipe(), batches, 2, **options)
+def test_bias_and_activation_are_fused_in_the_step_that_is_executed(
+    cls, precision, options
+):
+    """Towers in float32 get it with their trace; all else in the step."""
+    batches, network = networks.random_batches(1, 8), dense_network(precision)
+    trainer = create_trainer(cls, network, Recipe(), batches, 2, **options)
     operations = executed(trainer, batches[0])
     assert sum("FusedMatMul" in op for op in operations) >= 2
     assert "Relu" not in operations

@@ -97,7 +97,11 @@ class WholeNetwork:
         if compile_towers:
             tower = tf.function(tower, autograph=False, jit_compile=True)
         # Shared by towers with as many images, and by phases that are alike.
-        self.is_optimized = all("CPU" in device for device in devices)
+        # TensorFlow executes fused operations in 16 bits, and refuses to copy them.
+        dtypes = {layer.compute_dtype for p in phases for layer in p.model.layers}
+        self.is_optimized = dtypes <= {"float32", "float64"} and all(
+            "CPU" in device for device in devices
+        )
         optimize = None
         if self.is_optimized and self._prunes:
             optimize = grappler.optimized_for_cpu
