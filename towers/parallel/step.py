@@ -225,7 +225,8 @@ def accumulate(
         return place + 1, [
             TowerResult(
                 gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
-                state=_each(tf.identity, begun.state, b.state),
+                # An unchanged entry is a read variable, which names no device.
+                state=[_next_to(begun.gradients[0], tf.identity, x) for x in b.state],
                 loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
                 correct=_next_to(begun.correct, tf.add, a.correct, b.correct),
             )
