@@ -16,6 +16,7 @@ from benchmarks.setting import Setting
 from towers import build
 from towers.config import Config
 from towers.parallel.devices import Devices, enable_determinism
+from towers.parallel.graphs import called
 
 # Kinds of heavy operations, the first one counts that is part of a type's name: oneDNN
 # and fusions wrap the name in theirs.
@@ -113,10 +114,7 @@ def requested_devices(graphs: Iterable[tf.Graph]) -> dict[str, set[str]]:
         visited.add(id(graph))
         for operation in graph.get_operations():
             requested[operation.name].add(short_device(operation.device))
-            for attribute in operation.node_def.attr.values():
-                function = graph._get_function(attribute.func.name)
-                if function is not None:
-                    to_visit.append(function.graph)
+            to_visit += called(graph, operation).values()
     return {name: devices for name, devices in requested.items() if "" not in devices}
 
 

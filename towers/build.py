@@ -285,12 +285,12 @@ def create_feed(config: Config, batches: TrainBatches, devices: Devices) -> Feed
     if devices.kind != "GPU" and config.input != "resident":
         return HostStream(batches.stream)
     device, size = devices.towers[0], num_bytes(batches.source)
-    if config.input == "resident" and size is None:
-        raise ConfigError(
-            f"input=resident with dataset={config.dataset}: its images are read from "
-            "files when they are wanted; set --input=stream"
-        )
     if config.input == "resident":
+        if size is None:
+            raise ConfigError(
+                f"input=resident with dataset={config.dataset}: its images are read "
+                "from files when they are wanted; set --input=stream"
+            )
         return ResidentBatches(batches, device)
     if not has_gpu_kernels(batches.process, batches.stored_stream(0).element_spec):
         return CopiedAhead(batches.stream, device)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from towers.parallel.devices import HOST
-from towers.parallel.graphs import called, inherited, running, short
+from towers.parallel.graphs import called, inherited, is_compiled, running, short
 from towers.parallel.kernels import find_kernel, host_arguments
 from towers.parallel.placement import DEFAULT_DEVICE, num_bytes
 
@@ -156,7 +156,7 @@ class _Flow:
                 outputs = self._loop(op, functions, inputs, device, scope)
             elif op.type in BRANCHES:
                 outputs = self._branches(op, functions, inputs, device, scope)
-            elif "f" in functions and not _is_compiled(op):
+            elif "f" in functions and not is_compiled(op):
                 inner = scope.within(op, "f", device)
                 outputs = self._call(functions["f"], inputs, inner)
             else:
@@ -260,10 +260,3 @@ class _Flow:
 def _memory(device):
     device = short(device)
     return device if "GPU" in device else HOST_MEMORY
-
-
-def _is_compiled(op):
-    try:
-        return bool(op.get_attr("_XlaMustCompile"))
-    except ValueError:
-        return False

@@ -61,6 +61,14 @@ def _function_attributes(op_type):
     return [(a.name, a.type) for a in attributes if a.type in ("func", "list(func)")]
 
 
+def is_compiled(op: tf.Operation) -> bool:
+    """True if XLA compiles the function that an operation calls."""
+    try:
+        return bool(op.get_attr("_XlaMustCompile"))
+    except ValueError:
+        return False
+
+
 @functools.cache
 def inherited(device: str, caller: str) -> str:
     """The device of an operation in a function: its own, completed by the caller's.

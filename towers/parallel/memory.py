@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.parallel.devices import share_memory
 from towers.parallel.graphs import called, running, short
 
 MEGABYTE = 1e6
@@ -223,7 +224,7 @@ class _Life:
         """The piece that an operation on a device reads."""
         piece = self._piece_of[tensor.name]
         self.ends[piece] = index
-        if piece[1] == device or "CPU" in piece[1] and "CPU" in device:
+        if share_memory(piece[1], device):
             return piece
         copy = (piece[0], device)
         if copy not in self.sizes:

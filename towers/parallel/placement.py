@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers.parallel.graphs import called, inherited, running, short
+from towers.parallel.graphs import called, inherited, is_compiled, running, short
 from towers.parallel.kernels import GPU, XLA_ON_GPU, find_kernel, type_attributes
 
 # Operations without a kernel for GPUs that are asked onto the host, and why.
@@ -134,17 +134,10 @@ def _placements(graph, caller, path, compiled):
         device = caller if compiled else inherited(op.device, caller)
         asked = bool(device)
         yield Placement(op, short(device or DEFAULT_DEVICE), asked, path, compiled)
-        is_compiled = compiled or _is_compiled(op)
+        in_compiled = compiled or is_compiled(op)
         for attribute, function in called(graph, op).items():
             inner = (*path, f"{op.name}.{attribute}")
-            yield from _placements(function, device, inner, is_compiled)
-
-
-def _is_compiled(op):
-    try:
-        return bool(op.get_attr("_XlaMustCompile"))
-    except ValueError:
-        return False
+            yield from _placements(function, device, inner, in_compiled)
 
 
 def without_kernel(graph: tf.Graph, device: str = "") -> list[Group]:

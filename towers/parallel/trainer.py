@@ -249,10 +249,10 @@ class Trainer(abc.ABC):
         for call in self.calls():
             for group in without_kernel(call.graph, call.device):
                 counts[f"{group.type} ({group.types})"] += group.count
+        if not counts:
+            return []
         listed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        return [f"on the host, as they have no kernel for GPUs: {listed}"][
-            : len(counts)
-        ]
+        return [f"on the host, as they have no kernel for GPUs: {listed}"]
 
     @property
     def transferred_bytes(self) -> int:
