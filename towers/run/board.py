@@ -69,9 +69,12 @@ class Board:
                 yield
             self._writer.flush()
             self._check(num_events)
-        except (OSError, tf.errors.OpError):
+        except OSError:
             self._close()
             raise
+        except tf.errors.OpError as error:
+            self._close()
+            raise self._error() from error
 
     def _open(self):
         # Not with all folders above: a run's folder that was removed stays so.
@@ -106,9 +109,12 @@ class Board:
                 self._end += length + 16
                 self._num_events += 1
         if self._num_events != self._num_expected or self._end != size:
-            free = os.statvfs(self._folder).f_bavail
-            code = errno.EIO if free else errno.ENOSPC
-            raise OSError(code, os.strerror(code), str(self._folder))
+            raise self._error()
+
+    def _error(self):
+        free = os.statvfs(self._folder).f_bavail
+        code = errno.EIO if free else errno.ENOSPC
+        return OSError(code, os.strerror(code), str(self._folder))
 
     def _close(self):
         """Ends the file after its last whole event."""

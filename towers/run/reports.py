@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import one_line
-from towers.run import checkpoint_files, files
+from towers.run import files
 from towers.run.board import Board
 from towers.run.folder import RunFolder
 from towers.run.log import say
@@ -95,11 +95,10 @@ class Reports:
         """Writes; returns whether it succeeded. Says where that changes."""
         try:
             write()
-        except (OSError, tf.errors.OpError) as error:
+        except OSError as error:
             if not self._num_failed[name]:
                 free = files.free_bytes(self._folder.path)
-                reason = getattr(error, "strerror", None)
-                reason = one_line(reason or checkpoint_files.reason(error), 200)
+                reason = one_line(error.strerror or error, 200)
                 self._say(
                     f"warning: {name} cannot be written: {reason} ({free} bytes are "
                     f"free in {self._folder.path}); it is tried again with each report"
