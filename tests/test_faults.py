@@ -228,13 +228,13 @@ def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(comma
     assert done.stdout == "[]\n", done.stderr
 
 
-DEFECT = """
+FAILING = """
 import sys
 sys.path.insert(0, {root!r})
 import run_train
-from towers.config import flags
+from towers.config import factories, flags
 def train(workdir, *args, **kwargs):
-    raise RuntimeError("a" * 1000 + "\\nb")
+    {body}
 run_train.train = train
 flags.run(run_train.main)
 """
@@ -243,7 +243,8 @@ flags.run(run_train.main)
 @pytest.mark.parametrize("has_folder", [True, False])
 def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(tmp_path, has_folder):
     script, workdir = tmp_path / "run_train.py", tmp_path / "run"
-    script.write_text(DEFECT.format(root=str(ROOT)))
+    body = 'raise RuntimeError("a" * 1000 + "\\nb")'
+    script.write_text(FAILING.format(root=str(ROOT), body=body))
     if has_folder:
         workdir.mkdir()
     done = subprocess.run(
@@ -260,6 +261,29 @@ def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(tmp_path, has_fold
     assert saved.parent == (workdir if has_folder else tmp_path)
     text = saved.read_text()
     assert "Traceback" in text and f"--workdir={workdir}" in text and "towers 0" in text
+
+
+@pytest.mark.parametrize(
+    "body,message",
+    [
+        ("factories.resolve('model', '{mine}:create_model')()()", "{mine}:4: KeyError"),
+        ("raise MemoryError", "out of memory: MemoryError; lower --batch_size"),
+    ],
+)
+def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
+    fails, tmp_path, body, message
+):
+    script, mine = tmp_path / "run_train.py", tmp_path / "mine.py"
+    mine.write_text(
+        "def create_model():\n"
+        "    def call_later():\n"
+        "        # a comment\n"
+        "        raise KeyError('x')\n"
+        "    return call_later\n"
+    )
+    body = body.format(mine=mine)
+    script.write_text(FAILING.format(root=str(ROOT), body=body))
+    assert message.format(mine=mine) in fails(2, [script], "--workdir=run")
 
 
 # Row 12: signals.

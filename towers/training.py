@@ -19,12 +19,11 @@ from towers.errors import (
     RunFolderError,
     StuckError,
     data_errors_of_tensorflow,
-    one_line,
 )
 from towers.evaluation import accuracy, record_of, tta_remark
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
-from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
+from towers.parallel.trainer import CONSISTENT_ACTIVITIES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
@@ -33,7 +32,7 @@ from towers.run.log import log_line, say
 from towers.run.periods import Periods
 from towers.run.reports import Reports
 from towers.run.restore import check_changes, newest_checkpoint, restore
-from towers.run.run import Run, TrainResult, save, save_aside
+from towers.run.run import Run, TrainResult, is_between_steps, save, saved_aside
 from towers.run.watchdog import Watchdog
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -149,21 +148,13 @@ def _train_and_save(
         watchdog.run(save, run)
         run.background.wait()
     except RunFolderError as error:
-        try:
-            path = watchdog.run(save_aside, run)
-        except (OSError, CheckpointError) as failure:
-            raise RunFolderError(
-                f"{error}; step {run.step} could not be saved beside it: "
-                f"{one_line(failure, 150)}"
-            ) from None
-        raise RunFolderError(
-            f"{error}; step {run.step} is saved in {path}: continue with that --workdir"
-        ) from None
+        raise watchdog.run(saved_aside, run, error) from None
     except (CheckpointError, StuckError):
         raise
     except Exception as error:
-        if isinstance(error, NumericError | DataError) or _is_between_steps(run):
-            _save_what_there_is(run)
+        # After the first two the parameters are those of a whole step as well.
+        if isinstance(error, NumericError | DataError) or is_between_steps(run.trainer):
+            _try_to_save(run)
         raise
     if watchdog.stop_requested and (run.step < run.last_step or run.pending_record):
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
@@ -174,12 +165,7 @@ def _train_and_save(
         )
 
 
-def _is_between_steps(run):
-    """True if the parameters are certainly those of a whole step."""
-    return run.trainer.progress()[1] in (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
-
-
-def _save_what_there_is(run):
+def _try_to_save(run):
     """Saves before a run ends because of another error."""
     try:
         run.watchdog.run(save, run)

@@ -19,6 +19,8 @@ from typing import Any
 from towers.config.choices import find, nearest
 from towers.errors import ConfigError, TowersError, one_line
 
+_loaded_files: set[str] = set()
+
 
 def create(option: str, name: str, /, **available: Any) -> Any:
     """Calls the target of a choice with those arguments that its signature names."""
@@ -84,6 +86,7 @@ def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
     name = f"towers_file_{path.stem}_{abs(hash(path)):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
+    _loaded_files.add(str(path))
     # Dataclasses look their module up by its name.
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
@@ -114,6 +117,16 @@ def _with_errors_in_one_line(source, path, function):
             ) from error
 
     return wrapped
+
+
+def error_of_a_file(error: BaseException) -> ConfigError | None:
+    """The error as a ConfigError that names its line, where it came from a file of the
+    user that `resolve` has loaded; else None."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in _loaded_files:
+            place = f"{frame.filename}:{frame.lineno}"
+            return ConfigError(f"{place}: {type(error).__name__}: {one_line(error)}")
+    return None
 
 
 def line_of_error(path: pathlib.Path, error: BaseException) -> str:

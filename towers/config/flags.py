@@ -14,8 +14,9 @@ from typing import Any
 from absl import app, flags, logging
 
 from towers.config import FIELDS, Config
+from towers.config.factories import error_of_a_file
 from towers.config.recipes import load_recipe, recipe_names
-from towers.errors import ConfigError, end_process
+from towers.errors import ConfigError, end_process, one_line
 
 # The recipe of a command without --config and without any flag.
 DEFAULT_RECIPE = "quickstart"
@@ -91,6 +92,17 @@ def config_of_flags(
     return dataclasses.replace(base, **given), name, remark
 
 
+def _error_of_memory(error):
+    """The error as a ConfigError, where a device or the machine has no memory left."""
+    # TensorFlow's is known by its name, so that it need not be imported.
+    if type(error).__name__ not in ("MemoryError", "ResourceExhaustedError"):
+        return None
+    return ConfigError(
+        f"out of memory: {one_line(error, 200)}; lower --batch_size (with "
+        "--accumulate_steps if the batch must stay), or take a smaller network"
+    )
+
+
 def run(main: Callable[[Sequence[str]], None]) -> None:
     """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake."""
     program = pathlib.Path(sys.argv[0]).name
@@ -115,6 +127,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         try:
             main(argv)
         except Exception as error:
+            error = error_of_a_file(error) or _error_of_memory(error) or error
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
             end_process(program, error, workdir or None)
 

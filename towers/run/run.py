@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from towers.config import Config, to_json
-from towers.errors import CheckpointError
+from towers.errors import CheckpointError, RunFolderError, one_line
 from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
 from towers.run import checkpoints, files
 from towers.run.background import Background
@@ -22,6 +22,8 @@ from towers.run.watchdog import Watchdog
 
 # A checkpoint that cannot be written is tried once more after this time.
 RETRY_SECS = 2.0
+
+_BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
 
 
 @dataclasses.dataclass
@@ -105,12 +107,20 @@ def save(run: Run) -> None:
     run.saved_step, run.saved_at = step, time.monotonic()
 
 
-def save_aside(run: Run) -> pathlib.Path:
-    """Saves the state in a new run folder beside that of the run, which is gone.
+def saved_aside(run: Run, error: RunFolderError) -> RunFolderError:
+    """Saves the state in a new run folder beside that of the run, which is gone; the
+    error with the name of that folder, or with the reason why there is none."""
+    try:
+        path = _save_aside(run)
+    except (OSError, CheckpointError) as failure:
+        reason = one_line(failure, 150)
+        return RunFolderError(f"{error}; it cannot be saved beside it: {reason}")
+    return RunFolderError(
+        f"{error}; step {run.step} is saved in {path}: continue with that --workdir"
+    )
 
-    Raises:
-        OSError, CheckpointError: that is not possible.
-    """
+
+def _save_aside(run):
     state, trainer_state = _snapshot(run)
     path = run.folder.path.absolute()
     for number in itertools.count(1):
@@ -147,6 +157,11 @@ def _snapshot(run):
     }
 
 
+def is_between_steps(trainer: Trainer) -> bool:
+    """True if no update is under way, so that the parameters are those of a step."""
+    return trainer.progress()[1] in _BETWEEN_STEPS
+
+
 def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
     """The state between two steps.
 
@@ -156,8 +171,7 @@ def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
     while True:
         before = trainer.progress()
         state = trainer.state()
-        is_settled = before[1] in (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
-        if is_settled and before == trainer.progress():
+        if before[1] in _BETWEEN_STEPS and before == trainer.progress():
             return state
         time.sleep(0.01)
 
