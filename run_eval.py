@@ -6,12 +6,16 @@
 With --eval_interval_secs it follows a run that is under way.
 """
 
+from towers.run.signals import exit_on_signals
+
+if __name__ == "__main__":  # before the imports that take time
+    exit_on_signals()
+
 from absl import flags
 
 from towers import evaluate
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
-from towers.run import watchdog
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
@@ -31,7 +35,6 @@ flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):
-    watchdog.exit_on_signals()
     check_environment()
     folder = RunFolder(WORKDIR.value)
     evaluate(

@@ -7,6 +7,11 @@
 The same command continues a run that was stopped. See the README.
 """
 
+from towers.run.signals import exit_on_signals
+
+if __name__ == "__main__":  # before the imports that take time
+    exit_on_signals()
+
 import pathlib
 
 from absl import flags
@@ -14,7 +19,6 @@ from absl import flags
 from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
-from towers.run import watchdog
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 
@@ -39,7 +43,6 @@ flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):
-    watchdog.exit_on_signals()
     check_environment()
     config, name, remark = config_flags.config_of_flags(
         CONFIG.value, RECIPES, config_flags.given_flags()

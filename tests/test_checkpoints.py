@@ -186,7 +186,7 @@ def damage_cases():
         changed = sizes.format(name) if not is_manifest else f"{name} is not JSON"
         yield pytest.param(name, truncate, changed, id=f"{name} truncated")
         yield pytest.param(name, empty, changed, id=f"{name} of zero bytes")
-        missing = rf"No such file or directory: '.*/{name}'"
+        missing = f"{name}: No such file or directory"
         yield pytest.param(name, Path.unlink, missing, id=f"{name} missing")
         flipped = f"{name}: sha256 is" if not is_manifest else "step-00000002: "
         yield pytest.param(name, flip_bit, flipped, id=f"{name}, one bit flipped")
@@ -298,7 +298,11 @@ def test_all_bad_is_an_error_with_every_reason_and_nothing_is_deleted(tmp_path):
     with pytest.raises(CheckpointError) as refused:
         checkpoints.restore_latest(tmp_path, log=lines.append)
     assert refused.value.exit_code == 4 and "\n" not in str(refused.value)
-    for reason in (f"{DATA}: size is 0", f"{MANIFEST} is not JSON", f"/{INDEX}'"):
+    for reason in (
+        f"{DATA}: size is 0",
+        f"{MANIFEST} is not JSON",
+        f"{INDEX}: No such",
+    ):
         assert reason in str(refused.value)
     assert len(lines) == 3
     assert snapshot(tmp_path) == before

@@ -11,6 +11,7 @@ EXIT_CODES = {
     "ConfigError": 2,
     "DataError": 3,
     "CheckpointError": 4,
+    "RunFolderError": 4,
     "NumericError": 5,
     "StuckError": 6,
     "Preempted": 75,  # EX_TEMPFAIL of sysexits.h
@@ -64,7 +65,10 @@ def test_other_errors_stay_what_they_are(error):
     assert caught.value is error
 
 
-def test_one_line_is_one_line():
+def test_one_line_is_one_printable_line_of_at_most_400_characters():
     assert errors.one_line(ValueError("a\n  b")) == "a b"
     assert errors.one_line(ValueError()) == "ValueError"
-    assert len(errors.one_line(ValueError("x" * 5000))) == 800
+    assert errors.one_line("é \x1b[31m \udcff") == r"é \x1b[31m \udcff"
+    line = errors.one_line(f"begins {'x' * 5000} ends")
+    assert len(line) == 400 and "\n" not in line
+    assert line.startswith("begins xx") and line.endswith("xx ends") and " ... " in line

@@ -216,8 +216,8 @@ def test_following_one_step_is_a_contradiction(workdir):
 HOLDER = """
 import sys
 from towers.run.folder import RunFolder
-with RunFolder(sys.argv[1]).lock() as describe:
-    describe(device=sys.argv[2])
+with RunFolder(sys.argv[1]).lock() as lock:
+    lock.describe(device=sys.argv[2])
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -215,10 +215,27 @@ def test_a_recipe_without_get_config_or_with_a_missing_import_is_refused(recipes
         load_recipe("importing", recipes)
 
 
-def test_a_defect_inside_a_recipe_keeps_its_own_error(recipes):
-    write_recipe(recipes, "defect", "Config(batch_size=1 // 0)")
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        (b"import sys\nsys.exit(3)\n", ":2: SystemExit: 3$"),
+        (b"def get_config():\n    return 1 // 0\n", ":2: ZeroDivisionError: "),
+        (b"def get_config():\n    return get_config()\n", ":2: RecursionError: "),
+        (b"x = '\xff'\n", ".*: SyntaxError: .*utf-8"),
+        (b"x = (\n", ":1: SyntaxError: "),
+        (b"\0", ": SyntaxError: .*null bytes"),
+    ],
+)
+def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
+    (recipes / "defect.py").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^{recipes}/defect.py{message}") as caught:
         load_recipe("defect", recipes)
+    assert len(str(caught.value)) < 400
+
+
+def test_row_42_a_name_that_is_too_long_for_a_file_is_one_line(recipes):
+    with pytest.raises(ConfigError, match="there is no such file; recipes: "):
+        load_recipe("x" * 300, recipes)
 
 
 # Mistakes, as a user meets them.

@@ -8,15 +8,16 @@ import sys
 import pytest
 
 from towers.config import Config, to_json
-from towers.errors import ConfigError
+from towers.errors import ConfigError, RunFolderError
+from towers.run import files
 from towers.run.folder import RunFolder
 
 # Holds a run folder until it is killed, or until its standard input is closed.
 HOLD = """
 import sys
 from towers.run.folder import RunFolder
-with RunFolder(sys.argv[1]).lock() as describe:
-    describe(device="GPU")
+with RunFolder(sys.argv[1]).lock() as lock:
+    lock.describe(device="GPU")
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -81,9 +82,9 @@ def test_other_processes_read_the_description_of_the_holder(folder, other_proces
 
 
 def test_a_holder_may_change_its_description(folder):
-    with folder.lock(device="a long name that is written over") as describe:
+    with folder.lock(device="a long name that is written over") as lock:
         assert folder.holder()["device"] == "a long name that is written over"
-        describe(device="CPU", towers=2)
+        lock.describe(device="CPU", towers=2)
         assert folder.holder()["device"] == "CPU"
         assert folder.holder()["towers"] == 2
         assert folder.holder()["pid"] == os.getpid()
@@ -166,44 +167,24 @@ def test_clear_removes_what_runs_write_and_nothing_else(folder):
     folder.clear()
 
 
-def test_clear_refuses_what_it_cannot_remove(folder, tmp_path):
-    """Else --overwrite would silently go on with the old checkpoints."""
+def test_a_link_is_refused_and_never_followed(folder, tmp_path):
+    """Row 38."""
     elsewhere = tmp_path / "large_disk"
     elsewhere.mkdir()
     folder.checkpoints.symlink_to(elsewhere)
-    with pytest.raises(ConfigError, match=f"{folder.checkpoints}.*cannot be removed"):
-        folder.clear()
+    (elsewhere / "mine").write_text("")
+    with pytest.raises(RunFolderError, match=f"{folder.checkpoints} is a symbolic"):
+        folder.create()
+    folder.clear()
+    assert (elsewhere / "mine").exists() and not folder.checkpoints.exists()
 
 
 # Small files.
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(folder, monkeypatch):
-    folder.write(folder.result, "old")
-    reader = open(folder.result)
-
-    def fail(*_):
-        raise OSError
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", fail)
-        with pytest.raises(OSError):
-            folder.write(folder.result, "new")
-    assert folder.result.read_text() == "old"
-    folder.write(folder.result, "new")
-    assert folder.result.read_text() == "new"
-    with reader:
-        assert reader.read() == "old"
-
-
-def test_writing_a_file_leaves_no_other_file(folder):
-    folder.write(folder.config, "{}")
-    assert list(folder.path.iterdir()) == [folder.config]
-
-
 def test_the_stored_config_comes_back(folder):
     config = Config(seed=3, batch_size=7)
-    folder.write(folder.config, to_json(config))
+    files.write_text(folder.config, to_json(config))
     assert folder.stored_config() == config
 
 

@@ -1,10 +1,14 @@
 """Every recipe trains, on data made on the spot."""
 
 import dataclasses
+import fcntl
 import functools
 import importlib
 import itertools
 import pathlib
+import subprocess
+import sys
+import tempfile
 
 import numpy as np
 import pictures
@@ -103,5 +107,26 @@ def test_a_recipe_trains_at_full_width_under_every_strategy(
 ):
     if (name, strategy) in REFUSED:
         pytest.skip("refused by name: see test_config, test_optimizers")
+    if "wide" in name:
+        train_in_another_process(name, strategy, tmp_path)
+        return
     recipe = load_recipe(name, CONFIGS)
     train_two_steps(recipe, tmp_path, monkeypatch, **STRATEGIES[strategy])
+
+
+def train_in_another_process(name, strategy, workdir):
+    """One at a time: each takes 12 GB, of which oneDNN keeps most until the process
+    ends."""
+    script = (
+        "import towers, pathlib, sys, pytest, test_recipes as t; "
+        "name, strategy, workdir = sys.argv[1:]; "
+        "t.train_two_steps(t.load_recipe(name, t.CONFIGS), pathlib.Path(workdir), "
+        "pytest.MonkeyPatch(), **t.STRATEGIES[strategy])"
+    )
+    command = [sys.executable, "-c", script, name, strategy, str(workdir)]
+    with open(pathlib.Path(tempfile.gettempdir(), "towers-large-test"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = subprocess.run(
+            command, cwd=CONFIGS.parent / "tests", capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr

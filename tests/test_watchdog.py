@@ -391,8 +391,8 @@ def test_without_a_limit_nothing_is_stuck():
 
 EARLY = """
 import os, signal, sys
-from towers.run import watchdog
-watchdog.exit_on_signals()
+from towers.run import signals
+signals.exit_on_signals()
 class Output:  # as if the signal had cut into a print
     def flush(self): raise RuntimeError("reentrant call")
     def fileno(self): return 1

@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import run_train
 from towers import quiet_imports
 from towers.config import flags as config_flags
+from towers.run.signals import exit_on_signals
 
 
 class Halt:
@@ -39,6 +40,7 @@ class Halt:
 
 
 def main() -> None:
+    exit_on_signals()
     place, nth, hold_secs = sys.argv[1:4]
     del sys.argv[1:4]
     with quiet_imports():

@@ -1,13 +1,24 @@
 """Errors that end a run in one line, and the exit code of each.
 
-They are mistakes of the user, bad data, a bad checkpoint and so on; `run_train.py` and
-`run_eval.py` end with the exit codes in the table of the README. Any other error is a
-defect of towers and keeps its traceback.
+They are mistakes of the user, bad data, a bad checkpoint and so on; the programs end
+with the exit codes in the table of docs/reliability.md. Any other error is a defect of
+towers; its exit code is DEFECT.
 """
 
 import contextlib
+import os
+import platform
 import re
+import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
+
+# Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
+DEFECT = 70
+
+# Characters of a message, its line break not counted.
+MOST_CHARACTERS = 400
 
 
 class TowersError(Exception):
@@ -34,6 +45,12 @@ class CheckpointError(TowersError):
     exit_code = 4
 
 
+class RunFolderError(TowersError):
+    """The run's folder is gone, was replaced, or holds what is not a run's."""
+
+    exit_code = 4
+
+
 class NumericError(TowersError):
     """A loss or a gradient is not finite."""
 
@@ -52,12 +69,84 @@ class Preempted(TowersError):
     exit_code = 75
 
 
-def one_line(error: Exception) -> str:
-    """The message of any error in a line of at most 800 characters."""
-    text = " ".join(str(error).split())
-    if len(text) > 800:
-        text = text[:797] + "..."
-    return text or type(error).__name__
+def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
+    """The message of any error in a line of at most `most` printable characters.
+
+    White space of any kind becomes a space. From a longer message the middle is left
+    out: it begins with what happened and ends with the way out.
+    """
+    text = printable(" ".join(str(error).split()) or type(error).__name__)
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
+
+
+def printable(text: str) -> str:
+    """The text with control characters, line breaks and bytes that are no text as
+    escapes, such as \\n, so that it is one line and changes no terminal."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+        for c in text
+    )
+
+
+def end_process(program: str, error: Exception, folder: str | None = None) -> None:
+    """Ends the process as an error demands: one line on standard error, or three for a
+    defect, and the exit code.
+
+    A thread may still be inside a step that will never end, so the interpreter's own
+    orderly end is not waited for.
+
+    Args:
+        program: begins each line.
+        error: a TowersError, or any other, which is a defect.
+        folder: where the traceback of a defect is saved; by default, and where that
+            fails, the folder for temporary files.
+    """
+    is_foreseen = isinstance(error, TowersError)
+    if is_foreseen:
+        lines = [one_line(error, MOST_CHARACTERS - len(f"{program}: "))]
+    else:
+        lines = _defect(error, folder)
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        for line in lines:
+            print(f"{program}: {line}", file=sys.stderr, flush=True)
+    os._exit(error.exit_code if is_foreseen else DEFECT)
+
+
+def _defect(error, folder):
+    """The three lines of a defect; saves its traceback."""
+    report = (
+        f"command: {sys.argv}\n"
+        f"Python {platform.python_version()} on {platform.platform()}\n"
+        + "".join(
+            f"{name} {getattr(sys.modules[name], '__version__', '?')}\n"
+            for name in ("towers", "tensorflow", "keras", "numpy")
+            if name in sys.modules
+        )
+        + "".join(traceback.format_exception(error))
+    ).encode("utf-8", "backslashreplace")
+    saved = "it could not be saved"
+    for place in (folder, None):  # None is the folder for temporary files
+        try:
+            descriptor, saved = tempfile.mkstemp(".txt", "towers-defect-", place)
+            with open(descriptor, "wb") as file:
+                file.write(report)
+            break
+        except OSError:
+            continue
+    else:
+        sys.stderr.write(report.decode())
+    return [
+        one_line(f"a defect in towers: {type(error).__name__}: {error}"),
+        "please report it, with the file named below and what was done before",
+        f"the traceback: {saved}",
+    ]
 
 
 @contextlib.contextmanager

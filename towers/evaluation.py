@@ -13,7 +13,9 @@ from towers.parallel import devices as parallel_devices
 from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files, checkpoints
 from towers.run.folder import RunFolder
-from towers.run.summaries import Board, say
+from towers.run.log import say
+from towers.run.reports import Reports
+from towers.run.restore import check_trainer_state, newest_checkpoint
 
 
 def accuracy(
@@ -82,6 +84,7 @@ def evaluate(
             "checkpoint is evaluated once; drop one of the two"
         )
     folder = RunFolder(workdir)
+    folder.check()
     if config is None:
         config = folder.evaluation_config()
     if use_ema is None:
@@ -102,7 +105,7 @@ def evaluate(
     parts = build.build(config, for_training=False)
     trainer = build.create_trainer(config, parts, devices)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
-    board = Board(folder.tensorboard, "eval")
+    reports = Reports(folder, "eval", say)
     result = {}
     while True:
         checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
@@ -114,8 +117,8 @@ def evaluate(
                 counts = accuracy(trainer, stream, use_ema)
             result = _result(checkpoint, counts)
             suffix = "_averaged" if use_ema else ""
-            board.scalars(checkpoint.step, record_of(counts, "test", suffix))
-            folder.write(folder.result, json.dumps(result, indent=2) + "\n")
+            reports.scalars(checkpoint.step, record_of(counts, "test", suffix))
+            reports.file(folder.result, json.dumps(result, indent=2) + "\n")
             say(
                 f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
                 f"({counts['correct']} of {counts['images']})"
@@ -139,8 +142,10 @@ def _is_last(result, config, parts):
 def _checkpoint(folder, step, wait):
     """The checkpoint to evaluate; None where there is none yet, but may be later."""
     if step:
-        return checkpoints.restore_step(folder.checkpoints, step)
-    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+        checkpoint = checkpoints.restore_step(folder.checkpoints, step)
+        check_trainer_state(checkpoint)
+        return checkpoint
+    checkpoint = newest_checkpoint(folder)
     if checkpoint is None and not wait:
         raise CheckpointError(
             f"{folder.checkpoints} holds no checkpoint yet; train first, or wait with "

@@ -16,19 +16,24 @@ from towers.errors import (
     DataError,
     NumericError,
     Preempted,
+    RunFolderError,
+    StuckError,
     data_errors_of_tensorflow,
+    one_line,
 )
 from towers.evaluation import accuracy, record_of, tta_remark
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
-from towers.parallel.trainer import CONSISTENT_ACTIVITIES
+from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.folder import RunFolder
+from towers.run.log import log_line, say
 from towers.run.periods import Periods
-from towers.run.run import Run, TrainResult, check_stored_config, restore, save
-from towers.run.summaries import Board, MetricsFile, log_line, say
+from towers.run.reports import Reports
+from towers.run.restore import check_changes, newest_checkpoint, restore
+from towers.run.run import Run, TrainResult, save, save_aside
 from towers.run.watchdog import Watchdog
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -60,9 +65,9 @@ def train(
     folder = RunFolder(workdir)
     folder.create()
     with contextlib.ExitStack() as stack:
-        describe = stack.enter_context(folder.lock())
-        if not overwrite:
-            check_stored_config(config, folder, allow_change)
+        lock = stack.enter_context(folder.lock())
+        checkpoint = None if overwrite else newest_checkpoint(folder)
+        check_changes(config, folder, checkpoint, allow_change)
         checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Build.
@@ -74,7 +79,7 @@ def train(
         )
         if config.deterministic:
             parallel_devices.enable_determinism()
-        describe(device=devices.kind)
+        lock.describe(device=devices.kind)
         parts = build.build(config)
         trainer = build.create_trainer(config, parts, devices)
         if config.device_memory_mb:
@@ -100,15 +105,18 @@ def train(
                 say=say,
             )
         )
+        reports = stack.enter_context(Reports(folder, "train", say))
         background = stack.enter_context(Background(say))
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
-        run = Run(config, folder, trainer, watchdog, background, last_step)
+        run = Run(
+            config, folder, lock, reports, trainer, watchdog, background, last_step
+        )
 
         # Restore.
         if overwrite:
             folder.clear()  # only now that everything else is known to be in order
-        restore(run)
-        folder.write(folder.config, to_json(config))
+        restore(run, checkpoint)
+        reports.file(folder.config, to_json(config))
 
         # Train.
         if run.step < last_step or run.pending_record:
@@ -129,21 +137,34 @@ def _train_and_save(
 
     Raises:
         Preempted: a signal came before the end; what was trained is saved.
+        RunFolderError: the run's folder is gone; the state is saved beside it.
     """
     watchdog = run.watchdog
     try:
-        with data_errors_of_tensorflow():
-            watchdog.run(train_loop, run, parts, after_call)
-    except Preempted:
-        pass  # an activity was abandoned; the parameters are those of a finished step
-    except (NumericError, DataError):
         try:
-            watchdog.run(save, run)  # the parameters are those before the bad step
-        except CheckpointError as error:
-            say(str(error))
+            with data_errors_of_tensorflow():
+                watchdog.run(train_loop, run, parts, after_call)
+        except Preempted:
+            pass  # an activity was abandoned; the state is that of a finished step
+        watchdog.run(save, run)
+        run.background.wait()
+    except RunFolderError as error:
+        try:
+            path = watchdog.run(save_aside, run)
+        except (OSError, CheckpointError) as failure:
+            raise RunFolderError(
+                f"{error}; step {run.step} could not be saved beside it: "
+                f"{one_line(failure, 150)}"
+            ) from None
+        raise RunFolderError(
+            f"{error}; step {run.step} is saved in {path}: continue with that --workdir"
+        ) from None
+    except (CheckpointError, StuckError):
         raise
-    watchdog.run(save, run)
-    run.background.wait()
+    except Exception as error:
+        if isinstance(error, NumericError | DataError) or _is_between_steps(run):
+            _save_what_there_is(run)
+        raise
     if watchdog.stop_requested and (run.step < run.last_step or run.pending_record):
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
         raise Preempted(
@@ -151,6 +172,20 @@ def _train_and_save(
             f"{saved if run.step else 'no step was taken'}; "
             "the same command continues"
         )
+
+
+def _is_between_steps(run):
+    """True if the parameters are certainly those of a whole step."""
+    return run.trainer.progress()[1] in (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
+
+
+def _save_what_there_is(run):
+    """Saves before a run ends because of another error."""
+    try:
+        run.watchdog.run(save, run)
+        run.background.wait()
+    except (CheckpointError, RunFolderError) as error:
+        say(str(error))
 
 
 def train_loop(
@@ -167,18 +202,16 @@ def train_loop(
         checkpoint_every_steps=config.checkpoint_every_steps,
         images_per_eval=config.eval_every_epochs * parts.num_examples,
     )
-    metrics_file = MetricsFile(
-        run.folder.metrics, resume_step=run.step - 1 if run.pending_record else run.step
-    )
-    board = Board(run.folder.tensorboard, "train")
+    reports = run.reports
     phase_ends = {phase.end_step for phase in parts.phases}
     run.saved_at = time.monotonic()
     staleness = []  # of asynchronous updates since the last log line
     if run.pending_record:
-        _finish_step(run, parts, periods, board, metrics_file)
+        _finish_step(run, parts, periods)
 
     while run.step < run.last_step and not watchdog.stop_requested:
         run.background.check()
+        run.lock.check()
         num_steps = min(
             periods.next_due(run.step) - run.step,
             run.last_step - run.step,
@@ -210,22 +243,22 @@ def train_loop(
             if staleness:
                 metrics["staleness_mean"] = np.mean(staleness)
                 metrics["staleness_max"] = np.max(staleness)
-                board.histograms(step, {"updates": staleness}, "staleness")
+                reports.histograms(step, {"updates": staleness}, "staleness")
                 staleness.clear()
             run.pending_record |= metrics
             steps_per_sec = lap.steps_per_sec if lap else None
             start_secs = stopwatch.last_start_secs
             say(log_line(run.pending_record, run.last_step, steps_per_sec, start_secs))
-            board.scalars(step, metrics)
+            reports.scalars(step, metrics)
         if periods.summarizes(step):
-            _summarize(run, parts, board)
+            _summarize(run, parts)
 
         # Evaluate and save.
-        _finish_step(run, parts, periods, board, metrics_file)
+        _finish_step(run, parts, periods)
         after_call()
 
 
-def _summarize(run: Run, parts: build.Parts, board: Board) -> None:
+def _summarize(run: Run, parts: build.Parts) -> None:
     """Histograms of the parameters and gradients, and the images of the next step."""
     step, prefix = run.step, "params/"
     params = {
@@ -233,29 +266,23 @@ def _summarize(run: Run, parts: build.Parts, board: Board) -> None:
         for name, value in run.trainer.state().items()
         if name.startswith(prefix)
     }
-    board.histograms(step, params, "params")
+    run.reports.histograms(step, params, "params")
     with run.watchdog.activity("computing gradients for the summary"):
         gradients = run.trainer.gradients()
-    board.histograms(step, gradients, "gradients")
+    run.reports.histograms(step, gradients, "gradients")
     with run.watchdog.activity("waiting for data"):
         batch = parts.train_batches(tf.constant(step, tf.int64))
-    board.images(step, batch["images"], "next_batch")
+    run.reports.images(step, batch["images"], "next_batch")
 
 
-def _finish_step(
-    run: Run,
-    parts: build.Parts,
-    periods: Periods,
-    board: Board,
-    metrics_file: MetricsFile,
-) -> None:
+def _finish_step(run: Run, parts: build.Parts, periods: Periods) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
     record, is_best = dict(run.pending_record), False
     if periods.evaluates(run.step):
-        evaluation, is_best = _evaluate(run, parts, board)
+        evaluation, is_best = _evaluate(run, parts)
         record |= evaluation
     if record.keys() - {"step", "epoch"}:
-        metrics_file.append(record)
+        run.reports.record(record)
     run.pending_record = None
     every_secs = run.config.checkpoint_every_secs
     overdue = time.monotonic() - run.saved_at > every_secs > 0
@@ -263,9 +290,7 @@ def _finish_step(
         save(run)
 
 
-def _evaluate(
-    run: Run, parts: build.Parts, board: Board
-) -> tuple[dict[str, float], bool]:
+def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
     """Raw and averaged accuracy, as record entries, and whether it is the best yet.
 
     Only images held out of the training set may decide which step is best.
@@ -279,7 +304,7 @@ def _evaluate(
         suffix = "_averaged" if use_averages else ""
         record |= record_of(counts, split, suffix)
         record[f"{split}_loss{suffix}"] = counts["loss"]
-    board.scalars(run.step, record)
+    run.reports.scalars(run.step, record)
     raw = f"{record[f'{split}_accuracy']:.4f}"
     averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
     tta = tta_remark(counts, run.config)

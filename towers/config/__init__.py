@@ -1,6 +1,14 @@
 """Config, its checks, its flags and its list options; imports no TensorFlow."""
 
 from towers.config.config import FIELDS, Config, changed_mathematics, replace
-from towers.config.storage import from_json, to_json
+from towers.config.storage import from_json, from_values, to_json
 
-__all__ = ["FIELDS", "Config", "changed_mathematics", "from_json", "replace", "to_json"]
+__all__ = [
+    "FIELDS",
+    "Config",
+    "changed_mathematics",
+    "from_json",
+    "from_values",
+    "replace",
+    "to_json",
+]

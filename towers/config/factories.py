@@ -108,11 +108,20 @@ def _with_errors_in_one_line(source, path, function):
             error.args = (f"{source}: {error}",)
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [f.lineno for f in frames if f.filename == str(path.resolve())]
-            where = f"{path}:{lines[-1]}" if lines else str(path)
+            where = line_of_error(path, error)
             raise ConfigError(
                 f"{source}: {where}: {type(error).__name__}: {one_line(error)}"
             ) from error
 
     return wrapped
+
+
+def line_of_error(path: pathlib.Path, error: BaseException) -> str:
+    """FILE:LINE of a Python file of the user that an error came from; FILE alone where
+    it came from elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    files = (str(path), str(path.resolve()))
+    lines = [frame.lineno for frame in frames if frame.filename in files]
+    if isinstance(error, SyntaxError) and error.filename in files:
+        lines = [error.lineno]
+    return f"{path}:{lines[-1]}" if lines else str(path)

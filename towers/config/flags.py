@@ -6,7 +6,6 @@ so that a wrong flag is refused at once.
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from absl import app, flags, logging
 
 from towers.config import FIELDS, Config
 from towers.config.recipes import load_recipe, recipe_names
-from towers.errors import ConfigError, TowersError
+from towers.errors import ConfigError, end_process
 
 # The recipe of a command without --config and without any flag.
 DEFAULT_RECIPE = "quickstart"
@@ -95,6 +94,9 @@ def config_of_flags(
 def run(main: Callable[[Sequence[str]], None]) -> None:
     """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake."""
     program = pathlib.Path(sys.argv[0]).name
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
+            stream.reconfigure(errors="backslashreplace")
 
     def parse(argv):
         try:
@@ -107,24 +109,14 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
             renamed = RENAMED.get(getattr(error, "flagname", ""))
             if renamed:
                 message += f"; it is called --{renamed} now, see --help"
-            fail(program, ConfigError(message))
+            end_process(program, ConfigError(message))
 
-    def main_or_fail(argv):
+    def main_or_end(argv):
         try:
             main(argv)
-        except TowersError as error:
-            fail(program, error)
+        except Exception as error:
+            workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
+            end_process(program, error, workdir or None)
 
     logging.set_verbosity(logging.WARNING)
-    app.run(main_or_fail, flags_parser=parse)
-
-
-def fail(program: str, error: TowersError) -> None:
-    """One line on stderr, and the exit code of the error, at once.
-
-    A thread may still be inside a step that will never end, so the interpreter's own
-    orderly end is not waited for.
-    """
-    sys.stdout.flush()
-    print(f"{program}: {error}", file=sys.stderr, flush=True)
-    os._exit(error.exit_code)
+    app.run(main_or_end, flags_parser=parse)

@@ -1,13 +1,15 @@
 """Recipes: Python files whose `get_config()` gives a Config."""
 
 import importlib.util
+import os
 import pathlib
 import re
 import sys
 
 from towers.config.choices import nearest
 from towers.config.config import FIELDS, Config
-from towers.errors import ConfigError
+from towers.config.factories import line_of_error
+from towers.errors import ConfigError, one_line
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
@@ -17,10 +19,10 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
         ConfigError: there is no such recipe, or it gives no Config.
     """
     path = pathlib.Path(name) if name.endswith(".py") else folder / f"{name}.py"
-    if not path.is_file():
+    if not os.path.isfile(path):
         recipes = recipe_names(folder)
         raise ConfigError(
-            f"--config={name}: there is no {path}; "
+            f"--config={one_line(name, 100)}: there is no such file; "
             f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
         )
     # A recipe calls another by importing it from its own folder.
@@ -32,8 +34,10 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
         config = module.get_config()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (AttributeError, ImportError, NameError, SyntaxError, TypeError) as error:
-        raise ConfigError(f"{path}: {_with_nearest_option(error)}") from None
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{line_of_error(path, error)}: {_with_nearest_option(error)}"
+        ) from None
     finally:
         sys.path.pop(0)
     if not isinstance(config, Config):
@@ -48,6 +52,6 @@ def recipe_names(folder: pathlib.Path) -> list[str]:
 def _with_nearest_option(error):
     unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if not unknown:
-        return error
+        return f"{type(error).__name__}: {one_line(error)}"
     near = nearest(unknown[1], FIELDS)
     return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")

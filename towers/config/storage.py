@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 from towers.config.config import Config, replace
 from towers.errors import ConfigError
@@ -19,15 +20,29 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
-def from_json(text: str) -> Config:
-    """The Config of a stored `config.json`; fields that it lacks take their default."""
+def from_json(text: str | bytes) -> Config:
+    """The Config of a stored `config.json`; fields that it lacks take their default.
+
+    Raises:
+        ConfigError: it is not such a file.
+    """
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not a config.json: {error}") from None
+    return from_values(values)
+
+
+def from_values(values: Any) -> Config:
+    """The Config of a stored object of options, also of an older one.
+
+    Raises:
+        ConfigError: it is no such object.
+    """
     if not isinstance(values, dict):
         raise ConfigError("not a config.json: an object of options is expected")
     if "views" in values:
-        views = values.pop("views")
-        values["tta"] = _TTA_OF_VIEWS.get(views, views)
+        views = values["views"]
+        tta = _TTA_OF_VIEWS.get(views, views) if isinstance(views, str) else views
+        values = {k: v for k, v in values.items() if k != "views"} | {"tta": tta}
     return replace(Config(), values)

@@ -12,7 +12,7 @@ import sys
 
 from towers import quiet_imports
 from towers.config import choices
-from towers.errors import ConfigError, TowersError
+from towers.errors import ConfigError, end_process
 
 PROGRAM = "towers.data"
 
@@ -68,10 +68,8 @@ def main(arguments: list[str]) -> int:
             image_size=flags.image_size,
             grid_path=flags.grid,
         )
-    except TowersError as error:
-        sys.stdout.flush()
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return error.exit_code
+    except Exception as error:
+        end_process(PROGRAM, error)
     return 0
 
 

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import CheckpointError
+from towers.errors import CheckpointError, one_line
+from towers.run import files
 
 Tensors = Mapping[str, np.ndarray]
 Architecture = Sequence[tuple[str, Sequence[int], str]]  # name, shape, dtype
@@ -35,7 +36,10 @@ _STATE = "trainer_state.json"
 _MANIFEST = "MANIFEST.json"
 # What reading a damaged checkpoint raises: TensorFlow an OpError (bare for a bad
 # index) or, for truncated data, an IndexError; JSON of another form the rest.
-_READ_ERRORS = (tf.errors.OpError, OSError, IndexError, KeyError, TypeError, ValueError)
+_READ_ERRORS = (
+    *(tf.errors.OpError, OSError, IndexError, KeyError, TypeError, ValueError),
+    *(AttributeError, OverflowError, RecursionError),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +77,15 @@ def write(path: Path, step: int, tensors: Tensors, trainer_state: dict) -> None:
     if differing:
         raise CheckpointError(f"{differing} read back differs from what was saved")
     for name in sorted(os.listdir(path)):
-        fsync(path / name)
-    fsync(path)
+        files.sync(path / name)
+    files.sync(path)
 
 
 def read(path: Path) -> Checkpoint:
     """Reads and verifies a folder, or raises CheckpointError with the reason."""
     try:
-        _check_files(path)
+        for name, entry in _manifest(path).items():
+            _check_file(path / name, entry)
         state = _json(path / _STATE)
         reader = tf.train.load_checkpoint(str(path / _PREFIX))
         tensors = {}
@@ -89,9 +94,26 @@ def read(path: Path) -> Checkpoint:
             tensor = reader.get_tensor(f"{key}/.ATTRIBUTES/VARIABLE_VALUE")
             tensors[name] = np.asarray(tensor)
         del state["architecture_sha256"]
-        return Checkpoint(state["step"], path, tensors, state)
+        return Checkpoint(_step(state), path, tensors, state)
     except _READ_ERRORS as error:
         raise CheckpointError(f"{path}: {reason(error)}") from error
+
+
+def read_trainer_state(path: Path) -> dict[str, Any]:
+    """The trainer state alone, verified, or CheckpointError with the reason."""
+    try:
+        _check_file(path / _STATE, _manifest(path)[_STATE])
+        state = _json(path / _STATE)
+        _step(state)
+        return state
+    except _READ_ERRORS as error:
+        raise CheckpointError(f"{path}: {reason(error)}") from error
+
+
+def _step(state):
+    if type(state["step"]) is not int:
+        raise ValueError(f"{_STATE}: its step is {state['step']!r}")
+    return state["step"]
 
 
 def check_architecture(expected: Architecture, actual: Architecture) -> None:
@@ -154,20 +176,14 @@ def first_difference(ours: Tensors, theirs: Tensors) -> str | None:
     return None
 
 
-def fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def reason(error: Exception) -> str:
     """One line for an error of Python or TensorFlow."""
-    if isinstance(error, (IndexError, KeyError, TypeError)):
-        return repr(error)  # their messages alone say little
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return one_line(f"{os.path.basename(error.filename)}: {error.strerror}")
+    if isinstance(error, (IndexError, KeyError, TypeError, AttributeError)):
+        return one_line(repr(error))  # their messages alone say little
     # TensorFlow puts the node's name in front and sometimes a stack behind.
-    return re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0]
+    return one_line(re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0])
 
 
 def _state_text(step: int, tensors: Tensors, trainer_state: dict) -> str:
@@ -193,14 +209,13 @@ def _versions() -> dict[str, str]:
 
 
 def _manifest_text(folder: Path) -> str:
-    files = [_file_entry(folder / name) for name in sorted(os.listdir(folder))]
-    return json.dumps({"format": 1, "files": files}, indent=1)
+    entries = [_file_entry(folder / name) for name in sorted(os.listdir(folder))]
+    return json.dumps({"format": 1, "files": entries}, indent=1)
 
 
 def _file_entry(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as f:
-        digest = hashlib.file_digest(f, "sha256").hexdigest()
-    return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
+    size = path.stat().st_size
+    return {"name": path.name, "size": size, "sha256": files.digest(path, size)}
 
 
 def _write_tensors(prefix: Path, tensors: Tensors) -> None:
@@ -215,28 +230,33 @@ def _write_tensors(prefix: Path, tensors: Tensors) -> None:
         tf.train.Checkpoint(**tree).write(str(prefix))
 
 
-def _check_files(path: Path) -> None:
-    """Compares the files of a folder with its manifest."""
+def _manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """Name -> entry of the files of a checkpoint, by its manifest."""
+    if files.kind(path) != "a folder":
+        raise ValueError(f"is {files.kind(path)}, where a folder should be")
     manifest = _json(path / _MANIFEST)
     try:
-        expected = {entry["name"]: entry for entry in manifest["files"]}
-        if manifest["format"] != 1 or not {_STATE, *_TENSOR_FILES} <= set(expected):
+        entries = {entry["name"]: entry for entry in manifest["files"]}
+        if manifest["format"] != 1 or not {_STATE, *_TENSOR_FILES} <= set(entries):
             raise ValueError("of another format, or files are not listed")
-        if any(os.path.basename(name) != name for name in expected):
+        if any(os.path.basename(name) != name for name in entries):
             raise ValueError("it names a file outside of the folder")
+        return entries
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{_MANIFEST} is not a manifest: {error!r}") from error
-    for name, entry in expected.items():
-        actual = _file_entry(path / name)
-        for field in ("size", "sha256"):
-            if actual[field] != entry.get(field):
-                raise ValueError(
-                    f"{name}: {field} is {actual[field]}, should be {entry.get(field)}"
-                )
+
+
+def _check_file(path: Path, entry: dict[str, Any]) -> None:
+    """Compares a file with its entry in the manifest."""
+    digest = files.digest(path, entry.get("size"))
+    if digest != entry.get("sha256"):
+        raise ValueError(
+            f"{path.name}: sha256 is {digest}, should be {entry.get('sha256')}"
+        )
 
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return json.loads(files.read_bytes(path))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error

@@ -7,9 +7,9 @@ then is removed at the next start by `remove_leftovers`. One process at a time m
 to a folder (the run's lock sees to that); any may read.
 """
 
+import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import CheckpointError
-from towers.run import checkpoint_files
+from towers.errors import CheckpointError, TowersError, one_line
+from towers.run import checkpoint_files, files
 from towers.run.checkpoint_files import Checkpoint, Tensors
 
 Log = Callable[[str], None]
 
 
 def save(
-    folder: str | Path, step: int, tensors: Tensors, trainer_state: dict[str, Any]
+    folder: str | Path,
+    step: int,
+    tensors: Tensors,
+    trainer_state: dict[str, Any],
+    before_commit: Callable[[], None] = lambda: None,
 ) -> Path:
     """Writes, reads back and commits one checkpoint; returns its folder.
 
@@ -39,6 +43,8 @@ def save(
             dtype that TensorFlow has, bfloat16 and bool included; the order is kept.
         trainer_state: anything that JSON holds; `step`, `versions`, `architecture`
             and `architecture_sha256` are overwritten.
+        before_commit: called when everything is written; where it raises an error,
+            nothing is committed.
 
     Raises:
         CheckpointError: the disk is full or not writable, the files read back
@@ -52,19 +58,23 @@ def save(
     if _is_saved(folder, step, tensors):
         return final
     try:
-        if not folder.exists():
-            os.makedirs(folder)
-            checkpoint_files.fsync(folder.parent)
-        _remove(temporary)  # in a container every process may have the same id
+        if files.kind(folder) is None:
+            os.mkdir(folder)
+            files.sync(folder.parent)
+        files.remove(temporary)  # in a container every process may have the same id
         checkpoint_files.write(temporary, step, tensors, trainer_state)
+        before_commit()
         _commit(temporary, final)
-    except (tf.errors.OpError, OSError, CheckpointError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except (tf.errors.OpError, OSError, TowersError) as error:
+        with contextlib.suppress(OSError):
+            files.remove(temporary)
+        if isinstance(error, TowersError) and not isinstance(error, CheckpointError):
+            raise
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         raise CheckpointError(
             f"cannot save step {step} in {folder}: {checkpoint_files.reason(error)}; "
-            f"the tensors need {num_bytes:,} bytes, {_free_bytes(folder)} are free "
-            "there; earlier checkpoints are intact"
+            f"the tensors need {num_bytes:,} bytes, {files.free_bytes(folder)} are "
+            "free there; earlier checkpoints are intact"
         ) from error
     return final
 
@@ -77,7 +87,7 @@ def list_steps(folder: str | Path) -> list[int]:
 def restore_step(folder: str | Path, step: int) -> Checkpoint:
     """Reads and verifies the checkpoint of one step, or raises CheckpointError."""
     path = Path(folder) / _step_name(step)
-    if not path.exists():
+    if files.kind(path) is None:
         steps = ", ".join(map(str, list_steps(folder))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; has: {steps}")
     checkpoint = checkpoint_files.read(path)
@@ -86,11 +96,20 @@ def restore_step(folder: str | Path, step: int) -> Checkpoint:
     return checkpoint
 
 
-def restore_latest(folder: str | Path, log: Log = print) -> Checkpoint | None:
+def restore_latest(
+    folder: str | Path,
+    log: Log = print,
+    check: Callable[[Checkpoint], None] = lambda checkpoint: None,
+) -> Checkpoint | None:
     """Reads the newest valid checkpoint; None only where no `step-*` exists at all.
 
     Logs each rejected one with its reason and goes on to the one before. Deletes
     nothing.
+
+    Args:
+        folder: the run's folder of checkpoints.
+        log: takes a line for the user.
+        check: of what a run stores besides the tensors; raises CheckpointError.
 
     Raises:
         CheckpointError: there are checkpoints and none is valid; lists the reasons.
@@ -104,25 +123,39 @@ def restore_latest(folder: str | Path, log: Log = print) -> Checkpoint | None:
         try:
             if untried[name] < 0:
                 raise CheckpointError(f"{folder / name}: not a checkpoint's name")
-            return restore_step(folder, untried[name])
+            checkpoint = restore_step(folder, untried[name])
+            check(checkpoint)
+            return checkpoint
         except CheckpointError as error:
             reasons[name] = str(error)
-            log(f"rejected checkpoint {error}")
+            log(f"rejected checkpoint {one_line(error)}")
     if not reasons:
         return None
     raise CheckpointError(
         f"none of the {len(reasons)} checkpoints in {folder} is valid, and training "
         "does not silently start again (--overwrite does): "
-        f"{'; '.join(reasons.values())}"
+        + "; ".join(reason.removeprefix(f"{folder}/") for reason in reasons.values())
     )
+
+
+def newest_config(folder: str | Path) -> Any:
+    """The "config" of the newest checkpoint whose trainer state is valid; the tensors
+    are not read. None where there is no such checkpoint."""
+    for step in reversed(list_steps(folder)):
+        try:
+            path = Path(folder) / _step_name(step)
+            return checkpoint_files.read_trainer_state(path)["config"]
+        except (CheckpointError, KeyError):
+            continue
+    return None
 
 
 def remove_leftovers(folder: str | Path, log: Log = print) -> None:
     """Removes what interrupted saves left (`.tmp-*`) and logs its size."""
     for path in sorted(Path(folder).glob(".tmp-*")):
         try:
-            num_bytes = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-            _remove(path)
+            num_bytes = files.num_bytes(path)
+            files.remove(path)
             log(f"removed {path}, left by an interrupted save: {num_bytes:,} bytes")
         except OSError as error:  # it takes room but does no harm
             log(f"cannot remove {path}: {error}")
@@ -152,9 +185,9 @@ def keep(
             elif step != best_step:
                 # Renamed first: a half-deleted folder must not look like a checkpoint.
                 doomed = folder / f".tmp-old-{path.name}"
-                _remove(doomed)
+                files.remove(doomed)
                 os.rename(path, doomed)
-                _remove(doomed)
+                files.remove(doomed)
         except (CheckpointError, OSError) as error:
             log(f"kept {path}: {error}")
 
@@ -195,23 +228,10 @@ def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:
 def _commit(temporary: Path, final: Path) -> None:
     """Renames; an invalid checkpoint of that name is moved aside first."""
     replaced = final.with_name(f".tmp-replaced-{final.name}")
-    if final.exists():
-        _remove(replaced)
+    if files.kind(final) is not None:
+        files.remove(replaced)
         os.rename(final, replaced)
     os.rename(temporary, final)
-    checkpoint_files.fsync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _free_bytes(folder: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(folder).free:,}"
-    except OSError:
-        return "an unknown number"
+    files.sync(final.parent)
+    with contextlib.suppress(OSError):
+        files.remove(replaced)

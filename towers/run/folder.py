@@ -7,19 +7,19 @@ tensorboard/   event files
 result.json    the last evaluation by run_eval.py
 """
 
-import contextlib
-import fcntl
-import json
 import os
 import pathlib
-import shutil
-import socket
-import time
 
-from towers.config import Config, from_json, replace
-from towers.errors import ConfigError
-
-_LOCK = ".lock"
+from towers.config import (
+    Config,
+    changed_mathematics,
+    from_json,
+    from_values,
+    replace,
+)
+from towers.errors import ConfigError, RunFolderError
+from towers.run import files
+from towers.run.lock import Lock, holder
 
 # Images of a batch in an evaluation.
 EVALUATION_BATCH_SIZE = 500
@@ -37,48 +37,108 @@ class RunFolder:
         self.result = self.path / "result.json"
 
     def create(self) -> None:
-        """Makes the folder, or refuses one that cannot be written."""
-        probe = self.path / ".writable"
+        """Makes the folder, or refuses one that cannot be written or where something
+        else stands in the place of a run's file or folder.
+
+        Raises:
+            ConfigError, RunFolderError: see above.
+        """
+        probe = self.path / f".writable-{os.getpid()}"
         try:
+            os.fsencode(self.path).decode("utf-8")  # as TensorFlow takes it
             self.path.mkdir(parents=True, exist_ok=True)
-            probe.write_text("")
+            probe.unlink(missing_ok=True)
+            os.close(files.open_file(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             probe.unlink()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "its name is not UTF-8"
             raise ConfigError(
-                f"the run folder {self.path} cannot be written: {error.strerror}; "
-                "choose another --workdir"
+                f"the run folder {self.path} cannot be written: {reason}; choose "
+                "another --workdir"
             ) from None
+        self.check()
+
+    def check(self) -> None:
+        """Refuses a folder in which something else, such as a link, stands in the place
+        of a run's file or folder."""
+        expected = dict.fromkeys((self.config, self.metrics, self.result), "a file")
+        expected |= dict.fromkeys(self._folders(), "a folder")
+        for path, kind in expected.items():
+            found = files.kind(path)
+            if found not in (None, kind):
+                raise RunFolderError(
+                    f"{path} is {found}, where a run has {kind}; move it away or "
+                    "choose another --workdir"
+                )
+
+    def _folders(self):
+        boards = [self.tensorboard / kind for kind in ("train", "eval")]
+        return [self.checkpoints, self.tensorboard, *boards]
 
     def clear(self) -> None:
         """Removes the files of earlier runs, and nothing else that is in the folder.
 
         Raises:
-            ConfigError: something cannot be removed, such as a link to a folder.
+            ConfigError: something cannot be removed.
         """
-        for path in (self.checkpoints, self.tensorboard):
+        for path in (
+            *(self.checkpoints, self.tensorboard),
+            *(self.config, self.metrics, self.result),
+        ):
             try:
-                shutil.rmtree(path)
-            except FileNotFoundError:
-                pass
+                files.remove(path)
             except OSError as error:
                 raise ConfigError(
                     f"{path} cannot be removed: {error.strerror or error}; remove it "
                     "yourself or choose another --workdir"
                 ) from None
-        for path in (self.config, self.metrics, self.result):
-            path.unlink(missing_ok=True)
+
+    def lock(self, **about: str) -> Lock:
+        """Locks the folder for this process, see `Lock`."""
+        return Lock(self.path, **about)
+
+    def holder(self) -> dict | None:
+        """The description of the process that holds the lock; None if none does."""
+        return holder(self.path)
 
     def stored_config(self) -> Config:
-        """The Config of the run in this folder; ConfigError where there is none."""
+        """The Config of the run in this folder.
+
+        The newest checkpoint decides about all options that change the mathematics;
+        config.json, where there is one, about the others.
+
+        Raises:
+            ConfigError: there is no run, or no Config can be read.
+        """
+        values = None
+        if files.kind(self.checkpoints) == "a folder":
+            from towers.run import checkpoints  # with TensorFlow
+
+            values = checkpoints.newest_config(self.checkpoints)
+        if values is None:
+            return self._config_of_file()
+        trained = from_values(values)
         try:
-            return from_json(self.config.read_text())
+            stored = self._config_of_file()
+            changed = changed_mathematics(stored, trained)
+            return replace(
+                stored, {name: value for name, (_, value) in changed.items()}
+            )
+        except ConfigError:  # missing, damaged, or it contradicts the checkpoint
+            return trained
+
+    def _config_of_file(self):
+        try:
+            return from_json(files.read_bytes(self.config))
         except ValueError as error:
             raise ConfigError(f"{self.config}: {error}") from None
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(
                 f"{self.path} holds no run: there is no {self.config.name} in it; give "
                 "the folder of a run as --workdir"
             ) from None
+        except OSError as error:
+            raise ConfigError(f"{self.config}: {error.strerror or error}") from None
 
     def evaluation_config(self, **changes) -> Config:
         """The stored Config, with the device, the towers and the batch size of an
@@ -100,74 +160,3 @@ class RunFolder:
             "num_towers": stored.group_size if stored.group_size > 1 else 0,
         }
         return replace(stored, settings | changes)
-
-    def write(self, path: pathlib.Path, text: str) -> None:
-        """Writes a small file so that a reader sees the old or the new one, whole."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(text)
-        os.replace(temporary, path)
-
-    @contextlib.contextmanager
-    def lock(self, **about):
-        """Locks the folder for this process; `about` describes it to other processes.
-
-        Yields a function that adds to this description. The operating system releases
-        the lock when the process ends, however it ends.
-
-        Raises:
-            ConfigError: another process holds it, or the lock cannot be written.
-        """
-        try:
-            file = open(self.path / _LOCK, "a+")
-        except OSError as error:
-            raise ConfigError(
-                f"the lock {self.path / _LOCK} cannot be written: {error.strerror}; "
-                "choose another --workdir"
-            ) from None
-        with file:
-            try:
-                _take(file)
-            except BlockingIOError:
-                file.seek(0)
-                holder = _parsed(file.read())
-                raise ConfigError(
-                    f"another process trains in {self.path}: process "
-                    f"{holder.get('pid', '?')} on {holder.get('host', '?')}; wait for "
-                    "it, stop it, or choose another --workdir"
-                ) from None
-            self._describe(file, about)
-            yield lambda **more: self._describe(file, about | more)
-
-    def _describe(self, file, about):
-        file.seek(0)
-        file.truncate()
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()} | about, file)
-        file.flush()
-
-    def holder(self) -> dict | None:
-        """The description of the process that holds the lock; None if none does."""
-        try:
-            with open(self.path / _LOCK) as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return _parsed(file.read())
-        except OSError:
-            pass
-        return None
-
-
-def _take(file):
-    """The lock, or BlockingIOError."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(0.1)  # `holder`, in another process, holds it for a moment
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _parsed(text):
-    try:
-        return json.loads(text)
-    except ValueError:
-        return {}

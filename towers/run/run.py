@@ -1,21 +1,27 @@
-"""A run under way: its state, saved and restored."""
+"""A run under way, and how it is saved."""
 
 import dataclasses
+import itertools
+import json
 import pathlib
 import time
 
 import numpy as np
 
-from towers.config import FIELDS, Config, changed_mathematics
-from towers.config.choices import nearest
-from towers.errors import CheckpointError, ConfigError
+from towers.config import Config, to_json
+from towers.errors import CheckpointError
 from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
-from towers.run import checkpoint_files, checkpoints
+from towers.run import checkpoints, files
 from towers.run.background import Background
 from towers.run.folder import RunFolder
+from towers.run.lock import Lock
+from towers.run.log import say
+from towers.run.reports import Reports
 from towers.run.stopwatch import Stopwatch
-from towers.run.summaries import last_accuracy, say
 from towers.run.watchdog import Watchdog
+
+# A checkpoint that cannot be written is tried once more after this time.
+RETRY_SECS = 2.0
 
 
 @dataclasses.dataclass
@@ -23,6 +29,8 @@ class Run:
     """A run under way.
 
     Attributes:
+        lock: of the folder.
+        reports: TensorBoard, `metrics.jsonl` and small files.
         last_step: the last step of the schedule, or max_steps before it.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
@@ -34,6 +42,8 @@ class Run:
 
     config: Config
     folder: RunFolder
+    lock: Lock
+    reports: Reports
     trainer: Trainer
     watchdog: Watchdog
     background: Background
@@ -68,119 +78,72 @@ class TrainResult:
 def save(run: Run) -> None:
     """Saves a snapshot of the state in the background, unless the last checkpoint holds
     it already. To be called inside of `Watchdog.run`."""
+    state, trainer_state = _snapshot(run)
+    if run.step == run.saved_step:
+        return
+    step, best_step = run.step, run.best["step"] if run.best else None
+
+    def write():
+        run.lock.check()
+        run.reports.sync()
+        checkpoints.save(
+            run.folder.checkpoints, step, state, trainer_state, run.lock.check
+        )
+        checkpoints.keep(
+            run.folder.checkpoints, run.config.keep_checkpoints, best_step, say
+        )
+
+    def write_or_try_again():
+        try:
+            write()
+        except CheckpointError as error:
+            say(f"{error}. Trying once more in {RETRY_SECS:g} s")
+            time.sleep(RETRY_SECS)
+            write()
+
+    run.background.submit(write_or_try_again)
+    run.saved_step, run.saved_at = step, time.monotonic()
+
+
+def save_aside(run: Run) -> pathlib.Path:
+    """Saves the state in a new run folder beside that of the run, which is gone.
+
+    Raises:
+        OSError, CheckpointError: that is not possible.
+    """
+    state, trainer_state = _snapshot(run)
+    path = run.folder.path.absolute()
+    for number in itertools.count(1):
+        aside = RunFolder(path.with_name(f"{path.name}-aside-{number}"))
+        try:
+            aside.path.mkdir()
+            break
+        except FileExistsError:
+            continue
+    files.write_text(aside.config, to_json(run.config))
+    if run.reports.metrics is not None:
+        records = run.reports.metrics.records()
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        files.write_text(aside.metrics, text)
+    checkpoints.save(aside.checkpoints, run.step, state, trainer_state)
+    return aside.path
+
+
+def _snapshot(run):
+    """(state, trainer state) for a checkpoint; sets the run's step to that of both."""
     with run.watchdog.saving():
         state = settled_state(run.trainer)
     run.step = int(state["step"])
-    if run.step == run.saved_step:
-        return
-    trainer_state = {
+    metrics = run.reports.metrics
+    return state, {
         "images_seen": run.step * run.config.images_per_step,
         "seed": run.config.seed,
         "best": run.best,
         "unfinished": run.pending_record and _as_lists(run.pending_record),
+        "unwritten": list(metrics.unwritten) if metrics else [],
         "config": dataclasses.asdict(run.config),
         **dataclasses.asdict(run.stopwatch),
     }
-    folder, step = run.folder.checkpoints, run.step
-    best_step = run.best["step"] if run.best else None
-
-    def write():
-        checkpoints.save(folder, step, state, trainer_state)
-        checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
-
-    run.background.submit(write)
-    run.saved_step, run.saved_at = step, time.monotonic()
-
-
-def restore(run: Run) -> None:
-    """Continues from the newest valid checkpoint; where there is none, starts from the
-    parameters of another run if `init_from` names one."""
-    checkpoint = checkpoints.restore_latest(run.folder.checkpoints, say)
-    if checkpoint is None:
-        if run.config.init_from:
-            _start_from(run)
-        return
-    run.trainer.load(
-        checkpoint_files.restore_fitting(checkpoint.tensors, run.trainer.state())
-    )
-    run.step = run.saved_step = checkpoint.step
-    stored = checkpoint.trainer_state
-    run.best, run.pending_record = stored["best"], stored.get("unfinished")
-    run.stopwatch = Stopwatch(
-        **{f.name: stored.get(f.name, f.default) for f in dataclasses.fields(Stopwatch)}
-    )
-    run.accuracy = last_accuracy(run.folder.metrics, run.step)
-    say(f"restored step {run.step} from {checkpoint.path}")
-
-
-def _start_from(run):
-    """Loads another run's parameters and model state where name and shape match.
-
-    Moving averages start at the parameters, slots and the step at zero, as always.
-    """
-    folder = RunFolder(run.config.init_from)
-    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"init_from={run.config.init_from}: {folder.checkpoints} holds no "
-            "checkpoint; give the folder of a run that was trained, or drop --init_from"
-        )
-    state, taken, not_taken = run.trainer.state(), set(), []
-    for name, value in state.items():
-        kind, _, variable = name.partition("/")
-        if kind not in ("params", "state", "averages"):
-            continue
-        source = f"params/{variable}" if kind == "averages" else name
-        tensor = checkpoint.tensors.get(source)
-        if tensor is not None and tensor.shape == value.shape:
-            state[name] = tensor
-            taken.add(source)
-        elif source == name:
-            there = f"is {list(tensor.shape)}" if tensor is not None else "is not"
-            not_taken.append(f"{name} {list(value.shape)} {there} there")
-    if not taken:
-        raise CheckpointError(
-            f"init_from={run.config.init_from}: nothing in {checkpoint.path} fits; "
-            f"{not_taken[0]}"
-        )
-    not_taken += [
-        f"{name} is only there"
-        for name in checkpoint.tensors
-        if name.split("/")[0] in ("params", "state") and name not in state
-    ]
-    run.trainer.load(state)
-    say(f"starting from {len(taken)} variables of {checkpoint.path}")
-    for line in not_taken:
-        say(f"not taken: {line}")
-
-
-def check_stored_config(
-    config: Config, folder: RunFolder, allow_change: tuple[str, ...]
-) -> None:
-    """Refuses to continue a run with options that would make it another run.
-
-    Raises:
-        ConfigError: the options are listed.
-    """
-    for name in allow_change:
-        if name not in FIELDS:
-            raise ConfigError(
-                f"--allow_change={name}: there is no such option; "
-                + nearest(name, list(FIELDS)).strip()
-            )
-    if not checkpoints.list_steps(folder.checkpoints) or not folder.config.exists():
-        return
-    changed = changed_mathematics(folder.stored_config(), config)
-    refused = {k: v for k, v in changed.items() if k not in allow_change}
-    if refused:
-        listed = ", ".join(
-            f"{name} was {before!r} and is {after!r}"
-            for name, (before, after) in refused.items()
-        )
-        raise ConfigError(
-            f"{folder.path} holds another run: {listed}. Choose another --workdir, "
-            f"start again with --overwrite, or --allow_change={','.join(refused)}"
-        )
 
 
 def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:

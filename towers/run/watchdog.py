@@ -7,17 +7,14 @@ and the clock.
 
 import contextlib
 import faulthandler
-import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Container
 from typing import Any, Protocol
 
 from towers.errors import Preempted, StuckError
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from towers.run.signals import STOP_SIGNALS
 
 # After a signal: how long an interruptible activity may go on, and after how long a
 # step that computes is reported.
@@ -28,25 +25,6 @@ _PATIENCE_SECS = 5.0
 _TICK_SECS = 0.1
 
 _local = threading.local()  # in a worker thread, `worker`
-
-
-def exit_on_signals() -> None:
-    """From here on a signal ends the process: until a watchdog takes over, there is
-    nothing to save."""
-
-    def stop(number, frame):
-        name = signal.Signals(number).name
-        line = f"stopped by {name}, nothing to save; the same command continues\n"
-        # The signal may have interrupted a print, which cannot be nested, and nobody
-        # may be left to read the line.
-        with contextlib.suppress(OSError, RuntimeError, ValueError):
-            sys.stdout.flush()
-        with contextlib.suppress(OSError, ValueError):
-            os.write(sys.stdout.fileno(), line.encode())
-        os._exit(Preempted.exit_code)
-
-    for number in _SIGNALS:
-        signal.signal(number, stop)
 
 
 class Watched(Protocol):
@@ -101,7 +79,7 @@ class Watchdog:
 
     def __enter__(self) -> "Watchdog":
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in STOP_SIGNALS:
                 self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 

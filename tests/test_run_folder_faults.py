@@ -1,0 +1,385 @@
+"""A run's folder that changes, fills up or holds other things: rows 34 to 38."""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+import small_runs
+from small_runs import assert_equal_states, records, saved_steps, small_config
+from test_board import read_board
+
+from towers import training
+from towers.errors import CheckpointError, ConfigError, RunFolderError
+from towers.evaluation import evaluate
+from towers.run import board, checkpoints, files, metrics, run
+from towers.training import train
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+    monkeypatch.setattr(run, "RETRY_SECS", 0.0)
+
+
+@pytest.fixture
+def half_way(tmp_path):
+    return small_runs.half_way(tmp_path / "run")
+
+
+# Row 34: config.json is missing, or not what the checkpoint says.
+
+
+@pytest.mark.parametrize("content", [None, "{", "[" * 100_000, "of another run"])
+def test_row_34_the_checkpoint_decides_what_run_it_is(half_way, content):
+    path, other = half_way / "config.json", small_config(learning_rate=0.5, seed=77)
+    path.unlink()
+    if content == "of another run":
+        path.write_text(json.dumps(dataclasses.asdict(other)))
+    elif content:
+        path.write_text(content)
+    message = "learning_rate was 0.1 and is 0.5, |seed was 0 and is 77"
+    with pytest.raises(ConfigError, match=message):
+        train(half_way, other)
+    assert saved_steps(half_way) == [5]
+    state = train(half_way, small_config()).state
+    assert_equal_states(state, small_runs.uninterrupted(small_config()).state)
+
+
+def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
+    half_way,
+):
+    expected = evaluate(half_way)
+    config = json.loads((half_way / "config.json").read_text())
+    (half_way / "config.json").write_text(
+        json.dumps(config | {"augment": "tutorial", "ema_decay": 0.0, "tta": "mirror"})
+    )
+    result = evaluate(half_way)
+    assert result["test_correct"] == expected["test_correct"]
+    assert "test_accuracy_tta" in result  # which changes no mathematics
+    (half_way / "config.json").unlink()
+    assert evaluate(half_way) == expected
+
+
+# Row 35: no room for what only reports.
+
+
+@contextlib.contextmanager
+def full_disk(owner, name, fails=lambda *args: True):
+    """The function raises the error of a full disk."""
+    original = getattr(owner, name)
+
+    def full(*args, **kwargs):
+        if fails(*args):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(args[0]))
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, full)
+        yield
+
+
+def test_row_35_without_room_for_reports_the_training_goes_on(tmp_path, capsys):
+    config = small_config(
+        log_every_steps=1, eval_every_epochs=1.0, summary_every_steps=3
+    )
+    expected = small_runs.uninterrupted(config)
+    capsys.readouterr()
+    with (
+        full_disk(files, "write_text"),
+        full_disk(board.Board, "_open"),
+        full_disk(metrics.MetricsFile, "_write"),
+    ):
+        result = train(tmp_path, dataclasses.replace(config, max_steps=5))
+    out = capsys.readouterr().out
+    for name in ("metrics.jsonl", "TensorBoard", "config.json"):
+        lines = [line for line in out.splitlines() if f"warning: {name} cannot" in line]
+        assert len(lines) == 1 and "bytes are free" in lines[0]
+    assert "reports in TensorBoard were not written: lost" in out
+    assert "reports in metrics.jsonl were not written: kept in the last che" in out
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+    result = train(tmp_path, config)
+    assert_equal_states(result.state, expected.state)
+    assert records(tmp_path) == expected.records
+
+
+def test_row_35_metrics_are_kept_back_whole_until_there_is_room(tmp_path, monkeypatch):
+    """A write that stops in the middle of a line leaves nothing of it."""
+    room = 100
+
+    def pwrite(descriptor, content, place):
+        if place >= room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(descriptor, content[: room - place], place)
+
+    original = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    path = tmp_path / "metrics.jsonl"
+    file = metrics.MetricsFile(path, 0)
+    file.flush()
+    failed = []
+    for step in range(1, 31):
+        if step == 20:
+            room = 10_000
+        try:
+            file.append({"step": step, "loss": 1.5})
+        except OSError:
+            failed.append(step)
+        assert not metrics.read_metrics(path)[1]  # the file is never damaged
+    assert failed[-1] == 19 and len(failed) > 10
+    assert [r["step"] for r in metrics.read_metrics(path)[0]] == list(range(1, 31))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small disk can be mounted only by root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk):
+    (disk / "fill").write_bytes(bytes(shutil.disk_usage(disk).free))
+
+
+def test_row_35_events_lost_on_a_full_disk_are_noticed_and_spoil_no_others(small_disk):
+    """TensorFlow's writer tells nobody; here a real disk is full."""
+    events = board.Board(small_disk, "train")
+    events.scalars(1, {"loss": 0.5})
+    fill(small_disk)
+    num_failed = 0
+    for step in range(2, 202):
+        try:
+            events.scalars(step, {"loss": 0.5, "accuracy": 0.25})
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            num_failed += 1
+    assert num_failed > 100
+    (small_disk / "fill").unlink()
+    events.scalars(300, {"loss": 0.125})
+    curves = read_board(small_disk, "train")["loss"]
+    assert curves[0] == (1, 0.5) and curves[-1] == (300, 0.125)
+    assert len(curves) == 202 - num_failed
+
+
+def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
+    small_disk, capsys
+):
+    """The disk is full from step 4 to step 7."""
+    config = small_config(log_every_steps=1, summary_every_steps=1)
+    expected = small_runs.uninterrupted(config)
+    calls = []
+
+    def after_call():
+        calls.append(None)
+        if len(calls) == 4:
+            fill(small_disk)
+        if len(calls) == 7:
+            (small_disk / "fill").unlink()
+
+    result = train(small_disk / "run", config, after_call=after_call)
+    assert_equal_states(result.state, expected.state)
+    assert records(small_disk / "run") == expected.records
+    assert "TensorBoard can be written again" in capsys.readouterr().out
+
+
+def test_row_4_a_checkpoint_is_tried_once_more(tmp_path, capsys):
+    config, failures = small_config(max_steps=4), [1]
+    with full_disk(os, "rename", lambda *args: failures and failures.pop()):
+        train(tmp_path / "once", config)
+    assert saved_steps(tmp_path / "once") == [4]
+    assert "Trying once more" in capsys.readouterr().out
+    failures = [1, 1]
+    with full_disk(os, "rename", lambda *args: failures and failures.pop()):
+        with pytest.raises(CheckpointError, match="bytes, .* are free"):
+            train(tmp_path / "twice", config)
+
+
+@pytest.mark.parametrize("name", ["result.json", "tensorboard"])
+def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys, name):
+    expected = evaluate(half_way)
+    (half_way / "result.json").unlink()
+    capsys.readouterr()
+    broken = (files, "write_text") if name == "result.json" else (board.Board, "_open")
+    with full_disk(*broken):
+        assert evaluate(half_way) == expected
+    out = capsys.readouterr().out
+    assert "accuracy" in out and "cannot be written: No space left on device" in out
+
+
+# Row 36: the folder is removed, moved or replaced.
+
+
+def move(folder):
+    folder.rename(folder.with_name("moved"))
+
+
+def replace(folder):
+    """As `rm -r` and another run there would."""
+    shutil.rmtree(folder)
+    small_runs.half_way(folder)
+    (folder / ".lock").write_text("{}")
+
+
+def files_in(folder):
+    """Path -> content. TensorFlow makes missing folders, which may stay empty."""
+    snapshot = small_runs.snapshot(folder)
+    return {path: content for path, content in snapshot.items() if content is not None}
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, move, replace])
+@pytest.mark.parametrize("when", ["between steps", "in a save"])
+def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
+    tmp_path, change, when
+):
+    config, workdir = small_config(log_every_steps=1), tmp_path / "run"
+    expected, calls, before = small_runs.uninterrupted(config), [], {}
+
+    def change_once():
+        calls.append(None)
+        if len(calls) == 4:
+            change(workdir)
+            before.update(files_in(workdir))
+
+    with pytest.MonkeyPatch.context() as patch:
+        after_call = change_once
+        if when == "in a save":
+            config = dataclasses.replace(config, checkpoint_every_steps=1)
+            small_runs.halt_at(patch, "saving", change_once)
+            after_call = lambda: None  # noqa: E731
+        message = "run is no longer the folder .* is saved in .*run-aside-1: continue"
+        with pytest.raises(RunFolderError, match=message) as caught:
+            train(workdir, config, after_call=after_call)
+    assert caught.value.exit_code == 4
+    assert files_in(workdir) == before, "the other folder was touched"
+
+    aside = tmp_path / "run-aside-1"
+    (step,) = saved_steps(aside)
+    assert f"step {step} is saved in" in str(caught.value)
+    state = train(aside, dataclasses.replace(config, checkpoint_every_steps=0)).state
+    assert_equal_states(state, expected.state)
+    assert records(aside) == expected.records
+
+
+# Row 37: metrics.jsonl is a log.
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\xff\n", b"[]\n", b"{}\n", b'{"step": "1"}\n', b"[" * 5000 + b"\n", b"\0\n"],
+)
+def test_row_37_a_damaged_log_is_moved_aside_and_refuses_no_run(half_way, capsys, line):
+    path = half_way / "metrics.jsonl"
+    first, *others = path.read_bytes().splitlines(keepends=True)
+    damaged = first + line + b"".join(others)
+    path.write_bytes(damaged)
+    train(half_way, small_config())
+    assert (half_way / "metrics.jsonl.damaged").read_bytes() == damaged
+    assert records(half_way) == small_runs.uninterrupted(small_config()).records
+    out = capsys.readouterr().out
+    assert out.count("metrics.jsonl has lines that are no records") == 1
+
+
+# Row 38: links, FIFOs, devices and folders in the place of files.
+
+
+def link(path, victim):
+    path.symlink_to(victim)
+
+
+def fifo(path, victim):
+    os.mkfifo(path)
+
+
+def folder(path, victim):
+    path.mkdir()
+
+
+def hard_link(path, victim):
+    path.hardlink_to(victim)
+
+
+@pytest.mark.parametrize("name", [".lock", "config.json", "metrics.jsonl"])
+@pytest.mark.parametrize("plant", [link, fifo, folder, hard_link])
+def test_row_38_nothing_planted_is_followed_written_or_waited_for(
+    half_way, tmp_path, name, plant
+):
+    victim = tmp_path / "victim"
+    victim.write_text('{"precious": 1}\n')
+    (half_way / name).unlink(missing_ok=True)
+    plant(half_way / name, victim)
+    if plant is hard_link and name != ".lock":
+        train(half_way, small_config())  # it is replaced
+        assert os.stat(half_way / name).st_nlink == 1
+    else:
+        with pytest.raises((ConfigError, RunFolderError), match=f"{name} .*is .*"):
+            train(half_way, small_config())
+        assert saved_steps(half_way) == [5]
+    assert victim.read_text() == '{"precious": 1}\n'
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "tensorboard/train"])
+def test_row_38_a_link_or_a_file_in_the_place_of_a_folder_is_refused(
+    half_way, tmp_path, name
+):
+    shutil.move(half_way / name, tmp_path / "elsewhere")
+    (half_way / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunFolderError, match=f"{name} is a symbolic link"):
+        train(half_way, small_config())
+    with pytest.raises(RunFolderError, match=f"{name} is a symbolic link"):
+        evaluate(half_way)
+    (half_way / name).unlink()
+    (half_way / name).write_text("")
+    with pytest.raises(RunFolderError, match=f"{name} is a file"):
+        train(half_way, small_config())
+
+
+def test_row_38_a_linked_leftover_is_neither_walked_nor_emptied(half_way, tmp_path):
+    large = tmp_path / "large"
+    large.mkdir()
+    (large / "file").write_bytes(bytes(10_000))
+    (half_way / "checkpoints" / ".tmp-x").symlink_to(large)
+    lines = []
+    checkpoints.remove_leftovers(half_way / "checkpoints", lines.append)
+    (line,) = lines
+    assert int(line.split()[-2]) == len(str(large))  # the link's own bytes
+    assert (large / "file").stat().st_size == 10_000
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "trainer_state.json"])
+@pytest.mark.parametrize("plant", [link, fifo, folder])
+def test_row_38_in_a_checkpoint_they_make_it_invalid(half_way, tmp_path, name, plant):
+    checkpoint = half_way / "checkpoints" / "step-00000005"
+    shutil.move(checkpoint / name, tmp_path / name)
+    plant(checkpoint / name, tmp_path / name)
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        train(half_way, small_config())
+
+
+def test_a_workdir_that_is_no_text_is_refused(tmp_path):
+    name = os.fsdecode(b"run-\xff")
+    with pytest.raises(ConfigError, match="name is not UTF-8"):
+        train(pathlib.Path(tmp_path, name), small_config())
+
+
+def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path):
+    def fail():
+        if len(saved_steps(tmp_path)) == 0:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, small_config(), after_call=fail)
+    assert saved_steps(tmp_path)
+    state = training.train(tmp_path, small_config()).state
+    assert_equal_states(state, small_runs.uninterrupted(small_config()).state)

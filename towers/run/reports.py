@@ -1,0 +1,112 @@
+"""What a run reports while it trains: TensorBoard, `metrics.jsonl`, small files.
+
+A report that cannot be written, because the disk is full, say, does not end a training.
+One warning says so; the next report is tried again.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import one_line
+from towers.run import files
+from towers.run.board import Board
+from towers.run.folder import RunFolder
+from towers.run.log import say
+from towers.run.metrics import MetricsFile
+
+
+class Reports:
+    """The reports of a run; a context manager.
+
+    Args:
+        folder: of the run.
+        kind: of its curves on the board, "train" or "eval".
+        say: takes a line for the user.
+    """
+
+    def __init__(self, folder: RunFolder, kind: str, say: Callable[[str], None] = say):
+        self._folder, self._say = folder, say
+        self._board = Board(folder.tensorboard, kind)
+        self._num_failed = collections.Counter()  # since the last success
+        self._metrics: MetricsFile | None = None
+
+    def open_metrics(self, resume_step: int, unwritten: list[dict]) -> None:
+        """Continues `metrics.jsonl`, see `MetricsFile`."""
+        path = self._folder.metrics
+        self._metrics = MetricsFile(path, resume_step, unwritten, self._say)
+        self._attempt(path.name, self._metrics.flush)
+
+    @property
+    def metrics(self) -> MetricsFile:
+        return self._metrics
+
+    def record(self, record: Mapping[str, object]) -> None:
+        """A line of `metrics.jsonl`."""
+        self._attempt(self._folder.metrics.name, lambda: self._metrics.append(record))
+
+    def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
+        """Curves, see `Board`."""
+        self._attempt("TensorBoard", lambda: self._board.scalars(step, values))
+
+    def histograms(
+        self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
+    ) -> None:
+        """Histograms, see `Board`."""
+        self._attempt(
+            "TensorBoard", lambda: self._board.histograms(step, values, group)
+        )
+
+    def images(self, step: int, images: tf.Tensor, name: str) -> None:
+        """Images, see `Board`."""
+        self._attempt("TensorBoard", lambda: self._board.images(step, images, name))
+
+    def file(self, path, text: str) -> bool:
+        """Writes a small file; returns whether it could be written."""
+        return self._attempt(path.name, lambda: files.write_text(path, text))
+
+    def sync(self) -> None:
+        """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
+        self._attempt(self._folder.metrics.name, self._sync)
+
+    def _sync(self):
+        if self._metrics.unwritten:
+            self._metrics.flush()
+        self._metrics.sync()
+
+    def __enter__(self) -> "Reports":
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Tries once more to write what is kept back, and says what is missing."""
+        if self._metrics is not None:
+            self.sync()
+            self._metrics.close()
+        for name, count in sorted(self._num_failed.items()):
+            kept = "kept in the last checkpoint" if self._is_kept(name) else "lost"
+            self._say(f"warning: {count} reports in {name} were not written: {kept}")
+
+    def _is_kept(self, name):
+        return name == self._folder.metrics.name
+
+    def _attempt(self, name, write):
+        """Writes; returns whether it succeeded. Says where that changes."""
+        try:
+            write()
+        except OSError as error:
+            if not self._num_failed[name]:
+                free = files.free_bytes(self._folder.path)
+                reason = one_line(error.strerror or error, 200)
+                self._say(
+                    f"warning: {name} cannot be written: {reason} ({free} bytes are "
+                    f"free in {self._folder.path}); it is tried again with each report"
+                )
+            self._num_failed[name] += 1
+            return False
+        num_failed = self._num_failed.pop(name, 0)
+        if num_failed:
+            kept = "written now" if self._is_kept(name) else "lost"
+            self._say(f"{name} can be written again; {num_failed} reports are {kept}")
+        return True

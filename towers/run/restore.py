@@ -1,0 +1,152 @@
+"""The continuation of a run, from its newest checkpoint or another run's parameters."""
+
+import dataclasses
+
+from towers.config import FIELDS, Config, changed_mathematics, from_values
+from towers.config.choices import nearest
+from towers.errors import CheckpointError, ConfigError
+from towers.run import checkpoint_files, checkpoints
+from towers.run.checkpoint_files import Checkpoint
+from towers.run.folder import RunFolder
+from towers.run.log import say
+from towers.run.metrics import last_accuracy
+from towers.run.run import Run
+from towers.run.stopwatch import Stopwatch
+
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """The newest valid checkpoint of a run; None where there is none at all.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is valid.
+    """
+    return checkpoints.restore_latest(folder.checkpoints, say, check_trainer_state)
+
+
+def check_trainer_state(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError where a run cannot be continued with what a checkpoint
+    stores besides the tensors."""
+    state = checkpoint.trainer_state
+    try:
+        from_values(state["config"])
+        numbers = [
+            state["images_seen"],
+            *dataclasses.asdict(_stopwatch(state)).values(),
+        ]
+        best, unfinished = state["best"], state.get("unfinished")
+        if best is not None:
+            numbers += [best["step"], best["accuracy"]]
+        records = [*state.get("unwritten", ()), *([unfinished] if unfinished else ())]
+        numbers += [record["step"] for record in records]
+        if not all(isinstance(x, int | float) for x in numbers if x is not None):
+            raise ValueError(f"not all of {numbers} are numbers")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
+        ) from error
+
+
+def _stopwatch(trainer_state):
+    names = [field.name for field in dataclasses.fields(Stopwatch)]
+    return Stopwatch(**{n: trainer_state[n] for n in names if n in trainer_state})
+
+
+def check_changes(
+    config: Config,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    allow_change: tuple[str, ...],
+) -> None:
+    """Refuses to continue a run with options that would make it another run.
+
+    Args:
+        config: of the command.
+        folder: of the run.
+        checkpoint: to continue from; its own config decides, not config.json.
+        allow_change: options that may differ.
+
+    Raises:
+        ConfigError: the options are listed.
+    """
+    for name in allow_change:
+        if name not in FIELDS:
+            raise ConfigError(
+                f"--allow_change={name}: there is no such option; "
+                + nearest(name, list(FIELDS)).strip()
+            )
+    if checkpoint is None:
+        return
+    trained = from_values(checkpoint.trainer_state["config"])
+    changed = changed_mathematics(trained, config)
+    refused = {k: v for k, v in changed.items() if k not in allow_change}
+    if refused:
+        listed = ", ".join(
+            f"{name} was {before!r} and is {after!r}"
+            for name, (before, after) in refused.items()
+        )
+        raise ConfigError(
+            f"{folder.path} holds another run: {listed}. Choose another --workdir, "
+            f"start again with --overwrite, or --allow_change={','.join(refused)}"
+        )
+
+
+def restore(run: Run, checkpoint: Checkpoint | None) -> None:
+    """Continues from a checkpoint; without one, starts from the parameters of another
+    run if `init_from` names one."""
+    unwritten = []
+    if checkpoint is not None:
+        stored = checkpoint.trainer_state
+        run.trainer.load(
+            checkpoint_files.restore_fitting(checkpoint.tensors, run.trainer.state())
+        )
+        run.step = run.saved_step = checkpoint.step
+        run.best, run.pending_record = stored["best"], stored.get("unfinished")
+        run.stopwatch = _stopwatch(stored)
+        unwritten = stored.get("unwritten", [])
+        say(f"restored step {run.step} from {checkpoint.path}")
+    elif run.config.init_from:
+        _start_from(run)
+    # A step whose record is unfinished is evaluated and logged once more.
+    run.reports.open_metrics(run.step - bool(run.pending_record), unwritten)
+    run.accuracy = last_accuracy(run.folder.metrics, run.step)
+
+
+def _start_from(run):
+    """Loads another run's parameters and model state where name and shape match.
+
+    Moving averages start at the parameters, slots and the step at zero, as always.
+    """
+    folder = RunFolder(run.config.init_from)
+    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"init_from={run.config.init_from}: {folder.checkpoints} holds no "
+            "checkpoint; give the folder of a run that was trained, or drop --init_from"
+        )
+    state, taken, not_taken = run.trainer.state(), set(), []
+    for name, value in state.items():
+        kind, _, variable = name.partition("/")
+        if kind not in ("params", "state", "averages"):
+            continue
+        source = f"params/{variable}" if kind == "averages" else name
+        tensor = checkpoint.tensors.get(source)
+        if tensor is not None and tensor.shape == value.shape:
+            state[name] = tensor
+            taken.add(source)
+        elif source == name:
+            there = f"is {list(tensor.shape)}" if tensor is not None else "is not"
+            not_taken.append(f"{name} {list(value.shape)} {there} there")
+    if not taken:
+        raise CheckpointError(
+            f"init_from={run.config.init_from}: nothing in {checkpoint.path} fits; "
+            f"{not_taken[0]}"
+        )
+    not_taken += [
+        f"{name} is only there"
+        for name in checkpoint.tensors
+        if name.split("/")[0] in ("params", "state") and name not in state
+    ]
+    run.trainer.load(state)
+    say(f"starting from {len(taken)} variables of {checkpoint.path}")
+    for line in not_taken:
+        say(f"not taken: {line}")

@@ -1,0 +1,31 @@
+"""The signals that stop a run. Imports nothing that takes time."""
+
+import os
+import signal
+import sys
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_EXIT_CODE = 75  # that of towers.errors.Preempted
+
+
+def exit_on_signals() -> None:
+    """From here on a signal ends the process: until a watchdog takes over, there is
+    nothing to save."""
+
+    def stop(number, frame):
+        name = signal.Signals(number).name
+        line = f"stopped by {name}, nothing to save; the same command continues\n"
+        # The signal may have interrupted a print, which cannot be nested, and nobody
+        # may be left to read the line.
+        try:
+            sys.stdout.flush()
+        except (AttributeError, OSError, RuntimeError, ValueError):
+            pass
+        try:
+            os.write(sys.stdout.fileno(), line.encode())
+        except (AttributeError, OSError, ValueError):
+            pass
+        os._exit(_EXIT_CODE)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
