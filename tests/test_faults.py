@@ -188,6 +188,80 @@ def test_an_evaluation_of_no_run_is_refused(fails, flags, message):
     assert message in fails(2, EVALUATE, *flags)
 
 
+# Rows 39 and 41: as early as possible, and what nobody has foreseen.
+
+HAS_PROC = pathlib.Path("/proc/self/maps").exists()
+
+
+def catches_sigterm(program):
+    status = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.M)[1], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="no /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", [TRAIN, EVALUATE])
+def test_row_39_a_signal_while_python_imports(start, command, number):
+    program = start(command, "--workdir=run")
+    program.wait_until(lambda: catches_sigterm(program))
+    program.process.send_signal(number)
+    assert program.wait(STOP_SECS) == 75
+    assert program.output == (
+        f"stopped by {number.name}, nothing to save; the same command continues\n"
+    )
+
+
+@pytest.mark.parametrize("command", [TRAIN, EVALUATE])
+def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(command):
+    script = (
+        "import runpy, signal, sys\n"
+        "def signal_caught(number, handler):\n"
+        "    print(sorted({'absl', 'dataclasses', 'numpy'} & set(sys.modules)))\n"
+        "    sys.exit()\n"
+        "signal.signal = signal_caught\n"
+        f"runpy.run_path({str(command[0])!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+DEFECT = """
+import sys
+sys.path.insert(0, {root!r})
+import run_train
+from towers.config import flags
+def train(workdir, *args, **kwargs):
+    raise RuntimeError("a" * 1000 + "\\nb")
+run_train.train = train
+flags.run(run_train.main)
+"""
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(tmp_path, has_folder):
+    script, workdir = tmp_path / "run_train.py", tmp_path / "run"
+    script.write_text(DEFECT.format(root=str(ROOT)))
+    if has_folder:
+        workdir.mkdir()
+    done = subprocess.run(
+        [sys.executable, script, f"--workdir={workdir}"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 70 and not done.stdout.startswith("Traceback")
+    first, second, third = done.stderr.splitlines()
+    assert first.startswith("run_train.py: a defect in towers: RuntimeError: aaa")
+    assert first.endswith("a b") and max(map(len, (first, second, third))) < 420
+    saved = pathlib.Path(third.removeprefix("run_train.py: the traceback: "))
+    assert saved.parent == (workdir if has_folder else tmp_path)
+    text = saved.read_text()
+    assert "Traceback" in text and f"--workdir={workdir}" in text and "towers 0" in text
+
+
 # Row 12: signals.
 
 
@@ -196,7 +270,7 @@ def is_importing(program):
     return "tensorflow" in maps.read_text()
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="no /proc")
+@pytest.mark.skipif(not HAS_PROC, reason="no /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_row_12_a_signal_while_tensorflow_is_imported(start, tmp_path, number):
     program = start(TRAIN, "--workdir=run", *RUN)

@@ -58,9 +58,9 @@ def save(
     if _is_saved(folder, step, tensors):
         return final
     try:
-        if files.kind(folder) is None:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
-            files.sync(folder.parent)
+        files.sync(folder.parent)  # a killed process may have made it
         files.remove(temporary)  # in a container every process may have the same id
         checkpoint_files.write(temporary, step, tensors, trainer_state)
         before_commit()

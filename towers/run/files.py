@@ -108,6 +108,16 @@ def sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def make_folders(path: pathlib.Path) -> None:
+    """Makes a folder and those above it, where they are missing; a power cut does not
+    take them away again."""
+    for folder in reversed([path, *path.parents]):
+        if not folder.exists():
+            folder.mkdir(exist_ok=True)
+            sync(folder.parent)
+    path.mkdir(exist_ok=True)  # raises an error where something else stands there
+
+
 def remove(path: pathlib.Path) -> None:
     """Removes a file, a folder with all that is in it, or a link (not its target), if
     there is one."""

@@ -46,7 +46,7 @@ class RunFolder:
         probe = self.path / f".writable-{os.getpid()}"
         try:
             os.fsencode(self.path).decode("utf-8")  # as TensorFlow takes it
-            self.path.mkdir(parents=True, exist_ok=True)
+            files.make_folders(self.path)
             probe.unlink(missing_ok=True)
             os.close(files.open_file(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             probe.unlink()

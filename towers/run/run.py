@@ -117,6 +117,7 @@ def save_aside(run: Run) -> pathlib.Path:
         aside = RunFolder(path.with_name(f"{path.name}-aside-{number}"))
         try:
             aside.path.mkdir()
+            files.sync(path.parent)
             break
         except FileExistsError:
             continue
