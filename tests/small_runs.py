@@ -18,6 +18,7 @@ from keras import layers
 
 from towers import training
 from towers.config import Config
+from towers.data import augment as augmentations
 from towers.data import streams, synthetic
 from towers.data.batches import TrainBatches
 from towers.data.sources import ArraySource, DataSet, Source, channel_moments
@@ -117,6 +118,29 @@ def _operation(call):
         return np.int32(0)
 
     return tf.numpy_function(operation, [], tf.int32)
+
+
+def spoiled(patch: pytest.MonkeyPatch, *steps: int) -> DataSet:
+    """The small data set; augment=none turns the last image of some steps, that of the
+    last tower, into NaN, also in the epochs that follow."""
+    data_set = small_data()
+    order = TrainBatches(data_set.train, None, seed=0, images_per_step=10)
+    images, labels = arrays(NUM_TRAIN, 0)
+    for step in steps:
+        images[int(order.indices(tf.constant(step - 1, tf.int64))[-1])] = 255
+    none = augmentations.none
+
+    def create(image_shape, mean, deviation):
+        augment = none(image_shape, mean, deviation)
+
+        def spoiling(images, draw):
+            white = tf.reduce_all(images == 255, [1, 2, 3], keepdims=True)
+            return tf.where(white, np.nan, augment.train(images, draw))
+
+        return dataclasses.replace(augment, train=spoiling)
+
+    patch.setattr(augmentations, "none", create)
+    return dataclasses.replace(data_set, train=ArraySource(images, labels))
 
 
 def linear_network(*, image_shape, num_classes, width, regularizer) -> keras.Model:

@@ -57,7 +57,7 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
 
     Returns:
         What the oracle's `train` returns, with a report for each update in the order
-        of their applies, and the staleness of each.
+        of their applies, None for one that is skipped, and the staleness of each.
     """
     rule = oracle.OPTIMIZERS[recipe.optimizer]
     params = {k: v.astype(np.float64) for k, v in network.params.items()}
@@ -75,6 +75,10 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
         seen_params, seen_state, num_updates = fetched.pop(tower)
         images, labels, noise = oracle_batches[number]
         share = oracle.shares(len(labels), num_towers)[tower]
+        staleness.append(len(reports) - num_updates)
+        if not np.all(np.isfinite(images[share])):
+            reports.append(None)
+            continue
         found = oracle.loss_and_gradients(
             network.described,
             seen_params,
@@ -95,7 +99,6 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
             params, scaled, slots, rate, **recipe.hyperparameters
         )
         state = found.state
-        staleness.append(len(reports) - num_updates)
         decay = oracle.weight_decay_loss(seen_params, network.decay)
         reports.append(
             oracle.StepReport(
@@ -579,6 +582,34 @@ def test_row_14_a_bad_update_is_not_applied_and_names_its_tower(bad_tower):
     assert ("apply", bad_tower, 3) not in record
     expected, _ = replay(network, Recipe(), batches, 4, record)
     assert_equal_to_oracle(towers.state(), expected)
+
+
+def test_row_14_a_bad_update_may_be_skipped():
+    """Of each tower one, so that in some step the last update is skipped as well."""
+    network, batches = networks.plain_network(), networks.random_batches(6, 13)
+    for tower, step in enumerate((1, 3, 4)):
+        batches[step]["images"][4 * tower + 2, 0, 0, 0] = np.nan
+    record = []
+    script = random_script(3, 6)
+    towers = create(
+        network,
+        Recipe(),
+        batches,
+        3,
+        Scripted,
+        script=script,
+        record=record,
+        skip_not_finite=True,
+    )
+    metrics = towers.train(6)
+    expected, staleness = replay(network, Recipe(), batches, 3, record)
+    assert expected.reports.count(None) == metrics["skipped_steps"] == 3
+    assert any(report is None for report in expected.reports[2::3])
+    np.testing.assert_array_equal(metrics["staleness"], staleness)
+    state = towers.state()
+    counts = {name: state.pop(f"skipped/{name}") for name in ("total", "in_a_row")}
+    assert counts["total"] == 3 and state["step"] == 6
+    assert_equal_to_oracle(state, expected)
 
 
 def test_an_error_in_tracing_is_raised_before_there_are_threads():

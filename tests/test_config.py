@@ -56,6 +56,7 @@ OTHER = {
     "warmup_epochs": (0.5, 1.0),
     "ema_decay": (0.0, 0.99),
     "clip_norm": (1.0, 2.0),
+    "on_nonfinite": ("skip", "stop"),
     "tta": ("mirror", "translate"),
     "optimizer_options": ("beta3:0.5", "beta3:0.25"),
     "input": ("resident", "stream"),
@@ -116,6 +117,7 @@ FREE = {
     "keep_checkpoints",
     "stuck_after_secs",
     "tta",
+    "on_nonfinite",
 }
 
 

@@ -130,6 +130,14 @@ def test_a_resident_batch_costs_the_host_nothing():
     assert crossed["host to GPU"] + crossed["GPU to host"] < 10_000
 
 
+def test_a_step_that_may_be_skipped_sends_not_a_byte_more():
+    stop, skip = (
+        bytes_per_step(traced.on_gpus(model="lenet", input="stream", **options))
+        for options in ({}, {"on_nonfinite": "skip"})
+    )
+    assert skip == stop
+
+
 def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
     trained = traced.on_gpus(strategy="async_towers", num_towers=2)
     params, state, *_ = sizes(trained)

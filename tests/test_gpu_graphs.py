@@ -120,6 +120,19 @@ def test_only_the_finite_check_waits_for_a_gpu(network):
     assert check.op.inputs[0].shape == []
 
 
+@pytest.mark.parametrize("precision", ["float32", slow("float16")])
+def test_skipping_a_step_waits_for_nothing_else(precision):
+    trained = traced.on_gpus(
+        model="lenet", precision=precision, input="stream", on_nonfinite="skip"
+    )
+    [call] = trained.trainer.calls()
+    every = list(placement.placements(call.graph))
+    [check] = waiting(every)
+    assert check.op.inputs[0].op.type == "IsFinite"
+    branches = [p for p in every if p.op.type in ("If", "StatelessIf")]
+    assert len(branches) > 1  # may it be skipped?
+
+
 @pytest.mark.parametrize("accumulate_steps", [1, 2])
 def test_no_loop_asks_a_gpu_whether_to_go_on(accumulate_steps):
     trained = traced.on_gpus(accumulate_steps=accumulate_steps, input="stream")

@@ -33,6 +33,13 @@ def test_the_log_line_says_where_the_run_stands():
     )
 
 
+def test_the_log_line_counts_the_skipped_steps_where_there_may_be_some():
+    record = {"step": 1, "epoch": 0.01, "loss": float("nan"), "learning_rate": 0.5}
+    line = log_line(record | {"skipped_steps": 3}, 1000, None, 12.34)
+    assert "loss nan  learning rate 0.5  skipped steps 3  first step" in line
+    assert "skipped" not in log_line(record, 1000, None, 12.34)
+
+
 def test_the_log_line_names_no_speed_before_one_is_known():
     record = {"step": 1, "epoch": 0.01, "loss": 2.3, "learning_rate": 1e-5}
     line = log_line(record, 1000, None, 12.34)

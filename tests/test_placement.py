@@ -313,8 +313,25 @@ def marked_cases():
 
 @pytest.mark.parametrize("case", list(marked_cases()))
 def test_every_operation_on_a_gpu_has_a_kernel(case):
+    assert_every_kernel(case.trace())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"strategy": "towers"},
+        {"strategy": "async_towers", "parameter_device": "gpu"},
+        slow({"strategy": "replicated", "precision": "float16"}),
+        slow({"strategy": "model_parallel", "group_size": 2, "num_towers": 4}),
+    ],
+)
+def test_steps_that_may_be_skipped_have_every_kernel(fields):
+    assert_every_kernel(traced.on_gpus(model="lenet", on_nonfinite="skip", **fields))
+
+
+def assert_every_kernel(trained):
     missing, on_host, unasked = [], [], []
-    for call in case.trace().calls():
+    for call in trained.calls():
         missing += map(str, placement.without_kernel(call.graph, call.device))
         on_host += placement.on_host_alone(call.graph, call.device)
         unasked += map(str, placement.unasked(call.graph, call.device))

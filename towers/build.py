@@ -36,8 +36,7 @@ from towers.parallel.trainer import Trainer
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
 
-# Images from which layers such as whitening take their state, as in the public
-# speedruns.
+# Images from which layers such as whitening take their state, as in public speedruns.
 NUM_ADAPT_IMAGES = 5000
 
 
@@ -270,6 +269,7 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
         tta=create_tta(config.tta),
         compile_towers=config.compile == "xla",
         sync_batch_norm=config.batch_norm == "sync",
+        skip_not_finite=config.on_nonfinite == "skip",
         **options,
         **factories.named_by(strategy, options_read_by(config, "strategy")),
     )

@@ -224,6 +224,7 @@ COMPILERS = ("none", "xla")
 PRECISIONS = ("float32", "bfloat16", "float16")
 ALL_REDUCES = ("star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
+ON_NONFINITE = ("stop", "skip")
 
 # Option -> its table. The open ones also take FILE.py:FUNCTION.
 TABLES: dict[str, Mapping[str, Choice]] = {

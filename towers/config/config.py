@@ -247,6 +247,16 @@ class Config:
     clip_norm: float = option(
         0.0, "Largest global norm of the mean gradient; 0 does not clip.", at_least=0
     )
+    # Free, as max_steps is: every update is the same with both, one of them only ends
+    # the run earlier.
+    on_nonfinite: str = option(
+        "stop",
+        "Where a loss or a gradient is not finite: end the run before the update "
+        "(stop), or leave out the update and count the step (skip); the tenth in a row "
+        "ends the run.",
+        choices=choices.ON_NONFINITE,
+        free=True,
+    )
 
     # Parallelism.
     strategy: str = option(

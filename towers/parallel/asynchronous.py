@@ -14,6 +14,7 @@ updates, one by each tower. They differ from one synchronous update in this:
     averages     move with every num_towers-th update, and so reach as far back
     model state  is replaced by that of the tower, so the last one stays; entries that
                  are not floats are taken from the first tower alone
+    not finite   is each update for itself; one that is skipped counts as an update
 
 Towers that are equally fast see a staleness of num_towers - 1: a lower max_staleness
 makes them wait for each other, a higher one bounds the staleness of slow towers.
@@ -27,11 +28,12 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from towers.optim import losses
-from towers.optim.phases import steps_within, zero_frozen
+from towers.optim.phases import steps_within
+from towers.parallel.asynchronous_step import AsynchronousStep
 from towers.parallel.coordinator import Coordinator
 from towers.parallel.devices import HOST
-from towers.parallel.gradients import split_batch, squared_norm, tower_weights
+from towers.parallel.gradients import split_batch, tower_weights
+from towers.parallel.not_finite import not_finite_error
 from towers.parallel.placement import Call
 from towers.parallel.trainer import (
     ACTIVITIES,
@@ -40,7 +42,6 @@ from towers.parallel.trainer import (
     TRACING,
     WAITING,
     Trainer,
-    not_finite_error,
 )
 
 
@@ -75,7 +76,8 @@ class AsynchronousTrainer(Trainer):
         )
         self.coordinator = self._new_coordinator(0)
         self._batches = None
-        self._traced = self._is_training = False
+        self._calls = None
+        self._is_training = False
         self._phase = 0
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self.devices]
@@ -101,83 +103,46 @@ class AsynchronousTrainer(Trainer):
     def _fetch(self, tower):
         # The outputs of a call go to the device in scope, whatever is inside.
         with self.coordinator.fetch(tower), tf.device(self.devices[tower]):
-            return self._fetch_calls[tower]()
+            return self._calls.fetch[tower]()
 
     def _compute(self, tower, params, state, share):
         # Else the results, which are on this device already, would go back to the
         # tower, to be copied once more while the lock is held.
         with tf.device(self._variables.device):
-            call = self._compute_calls[self._phase][tower]
+            call = self._calls.compute[self._phase][tower]
             gradients, state, metrics = call(params, state, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
-        if not metrics["finite"]:
-            raise not_finite_error(
-                self.coordinator.num_begun(tower),
-                np.arange(len(self.devices)) != tower,
-                np.full(len(self.devices), metrics["loss"]),
-                "the update was not applied",
-            )
+        if not metrics["finite"] and self._skipped is None:
+            raise self._not_finite_error(tower, metrics)
         return gradients, state, metrics
 
     def _apply(self, tower, gradients, state, metrics):
         norm = tf.constant(metrics["gradient_norm"])
         with self.coordinator.apply(tower) as number:
             ends_step = (number + 1) % len(self.devices) == 0
-            with tf.device(self._variables.device):
-                call = self._apply_calls[ends_step]
-                call(tf.constant(tower), norm, gradients, state)
-            self._tower_metrics[tower], self._gradients = metrics, gradients
+            if metrics["finite"]:
+                with tf.device(self._variables.device):
+                    call = self._calls.apply[ends_step]
+                    call(tf.constant(tower), norm, gradients, state)
+                self._gradients = gradients
+            elif self._skipped.can_skip():
+                self._calls.skip[ends_step]()
+            else:
+                raise self._not_finite_error(tower, metrics)
+            self._tower_metrics[tower] = metrics
 
-    # Their compiled calls.
-
-    def _fetch_step(self, tower):
-        return self._variables.fetch().copied_to(self.devices[tower])
-
-    def _compute_step(self, phase, tower, params, state, share):
-        [result] = self.network.gradients(
-            phase, [(params, state)], [share], first_tower=tower
+    def _not_finite_error(self, tower, metrics):
+        rate = self._update_fn.learning_rate_fn(self.global_step.read_value())
+        return not_finite_error(
+            self.coordinator.num_begun(tower),
+            np.arange(len(self.devices)) != tower,
+            np.full(len(self.devices), metrics["loss"]),
+            learning_rate=rate.numpy(),
+            gradient_norm=metrics["gradient_norm"],
+            skips=self._skipped is not None,
+            consequence="the update was not applied",
         )
-        with tf.device(self.devices[tower]):
-            decay, gradients = losses.add_weight_decay(
-                self._trainable_variables, params, result.gradients
-            )
-            frozen = self.phases[phase].frozen
-            gradients = zero_frozen(gradients, self._param_names, frozen)
-            total_loss = result.loss + tf.cast(decay, result.loss.dtype)
-            norm = tf.sqrt(squared_norm(gradients))
-            finite = tf.math.is_finite(total_loss + norm)
-        with tf.device(self._variables.device):
-            # They are copied here, and not while the lock is held.
-            gradients = [tf.identity(gradient) for gradient in gradients]
-            state = [tf.identity(entry) for entry in result.state]
-        metrics = {
-            "loss": result.loss,
-            "total_loss": total_loss,
-            "correct": result.correct,
-            "gradient_norm": norm,
-            "finite": finite,
-        }
-        return gradients, state, metrics
-
-    def _apply_step(self, ends_step, tower, norm, gradients, state):
-        step = self.global_step.read_value()
-        with tf.device(self._variables.device):
-            # The norm, and so the clipping, is that before the scaling.
-            scale = tf.gather(tf.constant(self._scales, tf.float64), tower)
-            scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
-            params, slots, averages = self._variables.read()
-            moving = averages if ends_step else []
-            params, slots, moved = self._update_fn(
-                step, norm, params, slots, moving, scaled
-            )
-            state = [
-                new if new.dtype.is_floating else tf.where(tower == 0, new, old)
-                for new, old in zip(state, self._variables.state, strict=True)
-            ]
-            self._variables.assign(params, slots, moved or averages, state)
-        if ends_step:
-            self.global_step.assign_add(1)
 
     def _compile(self, batch_spec):
         """Traces all calls before there are threads, where an error is a plain one.
@@ -185,34 +150,18 @@ class AsynchronousTrainer(Trainer):
         Args:
             batch_spec: `element_spec` of the stream.
         """
-
-        def traced(call, *specs):
-            return tf.function(call, autograph=False).get_concrete_function(*specs)
-
-        def specs(variables):
-            return [tf.TensorSpec(v.shape, v.dtype) for v in variables]
-
-        params, state = specs(self._variables.params), specs(self._variables.state)
-        self._fetch_calls = []
-        self._compute_calls = [[] for _ in self.phases]
-        for tower, size in enumerate(self.strategy.sizes):
-            share = {
-                name: tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
-                for name, spec in batch_spec.items()
-            }
-            fetch = functools.partial(self._fetch_step, tower)
-            self._fetch_calls.append(traced(fetch))
-            for phase, calls in enumerate(self._compute_calls):
-                compute = functools.partial(self._compute_step, phase, tower)
-                calls.append(traced(compute, params, state, share))
-        index, norm = tf.TensorSpec([], tf.int32), tf.TensorSpec([], params[0].dtype)
-        self._apply_calls = [
-            traced(
-                functools.partial(self._apply_step, ends), index, norm, params, state
-            )
-            for ends in (False, True)
-        ]
-        self._traced = True
+        step = AsynchronousStep(
+            variables=self._variables,
+            network=self.network,
+            update_fn=self._update_fn,
+            trainable_variables=self._trainable_variables,
+            phases=self.phases,
+            devices=self.devices,
+            scales=self._scales,
+            global_step=self.global_step,
+            skipped=self._skipped,
+        )
+        self._calls = step.trace(batch_spec, self.strategy.sizes)
 
     # The contract.
 
@@ -220,7 +169,7 @@ class AsynchronousTrainer(Trainer):
         before = int(self.global_step)
         if self._batches is None:
             batches = self._stream(before)
-            if not self._traced:
+            if self._calls is None:
                 self._compile(batches.element_spec)
             self._batches = iter(batches)
         self._is_training = True
@@ -252,6 +201,7 @@ class AsynchronousTrainer(Trainer):
             "gradient_norm": np.mean(values["gradient_norm"]),
             "staleness": np.array(self.coordinator.staleness),
             "input_wait_secs": np.mean(self.coordinator.input_wait_secs),
+            **self._num_skipped(),
         }
 
     def gradients(self):
@@ -259,18 +209,18 @@ class AsynchronousTrainer(Trainer):
         return dict(zip(self._param_names, self._gradients, strict=False))
 
     def trace(self):
-        if not self._traced:
+        if self._calls is None:
             self._compile(self._stream(0).element_spec)
         # Of the updates, one at a time.
         return [
-            [call.graph for call in (*calls, self._apply_calls[True])]
-            for calls in self._compute_calls
+            [call.graph for call in (*calls, self._calls.apply[True])]
+            for calls in self._calls.compute
         ]
 
     def calls(self):
         self.trace()
-        calls = list(zip(self._fetch_calls, self.devices, strict=True))
-        for others in (*self._compute_calls, self._apply_calls):
+        calls = list(zip(self._calls.fetch, self.devices, strict=True))
+        for others in (*self._calls.compute, self._calls.apply, self._calls.skip):
             calls += [(call, self._variables.device) for call in others]
         return [Call(call.graph, device) for call, device in calls]
 
@@ -279,7 +229,7 @@ class AsynchronousTrainer(Trainer):
 
     def progress(self):
         steps, is_between_steps, tower = self.coordinator.progress()
-        if not self._traced:
+        if self._calls is None:
             return steps, ACTIVITIES[TRACING]
         if is_between_steps:
             return steps, ACTIVITIES[WAITING if self._is_training else IDLE]

@@ -22,6 +22,7 @@ from towers.parallel.gradients import (
 from towers.parallel.graphs import while_loop
 from towers.parallel.loss_scale import LossScale
 from towers.parallel.network import Network
+from towers.parallel.not_finite import SkippedSteps
 from towers.parallel.strategy import Mean, Strategy
 from towers.parallel.tower import TowerResult
 from towers.parallel.variables import Fetched
@@ -55,6 +56,8 @@ class Step:
         accumulate_steps: micro-batches of a step.
         loss_scale: scales the loss dynamically. A step whose gradients are not finite
             then makes no update, and still increments global_step.
+        skipped: counts the steps that make no update although no smaller loss scale
+            could help; without it they are not taken.
     """
 
     strategy: Strategy
@@ -65,6 +68,7 @@ class Step:
     global_step: tf.Variable
     accumulate_steps: int = 1
     loss_scale: LossScale | None = None
+    skipped: SkippedSteps | None = None
 
     def __call__(
         self, phase: int, batch: Mapping[str, tf.Tensor]
@@ -76,7 +80,7 @@ class Step:
             # A tower that is not finite makes the mean so. Decided before any update.
             is_finite = tf.math.is_finite(reduced.mean.norm + metrics["total_loss"])
             is_taken = tf.cond(
-                is_finite, lambda: self._update(reduced.mean), self._skip
+                is_finite, lambda: self._update(reduced.mean), self._without_update
             )
             return is_taken, metrics
 
@@ -128,16 +132,27 @@ class Step:
         with tf.device(HOST):
             if self.loss_scale is not None:
                 assignments += self.loss_scale.after_good_step()
+            if self.skipped is not None:
+                assignments += self.skipped.after_good_step()
             return self._count(assignments)
 
-    def _skip(self):
-        """No update. Halves the loss scale and counts the step; False if the scale is 1
-        already, or if there is none."""
+    def _without_update(self):
+        """Halves the loss scale, or skips the step, and counts it; False where neither
+        can be."""
         if self.loss_scale is None:
-            return False
+            return self._skip()
         return tf.cond(
             self.loss_scale.can_fall(),
             lambda: self._count(self.loss_scale.after_bad_step()),
+            self._skip,
+        )
+
+    def _skip(self):
+        if self.skipped is None:
+            return False
+        return tf.cond(
+            self.skipped.can_skip(),
+            lambda: self._count(self.skipped.after_bad_step()),
             lambda: False,
         )
 

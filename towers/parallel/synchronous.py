@@ -7,9 +7,10 @@ from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed, HostStream
 from towers.parallel.loop import Loop
 from towers.parallel.loss_scale import LossScale
+from towers.parallel.not_finite import not_finite_error
 from towers.parallel.placement import Call
 from towers.parallel.step import Step
-from towers.parallel.trainer import Trainer, not_finite_error
+from towers.parallel.trainer import Trainer
 
 
 class SynchronousTrainer(Trainer):
@@ -43,6 +44,7 @@ class SynchronousTrainer(Trainer):
             global_step=self.global_step,
             accumulate_steps=accumulate_steps,
             loss_scale=self._loss_scale,
+            skipped=self._skipped,
         )
         self.loop = Loop(
             self.step,
@@ -65,7 +67,15 @@ class SynchronousTrainer(Trainer):
             # The batch and the parameters are unchanged: compute again to name the
             # tower.
             finite, _ = self._inspect_next_step()
-            raise not_finite_error(step + 1, finite.numpy(), metrics["tower_losses"])
+            raise not_finite_error(
+                step + 1,
+                finite.numpy(),
+                metrics["tower_losses"],
+                learning_rate=metrics["learning_rate"],
+                gradient_norm=metrics["gradient_norm"],
+                skips=self._skipped is not None,
+            )
+        metrics |= self._num_skipped()
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
     def gradients(self):

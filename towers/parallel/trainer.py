@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.tta import TestTimeAugmentation
-from towers.errors import NumericError
 from towers.models.variables import variable_names
 from towers.optim.phases import Phase, phases_of
 from towers.optim.update import Update
@@ -21,6 +20,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.eval_step import Evaluator
 from towers.parallel.memory import Account, create_accounts, largest
 from towers.parallel.network import WholeNetwork
+from towers.parallel.not_finite import SkippedSteps
 from towers.parallel.placement import Call, without_kernel
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategy import Strategy
@@ -56,6 +56,7 @@ class Trainer(abc.ABC):
             tower, and nothing that crosses devices.
         sync_batch_norm: whether the towers share the moments of batch normalization,
             as if one device saw the whole batch.
+        skip_not_finite: whether a step that is not finite is skipped, see `not_finite`.
         **options: of the strategy.
     """
 
@@ -73,6 +74,7 @@ class Trainer(abc.ABC):
         tta: TestTimeAugmentation = NO_TTA,
         compile_towers: bool = False,
         sync_batch_norm: bool = False,
+        skip_not_finite: bool = False,
         **options,
     ):
         self.phases = phases_of(phases, model)
@@ -95,6 +97,7 @@ class Trainer(abc.ABC):
             self.global_step = tf.Variable(
                 0, dtype=tf.int64, trainable=False, name="step"
             )
+            self._skipped = SkippedSteps() if skip_not_finite else None
         # In inference synchronized batch normalization is like any other.
         inference_network = self.network if size > 1 else whole
         self._evaluator = Evaluator(
@@ -115,14 +118,16 @@ class Trainer(abc.ABC):
             images of the batch and "total_loss" with weight decay; "tower_losses" the
             loss of each tower; "accuracy" the share of the batch's images with a
             correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
-            before clipping; "loss_scale" where the loss is scaled; "staleness" of
-            asynchronous updates. "input_wait_secs" alone is that of all steps of this
-            call: how long they waited for their batches, in seconds; of asynchronous
-            towers the mean over the towers.
+            before clipping; "loss_scale" where the loss is scaled; "skipped_steps" so
+            far, where any may be (of asynchronous towers, updates); "staleness" of
+            asynchronous updates. "input_wait_secs" alone is that of all steps of
+            this call: how long they waited for their batches, in seconds; of
+            asynchronous towers the mean over the towers.
 
         Raises:
-            NumericError: a tower's loss or gradients are not finite. The parameters are
-                those before that step (of an asynchronous tower, that update).
+            NumericError: a tower's loss or gradients are not finite, and the step is
+                not skipped. The parameters are those before that step (of an
+                asynchronous tower, that update).
         """
 
     @abc.abstractmethod
@@ -184,8 +189,9 @@ class Trainer(abc.ABC):
         """The canonical state: name -> host array, in a fixed order.
 
         `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
-        path (and the slot's name), then `loss_scale/` where the loss is scaled, and
-        `step`. It does not depend on the strategy or on the number of towers.
+        path (and the slot's name), then `loss_scale/` where the loss is scaled,
+        `skipped/` where steps may be skipped, and `step`. It does not depend on the
+        strategy or on the number of towers.
 
         Raises:
             NumericError: copies of a variable differ.
@@ -206,7 +212,12 @@ class Trainer(abc.ABC):
 
     def _progress_variables(self) -> dict[str, tf.Variable]:
         """Canonical name -> variable, of the progress of the training."""
-        return {"step": self.global_step}
+        skipped = {} if self._skipped is None else self._skipped.named()
+        return skipped | {"step": self.global_step}
+
+    def _num_skipped(self) -> dict[str, int]:
+        """As a metric, where steps are skipped."""
+        return {} if self._skipped is None else {"skipped_steps": self._skipped.total()}
 
     def homes(self) -> dict[int, str]:
         """id of a variable's handle -> the device that it is meant for, for `crossings`
@@ -260,32 +271,6 @@ class Trainer(abc.ABC):
         upper bound, of the traced phase with most of them, without what frozen
         parameters save."""
         return self.network.transferred_bytes
-
-
-def not_finite_error(
-    step: int,
-    finite: np.ndarray,
-    losses: np.ndarray,
-    consequence: str = "the parameters are those before this step",
-) -> NumericError:
-    """The error that names the towers and the step where something was not finite.
-
-    Args:
-        step: the number of the step that was not taken, counted from 1.
-        finite: bool [num_towers]; if all are True, their mean overflowed.
-        losses: [num_towers].
-        consequence: what the message says of the parameters.
-    """
-    bad = [
-        f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
-    ]
-    culprit = f"the loss or a gradient of {', '.join(bad)}"
-    if not bad:
-        culprit = "the weight decay, or the mean gradient with it,"
-    return NumericError(
-        f"step {step}: {culprit} is not finite; {consequence}. A lower --learning_rate "
-        "or --clip_norm may help"
-    )
 
 
 def _joined(shards):

@@ -144,8 +144,9 @@ def check_architecture(expected: Architecture, actual: Architecture) -> None:
 def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
     """The tensors of a checkpoint as the state of a trainer.
 
-    They may have been written in another precision: the scale of the loss, which only
-    float16 has, stays the trainer's where they lack it.
+    They may have been written with other options: the scale of the loss, which only
+    float16 has, and the counts of skipped steps, which only on_nonfinite=skip has, stay
+    the trainer's where they lack them.
 
     Args:
         tensors: the checkpoint's.
@@ -155,13 +156,14 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
         CheckpointError: they are of another model, see `check_architecture`.
     """
     check_architecture(
-        *(architecture(_without_loss_scale(each)) for each in (state, tensors))
+        *(architecture(_without_optional(each)) for each in (state, tensors))
     )
     return {name: tensors.get(name, state[name]) for name in state}
 
 
-def _without_loss_scale(tensors):
-    return {k: v for k, v in tensors.items() if not k.startswith("loss_scale/")}
+def _without_optional(tensors):
+    optional = ("loss_scale/", "skipped/")
+    return {k: v for k, v in tensors.items() if not k.startswith(optional)}
 
 
 def first_difference(ours: Tensors, theirs: Tensors) -> str | None:

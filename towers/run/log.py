@@ -45,7 +45,8 @@ def log_line(
 
     Args:
         record: "step", "epoch", "loss", "learning_rate", and once they are known
-            "images_per_sec" and "input_wait_percent".
+            "images_per_sec" and "input_wait_percent"; "skipped_steps" where steps may
+            be skipped.
         last_step: of the run.
         steps_per_sec: for the time left; None until it is known.
         start_secs: duration of the first call.
@@ -58,8 +59,11 @@ def log_line(
             f"{record['images_per_sec']:,.0f} images/s  "
             f"input wait {record['input_wait_percent']:.1f}%  {left} left"
         )
+    skipped = ""
+    if "skipped_steps" in record:
+        skipped = f"skipped steps {record['skipped_steps']}  "
     return (
         f"step {step}/{last_step} ({step / last_step:.1%})  "
         f"epoch {record['epoch']:.2f}  loss {record['loss']:.4f}  "
-        f"learning rate {record['learning_rate']:.4g}  {speed}"
+        f"learning rate {record['learning_rate']:.4g}  {skipped}{speed}"
     )

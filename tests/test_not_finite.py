@@ -1,0 +1,177 @@
+"""Steps that are not finite and skipped; reliability.md, row 14."""
+
+import dataclasses
+
+import networks
+import numpy as np
+import pytest
+import small_runs
+from recipes import Recipe, create_trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from towers.errors import NumericError
+from towers.evaluation import evaluate
+from towers.parallel import loss_scale
+from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
+from towers.training import train
+
+# A class, its devices and options. One asynchronous tower: the order of the updates of
+# several is a matter of time, see test_async_towers.py.
+KINDS = [
+    (Towers, 2, {}),
+    (Replicated, 2, {}),
+    (ModelParallel, 4, {"group_size": 2}),
+    (AsynchronousTrainer, 1, {}),
+]
+each_kind = pytest.mark.parametrize("cls,num_devices,options", KINDS)
+
+
+def create(cls, network, batches, num_devices, **options):
+    options = {"skip_not_finite": True} | options
+    return create_trainer(cls, network, Recipe(), batches, num_devices, **options)
+
+
+def batches_with(steps):
+    """Batches of 8 images; a letter each: "b" is bad in the last image, that of the
+    last tower, "g" is good."""
+    batches = networks.random_batches(len(steps), 8)
+    for batch, letter in zip(batches, steps, strict=True):
+        if letter == "b":
+            batch["images"][7, 1, 1, 0] = np.nan
+    return batches
+
+
+def of_counts(state):
+    return {k: v.item() for k, v in state.items() if k.startswith("skipped/")}
+
+
+def without_counts(state):
+    return {k: v for k, v in state.items() if not k.startswith("skipped/")}
+
+
+@each_kind
+def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, options):
+    """The steps after it are those of a trainer that skips nothing, from that state."""
+    network, batches = networks.residual_network(), batches_with("ggbgg")
+    trainer = create(cls, network, batches, num_devices, **options)
+    assert trainer.train(2)["skipped_steps"] == 0
+    before = trainer.state()
+    metrics = trainer.train(1)
+    assert (metrics["step"], metrics["skipped_steps"]) == (3, 1)
+    assert np.isnan(metrics["loss"]) and np.isnan(metrics["gradient_norm"])
+    skipped = trainer.state()
+    expected = without_counts(before) | {"step": np.int64(3)}
+    small_runs.assert_equal_states(without_counts(skipped), expected)
+    assert of_counts(skipped) == {"skipped/total": 1, "skipped/in_a_row": 1}
+
+    assert trainer.train(2)["skipped_steps"] == 1
+    after = trainer.state()
+    assert of_counts(after) == {"skipped/total": 1, "skipped/in_a_row": 0}
+    stopping = create(
+        cls, network, batches, num_devices, skip_not_finite=False, **options
+    )
+    stopping.load(expected)
+    stopping.train(2)
+    small_runs.assert_equal_states(without_counts(after), stopping.state())
+    kernel = "params/logits/kernel"
+    assert np.any(after[kernel] != before[kernel])
+
+
+@each_kind
+def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
+    """Also where another trainer goes on in the middle of a row."""
+    network, batches = networks.plain_network(), batches_with("g" + 9 * "b" + "g")
+    batches += batches_with(22 * "b")  # asynchronous towers read ahead
+    whole = create(cls, network, batches, num_devices, **options)
+    assert whole.train(11)["skipped_steps"] == 9
+    good = whole.state()
+    first = create(cls, network, batches, num_devices, **options)
+    first.train(6)
+    assert of_counts(first.state()) == {"skipped/total": 5, "skipped/in_a_row": 5}
+    second = create(cls, network, batches, num_devices, **options)
+    second.load(first.state())
+    assert second.train(5)["skipped_steps"] == 9
+    small_runs.assert_equal_states(second.state(), good)
+
+    assert second.train(4)["skipped_steps"] == 13
+    third = first
+    third.load(second.state())
+    message = (
+        rf"^step 21: the loss or a gradient of tower {len(whole.strategy.sizes) - 1} "
+        r"\(loss .*\) is not finite, 10 times in a row; .* The learning rate is "
+        r"0\.0125, the norm of the gradient nan\."
+    )
+    for trainer in (whole, third, third):  # the last one from where it ended
+        with pytest.raises(NumericError, match=message):
+            trainer.train(11)
+        expected = good | {
+            "skipped/total": np.int64(18),
+            "skipped/in_a_row": np.int64(9),
+            "step": np.int64(20),
+        }
+        small_runs.assert_equal_states(trainer.state(), expected)
+
+
+def test_float16_first_lowers_its_scale_which_is_not_counted(monkeypatch):
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0)
+    network = networks.residual_network("mixed_float16")
+    trainer = create(Towers, network, batches_with("gbbg"), 2, scale_loss=True)
+    for expected in [(2.0, 0, 0), (1.0, 0, 0), (1.0, 1, 1), (1.0, 1, 0)]:
+        metrics = trainer.train(1)
+        state = trainer.state()
+        names = ("loss_scale/scale", "skipped/total", "skipped/in_a_row")
+        assert tuple(state[name] for name in names) == expected
+        assert metrics["skipped_steps"] == expected[1]
+    assert state["step"] == 4
+
+
+# Whole runs. The last images of two neighboring steps are bad, in both epochs.
+
+
+@pytest.fixture
+def config(monkeypatch):
+    small_runs.use(monkeypatch, data_set=small_runs.spoiled(monkeypatch, 3, 4))
+    return small_runs.small_config(
+        augment="none", num_towers=2, log_every_steps=1, on_nonfinite="skip"
+    )
+
+
+def test_a_run_stopped_in_a_row_of_bad_steps_continues_bit_for_bit(config, tmp_path):
+    whole = train(tmp_path / "whole", config).state
+    train(tmp_path / "run", dataclasses.replace(config, max_steps=3))
+    stopped = small_runs.saved(tmp_path / "run").tensors
+    assert of_counts(stopped) == {"skipped/total": 1, "skipped/in_a_row": 1}
+    small_runs.assert_equal_states(train(tmp_path / "run", config).state, whole)
+    records = small_runs.records(tmp_path / "run")
+    assert records == small_runs.records(tmp_path / "whole")
+    counts = [record["skipped_steps"] for record in records]
+    assert counts[:5] == [0, 0, 1, 2, 2] and counts[-1] == whole["skipped/total"] == 4
+    assert [record["loss"] is None for record in records[:5]] == 2 * [False] + [
+        True,
+        True,
+        False,
+    ]
+    events = EventAccumulator(str(tmp_path / "whole" / "tensorboard" / "train"))
+    assert "skipped_steps" in events.Reload().Tags()["tensors"]
+
+
+def test_a_run_that_was_stopped_goes_on_with_skip_and_back(
+    config, tmp_path, monkeypatch
+):
+    """As if it had skipped from the start: until then there was nothing to skip."""
+    stopping = dataclasses.replace(config, on_nonfinite="stop")
+    with pytest.raises(NumericError, match="^step 3: .* --on_nonfinite=skip"):
+        train(tmp_path / "run", stopping)
+    assert not of_counts(small_runs.saved(tmp_path / "run").tensors)
+    until_five = dataclasses.replace(config, max_steps=5)
+    state = train(tmp_path / "run", until_five).state
+    expected = train(tmp_path / "skipping", until_five).state
+    small_runs.assert_equal_states(state, expected)
+    assert evaluate(tmp_path / "run", stopping, step=5)["step"] == 5
+
+    small_runs.use(monkeypatch)  # the images are mended
+    state = train(tmp_path / "run", stopping).state
+    assert state["step"] == 10 and not of_counts(state)
