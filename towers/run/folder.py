@@ -10,6 +10,7 @@ result.json    the last evaluation by run_eval.py
 import os
 import pathlib
 
+from towers import quiet_imports
 from towers.config import (
     Config,
     changed_mathematics,
@@ -112,7 +113,8 @@ class RunFolder:
         """
         values = None
         if files.kind(self.checkpoints) == "a folder":
-            from towers.run import checkpoints  # with TensorFlow
+            with quiet_imports():  # of TensorFlow
+                from towers.run import checkpoints
 
             values = checkpoints.newest_config(self.checkpoints)
         if values is None:
