@@ -16,7 +16,7 @@ from absl import app, flags, logging
 
 from towers.config import FIELDS, Config
 from towers.config.recipes import load_recipe, recipe_names
-from towers.errors import ConfigError, TowersError
+from towers.errors import ConfigError, TowersError, one_line
 
 # The recipe of a command without --config and without any flag.
 DEFAULT_RECIPE = "quickstart"
@@ -103,7 +103,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
                 raise flags.Error(f"{rest[1]!r} is no flag; flags begin with --")
             return rest
         except flags.Error as error:
-            message = str(error).strip()
+            message = one_line(error)
             renamed = RENAMED.get(getattr(error, "flagname", ""))
             if renamed:
                 message += f"; it is called --{renamed} now, see --help"

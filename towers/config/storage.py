@@ -23,7 +23,7 @@ def from_json(text: str) -> Config:
     """The Config of a stored `config.json`; fields that it lacks take their default."""
     try:
         values = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"not a config.json: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError("not a config.json: an object of options is expected")
