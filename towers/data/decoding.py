@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.headers import num_pixels
+from towers.data.sources import shown
 from towers.errors import DataError, one_line
 
 
@@ -74,7 +75,7 @@ def refuse(
     encoded: Encoded, index: int, error: Exception, survey: Survey | None
 ) -> None:
     """Records a fault where there is a survey, else raises it as a DataError."""
-    place = " ".join(encoded.place(index).split())
+    place = shown(encoded.place(index))
     words = getattr(error, "strerror", None) or one_line(error)
     if survey is None:
         raise DataError(f"{place}: {words}; `python -m towers.data` finds all such")
@@ -167,4 +168,6 @@ def find_image_shape(
             return tuple(decode(content, channels, decoding).shape)
         except (OSError, ValueError) as error:
             refuse(encoded, index, error, decoding.survey)
-    raise DataError(f"{encoded.place(0)} and all that follow: no image can be decoded")
+    raise DataError(
+        f"{shown(encoded.place(0))} and all that follow: no image can be decoded"
+    )
