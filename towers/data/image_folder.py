@@ -97,8 +97,8 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     for class_name, files in names.items():
         if not files:
             raise DataError(
-                f"{shown(os.path.join(folder, class_name))}: holds no .png, .jpg or .jpeg "
-                "file; remove the folder, or put the images of the class there"
+                f"{shown(os.path.join(folder, class_name))}: holds no .png, .jpg or "
+                ".jpeg file; remove the folder, or put the images of the class there"
             )
     files = ImageFiles(folder, names)
     image_shape = find_image_shape(files, CHANNELS, decoding)
@@ -140,7 +140,7 @@ def _load_test(folder, class_names, train, decoding, skipped):
     if unknown:
         raise DataError(
             f"{shown(os.path.join(folder, unknown[0]))}: there is no such class in "
-            f"train/; that has {shown(', '.join(class_names[:20]))}"
+            f"train/; that has {shown(', '.join(class_names[:20]), 100)}"
         )
     files = ImageFiles(folder, {name: names.get(name, []) for name in class_names})
     if not len(files):

@@ -124,8 +124,8 @@ def compare_names(official: Official, place: str, names: tuple[str, ...]) -> Non
     if names != official.class_names:
         raise DataError(
             f"{place}: these are not the classes of {official.title}: expected "
-            f"{shown(' '.join(official.class_names))}, found "
-            f"{shown(' '.join(names[:20])) or 'none'}"
+            f"{shown(' '.join(official.class_names), 100)}, found "
+            f"{shown(' '.join(names[:20]), 100) or 'none'}"
         )
 
 

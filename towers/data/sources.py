@@ -14,7 +14,7 @@ from towers.errors import DataError
 TEST_FRACTION = 0.1
 
 # Characters of a path in a message, so that the rest of it is read.
-MOST_SHOWN = 150
+MOST_SHOWN = 200
 
 
 class Source(Protocol):
@@ -139,11 +139,11 @@ class DataSet:
     origin: str
 
 
-def shown(text: str) -> str:
+def shown(text: str, most: int = MOST_SHOWN) -> str:
     """A path, or names that come with data, as part of a line: what a terminal does not
     show is escaped, and of a long text the end is kept."""
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return text if len(text) <= MOST_SHOWN else "..." + text[3 - MOST_SHOWN :]
+    return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def data_folder(data_dir: str) -> str:

@@ -15,7 +15,6 @@ import tensorflow as tf
 from absl import logging
 
 from towers.data.sources import (
-    MOST_SHOWN,
     ArraySource,
     DataSet,
     channel_moments,
@@ -66,12 +65,12 @@ def reading(folder: str) -> Iterator[Any]:
     except TowersError:
         raise
     except ImportError as error:  # array_record is not there for every system.
-        words = one_line(error)[:MOST_SHOWN]
+        words = one_line(error)[:100]
         raise DataError(f"{shown(folder)}: cannot be read here: {words}") from error
     except Exception as error:  # TFDS lets those of TensorFlow, protobuf, json through.
         raise DataError(
             f"{shown(folder)}: tensorflow-datasets cannot read it: "
-            f"{one_line(error)[:MOST_SHOWN]}; "
+            f"{one_line(error)[:100]}; "
             f"delete the folder to have it prepared anew"
         ) from error
     finally:
