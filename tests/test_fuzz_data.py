@@ -99,7 +99,8 @@ def test_any_file_of_records(tmp_path, num_examples):
 
 @few_and_many
 def test_any_names_of_classes(num_examples):
-    strategy = st.lists(st.text(max_size=300), max_size=30)
+    many = st.just(30 * ["\x1b" + 300 * "x"])
+    strategy = many | st.lists(st.text(max_size=300), max_size=30)
     fuzz(
         num_examples,
         strategy,

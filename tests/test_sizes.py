@@ -197,12 +197,20 @@ def test_what_is_counted_is_never_initialized():
 
     def create():
         images = keras.Input(SHAPE, name="images")
-        x = keras.layers.Dense(10**12, name="wide")(images)
+        x = keras.layers.Dense(5, kernel_initializer=draw, name="dense")(images)
         return keras.Model(images, x)
 
-    assert count_bytes(create) == (4 * 4 * 10**12, 0)
+    def draw(shape, dtype):
+        drawn.append(shape)
+        return keras.ops.zeros(shape, dtype)
+
+    drawn = []
+    assert count_bytes(create) == (4 * (3 * 5 + 5), 0)
     with keras.StatelessScope():
         pass
+    assert not drawn
+    create()
+    assert drawn == [(3, 5)]
 
 
 def test_a_network_that_needs_its_values_is_built_without_a_count(tmp_path):
