@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import png, random_pixels, write_folder
+from pictures import png, png_file, random_pixels, write_folder
 
 from towers.config.choices import DATASETS
 from towers.data.__main__ import main
@@ -94,6 +94,18 @@ def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
     assert "read as     6x6 (height x width), 3 channel(s)" in lines
 
 
+def test_row_40_an_image_of_too_many_pixels_is_named_and_not_decoded(run, root):
+    huge = png_file(20_000, 20_000, 8, 2, bytes(60_001))  # of which the first row
+    (root / "train" / "ant" / "03.png").write_bytes(huge)
+    code, lines, errors = run("--image_size=6")
+    assert code == 3 and len(errors) == 1
+    (fault,) = [line.split(None, 1)[1] for line in lines if "fault " in line]
+    assert fault.startswith(f"{root}/train/ant/03.png: has 400,000,000 pixels")
+    assert "max_image_pixels=50000000" in fault
+    code, lines, errors = run("--max_image_pixels=47")  # all others have 48
+    assert code == 3 and "no image can be decoded" in errors[0]
+
+
 def test_many_sizes_are_summed_up_and_a_sample_is_said_to_be_one(
     run, root, monkeypatch
 ):
@@ -136,6 +148,11 @@ def test_row_23_what_cannot_be_listed_ends_in_one_line(run, root):
         ([], ["--dataset"]),
         (["--dataset=mnist", "--image_size=x"], ["--image_size", "'x'"]),
         (["--dataset=mnist", "--image_size=-1"], ["--image_size=-1", "at least 0"]),
+        (["--dataset=mnist", "--max_image_pixels=0"], ["--max_image_pixels=0"]),
+        (
+            ["--dataset=mnist", "--image_size=1000000"],
+            ["--image_size=1000000", "--max_image_pixels=50000000"],
+        ),
         (["--dataset=mnist", "--gird=x"], ["--gird=x"]),
         (
             ["--dataset=embedded", "--grid=none/x.png"],

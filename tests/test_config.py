@@ -25,6 +25,7 @@ OTHER = {
     "data_dir": ("data", "elsewhere"),
     "image_size": (32, 64),
     "image_cache_mb": (0.0, 100.0),
+    "max_image_pixels": (4096, 10_000),
     "validation_fraction": (0.1, 0.2),
     "augment": ("none", "pad_crop_flip"),
     "color_jitter": (0.4, 0.2),
@@ -94,6 +95,7 @@ ONLY_CHOICE = {"model", "compile"}  # what they exclude is in `unusual`
 FREE = {
     "data_dir",
     "image_cache_mb",
+    "max_image_pixels",
     "input",
     "strategy",
     "compile",
@@ -237,6 +239,7 @@ def test_numbers_are_finite(value):
         ("all_reduce_pack_mb", -1.0, -1.5),
         ("image_size", 0, -1),
         ("image_cache_mb", 0.0, -1.0),
+        ("max_image_pixels", 1, 0),
         ("num_epochs", 0.01, 0.0),
         ("max_steps", 0, -1),
         ("steps_per_loop", 1, 0),
@@ -253,6 +256,27 @@ def test_bounds_are_where_the_meaning_ends(name, best, bad):
     assert getattr(Config(**{name: best}), name) == best
     message = refusal(**{name: bad})
     assert message.startswith(f"{name}={bad}: must be ")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_row_40_integers_beyond_64_bits_are_refused_in_a_short_line(name):
+    for value in (2**63, -(2**64), 10**400, 10**5000):
+        message = refusal(**{name: value})
+        assert message.startswith(f"{name}=") and "must be " in message
+        assert len(message) <= 400
+
+
+def test_row_40_images_of_more_pixels_than_an_image_may_have_are_refused():
+    Config(image_size=7, max_image_pixels=49)
+    message = refusal(image_size=8, max_image_pixels=63)
+    assert message.startswith("image_size=8 with max_image_pixels=63: ")
+
+
+@pytest.mark.parametrize("text", ['{"momentum": 1%s}' % ("0" * 400), "[" * 100_000])
+def test_row_40_a_stored_config_of_any_numbers_is_refused_in_one_line(text):
+    with pytest.raises(ConfigError) as caught:
+        from_json(text)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) <= 400
 
 
 @pytest.mark.parametrize(
@@ -512,6 +536,8 @@ def test_all_changes_are_reported_at_once():
         ({"dataset": "embedded", "data_dir": "data"}, ["data_dir=data"]),
         ({"dataset": "synthetic", "data_dir": "data"}, ["data_dir=data"]),
         ({"dataset": "image_folder", "image_size": 32, "image_cache_mb": 1.0}, []),
+        ({"dataset": "image_folder", "max_image_pixels": 10}, []),
+        ({"dataset": "cifar10", "max_image_pixels": 10}, ["max_image_pixels=10"]),
         ({"dataset": "tfds:mnist", "image_size": 32}, []),
         ({"dataset": "mnist", "image_size": 32}, ["image_size=32"]),
     ],

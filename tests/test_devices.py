@@ -192,3 +192,16 @@ def test_the_installed_tensorflow_names_its_cuda_packages(monkeypatch):
     missing = missing_cuda_packages()
     assert len(missing) > 5
     assert all(name.startswith("nvidia-") for name in missing)
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "num_towers,device_order",
+    [(devices.MOST_DEVICES + 1, ""), (2**62, ""), (0, "0,256"), (0, "9" * 4000)],
+)
+def test_row_40_more_towers_than_a_process_may_have_are_refused(
+    num_towers, device_order
+):
+    with pytest.raises(ConfigError, match="than the 256 devices") as caught:
+        configure("cpu", num_towers, device_order)
+    assert len(str(caught.value)) < 200

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from pictures import png, random_pixels, write_folder
+from pictures import png, png_file, random_pixels, write_folder
 
-from towers import data, evaluation, training
+from towers import build, data, evaluation, training
+from towers.config import Config
 from towers.data import image_folder
 from towers.data.decoding import Decoding
 from towers.data.sources import ArraySource, split_off_test
@@ -69,6 +70,17 @@ def test_the_table_of_data_sets_hands_the_options_on(root, monkeypatch):
     monkeypatch.chdir(root.parent)
     root.rename(root.parent / "data")
     assert data.load("image_folder").train.image_shape == (8, 6, 3)
+
+
+def test_row_40_a_run_decodes_no_image_of_too_many_pixels(root):
+    options = {"data_dir": str(root), "model": "lenet", "augment": "none"}
+    options |= {"dataset": "image_folder", "image_size": 14, "device": "cpu"}
+    build.build(Config(**options, max_image_pixels=196))
+    path = root / "train" / "ant" / "01.png"
+    path.write_bytes(png_file(15, 15, 8, 2, bytes(46 * 15)))
+    with pytest.raises(DataError) as caught:
+        build.build(Config(**options, max_image_pixels=224))
+    assert str(caught.value).startswith(f"{path}: has 225 pixels, and at most ")
 
 
 def test_the_cache_is_one_for_both_splits(root):

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import keras
-import numpy as np
 
 from towers import data, models
 from towers.config import Config, choices, factories
@@ -16,13 +15,13 @@ from towers.config.list_options import (
     parse_param_rates,
 )
 from towers.data.augment import Augment, create_augment
-from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.batches import TrainBatches, hold_out, some_images
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
-from towers.data.sources import DataSet, Source, Subset, num_bytes
+from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
-from towers.errors import ConfigError, data_errors_of_tensorflow
+from towers.errors import ConfigError
 from towers.models.variables import variable_names
 from towers.optim import losses, optimizers, param_rates, schedules
 from towers.optim.phases import Phase, create_phases
@@ -32,12 +31,10 @@ from towers.parallel.devices import Devices
 from towers.parallel.feed import CopiedAhead, Feed, HostStream, has_gpu_kernels
 from towers.parallel.synchronous import SynchronousTrainer
 from towers.parallel.trainer import Trainer
+from towers.run import sizes
 
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
-
-# Images from which layers such as whitening take their state, as in public speedruns.
-NUM_ADAPT_IMAGES = 5000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +82,7 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
         config.data_dir,
         image_size=config.image_size,
         image_cache_mb=config.image_cache_mb,
+        max_image_pixels=config.max_image_pixels,
     )
     train_source, eval_split = data_set.train, ("test", data_set.test)
     try:
@@ -106,6 +104,12 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
             eval_split = ("validation", held_out)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    # An evaluation takes its batches from the test images.
+    images_per_step = config.images_per_step if for_training else config.batch_size
+    sizes.check_batch(config, images_per_step, augment.image_shape)
+
+    def check_bytes(trainable: int, others: int) -> None:
+        sizes.check_variables(config, trainable, others, for_training)
 
     def create_model(height: int, width: int) -> keras.Model:
         return models.create_model(
@@ -116,18 +120,21 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
             weight_decay=config.weight_decay,
             precision=config.precision,
             seed=config.seed,
+            check_bytes=check_bytes,
         )
 
     model = create_model(*augment.image_shape[:2])
     num_examples = train_source.num_examples
     images = config.num_epochs * num_examples
     total_steps = max(1, int(-(-images // config.images_per_step)))
+    if total_steps >= 2**63:  # which a step's number cannot reach
+        raise ConfigError(f"num_epochs={config.num_epochs:g}: too many; lower it")
     matched = param_rates.match_param_rates(
         parse_param_rates(config.param_rates), variable_names(model.trainable_variables)
     )
     phases = ()
     if for_training:
-        models.adapt(model, lambda: _some_images(train_source, augment))
+        models.adapt(model, lambda: some_images(train_source, augment))
         phases = create_phases(
             model,
             total_steps=total_steps,
@@ -213,16 +220,6 @@ def create_update(
         decays=decays,
         rate_fns=rate_fns,
     )
-
-
-def _some_images(source: Source, augment: Augment) -> np.ndarray:
-    """Training images from all parts of the source, augmented as in an evaluation."""
-    count = min(source.num_examples, NUM_ADAPT_IMAGES)
-    places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
-    with data_errors_of_tensorflow():
-        batches = evaluation_stream(Subset(source, places), augment, eval_batch_size=50)
-        images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
-    return np.concatenate(images)
 
 
 def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:

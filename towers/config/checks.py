@@ -26,6 +26,7 @@ def check_together(config: Any) -> None:
     _check_optimizer(config)
     _check_schedule(config)
     _check_devices(config)
+    _check_image_size(config)
     if _has(config, "strategy", "asynchronous"):
         _check_asynchronous(config)
     if config.compile == "xla":
@@ -69,6 +70,16 @@ def _check_schedule(config):
         raise ConfigError(
             f"warmup_epochs={config.warmup_epochs} with "
             f"num_epochs={config.num_epochs}: the warm-up is longer than the run"
+        )
+
+
+def _check_image_size(config):
+    num_pixels = config.image_size**2
+    if num_pixels > config.max_image_pixels:
+        raise ConfigError(
+            f"image_size={config.image_size} with "
+            f"max_image_pixels={config.max_image_pixels}: the images have "
+            f"{num_pixels:,} pixels; lower the one or raise the other"
         )
 
 
@@ -171,7 +182,8 @@ def _read_by(option, name):
     """The arguments that a choice's signature names; None where it takes any."""
     names = factories.argument_names(factories.resolve(option, name))
     if names and "decoding" in names:
-        names += ("image_size", "image_cache_mb")  # which `decoding` holds
+        # Those that `decoding` holds.
+        names += ("image_size", "image_cache_mb", "max_image_pixels")
     if names and "asynchronous" in find(option, name).traits:
         names += ("async_scale_gradients", "max_staleness")  # read by its trainer
     return names

@@ -66,6 +66,14 @@ class Config:
         at_least=0,
         free=True,
     )
+    max_image_pixels: int = option(
+        50_000_000,
+        "Most pixels of an image file of image_folder and tfds:NAME, all frames of an "
+        "animation together; a larger one is refused before it is decoded.",
+        read_by="dataset",
+        at_least=1,
+        free=True,
+    )
     validation_fraction: float = option(
         0.0,
         "Fraction of the training images, drawn from the seed, that is held out; the "

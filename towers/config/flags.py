@@ -117,7 +117,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
                 raise flags.Error(f"{rest[1]!r} is no flag; flags begin with --")
             return rest
         except flags.Error as error:
-            message = str(error).strip()
+            message = one_line(error)
             renamed = RENAMED.get(getattr(error, "flagname", ""))
             if renamed:
                 message += f"; it is called --{renamed} now, see --help"

@@ -7,6 +7,8 @@ from typing import Any
 from towers.config import choices as tables
 from towers.errors import ConfigError
 
+INT64 = 2**63
+
 
 def option(
     default: Any,
@@ -67,16 +69,30 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
 
 def _with_type(field, value):
     kind = field.type
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and not -INT64 <= value < INT64:
+        raise ConfigError(
+            f"{field.name}={_short(value)}: must be at least -2**63 and below 2**63"
+        )
+    if kind is float and is_int:
         value = float(value)
     if type(value) is not kind:
         raise ConfigError(
-            f"{field.name}={value!r}: must be {kind.__name__}, "
+            f"{field.name}={_short(value)}: must be {kind.__name__}, "
             f"is {type(value).__name__}"
         )
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{field.name}={value}: must be finite")
     return value
+
+
+def _short(value):
+    """The value as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _check_choice(field, value):
@@ -85,6 +101,6 @@ def _check_choice(field, value):
         tables.find(table, value)
     elif choices and value not in choices:
         raise ConfigError(
-            f"{field.name}={value!r}: {tables.nearest(value, choices)}must be one of "
-            + ", ".join(choices)
+            f"{field.name}={_short(value)}: "
+            f"{tables.nearest(value, choices)}must be one of " + ", ".join(choices)
         )

@@ -19,17 +19,18 @@ def load(
     *,
     image_size: int = 0,
     image_cache_mb: float = 2000.0,
+    max_image_pixels: int = 50_000_000,
     survey: "Survey | None" = None,
 ) -> "DataSet":
     """Loads a data set by its name.
 
     Args:
         name: in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
-            some of the keyword arguments data_dir, image_size, image_cache_mb, and
-            decoding, which holds the last two.
+            some of the keyword arguments data_dir, image_size, image_cache_mb,
+            max_image_pixels, and decoding, which holds the last three.
         data_dir: where the user keeps it; empty for the usual places.
-        image_size, image_cache_mb, survey: of images that are decoded when they are
-            read; see `decoding.Decoding`.
+        image_size, image_cache_mb, max_image_pixels, survey: of images that are
+            decoded when they are read; see `decoding.Decoding`.
 
     Raises:
         DataError: it is not there, or not what it should be.
@@ -44,7 +45,8 @@ def load(
         data_dir=data_dir,
         image_size=image_size,
         image_cache_mb=image_cache_mb,
-        decoding=Decoding(image_size, image_cache_mb, survey),
+        max_image_pixels=max_image_pixels,
+        decoding=Decoding(image_size, image_cache_mb, max_image_pixels, survey),
     )
     if not isinstance(data_set, DataSet):
         raise ConfigError(

@@ -45,6 +45,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=0,
         help="height and width that images of any size are brought to; 0 for as stored",
     )
+    add(
+        "--max_image_pixels",
+        type=int,
+        default=50_000_000,
+        help="most pixels of an image file; a larger one is not decoded",
+    )
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
     flags = parser.parse_args(arguments)
     try:
@@ -53,6 +59,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise ConfigError(f"--{error}") from None
     if flags.image_size < 0:
         raise ConfigError(f"--image_size={flags.image_size}: must be at least 0")
+    if flags.max_image_pixels < max(1, flags.image_size**2):
+        raise ConfigError(
+            f"--max_image_pixels={flags.max_image_pixels}: must be at least "
+            f"{max(1, flags.image_size**2)} with --image_size={flags.image_size}"
+        )
     return flags
 
 
@@ -66,6 +77,7 @@ def main(arguments: list[str]) -> int:
             flags.dataset,
             flags.data_dir,
             image_size=flags.image_size,
+            max_image_pixels=flags.max_image_pixels,
             grid_path=flags.grid,
         )
     except Exception as error:

@@ -16,8 +16,13 @@ from towers.data import randomness, streams
 from towers.data.augment import Augment
 from towers.data.mixing import Mix
 from towers.data.sources import Source, Subset
+from towers.errors import data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
+
+# Images from which layers such as whitening take their state, as in the public
+# speedruns.
+NUM_ADAPT_IMAGES = 5000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,6 +189,20 @@ def evaluation_stream(
     batches = batches.map(streams.plain(read), num_parallel_calls=streams.NUM_CALLS)
     batches = batches.map(streams.plain(process), num_parallel_calls=streams.NUM_CALLS)
     return _read_ahead(batches)
+
+
+def some_images(source: Source, augment: Augment) -> np.ndarray:
+    """Images from all parts of the source, augmented as in an evaluation.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    count = min(source.num_examples, NUM_ADAPT_IMAGES)
+    places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
+    with data_errors_of_tensorflow():
+        batches = evaluation_stream(Subset(source, places), augment, eval_batch_size=50)
+        images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
+    return np.concatenate(images)
 
 
 def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:

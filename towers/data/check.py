@@ -11,6 +11,7 @@ import tensorflow as tf
 from towers import data
 from towers.data import streams
 from towers.data.decoding import Survey
+from towers.data.encoded import images_at_once
 from towers.data.sources import DataSet, Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
@@ -45,13 +46,14 @@ def check(
     data_dir: str = "",
     *,
     image_size: int = 0,
+    max_image_pixels: int = 50_000_000,
     grid_path: str = "",
     say: Callable[[str], None] = print,
 ) -> None:
     """Reads every image once, says what there is, and draws some.
 
     Args:
-        name, data_dir, image_size: see `data.load`.
+        name, data_dir, image_size, max_image_pixels: see `data.load`.
         grid_path: PNG file for the picture; empty for NAME.png in the working folder.
         say: takes a line of the report.
 
@@ -66,7 +68,12 @@ def check(
     survey = Survey()
     # Nothing is kept, so that every image is decoded, and its size counted, once.
     data_set = data.load(
-        name, data_dir, image_size=image_size, image_cache_mb=0.0, survey=survey
+        name,
+        data_dir,
+        image_size=image_size,
+        image_cache_mb=0.0,
+        max_image_pixels=max_image_pixels,
+        survey=survey,
     )
     survey.sizes.clear()
     train, test = (
@@ -91,7 +98,8 @@ def read_through(source: Source, num_classes: int) -> Statistics:
     Raises:
         DataError: one cannot be read, and there is no survey to record that.
     """
-    batches = tf.data.Dataset.range(source.num_examples).batch(BATCH_SIZE)
+    batches = tf.data.Dataset.range(source.num_examples)
+    batches = batches.batch(images_at_once(source, BATCH_SIZE))
     batches = batches.map(source.read, num_parallel_calls=streams.NUM_CALLS)
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from towers.data.headers import num_pixels
+from towers.data.sources import shown
 from towers.errors import DataError, one_line
 
 
@@ -54,12 +56,15 @@ class Decoding:
         image_size: height and width to which images are resized and cropped; 0 takes
             them as they are, which must then be alike.
         cache_mb: megabytes of decoded images that are kept in memory.
+        max_pixels: of an image file, all frames of an animation together; a larger one
+            is not decoded.
         survey: records faults and sizes; an image with a fault is then black and its
             label -1. Without one the first fault is raised.
     """
 
     image_size: int = 0
     cache_mb: float = 2000.0
+    max_pixels: int = 50_000_000
     survey: Survey | None = None
 
 
@@ -70,7 +75,7 @@ def refuse(
     encoded: Encoded, index: int, error: Exception, survey: Survey | None
 ) -> None:
     """Records a fault where there is a survey, else raises it as a DataError."""
-    place = " ".join(encoded.place(index).split())
+    place = shown(encoded.place(index))
     words = getattr(error, "strerror", None) or one_line(error)
     if survey is None:
         raise DataError(f"{place}: {words}; `python -m towers.data` finds all such")
@@ -78,15 +83,22 @@ def refuse(
         survey.faults[place] = words
 
 
-def decode(content: bytes, channels: int, survey: Survey | None = None) -> tf.Tensor:
+def decode(content: bytes, channels: int, decoding: Decoding = AS_STORED) -> tf.Tensor:
     """uint8 [height, width, channels] of an image file.
 
     Raises:
-        ValueError: it is none, or is damaged. A JPEG file has no checksums: where bits
-            have changed it may still be decoded to something else.
+        ValueError: it is none, is damaged or too large. A JPEG file has no checksums:
+            where bits have changed it may still be decoded to something else.
     """
     if not content:
         raise ValueError("the file is empty")
+    count = num_pixels(content)
+    if count is not None and count > decoding.max_pixels:
+        raise ValueError(
+            f"has {count:,} pixels, and at most max_image_pixels="
+            f"{decoding.max_pixels} are decoded; shrink it, or raise "
+            "--max_image_pixels"
+        )
     try:
         image = tf.raw_ops.DecodeImage(
             contents=tf.constant(content),  # the operation itself takes twice as long
@@ -97,6 +109,7 @@ def decode(content: bytes, channels: int, survey: Survey | None = None) -> tf.Te
     except tf.errors.OpError as error:
         words = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", one_line(error))
         raise ValueError(f"cannot be decoded: {words}") from None
+    survey = decoding.survey
     if survey is not None:
         with survey.lock:
             survey.sizes[tuple(image.shape[:2])] += 1
@@ -152,7 +165,9 @@ def find_image_shape(
     for index in range(len(encoded)):
         try:
             content, _ = encoded.read(index)
-            return tuple(decode(content, channels).shape)
+            return tuple(decode(content, channels, decoding).shape)
         except (OSError, ValueError) as error:
             refuse(encoded, index, error, decoding.survey)
-    raise DataError(f"{encoded.place(0)} and all that follow: no image can be decoded")
+    raise DataError(
+        f"{shown(encoded.place(0))} and all that follow: no image can be decoded"
+    )

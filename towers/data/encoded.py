@@ -21,6 +21,9 @@ from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 # 50).
 SAMPLE = 5000
 
+# Of the batches in which a whole source is read; several are in memory.
+BATCH_BYTES = 50_000_000
+
 MEGABYTE = 1_000_000
 
 
@@ -142,11 +145,16 @@ class EncodedSource:
     def _decode(self, index):
         try:
             content, label = self._encoded.read(index)
-            image = decode(content, self.image_shape[-1], self._decoding.survey)
+            image = decode(content, self.image_shape[-1], self._decoding)
             return fit(image, self.image_shape[:2], self._decoding.image_size), label
         except (OSError, ValueError) as error:
             refuse(self._encoded, index, error, self._decoding.survey)
             return np.uint8(0), -1
+
+
+def images_at_once(source: Source, most: int) -> int:
+    """Images that are read in a batch: `most`, fewer where they are large."""
+    return max(1, min(most, BATCH_BYTES // int(np.prod(source.image_shape))))
 
 
 def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -159,7 +167,8 @@ def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))
         indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
-    batches = tf.data.Dataset.from_tensor_slices(indices).batch(50)
+    batches = tf.data.Dataset.from_tensor_slices(indices)
+    batches = batches.batch(images_at_once(source, 50))
     batches = batches.map(source.read, num_parallel_calls=streams.NUM_CALLS)
     counts = np.zeros((source.image_shape[-1], 256))
     with data_errors_of_tensorflow():

@@ -15,6 +15,7 @@ from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
     data_folder,
+    shown,
     split_off_test,
 )
 from towers.errors import DataError
@@ -96,8 +97,8 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     for class_name, files in names.items():
         if not files:
             raise DataError(
-                f"{os.path.join(folder, class_name)}: holds no .png, .jpg or .jpeg "
-                "file; remove the folder, or put the images of the class there"
+                f"{shown(os.path.join(folder, class_name))}: holds no .png, .jpg or "
+                ".jpeg file; remove the folder, or put the images of the class there"
             )
     files = ImageFiles(folder, names)
     image_shape = find_image_shape(files, CHANNELS, decoding)
@@ -119,12 +120,12 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
         split = f"{TEST_FRACTION:.0%} of each class held out for testing"
     mean, deviation = sampled_moments(train)
     if skipped:
-        split += f"; {len(skipped)} other file(s), as {skipped[0]}, skipped"
+        split += f"; {len(skipped)} other file(s), as {shown(skipped[0])}, skipped"
     return DataSet(
         name="image_folder",
         train=train,
         test=test,
-        class_names=tuple(names),
+        class_names=tuple(map(shown, names)),
         mean=mean,
         deviation=deviation,
         origin=f"{root} ({split})",
@@ -138,8 +139,8 @@ def _load_test(folder, class_names, train, decoding, skipped):
     unknown = sorted(set(names) - set(class_names))
     if unknown:
         raise DataError(
-            f"{os.path.join(folder, unknown[0])}: there is no such class in train/; "
-            f"that has {', '.join(class_names[:20])}"
+            f"{shown(os.path.join(folder, unknown[0]))}: there is no such class in "
+            f"train/; that has {shown(', '.join(class_names[:20]), 100)}"
         )
     files = ImageFiles(folder, {name: names.get(name, []) for name in class_names})
     if not len(files):
@@ -158,7 +159,7 @@ def _list_classes(folder: str, skipped: list[str]) -> dict[str, list[str]]:
         if entry.is_dir():
             names[entry.name] = sorted(_list_images(entry.path, skipped))
         elif entry.name.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
-            raise DataError(f"{entry.path}: is an image of no class; {LAYOUT}")
+            raise DataError(f"{shown(entry.path)}: is an image of no class; {LAYOUT}")
         else:
             skipped.append(entry.path)
     return dict(sorted(names.items()))
@@ -171,16 +172,16 @@ def _list_images(folder: str, skipped: list[str]) -> Iterator[str]:
             yield entry.name
         elif entry.is_dir():
             raise DataError(
-                f"{entry.path}: is a folder in the folder of a class, which holds "
-                "images only; move them up, or the folder away"
+                f"{shown(entry.path)}: is a folder in the folder of a class, which "
+                "holds images only; move them up, or the folder away"
             )
         elif entry.name.lower().endswith(OTHER_IMAGES):
             raise DataError(
-                f"{entry.path}: only .png, .jpg and .jpeg files are read; convert it, "
-                "or move it away"
+                f"{shown(entry.path)}: only .png, .jpg and .jpeg files are read; "
+                "convert it, or move it away"
             )
         elif entry.is_symlink() and not os.path.exists(entry.path):
-            raise DataError(f"{entry.path}: is a link that leads nowhere")
+            raise DataError(f"{shown(entry.path)}: is a link that leads nowhere")
         else:
             skipped.append(entry.path)
 
@@ -192,4 +193,4 @@ def _entries(folder: str) -> Iterator[os.DirEntry]:
                 if not entry.name.startswith("."):
                     yield entry
     except OSError as error:
-        raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error

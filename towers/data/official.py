@@ -16,6 +16,7 @@ from towers.data.sources import (
     DataSet,
     channel_moments,
     data_folder,
+    shown,
 )
 from towers.errors import DataError
 
@@ -123,7 +124,8 @@ def compare_names(official: Official, place: str, names: tuple[str, ...]) -> Non
     if names != official.class_names:
         raise DataError(
             f"{place}: these are not the classes of {official.title}: expected "
-            f"{' '.join(official.class_names)}, found {' '.join(names[:20]) or 'none'}"
+            f"{shown(' '.join(official.class_names), 100)}, found "
+            f"{shown(' '.join(names[:20]), 100) or 'none'}"
         )
 
 

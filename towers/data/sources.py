@@ -13,6 +13,9 @@ from towers.errors import DataError
 # Held out of a data set that has no images for testing.
 TEST_FRACTION = 0.1
 
+# Characters of a path in a message, so that the rest of it is read.
+MOST_SHOWN = 200
+
 
 class Source(Protocol):
     """Labeled images that can be read in any order.
@@ -134,6 +137,13 @@ class DataSet:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     origin: str
+
+
+def shown(text: str, most: int = MOST_SHOWN) -> str:
+    """A path, or names that come with data, as part of a line: what a terminal does not
+    show is escaped, and of a long text the end is kept."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= most else "..." + text[3 - most :]
 
 
 def data_folder(data_dir: str) -> str:

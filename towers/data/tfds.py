@@ -14,7 +14,12 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from towers.data.sources import ArraySource, DataSet, channel_moments
+from towers.data.sources import (
+    ArraySource,
+    DataSet,
+    channel_moments,
+    shown,
+)
 from towers.errors import DataError, TowersError, one_line
 
 
@@ -60,10 +65,12 @@ def reading(folder: str) -> Iterator[Any]:
     except TowersError:
         raise
     except ImportError as error:  # array_record is not there for every system.
-        raise DataError(f"{folder}: cannot be read here: {one_line(error)}") from error
+        words = one_line(error)[:100]
+        raise DataError(f"{shown(folder)}: cannot be read here: {words}") from error
     except Exception as error:  # TFDS lets those of TensorFlow, protobuf, json through.
         raise DataError(
-            f"{folder}: tensorflow-datasets cannot read it: {one_line(error)}; "
+            f"{shown(folder)}: tensorflow-datasets cannot read it: "
+            f"{one_line(error)[:100]}; "
             f"delete the folder to have it prepared anew"
         ) from error
     finally:
@@ -120,7 +127,8 @@ def _image_and_classes(folder: str, info: Any) -> tuple[tuple, tuple[str, ...]]:
     for split in ("train", "test"):
         if split not in info.splits:
             raise DataError(
-                f"{folder}: has no split '{split}', only {', '.join(info.splits)}"
+                f"{folder}: has no split '{split}', only "
+                f"{shown(', '.join(info.splits))}"
             )
     return tuple(image.shape), tuple(label.names)
 

@@ -19,6 +19,7 @@ from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
     data_folder,
+    shown,
     split_off_test,
 )
 from towers.errors import DataError, one_line
@@ -101,7 +102,8 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
 
         if "train" not in builder.info.splits:
             raise DataError(
-                f"{folder}: has no split 'train', only {', '.join(builder.info.splits)}"
+                f"{folder}: has no split 'train', only "
+                f"{shown(', '.join(builder.info.splits))}"
             )
         train_images = open_split("train")
         channels = 1 if image.shape[-1] == 1 else 3
@@ -124,7 +126,7 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         name=PREFIX + name,
         train=train,
         test=test,
-        class_names=tuple(label.names),
+        class_names=tuple(map(shown, label.names)),
         mean=mean,
         deviation=deviation,
         origin=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
@@ -151,7 +153,7 @@ def image_and_label(folder: str, info: Any) -> tuple[str, str]:
     if len(images) != 1 or len(labels) != 1:
         raise DataError(
             f"{folder}: one image with one class label is needed, but its features are "
-            + ", ".join(f"{k} ({type(v).__name__})" for k, v in features.items())
+            + shown(", ".join(f"{k} ({type(v).__name__})" for k, v in features.items()))
         )
     image = features[images[0]]
     if image.np_dtype not in (np.uint8, np.uint16):

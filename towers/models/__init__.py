@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from towers.config import choices, factories
 from towers.models.check import IMAGES, check_network
+from towers.models.variables import count_bytes
 
 POLICIES = {
     "float32": "float32",
@@ -33,6 +34,7 @@ def create_model(
     weight_decay: float = 0.0,
     precision: str = "float32",
     seed: int = 0,
+    check_bytes: Callable[[int, int], None] | None = None,
 ) -> keras.Model:
     """Builds a network on the CPU with parameters that depend on the seed alone.
 
@@ -46,6 +48,8 @@ def create_model(
         precision: float32, float64, or bfloat16 or float16 (compute only; parameters
             are float32).
         seed: of the initial parameters.
+        check_bytes: called with the bytes of the trainable and of all other variables
+            before they are allocated.
 
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
@@ -66,6 +70,14 @@ def create_model(
             regularizer=decay,
         )
 
+    def create_on_cpu():
+        with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
+            return create()
+
+    if check_bytes:
+        num_bytes = count_bytes(create_on_cpu)
+        if num_bytes:
+            check_bytes(*num_bytes)
     with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
         model = create()
         if choices.find("model", name).is_in_a_file:

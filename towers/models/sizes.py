@@ -2,9 +2,21 @@
 
 from towers.errors import ConfigError
 
+# Below it, a product with `width` is exact to one channel.
+MOST_CHANNELS = 2**53
+
 
 def scaled(count: int, width: float, multiple_of: int = 1) -> int:
-    """A number of channels times `width`: a multiple, and not zero."""
+    """A number of channels times `width`: a multiple, and not zero.
+
+    Raises:
+        ConfigError: there are more than a dimension can have.
+    """
+    if count * width >= MOST_CHANNELS:
+        raise ConfigError(
+            f"width={width:g}: a layer would have {count * width:.3g} channels, and "
+            f"{MOST_CHANNELS:.3g} can be counted; lower --width"
+        )
     return multiple_of * max(1, round(count * width / multiple_of))
 
 

@@ -1,6 +1,12 @@
-"""Names of a network's variables, as in checkpoints."""
+"""A network's variables: their names in checkpoints, and their size."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable
 
 import keras
+import tensorflow as tf
 
 
 def variable_names(variables: list[keras.Variable]) -> list[str]:
@@ -23,3 +29,33 @@ def variable_names(variables: list[keras.Variable]) -> list[str]:
                 "towers.models.layers, whose noise is an input"
             )
     return names
+
+
+def count_bytes(create: Callable[[], keras.Model]) -> tuple[int, int] | None:
+    """Bytes of the trainable and of all other variables of a network, from their
+    shapes; none is allocated.
+
+    Args:
+        create: builds the network.
+
+    Returns:
+        None where it can only be built with its values.
+    """
+    sizes = []
+
+    def count():
+        # The error of a network that is wrong is that of the real one.
+        with (
+            contextlib.suppress(Exception),
+            keras.StatelessScope(initialize_variables=False),
+        ):
+            model = create()
+            for part in (model.trainable_variables, model.non_trainable_variables):
+                numbers = (math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in part)
+                sizes.append(sum(numbers))
+
+    # Keras would initialize the variables later, in the thread that has made them.
+    thread = threading.Thread(target=count)
+    thread.start()
+    thread.join()
+    return tuple(sizes) if len(sizes) == 2 else None

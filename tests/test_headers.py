@@ -1,0 +1,88 @@
+"""The pixels of image files are counted before they are decoded (row 40)."""
+
+import struct
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pictures import bmp, gif, png, png_file, random_pixels
+
+from towers.data.decoding import Decoding, decode
+from towers.data.headers import num_pixels
+
+PIXELS = random_pixels(0, 7, 5)
+FILES = {
+    "png": png(PIXELS),
+    "gray png of 16 bits": png(random_pixels(0, 7, 5, 1, np.uint16)),
+    "jpeg": tf.io.encode_jpeg(PIXELS).numpy(),
+    "progressive jpeg": tf.io.encode_jpeg(PIXELS, progressive=True).numpy(),
+    "bmp": bmp(PIXELS),
+}
+
+each_format = pytest.mark.parametrize("kind", FILES)
+
+
+@each_format
+def test_pixels_are_counted_as_they_are_decoded(kind):
+    image = decode(FILES[kind], 3)
+    assert image.shape[:2] == (7, 5)
+    assert num_pixels(FILES[kind]) == 35
+    np.testing.assert_array_equal(decode(bmp(PIXELS), 3), PIXELS)
+
+
+@pytest.mark.parametrize("num_frames", [1, 2, 9])
+def test_all_frames_of_an_animation_count(num_frames):
+    content = gif(5, 7, num_frames, screen=(8, 9))
+    assert num_pixels(content) == 8 * 9 + 5 * 7 * num_frames
+    # The library that decodes it finds as many.
+    assert tf.io.decode_gif(gif(5, 7, num_frames)).shape == (num_frames, 7, 5, 3)
+    limit = 35 * (num_frames + 1)
+    decode(gif(5, 7, num_frames), 3, Decoding(max_pixels=limit))
+    with pytest.raises(ValueError, match="max_image_pixels"):
+        decode(gif(5, 7, num_frames), 3, Decoding(max_pixels=limit - 1))
+
+
+@each_format
+def test_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
+    decode(FILES[kind], 3, Decoding(max_pixels=35))
+    with pytest.raises(ValueError) as caught:
+        decode(FILES[kind], 3, Decoding(max_pixels=34))
+    assert "has 35 pixels, and at most max_image_pixels=34 " in str(caught.value)
+
+
+def huge_jpeg():
+    content = tf.io.encode_jpeg(PIXELS).numpy()
+    place = content.index(b"\xff\xc0") + 5  # of the height in the frame header
+    return content[:place] + struct.pack(">HH", 60_000, 50_000) + content[place + 4 :]
+
+
+@pytest.mark.parametrize(
+    "content,count",
+    [
+        (png_file(20_000, 20_000, 8, 2, b"\0" * 60_001), 400_000_000),
+        (huge_jpeg(), 3_000_000_000),
+        (gif(1, 1)[:6] + struct.pack("<HH", 65_535, 65_535) + gif(1, 1)[10:], 2**32),
+        (bmp(PIXELS)[:18] + struct.pack("<ii", 30_000, -30_000) + bytes(99), 9 * 10**8),
+    ],
+    ids=["png", "jpeg", "gif", "bmp"],
+)
+def test_a_huge_image_is_refused_at_once(content, count):
+    assert num_pixels(content) == pytest.approx(count, rel=1e-4)
+    decode(png(PIXELS), 3)
+    tracemalloc.start()
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=f"has {num_pixels(content):,} pixels"):
+        decode(content, 3)
+    assert time.monotonic() - started < 0.5
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+@each_format
+def test_a_header_that_breaks_off_gives_no_number_or_the_right_one(kind):
+    for length in range(len(FILES[kind])):
+        assert num_pixels(FILES[kind][:length]) in (None, 35)
+    for length in range(60):
+        num_pixels(gif(5, 7, 2)[:length])

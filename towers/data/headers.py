@@ -1,0 +1,66 @@
+"""The number of pixels of an image file, read from its header.
+
+Of the formats that `decoding.decode` takes: PNG, JPEG, GIF and BMP.
+"""
+
+import struct
+
+import tensorflow as tf
+
+GIF_EXTENSION, GIF_IMAGE = 0x21, 0x2C
+
+
+def num_pixels(content: bytes) -> int | None:
+    """Pixels that decoding a file would make, all frames of an animation together.
+
+    Args:
+        content: of the file.
+
+    Returns:
+        None where the header gives none; such a file cannot be decoded either.
+    """
+    try:
+        if content.startswith(b"\x89PNG\r\n\x1a\n"):
+            width, height = struct.unpack_from(">II", content, 16)
+            return width * height
+        if content.startswith(b"\xff\xd8\xff"):
+            # Read by the library that decodes it, which knows where headers may be.
+            height, width, _ = tf.io.extract_jpeg_shape(content).numpy().tolist()
+            return width * height
+        if content.startswith(b"GIF8"):
+            return _gif_pixels(content)
+        if content.startswith(b"BM"):
+            width, height = struct.unpack_from("<ii", content, 18)
+            return abs(width * height)  # a negative height counts from the top
+    except (struct.error, IndexError, tf.errors.OpError):
+        pass
+    return None
+
+
+def _gif_pixels(content: bytes) -> int:
+    """Pixels of the screen and of all frames, which the decoder unpacks together.
+
+    After the screen (width, height, flags) and its palette come blocks: extensions and
+    frames, each with its own size and palette, and then its data in pieces that begin
+    with their length, the last of which is empty (GIF89a specification).
+    """
+    width, height, flags = struct.unpack_from("<HHB", content, 6)
+    total, place = width * height, 13 + _palette_bytes(flags)
+    while place < len(content):
+        kind = content[place]
+        if kind == GIF_EXTENSION:
+            place += 2
+        elif kind == GIF_IMAGE and place + 10 <= len(content):
+            width, height, flags = struct.unpack_from("<HHB", content, place + 5)
+            total += width * height
+            place += 11 + _palette_bytes(flags)
+        else:
+            break
+        while place < len(content) and content[place]:
+            place += 1 + content[place]
+        place += 1
+    return total
+
+
+def _palette_bytes(flags: int) -> int:
+    return 3 << (flags % 8 + 1) if flags & 0x80 else 0
