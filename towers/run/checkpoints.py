@@ -52,9 +52,8 @@ def save(
     if _is_saved(folder, step, tensors):
         return final
     try:
-        if not folder.exists():
-            os.makedirs(folder)
-            checkpoint_files.fsync(folder.parent)
+        os.makedirs(folder, exist_ok=True)
+        checkpoint_files.fsync(folder.parent)  # a killed process may have made it
         _remove(temporary)  # in a container every process may have the same id
         checkpoint_files.write(temporary, step, tensors, trainer_state)
         _commit(temporary, final)

@@ -40,7 +40,7 @@ class RunFolder:
         """Makes the folder, or refuses one that cannot be written."""
         probe = self.path / ".writable"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._make()
             probe.write_text("")
             probe.unlink()
         except OSError as error:
@@ -48,6 +48,13 @@ class RunFolder:
                 f"the run folder {self.path} cannot be written: {error.strerror}; "
                 "choose another --workdir"
             ) from None
+
+    def _make(self):
+        """Makes the folder; its name is on the disk, as are those of its parents."""
+        for folder in reversed([self.path, *self.path.parents]):
+            if not folder.exists():
+                folder.mkdir(exist_ok=True)
+                fsync(folder.parent)
 
     def clear(self) -> None:
         """Removes the files of earlier runs, and nothing else that is in the folder.
@@ -105,7 +112,9 @@ class RunFolder:
         """Writes a small file so that a reader sees the old or the new one, whole."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text)
+        fsync(temporary)
         os.replace(temporary, path)
+        fsync(path.parent)
 
     @contextlib.contextmanager
     def lock(self, **about):
@@ -155,6 +164,15 @@ class RunFolder:
         except OSError:
             pass
         return None
+
+
+def fsync(path: pathlib.Path) -> None:
+    """Flushes a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _take(file):

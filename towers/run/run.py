@@ -12,7 +12,7 @@ from towers.errors import CheckpointError, ConfigError
 from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
 from towers.run import checkpoint_files, checkpoints
 from towers.run.background import Background
-from towers.run.folder import RunFolder
+from towers.run.folder import RunFolder, fsync
 from towers.run.stopwatch import Stopwatch
 from towers.run.summaries import last_accuracy, say
 from towers.run.watchdog import Watchdog
@@ -85,6 +85,9 @@ def save(run: Run) -> None:
     best_step = run.best["step"] if run.best else None
 
     def write():
+        if run.folder.metrics.exists():  # its lines last as long as the checkpoint
+            fsync(run.folder.metrics)
+            fsync(run.folder.path)
         checkpoints.save(folder, step, state, trainer_state)
         checkpoints.keep(folder, run.config.keep_checkpoints, best_step, say)
 

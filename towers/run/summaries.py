@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from towers.run.folder import fsync
+
 
 def say(line: str) -> None:
     """Prints one plain line, at once.
@@ -82,6 +84,7 @@ class MetricsFile:
             )
             temporary = path.with_name(f".{path.name}.{os.getpid()}")
             temporary.write_text(kept)
+            fsync(temporary)
             os.replace(temporary, path)
 
     def append(self, record: Mapping[str, object]) -> None:
