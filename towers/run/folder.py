@@ -50,11 +50,12 @@ class RunFolder:
             ) from None
 
     def _make(self):
-        """Makes the folder; its name is on the disk, as are those of its parents."""
-        for folder in reversed([self.path, *self.path.parents]):
-            if not folder.exists():
-                folder.mkdir(exist_ok=True)
-                fsync(folder.parent)
+        """Makes the folder; its name is on the disk, as are those of its parents, which
+        a process that was killed may have made."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for folder in self.path.resolve().parents:
+            with contextlib.suppress(OSError):  # one that may not be listed is not new
+                fsync(folder)
 
     def clear(self) -> None:
         """Removes the files of earlier runs, and nothing else that is in the folder.
