@@ -6,6 +6,8 @@ import os
 # Small products in the oracle; threads that wait for each other cost more than they do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from tally import count, pytest_terminal_summary  # noqa: F401  (for pytest to find)
+
 import towers  # noqa: F401  (settles Keras' backend before TensorFlow is imported)
 
 NUM_DEVICES = 8

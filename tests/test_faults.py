@@ -7,7 +7,6 @@ TensorFlow takes some seconds, so most of them are marked slow.
 import os
 import pathlib
 import pickle
-import random
 import re
 import signal
 import subprocess
@@ -363,46 +362,6 @@ def test_row_12_the_same_command_continues_to_the_same_end(
     assert program.wait() == 0, program.output
     assert_equal_states(final_state(tmp_path / "run"), final_state(uninterrupted))
     assert records(tmp_path / "run") == records(uninterrupted)
-
-
-# Row 1: killed at any moment.
-
-
-@pytest.mark.slow
-def test_row_1_killed_many_times_in_a_row(start, tmp_path):
-    steps, kills = 240, 9
-    flags = [*RUN, f"--num_epochs={steps / 5}", "--keep_checkpoints=2"]
-    program = start(small(), *flags, "--workdir=whole")
-    assert program.wait() == 0, program.output
-    whole = tmp_path / "whole"
-
-    workdir, rng, committed = tmp_path / "run", random.Random(0), []
-    flags += ["--workdir=run", "--checkpoint_every_steps=1"]
-    for kill in range(kills):
-        if kill % 3 == 2:  # in the midst of a save
-            program = start(small("saving", rng.randint(1, 9), 60), *flags)
-            program.wait_for("halted at saving")
-        else:
-            program = start(small(), *flags)
-            program.wait_for(
-                "restored step" if committed else "first step, with tracing"
-            )
-            time.sleep(rng.uniform(0, 3))
-        program.process.kill()
-        assert program.process.wait() == -signal.SIGKILL
-        restored = re.findall(r"^restored step (\d+)", program.output, re.M)
-        assert restored == [str(step) for step in committed[-1:]]
-        committed = checkpoints.list_steps(workdir / "checkpoints")
-    assert 0 < committed[-1] < steps, "the kills did not fall within the run"
-
-    program = start(small(), *flags)
-    assert program.wait() == 0, program.output
-    assert_equal_states(final_state(workdir), final_state(whole))
-    assert records(workdir) == records(whole)
-    logged = [line["step"] for line in records(workdir)]
-    assert logged == sorted(set(logged))
-    left = sorted(path.name for path in (workdir / "checkpoints").iterdir())
-    assert left == [f"step-{steps - 1:08d}", f"step-{steps:08d}"]
 
 
 # Row 13: two processes.

@@ -1,1 +1,1 @@
-"""A run: its folder, checkpoints, summaries, periods and watchdog."""
+"""A run: its folder, checkpoints, reports, periods and watchdog."""

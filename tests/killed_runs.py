@@ -1,0 +1,202 @@
+"""Training processes that are killed; `python killed_runs.py` starts them.
+
+That process imports TensorFlow and never uses it, so that it can fork children which
+train at once. It reads a job per line, trains it in a child, and prints how it ended.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# Before these operations of Python `sys.audit` tells the killer, if a save does them.
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Kill:
+    """When a process gets SIGKILL; numbers count from 1, from the start of the process.
+
+    Attributes:
+        after_secs: after the start of the process.
+        step: after the end of this step.
+        save: after the beginning of this save,
+        operation: or before this file operation of the save, and of what follows it.
+        delay_secs: so much after the step, or the beginning of the save.
+    """
+
+    after_secs: float = 0.0
+    step: int = 0
+    save: int = 0
+    operation: int = 0
+    delay_secs: float = 0.0
+
+
+class Processes:
+    """Training processes, one at a time; a context manager.
+
+    Args:
+        folder: for the outputs of the processes.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.output = folder / "output.txt"
+        environ = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+        self._server = subprocess.Popen(
+            [sys.executable, __file__, str(self.output)],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def train(self, workdir: pathlib.Path, config, kill: Kill | None = None) -> bool:
+        """Trains or continues a run; False where the process was killed before its
+        end."""
+        job = {"workdir": str(workdir), "config": dataclasses.asdict(config)}
+        job["kill"] = dataclasses.asdict(kill or Kill())
+        print(json.dumps(job), file=self._server.stdin, flush=True)
+        status = int(self._server.stdout.readline())
+        if os.WIFSIGNALED(status):
+            assert kill and os.WTERMSIG(status) == signal.SIGKILL
+            return False
+        assert status == 0, self.output.read_text()
+        return True
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait()
+
+
+def said_steps(workdir: pathlib.Path) -> list[int]:
+    """Steps of the saves that have returned, over all processes of a run."""
+    said = pathlib.Path(f"{workdir}.said")
+    return list(map(int, said.read_text().split())) if said.exists() else []
+
+
+def serve(output: str) -> None:
+    """Trains the jobs that come through the standard input, each in a child."""
+    import small_runs  # noqa: F401  (imported once, for all children)
+    import tensorflow as tf
+
+    from towers.training import train  # noqa: F401
+
+    # These are imported at their first use.
+    _ = tf.keras, tf.random, tf.train.Checkpoint, tf.summary, tf.compat
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            try:
+                with open(output, "w") as file:
+                    os.dup2(file.fileno(), 1)
+                    os.dup2(file.fileno(), 2)
+                train_job(job["workdir"], job["config"], job["kill"])
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(1)
+        if job["kill"]["after_secs"]:
+            time.sleep(job["kill"]["after_secs"])
+            os.kill(pid, signal.SIGKILL)
+        print(os.waitpid(pid, 0)[1], flush=True)
+
+
+def train_job(workdir: str, config: dict, kill: dict | None = None) -> None:
+    """Trains until the end, or the kill; really syncs files only without one."""
+    import pytest
+    import small_runs
+
+    from towers.config import Config
+    from towers.run import checkpoints
+    from towers.training import train
+
+    patch = pytest.MonkeyPatch()
+    small_runs.use(patch, small_runs.full_network)
+    killer = Killer(Kill(**kill) if kill else Kill())
+    save = checkpoints.save
+
+    def saying(folder, step, *args):
+        killer.begins_save()
+        path = save(folder, step, *args)
+        with open(f"{workdir}.said", "a") as file:
+            file.write(f"{step}\n")
+        return path
+
+    patch.setattr(checkpoints, "save", saying)
+    if kill:
+        killer.watch(patch)
+    train(workdir, Config(**config), after_call=killer.after_call)
+
+
+class Killer:
+    """Kills its own process."""
+
+    def __init__(self, kill: Kill):
+        self._kill = kill
+        self._num_calls = self._num_saves = self._num_operations = 0
+
+    def after_call(self) -> None:
+        self._num_calls += 1
+        if self._num_calls == self._kill.step:
+            self._kill_later()
+
+    def begins_save(self) -> None:
+        self._num_saves += 1
+        if self._num_saves == self._kill.save and not self._kill.operation:
+            self._kill_later()
+
+    def watch(self, patch) -> None:
+        """Counts the file operations of the thread that saves.
+
+        Nothing is really synced: it takes most of the time on a busy disk, and matters
+        only in a power cut.
+        """
+        import tensorflow as tf
+
+        write = tf.train.Checkpoint.write
+        patch.setattr(tf.train.Checkpoint, "write", self._counted("write", write))
+        patch.setattr(os, "fsync", self._counted("fsync", lambda descriptor: None))
+        sys.addaudithook(lambda event, _: event in EVENTS and self._operates(event))
+
+    def _counted(self, name: str, operation: Callable) -> Callable:
+        def counted(*args):
+            self._operates(name)
+            return operation(*args)
+
+        return counted
+
+    def _operates(self, name):
+        in_save = threading.current_thread().name == "background"
+        if not in_save or self._num_saves != self._kill.save:
+            return
+        self._num_operations += 1
+        if self._num_operations == self._kill.operation:
+            os.write(1, f"killed before {name}\n".encode())
+            _kill_itself()
+
+    def _kill_later(self):
+        threading.Timer(self._kill.delay_secs, _kill_itself).start()
+
+
+def _kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,99 @@
+"""The states of a disk after a power cut are those that POSIX allows, by hand."""
+
+import os
+import random
+
+from disk import Disk, read_tree, write_tree
+from file_recorder import Recorder
+
+
+def states(operations, most=10**6):
+    disk = Disk()
+    for kind, *args in operations:
+        getattr(disk, kind)(*args)
+    return {frozenset(t.items()) for t in disk.crash_states(random.Random(0), most)}
+
+
+def each(*trees):
+    return {frozenset(tree.items()) for tree in trees}
+
+
+def test_what_is_not_synced_is_there_or_not():
+    assert states([("mkdir", "a"), ("mkdir", "b")]) == each(
+        {}, {"a": None}, {"b": None}, {"a": None, "b": None}
+    )
+    assert states([("create", "f"), ("write", "f", b"xy"), ("sync", "")]) == each(
+        *({"f": content} for content in (b"", b"x", b"xy", b"\0\0", b"x\0", b"\0y"))
+    )
+
+
+def test_a_synced_file_may_lack_its_name_and_a_synced_name_its_content():
+    written = [("create", "f"), ("write", "f", b"x")]
+    assert states([*written, ("sync", "f")]) == each({}, {"f": b"x"})
+    assert {} not in map(dict, states([*written, ("sync", "")]))
+    assert states([*written, ("sync", "f"), ("sync", "")]) == each({"f": b"x"})
+
+
+def test_a_rename_in_a_folder_is_one_change_and_between_two_folders_two():
+    made = [("mkdir", "a"), ("mkdir", "b"), ("sync", ""), ("create", "a/f")]
+    made += [("sync", "a")]
+    folders = {"a": None, "b": None}
+    assert states([*made, ("rename", "a/f", "a/g")]) == each(
+        folders | {"a/f": b""}, folders | {"a/g": b""}
+    )
+    assert states([*made, ("rename", "a/f", "b/f")]) == each(
+        folders,
+        folders | {"a/f": b""},
+        folders | {"b/f": b""},
+        folders | {"a/f": b"", "b/f": b""},
+    )
+
+
+def test_a_replaced_file_is_the_old_or_what_of_the_new_was_written():
+    replaced = [("create", "f"), ("write", "f", b"old"), ("sync", "f"), ("sync", "")]
+    replaced += [("create", "t"), ("sync", ""), ("write", "t", b"n")]
+    replaced += [("rename", "t", "f")]
+    assert states(replaced) == each(
+        {"f": b"old", "t": b""},
+        {"f": b"old", "t": b"n"},
+        {"f": b"old", "t": b"\0"},
+        *({"f": content} for content in (b"", b"n", b"\0")),
+    )
+
+
+def test_a_sample_is_of_the_same_states():
+    operations = [("mkdir", f"{i}") for i in range(3)]
+    operations += [("create", "0/f"), ("write", "0/f", b"content")]
+    every = states(operations)
+    sample = states(operations, most=12)
+    assert 8 < len(sample) <= 20 < len(every)
+    assert sample <= every
+
+
+def test_recorded_operations_lead_to_the_same_files(tmp_path):
+    with Recorder(tmp_path) as recorder:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "f").write_text("one")
+        with open(tmp_path / "a" / "f", "a") as file:
+            file.write("two")
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(tmp_path / "a", tmp_path / "b")
+        (tmp_path / "b" / "g").touch()
+        (tmp_path / "b" / "g").unlink()
+    assert recorder.operations == [
+        ("mkdir", "a"),
+        ("create", "a/f"),
+        ("write", "a/f", b"one"),
+        ("write", "a/f", b"onetwo"),
+        ("sync", "a/f"),
+        ("rename", "a", "b"),
+        ("create", "b/g"),
+        ("remove", "b/g"),
+    ]
+    disk = Disk()
+    for kind, *args in recorder.operations:
+        getattr(disk, kind)(*args)
+    assert disk.tree() == read_tree(tmp_path)
+    write_tree(tmp_path / "copy", disk.tree())
+    assert read_tree(tmp_path / "copy") == disk.tree()

@@ -1,0 +1,264 @@
+"""The power fails at any moment of a training run; rows 1 and 32.
+
+The file operations of a real run are recorded and replayed into what a disk may hold
+after a power cut between any two of them, see `disk`. From each such state the run must
+go on from the last checkpoint that it had committed, or a later one.
+"""
+
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import small_runs
+from disk import Disk, Tree, write_tree
+from file_recorder import Operation, Recorder
+from marks import slow
+from small_runs import small_config
+from strace_log import traced_operations
+
+from towers.config import Config
+from towers.errors import ConfigError
+from towers.run import checkpoints
+from towers.run.folder import RunFolder
+from towers.run.metrics import MetricsFile
+from towers.run.restore import check_changes, newest_checkpoint
+from towers.training import train
+
+WORKDIR = "runs/mine"  # neither of the folders exists before
+CHECKPOINTS = f"{WORKDIR}/checkpoints"
+SAID = f"{WORKDIR}.said"  # see `killed_runs`
+
+RUN = {
+    "log_every_steps": 1,
+    "checkpoint_every_steps": 3,
+    "keep_checkpoints": 2,
+    "num_epochs": 2.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+def recorded_training(root: pathlib.Path, *configs: Config) -> list[Operation]:
+    """Trains, and continues with each further Config.
+
+    Returns:
+        The file operations below `root`; ("said", step) where a save has returned.
+    """
+    recorder = Recorder(root, leave_out=("tensorboard",))
+    save = checkpoints.save
+
+    def saying(folder, step, *args):
+        path = save(folder, step, *args)
+        recorder.say(step)
+        return path
+
+    with pytest.MonkeyPatch.context() as patch, recorder:
+        patch.setattr(checkpoints, "save", saying)
+        for config in configs:
+            train(root / WORKDIR, config)
+    return recorder.operations
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What of a run must be there after a power cut.
+
+    Attributes:
+        said: steps of committed checkpoints that the run has not begun to remove.
+        contents: step -> the files of the checkpoint, as it was renamed.
+        lines: of metrics.jsonl, in the whole run.
+    """
+
+    said: set[int] = dataclasses.field(default_factory=set)
+    contents: dict[int, Tree] = dataclasses.field(default_factory=dict)
+    lines: list[dict] = dataclasses.field(default_factory=list)
+
+    def rename(self, old: str, new: str, tree: Tree) -> None:
+        if self._step(new):
+            self.contents[self._step(new)] = below(tree, old)
+        self.said.discard(self._step(old))
+
+    def _step(self, path):
+        folder, _, name = path.rpartition("/step-")
+        return int(name) if folder == CHECKPOINTS else None
+
+
+def below(tree: Tree, folder: str) -> Tree:
+    prefix = f"{folder}/"
+    return {k.removeprefix(prefix): v for k, v in tree.items() if k.startswith(prefix)}
+
+
+def crash_states(
+    operations: list[Operation], lines: list[dict], most: int, first: int = 0
+) -> Iterator[tuple[Tree, Saved]]:
+    """What may be on the disk if the power is cut before an operation, or at the end.
+
+    Args:
+        operations: see `recorded_training`.
+        lines: of the run's metrics.jsonl.
+        most: states that are tried per place, see `Disk.crash_states`.
+        first: the place of the first power cut.
+
+    Yields:
+        Each state once, and what had been saved by then; it changes afterwards.
+    """
+    disk, saved = Disk(), Saved(lines=lines)
+    rng, known = random.Random(0), set()
+    for place, (kind, *args) in enumerate([*operations, ("said", None)]):
+        for tree in disk.crash_states(rng, most) if place >= first else ():
+            key = hash((frozenset(tree.items()), frozenset(saved.said)))
+            if key not in known:
+                known.add(key)
+                yield tree, saved
+        if kind == "said":
+            saved.said.update(step for step in args if step)
+            continue
+        if kind == "rename":
+            saved.rename(*args, disk.tree())
+        getattr(disk, kind)(*args)
+
+
+def recover_from_all(states, config: Config, scratch: pathlib.Path) -> int:
+    """Recovers from each state in a folder of its own; returns their number."""
+    number = 0
+    for number, (tree, saved) in enumerate(states, 1):
+        root = scratch / str(number)
+        write_tree(root, tree)
+        try:
+            recover(root / WORKDIR, config, tree, saved)
+        except BaseException as error:
+            sizes = {k: v if v is None else len(v) for k, v in tree.items()}
+            error.add_note(f"state {number}: said {saved.said}, on the disk {sizes}")
+            raise
+        shutil.rmtree(root)
+    return number
+
+
+def recover(workdir: pathlib.Path, config: Config, tree: Tree, saved: Saved) -> None:
+    """What `train` does at its start; raises where something is lost, or wrong."""
+    for step in saved.said:
+        name = f"{CHECKPOINTS}/step-{step:08d}"
+        assert below(tree, name) == saved.contents[step], f"{name} is lost"
+    folder = RunFolder(workdir)
+    folder.create()
+    with folder.lock():
+        restored = newest_checkpoint(folder)
+        check_changes(config, folder, restored, ())
+        checkpoints.remove_leftovers(folder.checkpoints, log=lambda line: None)
+        step = restored.step if restored else 0
+        assert step >= max(saved.said, default=0)
+        if restored:
+            files = {p.name: p.read_bytes() for p in restored.path.iterdir()}
+            assert files == saved.contents[step]
+            with pytest.raises(ConfigError, match="seed"):
+                other = dataclasses.replace(config, seed=config.seed + 1)
+                check_changes(other, folder, restored, ())
+        MetricsFile(folder.metrics, resume_step=step).flush()
+        lines = small_runs.records(workdir) if folder.metrics.exists() else []
+        assert lines == [line for line in saved.lines if line["step"] <= step]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A run that is stopped and continued: Config, operations and lines."""
+    root = tmp_path_factory.mktemp("disk")
+    config = small_config(**RUN)
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        stopped = dataclasses.replace(config, max_steps=5)
+        operations = recorded_training(root, stopped, config)
+    return config, operations, small_runs.records(root / WORKDIR)
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """An empty folder, in memory where that can be; the recovery there is not cut."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(dir=in_memory) as folder:
+        yield pathlib.Path(folder)
+
+
+@pytest.mark.parametrize("most,expected", [(6, 300), slow(100, 4000)])
+def test_row_1_after_a_power_cut_what_was_saved_is_there(
+    recorded, scratch, count, most, expected
+):
+    config, operations, lines = recorded
+    states = crash_states(operations, lines, most)
+    num_states = recover_from_all(states, config, scratch)
+    assert num_states > expected
+    count("crash states replayed", num_states)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_row_1_after_a_power_cut_by_the_system_calls(tmp_path, scratch, count):
+    """With the writes of TensorFlow one by one, and the best checkpoint kept."""
+    root, config = tmp_path / "disk", small_config(**small_runs.HELD_OUT)
+    root.mkdir()
+    arguments = (str(root / WORKDIR), dataclasses.asdict(config))
+    program = f"import killed_runs; killed_runs.train_job{arguments}"
+    here = pathlib.Path(__file__).parent
+    traced = traced_operations(
+        [sys.executable, "-c", program],
+        root,
+        tmp_path / "strace.log",
+        env=os.environ | {"PYTHONPATH": f"{here.parent}:{here}"},
+    )
+    operations = []
+    for operation in traced:
+        if operation[1] != SAID:
+            operations += [operation] if "/tensorboard" not in operation[1] else []
+        elif operation[0] == "write":
+            operations.append(("said", int(operation[2].split()[-1])))
+    assert sum(kind == "said" for kind, *_ in operations) == 15
+    lines = small_runs.records(root / WORKDIR)
+    states = crash_states(operations, lines, most=20)
+    num_states = recover_from_all(states, config, scratch)
+    assert num_states > 3000
+    count("crash states replayed", num_states)
+
+
+@pytest.mark.slow
+def test_row_1_a_power_cut_after_a_kill(recorded, tmp_path, scratch, count):
+    """A process killed at any operation until its first save leaves to the next one
+    what it has not synced."""
+    config, operations, lines = recorded
+    config = dataclasses.replace(config, max_steps=5)
+    last = operations.index(("said", 3))
+    disk, num_states = Disk(), 0
+    for place, (kind, *args) in enumerate(operations[:last]):
+        root = tmp_path / str(place)
+        write_tree(root, disk.tree())
+        continued = operations[:place] + recorded_training(root, config)
+        states = crash_states(continued, lines, most=3, first=place)
+        num_states += recover_from_all(states, config, scratch)
+        if kind != "said":
+            getattr(disk, kind)(*args)
+    assert num_states > 20 * last
+    count("crash states replayed", num_states)
+
+
+@pytest.mark.slow
+def test_row_1_after_a_power_cut_a_run_ends_as_the_uninterrupted_one(
+    recorded, scratch, count
+):
+    config, operations, lines = recorded
+    expected = small_runs.uninterrupted(config)
+    trees = [tree for tree, _ in crash_states(operations, lines, most=6)]
+    for number, tree in enumerate(random.Random(0).sample(trees, 40)):
+        root = scratch / str(number)
+        write_tree(root, tree)
+        state = train(root / WORKDIR, config).state
+        small_runs.assert_equal_states(state, expected.state)
+        assert small_runs.records(root / WORKDIR) == expected.records
+    count("crash states replayed", number + 1)
