@@ -15,8 +15,8 @@ from towers.errors import ConfigError
 HOST = "/CPU:0"
 
 # More logical devices than these are refused. No machine has so many GPUs that a CPU
-# could stand for, and tracing takes longer with every tower: LeNet's first step took
-# 0.8 s on one tower, 2.3 s on 64 and 13.5 s on 256 (2 cores).
+# could stand for, and the time for tracing grows faster than their number; see
+# docs/reliability.md, "Sizes".
 MOST_DEVICES = 256
 
 
