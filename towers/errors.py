@@ -93,18 +93,17 @@ def printable(text: str) -> str:
     )
 
 
-def end_process(program: str, error: Exception, folder: str | None = None) -> None:
-    """Ends the process as an error demands: one line on standard error, or three for a
-    defect, and the exit code.
-
-    A thread may still be inside a step that will never end, so the interpreter's own
-    orderly end is not waited for.
+def report(program: str, error: Exception, folder: str | None = None) -> int:
+    """Prints an error: one line on standard error, or three for a defect.
 
     Args:
         program: begins each line.
         error: a TowersError, or any other, which is a defect.
         folder: where the traceback of a defect is saved; by default, and where that
             fails, the folder for temporary files.
+
+    Returns:
+        The exit code.
     """
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
@@ -116,7 +115,16 @@ def end_process(program: str, error: Exception, folder: str | None = None) -> No
     with contextlib.suppress(AttributeError, OSError, ValueError):
         for line in lines:
             print(f"{program}: {line}", file=sys.stderr, flush=True)
-    os._exit(error.exit_code if is_foreseen else DEFECT)
+    return error.exit_code if is_foreseen else DEFECT
+
+
+def end_process(program: str, error: Exception, folder: str | None = None) -> None:
+    """Ends the process as an error demands, see `report`.
+
+    A thread may still be inside a step that will never end, so the interpreter's own
+    orderly end is not waited for.
+    """
+    os._exit(report(program, error, folder))
 
 
 def _defect(error, folder):

@@ -12,7 +12,7 @@ import sys
 
 from towers import quiet_imports
 from towers.config import choices
-from towers.errors import ConfigError, end_process
+from towers.errors import ConfigError, report
 
 PROGRAM = "towers.data"
 
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
             grid_path=flags.grid,
         )
     except Exception as error:
-        end_process(PROGRAM, error)
+        return report(PROGRAM, error)
     return 0
 
 
