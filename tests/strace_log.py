@@ -24,10 +24,10 @@ ON_PATHS = {
     "rmdir": "remove",
 }
 OPEN = ("open", "openat", "creat")
-ON_DESCRIPTORS = ("write", "lseek", "ftruncate", "fsync", "fdatasync")
+ON_DESCRIPTORS = ("write", "pwrite64", "lseek", "ftruncate", "fsync", "fdatasync")
 # Others that change files; a program that calls them is not understood here.
 UNKNOWN = (
-    *("pwrite64", "writev", "pwritev", "pwritev2", "truncate", "fallocate", "link"),
+    *("writev", "pwritev", "pwritev2", "truncate", "fallocate", "link"),
     *("linkat", "symlink", "symlinkat", "copy_file_range", "sendfile", "dup", "dup2"),
 )
 TRACED = ",".join([*ON_PATHS, *OPEN, *ON_DESCRIPTORS, *UNKNOWN])
@@ -125,10 +125,13 @@ class _Reader:
             return [("write", path, content[: int(rest)].ljust(int(rest), b"\0"))]
         text = rest[rest.index('"') + 1 : rest.rindex('"')]
         written = codecs.escape_decode(text.encode())[0][:result]
-        offset = self._offsets[descriptor]
-        if offset is None:
-            return [("write", path, content + written)]
-        self._offsets[descriptor] = offset + result
+        if name == "pwrite64":
+            offset = int(rest.rpartition(",")[2])
+        else:
+            offset = self._offsets[descriptor]
+            if offset is None:
+                return [("write", path, content + written)]
+            self._offsets[descriptor] = offset + result
         before = content[:offset].ljust(offset, b"\0")
         return [("write", path, before + written + content[offset + result :])]
 
