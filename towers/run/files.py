@@ -4,6 +4,7 @@ Whatever stands in such a folder, opening it neither follows a symbolic link, no
 to anything but a file of its own, nor waits for a FIFO. All errors are OSErrors.
 """
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -110,12 +111,11 @@ def sync(path: pathlib.Path) -> None:
 
 def make_folders(path: pathlib.Path) -> None:
     """Makes a folder and those above it, where they are missing; a power cut does not
-    take them away again."""
-    for folder in reversed([path, *path.parents]):
-        if not folder.exists():
-            folder.mkdir(exist_ok=True)
-            sync(folder.parent)
-    path.mkdir(exist_ok=True)  # raises an error where something else stands there
+    take them away again, nor those that a killed process has made."""
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in path.resolve().parents:
+        with contextlib.suppress(OSError):  # one that may not be listed is not new
+            sync(folder)
 
 
 def remove(path: pathlib.Path) -> None:
