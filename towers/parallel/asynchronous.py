@@ -254,7 +254,7 @@ class AsynchronousTrainer(Trainer):
             "input_wait_secs": np.mean(self.coordinator.input_wait_secs),
         }
 
-    def gradients(self):
+    def gradients(self, batch):
         """Those of the last update, before clipping and scaling."""
         return dict(zip(self._param_names, self._gradients, strict=False))
 
