@@ -299,7 +299,7 @@ def test_metrics_are_those_of_the_last_step():
         metrics["tower_losses"], [r.loss for r in of_towers], rtol=1e-4
     )
     # Those of the last update, neither clipped nor scaled.
-    gradients = towers.gradients()
+    gradients = towers.gradients({})
     assert list(gradients) == list(network.params)
     norm = oracle.global_norm({name: g.numpy() for name, g in gradients.items()})
     assert norm == pytest.approx(expected.reports[-1].gradient_norm, rel=1e-4)

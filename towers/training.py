@@ -253,11 +253,11 @@ def _summarize(run: Run, parts: build.Parts) -> None:
         if name.startswith(prefix)
     }
     run.reports.histograms(step, params, "params")
-    with run.watchdog.activity("computing gradients for the summary"):
-        gradients = run.trainer.gradients()
-    run.reports.histograms(step, gradients, "gradients")
     with run.watchdog.activity("waiting for data"):
         batch = parts.train_batches(tf.constant(step, tf.int64))
+    with run.watchdog.activity("computing gradients for the summary"):
+        gradients = run.trainer.gradients(batch)
+    run.reports.histograms(step, gradients, "gradients")
     run.reports.images(step, batch["images"], "next_batch")
 
 
@@ -282,11 +282,16 @@ def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
     Only images held out of the training set may decide which step is best.
     """
     split, source = parts.eval_split
-    stream = evaluation_stream(source, parts.augment, run.config.batch_size)
+    if run.eval_batches is None:
+        run.eval_batches = evaluation_stream(
+            source, parts.augment, run.config.batch_size
+        )
     record, averages = {}, [False, True] if run.config.ema_decay else [False]
     for use_averages in averages:
         with run.watchdog.activity("evaluating") as beat:
-            counts = accuracy(run.trainer, _with_beats(stream, beat), use_averages)
+            counts = accuracy(
+                run.trainer, _with_beats(run.eval_batches, beat), use_averages
+            )
         suffix = "_averaged" if use_averages else ""
         record |= record_of(counts, split, suffix)
         record[f"{split}_loss{suffix}"] = counts["loss"]

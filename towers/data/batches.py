@@ -87,7 +87,7 @@ class TrainBatches:
 
         Reading, processing and the consumer of the stream overlap.
         """
-        steps = tf.data.Dataset.counter(first_step)
+        steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
         batches = batches.map(
             streams.plain(self.process), num_parallel_calls=streams.NUM_CALLS
@@ -142,7 +142,7 @@ class TrainBatches:
         def rest_of_epoch(epoch):
             return self._order(epoch)[tf.where(epoch == first_epoch, done, 0) :]
 
-        epochs = tf.data.Dataset.counter(first_epoch).map(streams.plain(rest_of_epoch))
+        epochs = _count(first_epoch).map(streams.plain(rest_of_epoch))
         return epochs.rebatch(self.images_per_step, drop_remainder=True)
 
     def _order(self, epoch):
@@ -155,6 +155,12 @@ class TrainBatches:
         return step * self.images_per_step + tf.range(
             self.images_per_step, dtype=tf.int64
         )
+
+
+def _count(first):
+    """All whole numbers from `first` on, int64. `Dataset.counter` would trace a
+    function, and keep it and its memory when the data set is deleted."""
+    return tf.data.Dataset.range(first, tf.int64.max)
 
 
 def _read_ahead(batches):

@@ -61,7 +61,9 @@ def reading(folder: str) -> Iterator[Any]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:
-        yield tfds.builder_from_directory(folder)
+        with _only_own_features(folder):
+            builder = tfds.builder_from_directory(folder)
+        yield builder
     except TowersError:
         raise
     except ImportError as error:  # array_record is not there for every system.
@@ -75,6 +77,35 @@ def reading(folder: str) -> Iterator[Any]:
         ) from error
     finally:
         logging.set_verbosity(verbosity)
+
+
+@contextlib.contextmanager
+def _only_own_features(folder: str) -> Iterator[None]:
+    """Refuses features of other packages: TFDS imports the module of every class that
+    `features.json` names, which executes it.
+
+    The file is not searched instead, since TFDS reads several forms of it, nested in
+    each other and in strings.
+    """
+    from tensorflow_datasets.core.features.feature import FeatureConnector
+
+    original = vars(FeatureConnector)["cls_from_name"]
+    find = FeatureConnector.cls_from_name
+
+    def find_own(name):
+        if not name.startswith("tensorflow_datasets."):
+            raise DataError(
+                f"{folder}: features.json names the class {one_line(name, 100)}, which "
+                "is not one of tensorflow-datasets; it is not imported. Prepare the "
+                "data set without that feature"
+            )
+        return find(name)
+
+    FeatureConnector.cls_from_name = find_own
+    try:
+        yield
+    finally:
+        FeatureConnector.cls_from_name = original
 
 
 def read_prepared(folder: str) -> DataSet:

@@ -204,7 +204,7 @@ class AsynchronousTrainer(Trainer):
             **self._num_skipped(),
         }
 
-    def gradients(self):
+    def gradients(self, batch):
         """Those of the last update, before clipping and scaling."""
         return dict(zip(self._param_names, self._gradients, strict=False))
 

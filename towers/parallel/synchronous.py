@@ -66,7 +66,7 @@ class SynchronousTrainer(Trainer):
         if not is_taken:
             # The batch and the parameters are unchanged: compute again to name the
             # tower.
-            finite, _ = self._inspect_next_step()
+            finite, _ = self._inspect_next_step(next(iter(self._stream(step))))
             raise not_finite_error(
                 step + 1,
                 finite.numpy(),
@@ -78,8 +78,8 @@ class SynchronousTrainer(Trainer):
         metrics |= self._num_skipped()
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
-    def gradients(self):
-        _, shards = self._inspect_next_step()
+    def gradients(self, batch):
+        _, shards = self._inspect_next_step(batch)
         whole = [tf.concat(slices, -1) for slices in zip(*shards, strict=True)]
         return dict(zip(self._param_names, whole, strict=True))
 
@@ -117,7 +117,6 @@ class SynchronousTrainer(Trainer):
         finite = tf.reshape(tf.stack(finite), [-1, num_shards])
         return tf.reduce_all(finite, axis=1), reduced.mean.gradients[:num_shards]
 
-    def _inspect_next_step(self):
-        step = int(self.global_step)
-        batch = next(iter(self._stream(step)))
-        return self.inspect_step(phase_at(self.phases, step), batch)
+    def _inspect_next_step(self, batch):
+        phase = phase_at(self.phases, int(self.global_step))
+        return self.inspect_step(phase, dict(batch))

@@ -131,12 +131,15 @@ class Trainer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def gradients(self) -> dict[str, tf.Tensor]:
+    def gradients(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Name -> the mean gradient of the next step, which is not taken; for
         histograms.
 
         It is computed anew: to carry it out of every step would cost copies.
         Asynchronous towers have the gradient of the last update and return that.
+
+        Args:
+            batch: of the next step.
         """
 
     @abc.abstractmethod

@@ -5,6 +5,7 @@ import itertools
 import json
 import pathlib
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Run:
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         pending_record: that of the last step until it is evaluated and written. A run
             that was stopped before that begins with it.
+        eval_batches: of every evaluation, from the first on. TensorFlow traces the
+            functions of each data set that is made, and never frees all of that.
     """
 
     config: Config
@@ -57,6 +60,7 @@ class Run:
     saved_step: int = 0
     saved_at: float = 0.0
     pending_record: dict | None = None
+    eval_batches: Iterable | None = None
 
 
 @dataclasses.dataclass(frozen=True)
