@@ -101,8 +101,10 @@ def digest(path: pathlib.Path, size: int) -> str:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Flushes a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    """Flushes a file, or the names in a folder, to the disk.
+
+    The folder of a run may itself be a link, which is followed: nothing is changed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
