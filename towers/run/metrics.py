@@ -1,6 +1,7 @@
 """`metrics.jsonl`: one JSON object a line, with strictly increasing "step"."""
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -51,8 +52,9 @@ class MetricsFile:
 
     def _move_aside(self):
         aside = self._path.with_name(f"{self._path.name}.damaged")
-        while files.kind(aside) is not None:
-            aside = aside.with_name(f"{aside.name}-again")
+        numbered = (aside.with_name(f"{aside.name}-{i}") for i in itertools.count(2))
+        paths = itertools.chain([aside], numbered)
+        aside = next(path for path in paths if files.kind(path) is None)
         with contextlib.suppress(OSError):
             os.rename(self._path, aside)
         self._say(
