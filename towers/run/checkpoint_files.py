@@ -257,6 +257,6 @@ def _check_file(path: Path, entry: dict[str, Any]) -> None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(files.read_bytes(path))
-    except (ValueError, RecursionError) as error:
+        return files.parse_json(files.read_bytes(path))
+    except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error

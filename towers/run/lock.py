@@ -113,7 +113,7 @@ def _take(descriptor):
 
 def _parsed(content):
     try:
-        about = json.loads(content)
-    except (ValueError, RecursionError):
+        about = files.parse_json(content)
+    except ValueError:
         about = None
     return about if isinstance(about, dict) else {}

@@ -136,8 +136,8 @@ def read_metrics(path: pathlib.Path) -> tuple[list[dict[str, Any]], bool]:
 def _parsed(line):
     """The object of a line; None if it is no object with a step."""
     try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        record = files.parse_json(line.decode("utf-8"))
+    except ValueError:
         return None
     is_record = isinstance(record, dict) and type(record.get("step")) is int
     return record if is_record else None
