@@ -15,7 +15,7 @@ from towers.run import checkpoint_files, checkpoints
 from towers.run.folder import RunFolder
 from towers.run.log import say
 from towers.run.reports import Reports
-from towers.run.restore import check_trainer_state, newest_checkpoint
+from towers.run.restore import check_trainer_state, newest_checkpoint, stopwatch_of
 
 
 def accuracy(
@@ -168,7 +168,7 @@ def _free_device(device, folder):
 
 def _result(checkpoint, counts):
     trainer_state = checkpoint.trainer_state
-    timed_secs = trainer_state["timed_secs"]
+    stopwatch = stopwatch_of(trainer_state)
     images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
     return record_of(counts, "test") | {
         "step": checkpoint.step,
@@ -176,9 +176,9 @@ def _result(checkpoint, counts):
         "test_correct": counts["correct"],
         "test_images": counts["images"],
         "test_loss": counts["loss"],
-        "train_secs": trainer_state["train_secs"],
+        "train_secs": stopwatch.train_secs,
         "start_secs": trainer_state.get("start_secs"),
-        "images_per_sec": trainer_state["timed_steps"] * images_per_step / timed_secs
-        if timed_secs
+        "images_per_sec": stopwatch.timed_steps * images_per_step / stopwatch.timed_secs
+        if stopwatch.timed_secs
         else None,
     }

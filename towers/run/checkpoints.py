@@ -12,16 +12,17 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import CheckpointError, TowersError, one_line
+from towers.errors import CheckpointError, ConfigError, TowersError, one_line
 from towers.run import checkpoint_files, files
 from towers.run.checkpoint_files import Checkpoint, Tensors
 
 Log = Callable[[str], None]
+T = TypeVar("T")
 
 
 def save(
@@ -138,14 +139,19 @@ def restore_latest(
     )
 
 
-def newest_config(folder: str | Path) -> Any:
+def newest_config(folder: str | Path, read: Callable[[Any], T]) -> T | None:
     """The "config" of the newest checkpoint whose trainer state is valid; the tensors
-    are not read. None where there is no such checkpoint."""
+    are not read. None where there is no such checkpoint.
+
+    Args:
+        folder: the run's folder of checkpoints.
+        read: takes what the trainer state holds; ConfigError where it is no config.
+    """
     for step in reversed(list_steps(folder)):
         try:
             path = Path(folder) / _step_name(step)
-            return checkpoint_files.read_trainer_state(path)["config"]
-        except (CheckpointError, KeyError):
+            return read(checkpoint_files.read_trainer_state(path)["config"])
+        except (CheckpointError, ConfigError, KeyError):
             continue
     return None
 
@@ -205,7 +211,9 @@ def _listing(folder: Path) -> dict[str, int]:
     except OSError as error:
         raise CheckpointError(f"cannot list {folder}: {error}") from error
     steps = {name: re.fullmatch("step-([0-9]{8,})", name) for name in names}
-    return {name: int(step[1]) if step else -1 for name, step in steps.items()}
+    listing = {name: int(step[1]) if step else -1 for name, step in steps.items()}
+    # With more zeros it would be a second name of the same step.
+    return {n: step if n == _step_name(step) else -1 for n, step in listing.items()}
 
 
 def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:

@@ -111,15 +111,14 @@ class RunFolder:
         Raises:
             ConfigError: there is no run, or no Config can be read.
         """
-        values = None
+        trained = None
         if files.kind(self.checkpoints) == "a folder":
             with quiet_imports():  # of TensorFlow
                 from towers.run import checkpoints
 
-            values = checkpoints.newest_config(self.checkpoints)
-        if values is None:
+            trained = checkpoints.newest_config(self.checkpoints, from_values)
+        if trained is None:
             return self._config_of_file()
-        trained = from_values(values)
         try:
             stored = self._config_of_file()
             changed = changed_mathematics(stored, trained)

@@ -1,6 +1,10 @@
 """The continuation of a run, from its newest checkpoint or another run's parameters."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from towers.config import FIELDS, Config, changed_mathematics, from_values
 from towers.config.choices import nearest
@@ -29,24 +33,32 @@ def check_trainer_state(checkpoint: Checkpoint) -> None:
     state = checkpoint.trainer_state
     try:
         from_values(state["config"])
+        best, unfinished = state["best"], state.get("unfinished")
+        steps = [record["step"] for record in state.get("unwritten", ())]
         numbers = [
             state["images_seen"],
-            *dataclasses.asdict(_stopwatch(state)).values(),
+            *dataclasses.asdict(stopwatch_of(state)).values(),
         ]
-        best, unfinished = state["best"], state.get("unfinished")
         if best is not None:
-            numbers += [best["step"], best["accuracy"]]
-        records = [*state.get("unwritten", ()), *([unfinished] if unfinished else ())]
-        numbers += [record["step"] for record in records]
-        if not all(isinstance(x, int | float) for x in numbers if x is not None):
-            raise ValueError(f"not all of {numbers} are numbers")
-    except (KeyError, TypeError, ValueError) as error:
+            steps.append(best["step"])
+            numbers.append(best["accuracy"])
+        if unfinished:
+            steps.append(unfinished["step"])
+            for value in unfinished.values():
+                np.asarray(value, np.float64)
+        if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
+            raise ValueError(f"not all of {steps} are steps")
+        # JSON also has numbers beyond any type, NaN and infinity.
+        if not all(type(x) in (int, float) and abs(x) < 2**63 for x in numbers):
+            raise ValueError(f"not all of {numbers} are finite numbers")
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(
             f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
         ) from error
 
 
-def _stopwatch(trainer_state):
+def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
+    """The Stopwatch of a run; what an older run did not measure is zero."""
     names = [field.name for field in dataclasses.fields(Stopwatch)]
     return Stopwatch(**{n: trainer_state[n] for n in names if n in trainer_state})
 
@@ -101,7 +113,7 @@ def restore(run: Run, checkpoint: Checkpoint | None) -> None:
         )
         run.step = run.saved_step = checkpoint.step
         run.best, run.pending_record = stored["best"], stored.get("unfinished")
-        run.stopwatch = _stopwatch(stored)
+        run.stopwatch = stopwatch_of(stored)
         unwritten = stored.get("unwritten", [])
         say(f"restored step {run.step} from {checkpoint.path}")
     elif run.config.init_from:
