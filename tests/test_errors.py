@@ -72,3 +72,10 @@ def test_one_line_is_one_printable_line_of_at_most_400_characters():
     line = errors.one_line(f"begins {'x' * 5000} ends")
     assert len(line) == 400 and "\n" not in line
     assert line.startswith("begins xx") and line.endswith("xx ends") and " ... " in line
+
+
+def test_an_error_whose_text_fails_is_named():
+    class Textless(Exception):
+        __str__ = None
+
+    assert errors.one_line(Textless()) == "Textless"

@@ -75,7 +75,11 @@ def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
     White space of any kind becomes a space. From a longer message the middle is left
     out: it begins with what happened and ends with the way out.
     """
-    text = printable(" ".join(str(error).split()) or type(error).__name__)
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of a class of the user
+        text = ""
+    text = printable(text or type(error).__name__)
     if len(text) <= most:
         return text
     end = most // 3

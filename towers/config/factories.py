@@ -5,10 +5,12 @@ arguments that it names and no others, and `checks.ignored_options` reports the 
 that it does not name.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import pathlib
 import sys
 import traceback
@@ -41,18 +43,20 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
         return functools.partial(target, **choice.options)
     source = f"{option}={name}"
     path = pathlib.Path(place)
-    if not path.is_file():
+    if not os.path.isfile(path):  # also where the name is none of a file
         raise ConfigError(f"{source}: there is no file {path}")
     module = _with_errors_in_one_line(source, path, _load_file)(
         path.resolve(), path.stat().st_mtime_ns
     )
-    if not callable(getattr(module, attribute, None)):
+    # Also of a module with a `__getattr__` of its own.
+    target = _with_errors_in_one_line(source, path, getattr)(module, attribute, None)
+    if not callable(target):
         functions = [n for n, value in vars(module).items() if callable(value)]
         raise ConfigError(
             f"{source}: {path} has no function {attribute!r}; "
             f"{nearest(attribute, functions)}".rstrip("; ")
         )
-    return _with_errors_in_one_line(source, path, getattr(module, attribute))
+    return _with_errors_in_one_line(source, path, target)
 
 
 def call(target: Callable[..., Any], /, **available: Any) -> Any:
@@ -93,10 +97,11 @@ def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         raise
     finally:
-        sys.path.remove(str(path.parent))
+        with contextlib.suppress(ValueError):  # the file may have removed it
+            sys.path.remove(str(path.parent))
     return module
 
 
@@ -110,7 +115,7 @@ def _with_errors_in_one_line(source, path, function):
         except TowersError as error:
             error.args = (f"{source}: {error}",)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = line_of_error(path, error)
             raise ConfigError(
                 f"{source}: {where}: {type(error).__name__}: {one_line(error)}"

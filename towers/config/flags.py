@@ -30,6 +30,9 @@ _DEFINE = {
 }
 
 
+# Of the name of a flag, with its dashes.
+_MOST_CHARACTERS = 100
+
 # Former name of a flag -> its name.
 RENAMED = {"views": "tta"}
 
@@ -103,6 +106,30 @@ def _error_of_memory(error):
     )
 
 
+def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequence[str]:
+    """Gives flags the values of a command line; returns the program's name alone.
+
+    Raises:
+        ConfigError: a flag is unknown or its value wrong, or there is something else.
+    """
+    for argument in argv[1:]:
+        # absl's search for the nearest flag recurses once per character.
+        name = argument.partition("=")[0]
+        if len(name) > _MOST_CHARACTERS and name.startswith("-"):
+            raise ConfigError(f"{one_line(name, 60)} is no flag; --help lists them")
+    try:
+        rest = values(argv)
+    except (flags.Error, ValueError, OSError, RecursionError) as error:
+        message = one_line(error)
+        renamed = RENAMED.get(getattr(error, "flagname", ""))
+        if renamed:
+            message += f"; it is called --{renamed} now, see --help"
+        raise ConfigError(message) from None
+    if len(rest) > 1:
+        raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
+    return rest
+
+
 def run(main: Callable[[Sequence[str]], None]) -> None:
     """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake."""
     program = pathlib.Path(sys.argv[0]).name
@@ -110,18 +137,11 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
             stream.reconfigure(errors="backslashreplace")
 
-    def parse(argv):
+    def parse_or_end(argv):
         try:
-            rest = flags.FLAGS(argv)
-            if len(rest) > 1:
-                raise flags.Error(f"{rest[1]!r} is no flag; flags begin with --")
-            return rest
-        except flags.Error as error:
-            message = one_line(error)
-            renamed = RENAMED.get(getattr(error, "flagname", ""))
-            if renamed:
-                message += f"; it is called --{renamed} now, see --help"
-            end_process(program, ConfigError(message))
+            return parse(argv)
+        except ConfigError as error:
+            end_process(program, error)
 
     def main_or_end(argv):
         try:
@@ -132,4 +152,4 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
             end_process(program, error, workdir or None)
 
     logging.set_verbosity(logging.WARNING)
-    app.run(main_or_end, flags_parser=parse)
+    app.run(main_or_end, flags_parser=parse_or_end)

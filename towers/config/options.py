@@ -90,7 +90,7 @@ def _short(value):
     """The value as Python writes it, cut where it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of thousands of digits
+    except Exception:  # of thousands of digits or levels, or of the user's own class
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else text[:57] + "..."
 

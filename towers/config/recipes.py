@@ -1,5 +1,6 @@
 """Recipes: Python files whose `get_config()` gives a Config."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
@@ -26,7 +27,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
         )
     # A recipe calls another by importing it from its own folder.
-    sys.path.insert(0, str(path.parent.resolve()))
+    sys.path.insert(0, recipe_folder := str(path.parent.resolve()))
     try:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
@@ -39,9 +40,11 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             f"{line_of_error(path, error)}: {_with_nearest_option(error)}"
         ) from None
     finally:
-        sys.path.pop(0)
+        with contextlib.suppress(ValueError):  # the recipe may have removed it
+            sys.path.remove(recipe_folder)
     if not isinstance(config, Config):
-        raise ConfigError(f"{path}: get_config() gave {config!r}, not a Config")
+        given = one_line(config, 100)
+        raise ConfigError(f"{path}: get_config() gave {given}, not a Config")
     return config
 
 
@@ -50,8 +53,9 @@ def recipe_names(folder: pathlib.Path) -> list[str]:
 
 
 def _with_nearest_option(error):
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    text = one_line(error)
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
     if not unknown:
-        return f"{type(error).__name__}: {one_line(error)}"
+        return f"{type(error).__name__}: {text}"
     near = nearest(unknown[1], FIELDS)
     return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")
