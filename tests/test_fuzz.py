@@ -1,0 +1,411 @@
+"""Any content of a small file, any option and any command line gives a result or one
+line: rows 17, 34, 37 and 42."""
+
+import contextlib
+import dataclasses
+import decimal
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+import pytest
+from absl import flags as absl_flags
+from corruptions import WRONG_TEXTS, WRONG_VALUES, resign, time_limit
+from example_checkpoints import MANIFEST, STATE, example_tensors
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from marks import slow
+
+from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
+from towers.config.list_options import (
+    parse_early_sizes,
+    parse_epoch_factors,
+    parse_optimizer_options,
+    parse_param_rates,
+)
+from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
+from towers.run import checkpoint_files, checkpoints
+from towers.run.folder import RunFolder
+from towers.run.metrics import MetricsFile, read_metrics
+from towers.run.restore import check_trainer_state
+from towers.run.stopwatch import Stopwatch
+
+# Inputs of each test in the fast suite, which are the same each time.
+FEW = 100
+# Processor time that an input may take.
+MOST_SECS = 1.0
+
+RECIPES = pathlib.Path(__file__).parents[1] / "configs"
+
+many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(3000)])
+
+
+@pytest.fixture
+def fuzz(count, num_inputs):
+    """A function that calls another with inputs of a strategy: each call returns or
+    raises a TowersError, of one of the exit codes, in time. Some are tried always."""
+
+    def fuzz(function, inputs, codes=(2,), always=()):
+        num_tried = 0
+
+        @settings(
+            max_examples=num_inputs,
+            derandomize=num_inputs == FEW,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(inputs)
+        def try_one(value):
+            nonlocal num_tried
+            num_tried += 1
+            started = time.process_time()
+            try:
+                with time_limit(60):
+                    function(value)
+            except TowersError as error:
+                line = one_line(error)
+                assert error.exit_code in codes
+                assert 1 <= len(line) <= MOST_CHARACTERS and line.isprintable()
+            assert time.process_time() - started < MOST_SECS
+
+        for value in always:
+            try_one = example(value)(try_one)
+        try_one()
+        count("inputs fuzzed", num_tried)
+
+    return fuzz
+
+
+# Inputs.
+
+any_text = st.text(st.characters())  # surrogates too
+long_text = st.builds(
+    lambda text, times: text * times,
+    st.text(st.characters(), min_size=1, max_size=4),
+    st.sampled_from([100, 3000, 300_000]),
+)
+texts = st.one_of(any_text, any_text, long_text)
+wrong_texts = st.sampled_from([*WRONG_TEXTS.values(), *WRONG_VALUES])
+wrong_bytes = wrong_texts.map(lambda text: text.encode("utf-8", "surrogatepass"))
+json_values = st.recursive(
+    st.one_of(
+        *(st.none(), st.booleans(), st.integers(), st.floats(), any_text),
+        st.sampled_from([10**400, -(2**63), 2**63, 0, 1, "", "cpu", "none"]),
+    ),
+    lambda inner: st.lists(inner) | st.dictionaries(any_text, inner),
+    max_leaves=5,
+)
+
+
+def edited(content):
+    """The bytes with a few places overwritten, cut or inserted."""
+    place = st.integers(0, len(content))
+    edit = st.tuples(place, place, st.binary(max_size=8) | wrong_bytes)
+
+    def apply(edits):
+        changed = content
+        for start, end, new in edits:
+            changed = changed[:start] + new + changed[max(start, end - 9 * end // 10) :]
+        return changed
+
+    return st.lists(edit, min_size=1, max_size=3).map(apply)
+
+
+def with_values(values):
+    """JSON bytes of an object, some of whose keys have other values."""
+    changes = st.dictionaries(st.sampled_from(list(values)) | any_text, json_values)
+    return changes.map(lambda change: json.dumps(values | change).encode())
+
+
+def files_like(values):
+    """Bytes in the place of the JSON file of an object."""
+    content = json.dumps(values).encode()
+    return st.one_of(st.binary(), wrong_bytes, edited(content), with_values(values))
+
+
+# The files of a run's folder.
+
+
+@many_inputs
+def test_any_config_json(fuzz):
+    values = json.loads(to_json(Config()))
+    fuzz(lambda content: to_json(from_json(content)), files_like(values))
+
+
+@many_inputs
+def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = b'{"step": 1, "loss": 0.5}\n{"step": 3}\n{"step": 7, "losses": [1, 2]}\n'
+
+    def continue_metrics(content):
+        path.write_bytes(content)
+        records, _ = read_metrics(path)
+        steps = [record["step"] for record in records]
+        assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
+        metrics = MetricsFile(path, 3, [{"step": 2}], lambda line: None)
+        metrics.flush()
+        metrics.close()
+        for line in path.read_text().splitlines():
+            assert json.loads(line)["step"] <= 3
+
+    line = st.one_of(st.binary(), wrong_bytes, with_values({"step": 2, "loss": 0.1}))
+    many = st.lists(line).map(b"\n".join)
+    fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=())
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder as a run writes it."""
+    state = {"images_seen": 64, "best": {"step": 1, "accuracy": 0.5}, "unwritten": []}
+    state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
+    state |= dataclasses.asdict(Stopwatch())
+    tensors = {"step": example_tensors(1)["step"]}
+    path = checkpoints.save(tmp_path, 1, tensors, state)
+    checkpoint = checkpoint_files.read(path)
+    check_trainer_state(checkpoint)
+    assert RunFolder(tmp_path).stored_config
+    return checkpoint
+
+
+@many_inputs
+def test_any_manifest(fuzz, checkpoint):
+    path = checkpoint.path / MANIFEST
+    manifest = json.loads(path.read_text())
+    entry = with_values(manifest["files"][0]).map(json.loads)
+    entries = st.lists(entry | json_values).map(
+        lambda new: json.dumps(manifest | {"files": manifest["files"] + new}).encode()
+    )
+
+    def read(content):
+        path.write_bytes(content)
+        same = checkpoint_files.read(checkpoint.path)
+        assert same.trainer_state == checkpoint.trainer_state
+
+    fuzz(read, st.one_of(files_like(manifest), entries), codes=(4,))
+
+
+@many_inputs
+def test_any_trainer_state(fuzz, checkpoint):
+    state = json.loads((checkpoint.path / STATE).read_text())
+
+    def read(content):
+        resign(checkpoint.path, content.decode("utf-8", "surrogateescape"))
+        found = checkpoint_files.read(checkpoint.path)
+        check_trainer_state(found)
+        json.dumps(found.trainer_state, indent=1)  # as the next save does
+
+    fuzz(read, files_like(state), codes=(4,))
+
+
+@many_inputs
+def test_any_lock(fuzz, tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(time, "sleep", lambda secs: None)  # before a second attempt
+
+    def read(content):
+        (tmp_path / ".lock").write_bytes(content)
+        assert isinstance(folder.holder(), dict)
+        with pytest.raises(ConfigError, match="another process trains"), folder.lock():
+            pass
+        with folder.lock():
+            pass
+
+    about = {"pid": 1, "host": "here", "device": "GPU"}
+    with folder.lock():
+        fuzz(read, files_like(about))
+
+
+# Options.
+
+# What a number in a list option may look like, and what not.
+numbers = st.one_of(
+    st.integers().map(str),
+    st.floats().map(str),
+    st.sampled_from(["", " 1", "1_0", "٣", "1e400", "nan", "-0", "9" * 5000, "0x1"]),
+)
+list_texts = st.one_of(
+    texts,
+    st.text("0123456789.:,eE+-_ naif*/[]!"),
+    st.lists(
+        st.lists(st.one_of(numbers, any_text, st.just("*/bias")), max_size=4).map(
+            ":".join
+        )
+    ).map(",".join),
+    st.sampled_from(["1:1," * 100_000, ":" * 300_000, "a:1," * 30_000]),
+)
+
+
+@many_inputs
+@pytest.mark.parametrize(
+    "parse",
+    [
+        parse_epoch_factors,
+        parse_early_sizes,
+        parse_param_rates,
+        parse_optimizer_options,
+    ],
+)
+def test_any_list_option(fuzz, parse):
+    def check(text):
+        values = parse(text)
+        rows = values.items() if isinstance(values, dict) else values
+        found = [x for row in rows for x in row if isinstance(x, int | float)]
+        assert all(np.isfinite(x) for x in found if x is not None and abs(x) < 1e300)
+
+    fuzz(check, list_texts)
+
+
+class Unprintable:
+    """Of a class whose texts fail."""
+
+    def __repr__(self):
+        raise KeyError("no text")
+
+    __str__ = __repr__
+
+
+class Name(str):
+    pass
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+python_values = st.one_of(
+    json_values,
+    texts,
+    list_texts,
+    st.binary(),
+    st.complex_numbers(),
+    st.sampled_from([10**5000, -(10**5000), nested(100_000), Unprintable(), Config]),
+    st.sampled_from([Name("cnn"), np.float32(1), np.arange(3), decimal.Decimal("NaN")]),
+    st.sampled_from([np.nan, np.inf, -np.inf, 5e-324, 1.8e308, True, object()]),
+)
+
+
+@many_inputs
+@pytest.mark.parametrize("name", FIELDS)
+def test_any_value_of_an_option(fuzz, name, num_inputs):
+    def check(value):
+        config = Config(**{name: value})
+        assert type(getattr(config, name)) is FIELDS[name].type
+        assert from_json(to_json(config)) == config
+
+    fuzz(check, python_values)
+
+
+@many_inputs
+def test_any_name_of_a_choice(fuzz, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def create_model(): pass\n")
+    endings = st.sampled_from(["", ":f", ".py:f", ".py:create_model", ".py:", ".py:1"])
+    starts = st.sampled_from(["", "cnn", "tfds:", str(tmp_path), str(file)[:-3], "/"])
+    names = st.builds(lambda a, b, c: a + b + c, starts, texts | st.just(""), endings)
+
+    def check(choice):
+        option, name = choice
+        if choices.find(option, name).is_in_a_file:
+            factories.resolve(option, name)
+
+    fuzz(check, st.tuples(st.sampled_from(list(choices.TABLES)), names))
+
+
+# Recipes and command lines.
+
+FRAGMENTS = (
+    *("from towers.config import Config", "def get_config():", "    return Config()"),
+    *("    return Config(batch_size=0)", "    return Config(batchsize=1)", "x = ["),
+    *("    return Config(seed=10**5000)", "    return 10**5000", "    raise KeyError"),
+    *("    return None", "get_config = Config", "get_config = 1", "raise SystemExit"),
+    *("raise SystemExit(0)", "raise ValueError('two\\nlines')", "import absent_module"),
+    *("raise RecursionError", "raise MemoryError", "assert False", "1 / 0", "\tx = 1"),
+    *("class E(Exception):\n    __str__ = None\nraise E", "import sys"),
+    "def __getattr__(name):\n    raise ValueError",
+    *(
+        "import sys; sys.path.clear()",
+        "import sys; sys.exit('bye')",
+        "raise UnicodeError",
+        "# -*- coding: x",
+    ),
+    *("raise ExceptionGroup('several', [KeyError()])", "\0", "\ufeff", "\x0c", "'''"),
+    *(
+        "(" * 300,
+        "x = " + "-" * 5000 + "1",
+        "raise StopIteration",
+        "def get_config(x):",
+        "def get_config():\n    return 10**5000",
+    ),
+)
+recipes = st.one_of(
+    st.binary(max_size=200).filter(lambda content: b"import" not in content),
+    st.lists(st.sampled_from(FRAGMENTS), max_size=6).map(
+        lambda lines: "\n".join(lines).encode()
+    ),
+    edited(b"from towers.config import Config\ndef get_config():\n  return Config()\n"),
+)
+
+
+@many_inputs
+def test_any_recipe(fuzz, tmp_path, monkeypatch):
+    path = tmp_path / "recipe.py"
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    ticks = itertools.count()
+
+    def check(content):
+        monkeypatch.setattr("sys.path", sys.path.copy())
+        path.write_bytes(content)
+        os.utime(path, ns=(0, next(ticks)))  # it is loaded again
+        with contextlib.suppress(ConfigError):
+            factories.resolve("model", f"{path}:get_config")()
+        config, _, _ = flags.config_of_flags(str(path), RECIPES, {})
+        assert isinstance(config, Config)
+
+    fuzz(check, recipes, always=[fragment.encode() for fragment in FRAGMENTS])
+
+
+@many_inputs
+def test_any_name_of_a_recipe(fuzz, tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    names = st.one_of(
+        texts,
+        texts.map(lambda text: f"{text}.py"),
+        texts.map(lambda text: str(tmp_path / text)),
+        st.sampled_from(["/", "..", ".", ".py", "~", "quickstar", str(tmp_path)]),
+        st.just(str(tmp_path / "folder.py")),
+    )
+    fuzz(lambda name: flags.config_of_flags(name, RECIPES, {}), names)
+
+
+flag_names = st.one_of(
+    st.sampled_from([*FIELDS, *(f"no{name}" for name in FIELDS), "views", "undefok"]),
+    st.sampled_from(["flagfile", "batchsize", "x" * 3000, "help", ""]),
+    any_text,
+)
+arguments = st.one_of(
+    texts,
+    flag_names.map(lambda name: f"--{name}"),
+    st.builds(lambda name, value: f"--{name}={value}", flag_names, list_texts),
+    st.builds(
+        lambda name, value: f"-{name}={value}", flag_names, st.integers() | st.floats()
+    ),
+)
+
+
+@many_inputs
+def test_any_command_line(fuzz):
+    def check(arguments):
+        values = absl_flags.FlagValues()
+        flags.define_config_flags(values=values)
+        flags.parse(["run_train.py", *arguments], values)
+        flags.config_of_flags("quickstart", RECIPES, flags.given_flags(values))
+
+    fuzz(check, st.lists(arguments, max_size=4))
