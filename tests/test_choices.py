@@ -155,7 +155,7 @@ def write(folder, body, name="mine.py"):
         ("def creat(): pass", "has no function 'create'; did you mean 'creat'?"),
         ("create = 3", "has no function 'create'"),
         ("import nowhere_to_be_found", "mine.py:1: ModuleNotFoundError: No module"),
-        ("def create(:", "mine.py: SyntaxError: invalid syntax"),
+        ("def create(:", "mine.py:1: SyntaxError: invalid syntax"),
         ("\ndef create():\n    1 / 0", "mine.py:3: ZeroDivisionError: division by"),
         ("def create(images): pass", "mine.py: TypeError: .* 'images'"),
     ],

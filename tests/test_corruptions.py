@@ -348,7 +348,7 @@ def sampled(num_cases, seed):
     return random.Random(seed).sample(cases, min(num_cases, len(cases)))
 
 
-@pytest.mark.parametrize("num_cases", [2, slow(60)])
+@pytest.mark.parametrize("num_cases", [2, slow(30)])
 def test_a_damaged_run_continues_as_if_nothing_had_happened(
     run, tmp_path, uninterrupted, num_cases, count
 ):

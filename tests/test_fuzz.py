@@ -41,7 +41,7 @@ MOST_SECS = 1.0
 
 RECIPES = pathlib.Path(__file__).parents[1] / "configs"
 
-many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(3000)])
+many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(1000)])
 
 
 @pytest.fixture

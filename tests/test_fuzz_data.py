@@ -33,7 +33,7 @@ from towers.errors import DataError, TowersError, data_errors_of_tensorflow
 MOST_PIXELS = 100_000
 MOST_GROWTH_BYTES = 300e6
 
-few_and_many = pytest.mark.parametrize("num_examples", [50, slow(3000)])
+few_and_many = pytest.mark.parametrize("num_examples", [50, slow(1000)])
 
 
 def fuzz(num_examples, strategy, call):
