@@ -22,6 +22,7 @@ MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
 PROGRAMS = {
     "accuracy",
     "convolutions",
+    "determinism",
     "gpu",
     "input",
     "kernels",

@@ -26,7 +26,10 @@ FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w./]+))?")
 
 # Flags of other programs that the pages mention, and what stands before them.
 OTHERS = {
-    "require-hashes": "pip install",
+    "require-hashes": "pip",
+    "no-deps": "pip-audit",
+    "disable-pip": "pip-audit",
+    "strict": "pip-audit",
     "logdir": "tensorboard",
     "check": "ruff format",
     "upgrade": "UV_FLAGS=",

@@ -254,7 +254,7 @@ def _summarize(run: Run, parts: build.Parts) -> None:
     }
     run.reports.histograms(step, params, "params")
     with run.watchdog.activity("waiting for data"):
-        batch = parts.train_batches(tf.constant(step, tf.int64))
+        batch = parts.train_batches(tf.constant(np.array(step, np.int64)))
     with run.watchdog.activity("computing gradients for the summary"):
         gradients = run.trainer.gradients(batch)
     run.reports.histograms(step, gradients, "gradients")

@@ -23,6 +23,9 @@ class Board:
     Where one is missing, an OSError is raised, the file is cut after its last whole
     event, and the next event begins another file.
 
+    Numbers go to TensorFlow as arrays: of each Python number that it is given it keeps
+    a tensor until the process ends.
+
     Args:
         folder: TensorBoard's `--logdir`, in a run's folder.
         kind: the name of the curves there.
@@ -45,19 +48,20 @@ class Board:
                 curves |= {f"{name}/tower_{i}": x for i, x in enumerate(value)}
         with self._writing(len(curves)):
             for name, value in curves.items():
-                tf.summary.scalar(name, value, step)
+                tf.summary.scalar(name, np.asarray(value), np.asarray(step))
 
     def histograms(
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
     ) -> None:
         with self._writing(len(values)):
             for name, value in values.items():
-                tf.summary.histogram(f"{group}/{name}", value, step)
+                tf.summary.histogram(f"{group}/{name}", value, np.asarray(step))
 
     def images(self, step: int, images: tf.Tensor, name: str) -> None:
         """The first 64 images of a batch, float [n, h, w, 1 or 3], side by side."""
         with self._writing(1):
-            tf.summary.image(name, image_grid(images.numpy())[None], step)
+            grid = image_grid(images.numpy())[None]
+            tf.summary.image(name, grid, np.asarray(step))
 
     @contextlib.contextmanager
     def _writing(self, num_events: int) -> Iterator[None]:
