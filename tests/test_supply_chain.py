@@ -113,6 +113,7 @@ def bomb(tmp_path):
     assert fired.exists()
 
 
+@pytest.mark.slow
 def test_no_file_of_a_run_is_unpickled(tmp_path, monkeypatch, bomb):
     use(monkeypatch)
     original = half_way(tmp_path / "original")
