@@ -2,6 +2,7 @@
 
 import os
 import queue
+import re
 import socket
 import subprocess
 import sys
@@ -150,4 +151,13 @@ def prepare(name: str, data_dir: str) -> None:
             )
         )
     except Exception as error:
-        sys.exit(one_line(error))
+        sys.exit(_wrong_checksum(str(error)) or one_line(error))
+
+
+def _wrong_checksum(message):
+    """TFDS's message about a wrong checksum in fewer words; None for any other."""
+    url = re.search(r"Artifact (\S+), downloaded", message)
+    sums = re.findall(r"checksum='(\w+)'", message)
+    if not url or len(sums) != 2:
+        return None
+    return f"wrong checksum of {one_line(url[1], 100)}: expected {sums[0]}, found {sums[1]}"

@@ -121,14 +121,17 @@ class Board:
         return OSError(code, os.strerror(code), str(self._folder))
 
     def _close(self):
-        """Ends the file after its last whole event."""
+        """Ends the file after its last whole event; removes it where it has none."""
         if self._writer is None:
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
             self._writer.close()
         self._writer = None
         with contextlib.suppress(OSError):
-            os.truncate(self._path(), self._end)
+            if self._num_events > 1:
+                os.truncate(self._path(), self._end)
+            else:  # it has no more than its version
+                self._path().unlink()
 
 
 def image_grid(images: np.ndarray, most: int = 64) -> np.ndarray:
