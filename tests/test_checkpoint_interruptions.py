@@ -139,7 +139,7 @@ def small_disk(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("a small disk can be mounted only by root")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  # row 4

@@ -146,7 +146,7 @@ def small_disk(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("a small disk can be mounted only by root")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(disk):

@@ -160,4 +160,5 @@ def _wrong_checksum(message):
     sums = re.findall(r"checksum='(\w+)'", message)
     if not url or len(sums) != 2:
         return None
-    return f"wrong checksum of {one_line(url[1], 100)}: expected {sums[0]}, found {sums[1]}"
+    where = one_line(url[1], 100)
+    return f"wrong checksum of {where}: expected {sums[0]}, found {sums[1]}"
