@@ -85,6 +85,8 @@ class Board:
         for folder in (self._folder.parent, self._folder):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
+        if not os.statvfs(self._folder).f_bavail:
+            raise self._error()  # rather than to leave a file without events each time
         self._suffix = f".{os.getpid()}.{time.monotonic_ns()}"
         self._end, self._num_events = 0, 0
         self._num_expected = 1  # the first event is the file's version
@@ -121,17 +123,14 @@ class Board:
         return OSError(code, os.strerror(code), str(self._folder))
 
     def _close(self):
-        """Ends the file after its last whole event; removes it where it has none."""
+        """Ends the file after its last whole event."""
         if self._writer is None:
             return
         with contextlib.suppress(OSError, tf.errors.OpError):
             self._writer.close()
         self._writer = None
         with contextlib.suppress(OSError):
-            if self._num_events > 1:
-                os.truncate(self._path(), self._end)
-            else:  # it has no more than its version
-                self._path().unlink()
+            os.truncate(self._path(), self._end)
 
 
 def image_grid(images: np.ndarray, most: int = 64) -> np.ndarray:
