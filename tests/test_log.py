@@ -1,8 +1,13 @@
 """The lines that a run prints."""
 
+import errno
+import io
+import os
+import sys
+
 import pytest
 
-from towers.run.log import duration, log_line
+from towers.run.log import duration, log_line, say
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,31 @@ def test_the_log_line_names_no_speed_before_one_is_known():
     assert line.startswith("step 1/1000 (0.1%)") and "1e-05" in line
     assert line.endswith("  first step, with tracing and compiling: 12.3 s")
     assert "images/s" not in line and "left" not in line
+
+
+@pytest.mark.parametrize(
+    "line,expected",
+    [
+        ("saved in ré", rb"saved in r\xe9"),
+        ("saved in a\nb\x1b[31m", rb"saved in a\nb\x1b[31m"),
+        ("saved in \udcff", rb"saved in \udcff"),
+    ],
+)
+def test_a_line_can_be_printed_whatever_a_path_holds(monkeypatch, line, expected):
+    """Standard output may be ASCII alone."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    say(line)
+    assert written.getvalue() == expected + b"\n"
+
+
+def test_a_training_goes_on_where_its_lines_cannot_be_printed(monkeypatch):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    closed = io.StringIO()
+    closed.close()
+    for output in (Full(), closed):
+        monkeypatch.setattr(sys, "stdout", output)
+        say("step 1")

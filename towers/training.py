@@ -32,7 +32,14 @@ from towers.run.log import log_line, say
 from towers.run.periods import Periods
 from towers.run.reports import Reports
 from towers.run.restore import check_changes, newest_checkpoint, restore
-from towers.run.run import Run, TrainResult, is_between_steps, save, saved_aside
+from towers.run.run import (
+    Run,
+    TrainResult,
+    is_between_steps,
+    save,
+    saved_aside,
+    try_to_save,
+)
 from towers.run.watchdog import Watchdog
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -96,14 +103,13 @@ def train(
             total_steps=parts.total_steps,
         ):
             say(line)
-        watchdog = stack.enter_context(
-            Watchdog(
-                trainer,
-                CONSISTENT_ACTIVITIES,
-                stuck_after_secs=config.stuck_after_secs,
-                say=say,
-            )
+        watchdog = Watchdog(
+            trainer,
+            CONSISTENT_ACTIVITIES,
+            stuck_after_secs=config.stuck_after_secs,
+            say=say,
         )
+        stack.enter_context(watchdog)
         reports = stack.enter_context(Reports(folder, "train", say))
         background = stack.enter_context(Background(say))
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
@@ -154,7 +160,7 @@ def _train_and_save(
     except Exception as error:
         # After the first two the parameters are those of a whole step as well.
         if isinstance(error, NumericError | DataError) or is_between_steps(run.trainer):
-            _try_to_save(run)
+            watchdog.run(try_to_save, run)
         raise
     if watchdog.stop_requested and (run.step < run.last_step or run.pending_record):
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
@@ -163,15 +169,6 @@ def _train_and_save(
             f"{saved if run.step else 'no step was taken'}; "
             "the same command continues"
         )
-
-
-def _try_to_save(run):
-    """Saves before a run ends because of another error."""
-    try:
-        run.watchdog.run(save, run)
-        run.background.wait()
-    except (CheckpointError, RunFolderError) as error:
-        say(str(error))
 
 
 def train_loop(

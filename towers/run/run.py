@@ -111,6 +111,15 @@ def save(run: Run) -> None:
     run.saved_step, run.saved_at = step, time.monotonic()
 
 
+def try_to_save(run: Run) -> None:
+    """Saves before a run ends because of another error; says why where it fails."""
+    try:
+        save(run)
+        run.background.wait()
+    except (CheckpointError, RunFolderError) as error:
+        say(str(error))
+
+
 def saved_aside(run: Run, error: RunFolderError) -> RunFolderError:
     """Saves the state in a new run folder beside that of the run, which is gone; the
     error with the name of that folder, or with the reason why there is none."""
