@@ -102,30 +102,21 @@ def test_a_recipe_takes_two_steps_at_an_eighth_of_its_width(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @each_recipe
-def test_a_recipe_trains_at_full_width_under_every_strategy(
-    name, strategy, tmp_path, monkeypatch
-):
+def test_a_recipe_trains_at_full_width_under_every_strategy(name, strategy, tmp_path):
     if (name, strategy) in REFUSED:
         pytest.skip("refused by name: see test_config, test_optimizers")
-    if "wide" in name:
-        train_in_another_process(name, strategy, tmp_path)
-        return
-    recipe = load_recipe(name, CONFIGS)
-    train_two_steps(recipe, tmp_path, monkeypatch, **STRATEGIES[strategy])
-
-
-def train_in_another_process(name, strategy, workdir):
-    """One at a time: each takes 12 GB, of which oneDNN keeps most until the process
-    ends."""
+    # In another process: oneDNN keeps most of what a network takes until the process
+    # ends. The wide ones, which take 12 GB, one at a time.
     script = (
         "import towers, pathlib, sys, pytest, test_recipes as t; "
         "name, strategy, workdir = sys.argv[1:]; "
         "t.train_two_steps(t.load_recipe(name, t.CONFIGS), pathlib.Path(workdir), "
         "pytest.MonkeyPatch(), **t.STRATEGIES[strategy])"
     )
-    command = [sys.executable, "-c", script, name, strategy, str(workdir)]
+    command = [sys.executable, "-c", script, name, strategy, str(tmp_path)]
     with open(pathlib.Path(tempfile.gettempdir(), "towers-large-test"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if "wide" in name:
+            fcntl.flock(file, fcntl.LOCK_EX)
         done = subprocess.run(
             command, cwd=CONFIGS.parent / "tests", capture_output=True, text=True
         )
