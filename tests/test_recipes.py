@@ -5,6 +5,7 @@ import fcntl
 import functools
 import importlib
 import itertools
+import os
 import pathlib
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def test_a_recipe_trains_at_full_width_under_every_strategy(name, strategy, tmp_
     with open(pathlib.Path(tempfile.gettempdir(), "towers-large-test"), "w") as file:
         if "wide" in name:
             fcntl.flock(file, fcntl.LOCK_EX)
-        done = subprocess.run(
-            command, cwd=CONFIGS.parent / "tests", capture_output=True, text=True
-        )
+        root = CONFIGS.parent
+        env = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
