@@ -1,7 +1,6 @@
 """A run of 20,000 steps holds as much at its end as at its beginning."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -15,13 +14,10 @@ SCRIPT = pathlib.Path(__file__).with_name("soak.py")
 
 
 @pytest.mark.slow
-def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
+def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path, count):
     workdir = tmp_path / "run"
-    # Freed blocks of this size go back to the system at once, whatever the thread.
-    environ = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
     done = subprocess.run(
         [sys.executable, SCRIPT, workdir, str(NUM_STEPS), str(EVERY_STEPS)],
-        env=environ,
         capture_output=True,
         text=True,
     )
@@ -35,7 +31,7 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
     first = steady[0]
 
     rss_mb = [sample["rss_mb"] for sample in steady]
-    assert max(rss_mb) - min(rss_mb) < 3, rss_mb
+    assert max(rss_mb) - min(rss_mb) < 5, rss_mb
     # A checkpoint that is being written has a thread, and up to three open files.
     assert {s["threads"] - first["threads"] for s in steady} <= {-1, 0, 1}
     assert {s["files"] - first["files"] for s in steady} <= {*range(-3, 4)}
@@ -55,3 +51,4 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path):
     num_summaries = NUM_STEPS // soak.SUMMARY_EVERY
     assert events.stat().st_size < 15_000 * num_summaries  # with all scalars
     assert len(list((workdir / "checkpoints").iterdir())) == 2
+    count("steps soaked", NUM_STEPS)
