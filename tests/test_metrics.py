@@ -1,6 +1,8 @@
 """`metrics.jsonl` (row 32)."""
 
 import json
+import sys
+import threading
 
 import numpy as np
 
@@ -91,3 +93,26 @@ def test_numbers_come_back_as_they_were(tmp_path):
     MetricsFile(path, 0).append({"step": 1, "loss": loss})
     MetricsFile(path, resume_step=1).flush()
     assert read_metrics(path)[0] == [{"step": 1, "loss": loss}]
+
+
+def test_one_thread_appends_while_another_one_flushes(tmp_path):
+    """As a checkpoint does, which is written in the background."""
+    path, is_done = tmp_path / "metrics.jsonl", threading.Event()
+    metrics = MetricsFile(path, 0)
+    metrics.flush()
+
+    def flush():
+        while not is_done.is_set():
+            metrics.flush()
+
+    thread = threading.Thread(target=flush)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread.start()
+        append_all(metrics, range(1, 2001))
+    finally:
+        is_done.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert steps_in(path) == list(range(1, 2001))

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ class MetricsFile:
     """The file of a run that trains.
 
     It is a log, and never worth ending a run: what cannot be written is kept back and
-    written with the next line; a file that is damaged is moved aside.
+    written with the next line; a file that is damaged is moved aside. One thread may
+    append while another one flushes.
 
     Args:
         path: of the file.
@@ -43,6 +45,7 @@ class MetricsFile:
     ):
         self._path, self._say = path, say
         self._descriptor, self._size = None, 0
+        self._lock = threading.RLock()  # of `unwritten` and of the file's end
         records, is_damaged = read_metrics(path)
         if is_damaged:
             self._move_aside()
@@ -68,19 +71,21 @@ class MetricsFile:
         Raises:
             OSError: they cannot be written now, and are kept back.
         """
-        self.unwritten.append(_plain(record))
-        self.flush()
+        with self._lock:
+            self.unwritten.append(_plain(record))
+            self.flush()
 
     def flush(self) -> None:
         """Writes the records that are kept back; OSError as in `append`."""
-        text = "".join(json.dumps(record) + "\n" for record in self.unwritten)
-        if self._descriptor is None:
-            files.write_text(self._path, text)
-            self._descriptor = files.open_file(self._path, os.O_RDWR)
-        else:
-            self._write(text.encode())
-        self._size += len(text)
-        self.unwritten.clear()
+        with self._lock:
+            text = "".join(json.dumps(record) + "\n" for record in self.unwritten)
+            if self._descriptor is None:
+                files.write_text(self._path, text)
+                self._descriptor = files.open_file(self._path, os.O_RDWR)
+            else:
+                self._write(text.encode())
+            self._size += len(text)
+            self.unwritten.clear()
 
     def _write(self, content):
         """All of it or nothing."""
@@ -95,9 +100,10 @@ class MetricsFile:
             raise
 
     def sync(self) -> None:
-        """Flushes the file to the disk; OSError where that fails."""
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
+        """Flushes the file to the disk, with what was kept back; OSError as in
+        `append`."""
+        self.flush()
+        os.fsync(self._descriptor)
 
     def records(self) -> Iterable[Mapping[str, Any]]:
         """All records, also where the file has been moved or removed meanwhile."""

@@ -5,6 +5,7 @@ One warning says so; the next report is tried again.
 """
 
 import collections
+import pathlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -25,27 +26,26 @@ class Reports:
         folder: of the run.
         kind: of its curves on the board, "train" or "eval".
         say: takes a line for the user.
+
+    Attributes:
+        metrics: `metrics.jsonl`; None until it is opened.
     """
 
     def __init__(self, folder: RunFolder, kind: str, say: Callable[[str], None] = say):
         self._folder, self._say = folder, say
         self._board = Board(folder.tensorboard, kind)
         self._num_failed = collections.Counter()  # since the last success
-        self._metrics: MetricsFile | None = None
+        self.metrics: MetricsFile | None = None
 
     def open_metrics(self, resume_step: int, unwritten: list[dict]) -> None:
         """Continues `metrics.jsonl`, see `MetricsFile`."""
         path = self._folder.metrics
-        self._metrics = MetricsFile(path, resume_step, unwritten, self._say)
-        self._attempt(path.name, self._metrics.flush)
-
-    @property
-    def metrics(self) -> MetricsFile:
-        return self._metrics
+        self.metrics = MetricsFile(path, resume_step, unwritten, self._say)
+        self._attempt(path.name, self.metrics.flush)
 
     def record(self, record: Mapping[str, object]) -> None:
         """A line of `metrics.jsonl`."""
-        self._attempt(self._folder.metrics.name, lambda: self._metrics.append(record))
+        self._attempt(self._folder.metrics.name, lambda: self.metrics.append(record))
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
         """Curves, see `Board`."""
@@ -63,27 +63,22 @@ class Reports:
         """Images, see `Board`."""
         self._attempt("TensorBoard", lambda: self._board.images(step, images, name))
 
-    def file(self, path, text: str) -> bool:
-        """Writes a small file; returns whether it could be written."""
-        return self._attempt(path.name, lambda: files.write_text(path, text))
+    def file(self, path: pathlib.Path, text: str) -> None:
+        """Writes a small file."""
+        self._attempt(path.name, lambda: files.write_text(path, text))
 
     def sync(self) -> None:
         """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
-        self._attempt(self._folder.metrics.name, self._sync)
-
-    def _sync(self):
-        if self._metrics.unwritten:
-            self._metrics.flush()
-        self._metrics.sync()
+        self._attempt(self._folder.metrics.name, self.metrics.sync)
 
     def __enter__(self) -> "Reports":
         return self
 
     def __exit__(self, *_) -> None:
         """Tries once more to write what is kept back, and says what is missing."""
-        if self._metrics is not None:
+        if self.metrics is not None:
             self.sync()
-            self._metrics.close()
+            self.metrics.close()
         for name, count in sorted(self._num_failed.items()):
             kept = "kept in the last checkpoint" if self._is_kept(name) else "lost"
             self._say(f"warning: {count} reports in {name} were not written: {kept}")
@@ -92,7 +87,7 @@ class Reports:
         return name == self._folder.metrics.name
 
     def _attempt(self, name, write):
-        """Writes; returns whether it succeeded. Says where that changes."""
+        """Writes; says where that begins to fail, and to succeed again."""
         try:
             write()
         except OSError as error:
@@ -104,9 +99,8 @@ class Reports:
                     f"free in {self._folder.path}); it is tried again with each report"
                 )
             self._num_failed[name] += 1
-            return False
+            return
         num_failed = self._num_failed.pop(name, 0)
         if num_failed:
             kept = "written now" if self._is_kept(name) else "lost"
             self._say(f"{name} can be written again; {num_failed} reports are {kept}")
-        return True
