@@ -31,9 +31,7 @@ WORKDIR = flags.DEFINE_string(
     "Folder of the run; by default runs/<recipe>, or runs/default without one.",
 )
 OVERWRITE = flags.DEFINE_bool(
-    "overwrite",
-    False,
-    "Remove the files of an earlier run in the folder and start again.",
+    "overwrite", False, "Remove the files of an earlier run there and start again."
 )
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."

@@ -6,7 +6,9 @@ import os
 # Small products in the oracle; threads that wait for each other cost more than they do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from tally import count, pytest_terminal_summary  # noqa: F401  (for pytest to find)
+# For pytest to find.
+from small_disk import small_disk  # noqa: F401
+from tally import count, pytest_terminal_summary  # noqa: F401
 
 import towers  # noqa: F401  (settles Keras' backend before TensorFlow is imported)
 

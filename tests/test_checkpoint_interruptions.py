@@ -7,7 +7,6 @@ import itertools
 import os
 import resource
 import shutil
-import subprocess
 
 import pytest
 import tensorflow as tf
@@ -127,19 +126,6 @@ def check_refusal(refused, folder, step):
     assert f"cannot save step {step} in {folder}" in str(refused)
     assert f"{needed:,} bytes" in str(refused) and "are free there" in str(refused)
     assert "\n" not in str(refused) and "{{" not in str(refused)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("a small disk can be mounted only by root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  # row 4

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
 
 import pytest
 import small_runs
@@ -134,19 +133,6 @@ def test_row_35_metrics_are_kept_back_whole_until_there_is_room(tmp_path, monkey
         assert not metrics.read_metrics(path)[1]  # the file is never damaged
     assert failed[-1] == 19 and len(failed) > 10
     assert [r["step"] for r in metrics.read_metrics(path)[0]] == list(range(1, 31))
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("a small disk can be mounted only by root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(disk):

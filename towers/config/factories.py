@@ -15,7 +15,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from towers.config.choices import find, nearest
@@ -93,16 +93,24 @@ def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
     _loaded_files.add(str(path))
     # Dataclasses look their module up by its name.
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
     try:
-        spec.loader.exec_module(module)
+        with importing_from(path.parent):
+            spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise
+    return module
+
+
+@contextlib.contextmanager
+def importing_from(folder: pathlib.Path) -> Iterator[None]:
+    """A Python file that is executed inside may import others of a folder."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
     finally:
         with contextlib.suppress(ValueError):  # the file may have removed it
-            sys.path.remove(str(path.parent))
-    return module
+            sys.path.remove(str(folder))
 
 
 def _with_errors_in_one_line(source, path, function):

@@ -1,15 +1,13 @@
 """Recipes: Python files whose `get_config()` gives a Config."""
 
-import contextlib
 import importlib.util
 import os
 import pathlib
 import re
-import sys
 
 from towers.config.choices import nearest
 from towers.config.config import FIELDS, Config
-from towers.config.factories import line_of_error
+from towers.config.factories import importing_from, line_of_error
 from towers.errors import ConfigError, one_line
 
 
@@ -26,22 +24,19 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             f"--config={one_line(name, 100)}: there is no such file; "
             f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
         )
-    # A recipe calls another by importing it from its own folder.
-    sys.path.insert(0, recipe_folder := str(path.parent.resolve()))
     try:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        config = module.get_config()
+        # A recipe calls another by importing it from its own folder.
+        with importing_from(path.parent.resolve()):
+            spec = importlib.util.spec_from_file_location(path.stem, path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            config = module.get_config()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{line_of_error(path, error)}: {_with_nearest_option(error)}"
         ) from None
-    finally:
-        with contextlib.suppress(ValueError):  # the recipe may have removed it
-            sys.path.remove(recipe_folder)
     if not isinstance(config, Config):
         given = one_line(config, 100)
         raise ConfigError(f"{path}: get_config() gave {given}, not a Config")

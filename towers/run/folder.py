@@ -62,8 +62,10 @@ class RunFolder:
     def check(self) -> None:
         """Refuses a folder in which something else, such as a link, stands in the place
         of a run's file or folder."""
-        expected = dict.fromkeys((self.config, self.metrics, self.result), "a file")
-        expected |= dict.fromkeys(self._folders(), "a folder")
+        boards = (self.tensorboard / kind for kind in ("train", "eval"))
+        folders = (self.checkpoints, self.tensorboard, *boards)
+        expected = dict.fromkeys(self._files(), "a file")
+        expected |= dict.fromkeys(folders, "a folder")
         for path, kind in expected.items():
             found = files.kind(path)
             if found not in (None, kind):
@@ -72,9 +74,8 @@ class RunFolder:
                     "choose another --workdir"
                 )
 
-    def _folders(self):
-        boards = [self.tensorboard / kind for kind in ("train", "eval")]
-        return [self.checkpoints, self.tensorboard, *boards]
+    def _files(self):
+        return self.config, self.metrics, self.result
 
     def clear(self) -> None:
         """Removes the files of earlier runs, and nothing else that is in the folder.
@@ -82,10 +83,7 @@ class RunFolder:
         Raises:
             ConfigError: something cannot be removed.
         """
-        for path in (
-            *(self.checkpoints, self.tensorboard),
-            *(self.config, self.metrics, self.result),
-        ):
+        for path in (self.checkpoints, self.tensorboard, *self._files()):
             try:
                 files.remove(path)
             except OSError as error:
