@@ -13,8 +13,6 @@ from towers.config import Config, checks, to_json
 from towers.data.batches import evaluation_stream
 from towers.errors import (
     CheckpointError,
-    DataError,
-    NumericError,
     Preempted,
     RunFolderError,
     StuckError,
@@ -37,6 +35,7 @@ from towers.run.run import (
     TrainResult,
     is_between_steps,
     save,
+    save_and_wait,
     saved_aside,
     try_to_save,
 )
@@ -74,6 +73,8 @@ def train(
         lock = stack.enter_context(folder.lock())
         checkpoint = None if overwrite else newest_checkpoint(folder)
         check_changes(config, folder, checkpoint, allow_change)
+        lock.check()
+        folder.remove_leftovers()
         checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Build.
@@ -110,7 +111,7 @@ def train(
             say=say,
         )
         stack.enter_context(watchdog)
-        reports = stack.enter_context(Reports(folder, "train", say))
+        reports = stack.enter_context(Reports(folder, "train", say, lock.check))
         background = stack.enter_context(Background(say))
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         run = Run(
@@ -118,14 +119,15 @@ def train(
         )
 
         # Restore.
-        if overwrite:
-            folder.clear()  # only now that everything else is known to be in order
+        if overwrite:  # only now that everything else is known to be in order
+            lock.check()
+            folder.clear()
         restore(run, checkpoint)
         reports.file(folder.config, to_json(config))
 
         # Train.
         if run.step < last_step or run.pending_record:
-            _train_and_save(run, parts, after_call)
+            _train_and_save(run, parts, after_call, overwrite)
             say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         else:
             say(
@@ -136,13 +138,14 @@ def train(
 
 
 def _train_and_save(
-    run: Run, parts: build.Parts, after_call: Callable[[], None]
+    run: Run, parts: build.Parts, after_call: Callable[[], None], overwrite: bool
 ) -> None:
     """Trains in a worker thread, which this one watches, and saves.
 
     Raises:
         Preempted: a signal came before the end; what was trained is saved.
         RunFolderError: the run's folder is gone; the state is saved beside it.
+        StuckError: a step, or a save, did not end.
     """
     watchdog = run.watchdog
     try:
@@ -151,23 +154,24 @@ def _train_and_save(
                 watchdog.run(train_loop, run, parts, after_call)
         except Preempted:
             pass  # an activity was abandoned; the state is that of a finished step
-        watchdog.run(save, run)
-        run.background.wait()
+        watchdog.run(save_and_wait, run)
     except RunFolderError as error:
         raise watchdog.run(saved_aside, run, error) from None
     except (CheckpointError, StuckError):
         raise
-    except Exception as error:
-        # After the first two the parameters are those of a whole step as well.
-        if isinstance(error, NumericError | DataError) or is_between_steps(run.trainer):
-            watchdog.run(try_to_save, run)
+    except Exception:
+        if is_between_steps(run.trainer):
+            try:
+                watchdog.run(try_to_save, run)
+            except StuckError as stuck:
+                say(str(stuck))
         raise
     if watchdog.stop_requested and (run.step < run.last_step or run.pending_record):
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
         raise Preempted(
             f"stopped by {watchdog.stopped_by}: "
-            f"{saved if run.step else 'no step was taken'}; "
-            "the same command continues"
+            f"{saved if run.step else 'no step was taken'}; the same command "
+            f"{'without --overwrite ' if overwrite else ''}continues"
         )
 
 
