@@ -34,6 +34,9 @@ from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import check_trainer_state
 from towers.run.stopwatch import Stopwatch
 
+# Some inputs are meant to be as long as that.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
+
 # Inputs of each test in the fast suite, which are the same each time.
 FEW = 100
 # Processor time that an input may take.
