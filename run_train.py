@@ -36,6 +36,7 @@ OVERWRITE = flags.DEFINE_bool(
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
 )
+config_flags.define_cluster_flags()
 config_flags.define_config_flags()
 flags.adopt_module_key_flags(config_flags)
 
@@ -52,6 +53,7 @@ def main(_):
         config,
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
+        **config_flags.cluster_of_flags(),
     )
 
 

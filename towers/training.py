@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from towers import build
 from towers.config import Config, checks, to_json
+from towers.config.cluster import Cluster
 from towers.data.batches import evaluation_stream
 from towers.errors import (
     CheckpointError,
@@ -18,6 +19,7 @@ from towers.errors import (
     Preempted,
     RunFolderError,
     StuckError,
+    WorkerLostError,
     data_errors_of_tensorflow,
 )
 from towers.evaluation import accuracy, record_of, tta_remark
@@ -27,10 +29,20 @@ from towers.parallel.trainer import CONSISTENT_ACTIVITIES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
+from towers.run.cluster import (
+    agree_on_steps,
+    check_copies_of_workers,
+    check_data,
+    cluster_of,
+    how_far,
+    join,
+    start_from_chief,
+    wait_for_chief,
+)
 from towers.run.folder import RunFolder
 from towers.run.log import log_line, say
 from towers.run.periods import Periods
-from towers.run.reports import Reports
+from towers.run.reports import NoReports, Reports
 from towers.run.restore import check_changes, newest_checkpoint, restore
 from towers.run.run import (
     Run,
@@ -52,6 +64,8 @@ def train(
     *,
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
+    cluster: Cluster | None = None,
+    allow_public_address: bool = False,
     after_call: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Trains a run to its end, from its last checkpoint or from the start.
@@ -62,19 +76,25 @@ def train(
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
+        cluster: the workers of the run, of which this process is one; by default those
+            of TF_CONFIG or Slurm, if any. The chief alone uses the run's folder.
+        allow_public_address: whether anybody may be able to reach the workers.
         after_call: called after each compiled call, when everything due is done.
 
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
     """
     checks.check_environment()
-    folder = RunFolder(workdir)
-    folder.create()
+    cluster = cluster_of(config, cluster, allow_public_address)
+    is_chief = cluster is None or cluster.index == 0
+    folder, lock, checkpoint = RunFolder(workdir), None, None
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(folder.lock())
-        checkpoint = None if overwrite else newest_checkpoint(folder)
-        check_changes(config, folder, checkpoint, allow_change)
-        checkpoints.remove_leftovers(folder.checkpoints, say)
+        if is_chief:
+            folder.create()
+            lock = stack.enter_context(folder.lock())
+            checkpoint = None if overwrite else newest_checkpoint(folder)
+            check_changes(config, folder, checkpoint, allow_change)
+            checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Build.
         devices = parallel_devices.configure(
@@ -85,24 +105,30 @@ def train(
         )
         if config.deterministic:
             parallel_devices.enable_determinism()
-        lock.describe(device=devices.kind)
-        parts = build.build(config)
-        trainer = build.create_trainer(config, parts, devices)
+        if lock:
+            lock.describe(device=devices.kind)
+        workers = join(cluster, config, devices)
+        stack.enter_context(workers.noticing_losses())
+        part = build.part_of(config, devices, workers)
+        parts = build.build(config, part=part)
+        check_data(workers, parts.data, parts.num_examples)
+        trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
             check_budget(trainer.memory(), config.device_memory_mb)
-        for line in start_banner(
-            config,
-            folder,
-            devices,
-            trainer,
-            data=parts.data,
-            image_shape=parts.augment.image_shape,
-            model=parts.model,
-            phases=parts.phases,
-            num_examples=parts.num_examples,
-            total_steps=parts.total_steps,
-        ):
-            say(line)
+        if is_chief:
+            for line in start_banner(
+                config,
+                folder,
+                devices,
+                trainer,
+                data=parts.data,
+                image_shape=parts.augment.image_shape,
+                model=parts.model,
+                phases=parts.phases,
+                num_examples=parts.num_examples,
+                total_steps=parts.total_steps,
+            ):
+                say(line)
         watchdog = Watchdog(
             trainer,
             CONSISTENT_ACTIVITIES,
@@ -110,25 +136,35 @@ def train(
             say=say,
         )
         stack.enter_context(watchdog)
-        reports = stack.enter_context(Reports(folder, "train", say))
+        reports = Reports(folder, "train", say) if is_chief else NoReports()
+        stack.enter_context(reports)
         background = stack.enter_context(Background(say))
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         run = Run(
-            config, folder, lock, reports, trainer, watchdog, background, last_step
+            config,
+            folder,
+            lock,
+            reports,
+            trainer,
+            watchdog,
+            background,
+            last_step,
+            workers,
         )
 
         # Restore.
-        if overwrite:
+        if overwrite and is_chief:
             folder.clear()  # only now that everything else is known to be in order
         restore(run, checkpoint)
+        start_from_chief(run)
         reports.file(folder.config, to_json(config))
 
         # Train.
         if run.step < last_step or run.pending_record:
             _train_and_save(run, parts, after_call)
-            say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
+            run.say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         else:
-            say(
+            run.say(
                 f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
                 "--max_steps or --num_epochs to continue; --overwrite starts again"
             )
@@ -153,21 +189,26 @@ def _train_and_save(
             pass  # an activity was abandoned; the state is that of a finished step
         watchdog.run(save, run)
         run.background.wait()
+        wait_for_chief(run)
     except RunFolderError as error:
         raise watchdog.run(saved_aside, run, error) from None
     except (CheckpointError, StuckError):
         raise
+    except WorkerLostError as error:
+        watchdog.run(try_to_save, run)
+        raise WorkerLostError(f"{error}; {how_far(run)}") from None
     except Exception as error:
         # After the first two the parameters are those of a whole step as well.
         if isinstance(error, NumericError | DataError) or is_between_steps(run.trainer):
             watchdog.run(try_to_save, run)
         raise
-    if watchdog.stop_requested and (run.step < run.last_step or run.pending_record):
+    stopped = run.stopped or watchdog.stop_requested
+    if stopped and (run.step < run.last_step or run.pending_record):
+        signal = watchdog.stopped_by or "a signal to another worker"
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
         raise Preempted(
-            f"stopped by {watchdog.stopped_by}: "
-            f"{saved if run.step else 'no step was taken'}; "
-            "the same command continues"
+            f"stopped by {signal}: {saved if run.step else 'no step was taken'}; the "
+            "same command continues"
         )
 
 
@@ -192,15 +233,21 @@ def train_loop(
     if run.pending_record:
         _finish_step(run, parts, periods)
 
-    while run.step < run.last_step and not watchdog.stop_requested:
+    while run.step < run.last_step:
         run.background.check()
-        run.lock.check()
-        num_steps = min(
-            periods.next_due(run.step) - run.step,
-            run.last_step - run.step,
-            config.steps_per_loop,
-            stopwatch.steps_in(CALL_SECS),
+        if run.lock:
+            run.lock.check()
+        num_steps = agree_on_steps(
+            run,
+            min(
+                periods.next_due(run.step) - run.step,
+                run.last_step - run.step,
+                config.steps_per_loop,
+                stopwatch.steps_in(CALL_SECS),
+            ),
         )
+        if not num_steps:
+            break
         started = time.monotonic()
         with watchdog.training():
             metrics = trainer.train(num_steps)
@@ -231,7 +278,9 @@ def train_loop(
             run.pending_record |= metrics
             steps_per_sec = lap.steps_per_sec if lap else None
             start_secs = stopwatch.last_start_secs
-            say(log_line(run.pending_record, run.last_step, steps_per_sec, start_secs))
+            run.say(
+                log_line(run.pending_record, run.last_step, steps_per_sec, start_secs)
+            )
             reports.scalars(step, metrics)
         if periods.summarizes(step):
             _summarize(run, parts)
@@ -267,6 +316,8 @@ def _finish_step(run: Run, parts: build.Parts, periods: Periods) -> None:
     if record.keys() - {"step", "epoch"}:
         run.reports.record(record)
     run.pending_record = None
+    if periods.saves(run.step):
+        check_copies_of_workers(run)
     every_secs = run.config.checkpoint_every_secs
     overdue = time.monotonic() - run.saved_at > every_secs > 0
     if is_best or overdue or periods.saves(run.step):
@@ -281,7 +332,7 @@ def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
     split, source = parts.eval_split
     if run.eval_batches is None:
         run.eval_batches = evaluation_stream(
-            source, parts.augment, run.config.batch_size
+            source, parts.augment, run.config.batch_size, parts.part
         )
     record, averages = {}, [False, True] if run.config.ema_decay else [False]
     for use_averages in averages:
@@ -296,7 +347,7 @@ def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
     raw = f"{record[f'{split}_accuracy']:.4f}"
     averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
     tta = tta_remark(counts, run.config)
-    say(f"step {run.step}: {split} accuracy {raw}{averaged}{tta}")
+    run.say(f"step {run.step}: {split} accuracy {raw}{averaged}{tta}")
     run.accuracy = counts["accuracy"]
     if split == "test":
         return record, False

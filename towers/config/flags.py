@@ -14,6 +14,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from towers.config import FIELDS, Config
+from towers.config.cluster import find_cluster
 from towers.config.factories import error_of_a_file
 from towers.config.recipes import load_recipe, recipe_names
 from towers.errors import ConfigError, end_process, one_line
@@ -57,6 +58,41 @@ def define_config_flags(
             flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
             _DEFINE[field.type](name, default, help_text, flag_values=values)
+
+
+def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags that say which worker of which cluster this process is."""
+    flags.DEFINE_string(
+        "cluster",
+        "",
+        "Addresses of all workers, host:port with commas between; without it those of "
+        "TF_CONFIG or Slurm, if any.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "task_index",
+        None,
+        "Which of --cluster this worker is; 0 is the chief.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "allow_public_address",
+        False,
+        "Let workers have public addresses; they know no passwords.",
+        flag_values=values,
+    )
+
+
+def cluster_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """The arguments of `towers.train` about the cluster.
+
+    Raises:
+        ConfigError: a description of a cluster is wrong.
+    """
+    return {
+        "cluster": find_cluster(values["cluster"].value, values["task_index"].value),
+        "allow_public_address": values["allow_public_address"].value,
+    }
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

@@ -1,0 +1,350 @@
+"""The workers of a run: processes, on one machine or on many, that train together.
+
+TensorFlow moves all data between them: `MultiWorkerMirroredStrategy` starts its server
+and adds tensors up, its coordination service notices a worker that is gone. A run of
+one process has one worker, and nothing is started.
+
+All workers call the same functions of `Workers` in the same order.
+"""
+
+import contextlib
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from towers.errors import ConfigError, WorkerLostError, one_line
+from towers.parallel.devices import HOST
+
+# A worker is lost after so many seconds without a sign of life.
+HEARTBEAT_SECS = 10.0
+
+# Ways to add up between workers; auto is nccl between GPUs, else ring.
+COMMUNICATIONS = ("auto", "ring", "nccl")
+
+# Bytes of the pieces in which a state is sent.
+_PIECE_BYTES = 2**26
+
+_TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
+
+
+class Workers:
+    """All workers of a run, as one of them sees them.
+
+    Attributes:
+        index: the number of this one.
+        size: how many there are.
+        addresses: host:port of each; none of a single worker.
+    """
+
+    def __init__(
+        self,
+        engine: tf.distribute.MultiWorkerMirroredStrategy | None = None,
+        addresses: Sequence[str] = (),
+        index: int = 0,
+    ):
+        self._engine = engine
+        self.addresses, self.index = tuple(addresses), index
+        self.size = max(len(addresses), 1)
+        self._num_exchanges = 0
+        self._add = tf.function(self.sum, autograph=False)
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
+
+    # In a graph.
+
+    def sums(
+        self,
+        tensors: Sequence[Sequence[tf.Tensor]],
+        options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ) -> list[list[tf.Tensor]]:
+        """The sums over all workers and devices, the same bits on each.
+
+        Args:
+            tensors: for each of `devices` a list of tensors; of the same shapes and
+                types everywhere.
+            options: of TensorFlow's all-reduce.
+
+        Returns:
+            For each of `devices` the sums.
+        """
+        if self._engine is None:
+            return [list(own) for own in tensors]
+        devices = self.devices
+        # One buffer has one type.
+        kinds = sorted({x.dtype for x in tensors[0]}, key=lambda dtype: dtype.name)
+        places = [[i for i, x in enumerate(tensors[0]) if x.dtype == k] for k in kinds]
+        placed = []
+        for device, own in zip(devices, tensors, strict=True):
+            with tf.device(device):
+                placed.append([[tf.identity(own[i]) for i in same] for same in places])
+
+        def all_reduce(*values):
+            replica = tf.distribute.get_replica_context()
+            return [
+                replica.all_reduce(tf.distribute.ReduceOp.SUM, same, options)
+                for same in values
+            ]
+
+        def values_of(replica):
+            return placed[replica.replica_id_in_sync_group % len(devices)]
+
+        arguments = placed[0]
+        if len(devices) > 1:
+            arguments = self._engine.experimental_distribute_values_from_function(
+                values_of
+            )
+        reduced = self._engine.run(all_reduce, args=tuple(arguments))
+        results = [[None] * len(own) for own in tensors]
+        for same, values in zip(places, reduced, strict=True):
+            for i, value in zip(same, values, strict=True):
+                local = self._engine.experimental_local_results(value)
+                for result, x in zip(results, local, strict=True):
+                    result[i] = tf.ensure_shape(x, tensors[0][i].shape)
+        return results
+
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of tensors over all workers; they have gradients.
+
+        The gradient of a sum is that of all workers' losses together.
+        """
+        if self._engine is None:
+            return list(tensors)
+
+        @tf.custom_gradient
+        def add(*values):
+            zeros = [[tf.zeros_like(x) for x in values] for _ in self.devices[1:]]
+            added = self.sums([values, *zeros])[0]
+            return added, lambda *gradients: self.sum(gradients)
+
+        return list(add(*tensors))
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensors of all workers along the first axis, in which they may differ."""
+        if self._engine is None:
+            return tensor
+        rest = tensor.shape[1:]
+
+        def all_gather():
+            replica = tf.distribute.get_replica_context()
+            number = tf.get_static_value(replica.replica_id_in_sync_group)
+            is_first = number % len(self.devices) == 0
+            return replica.all_gather(tensor if is_first else tensor[:0], axis=0)
+
+        gathered = self._engine.experimental_local_results(self._engine.run(all_gather))
+        return tf.ensure_shape(gathered[0], [None, *rest])
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """Those on which this worker's tensors are added to those of others: its GPUs,
+        or its host."""
+        return [HOST] if self._engine is None else self._engine.extended.worker_devices
+
+    # Between compiled calls.
+
+    def add(self, values: np.ndarray) -> np.ndarray:
+        """The sum of an array over all workers."""
+        with self.noticing_losses():
+            [added] = self._add([tf.constant(values)])
+            return added.numpy()
+
+    def agree(self, num_steps: int, stop: bool) -> int:
+        """The number of steps to take next: the chief's, or 0 if any worker stops."""
+        if self._engine is None:
+            return 0 if stop else num_steps
+        own = num_steps if self.is_chief else 0
+        num_steps, num_stopping = self.add(np.array([own, stop], np.int64))
+        return 0 if num_stopping else int(num_steps)
+
+    def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The chief's arrays, bit for bit, in place of the own ones.
+
+        Args:
+            state: of the same names, shapes and types everywhere.
+        """
+        if self._engine is None:
+            return dict(state)
+        received = {}
+        for name, array in state.items():
+            content = np.ascontiguousarray(array).tobytes() if self.is_chief else b""
+            content = self._broadcast_bytes(content, array.nbytes)
+            received[name] = np.frombuffer(content, array.dtype).reshape(array.shape)
+        return received
+
+    def _broadcast_bytes(self, content, count):
+        """Whole numbers are added to zeros, which changes no bit."""
+        pieces = []
+        for first in range(0, count, _PIECE_BYTES):
+            piece = content[first : first + _PIECE_BYTES]
+            size = 8 * math.ceil(min(count - first, _PIECE_BYTES) / 8)
+            own = np.frombuffer(piece.ljust(size, b"\0"), np.int64)
+            pieces.append(self.add(own).tobytes())
+        return b"".join(pieces)[:count]
+
+    def exchange(self, own: Any, timeout_secs: float = 60.0) -> list[Any]:
+        """What each worker gives, in their order.
+
+        Args:
+            own: as JSON takes it.
+            timeout_secs: so long it waits for each of the others.
+
+        Raises:
+            WorkerLostError: one gave nothing.
+        """
+        if self._engine is None:
+            return [own]
+        self._num_exchanges += 1
+        name = f"towers/{self._num_exchanges}"
+        service = context.context()
+        service.set_config_key_value(f"{name}/{self.index}", json.dumps(own))
+        given = []
+        for index in range(self.size):
+            try:
+                text = service.get_config_key_value(
+                    f"{name}/{index}", int(1000 * timeout_secs)
+                )
+            except tf.errors.OpError as error:
+                raise WorkerLostError(
+                    f"worker {index} ({self.addresses[index]}) gave no answer within "
+                    f"{timeout_secs:g} s: {one_line(error.message, 150)}"
+                ) from None
+            given.append(json.loads(text))
+        return given
+
+    @contextlib.contextmanager
+    def noticing_losses(
+        self, prepare: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Raises a WorkerLostError where TensorFlow says that a worker is gone.
+
+        Args:
+            prepare: called before.
+        """
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost = None if self._engine is None else self._lost(error.message)
+            if lost is None:
+                raise
+            prepare()
+            raise WorkerLostError(lost) from None
+
+    def _lost(self, message):
+        """What to say of a worker that is gone; None where the message is no such."""
+        if "Collective" not in message and "oordination" not in message:
+            return None
+        named = [int(number) for number in _TASK.findall(message)]
+        others = [i for i in named if i != self.index and i < self.size]
+        if not others and "CoordinationService" in message:
+            others = [0]  # the chief's service does not answer
+        if not others:
+            return f"a worker is lost: {one_line(message, 200)}"
+        how = "does not answer"
+        if "onnection reset" in message or "Socket closed" in message:
+            how = "ended"
+        return f"worker {others[0]} ({self.addresses[others[0]]}) {how}"
+
+
+ALONE = Workers()
+
+
+def connect(
+    addresses: Sequence[str],
+    index: int,
+    *,
+    num_gpus: int,
+    communication: str,
+    wait_secs: float,
+    heartbeat_secs: float = HEARTBEAT_SECS,
+) -> Workers:
+    """Starts TensorFlow's server and waits until all workers have done so.
+
+    To be called before TensorFlow first computes, after its devices were configured.
+
+    Args:
+        addresses: host:port of all workers.
+        index: of this one.
+        num_gpus: GPUs of each worker whose tensors are added up; 0 for the host.
+        communication: one of COMMUNICATIONS.
+        wait_secs: so long it waits for the others.
+        heartbeat_secs: see HEARTBEAT_SECS.
+
+    Raises:
+        ConfigError: the server cannot start.
+        WorkerLostError: not all workers came.
+    """
+    spec = tf.train.ClusterSpec({"worker": list(addresses)})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec,
+        task_type="worker",
+        task_id=index,
+        num_accelerators={"GPU": num_gpus},
+        rpc_layer="grpc",
+    )
+    implementation = tf.distribute.experimental.CommunicationImplementation[
+        communication.upper()
+    ]
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=implementation
+    )
+    jobs = context.coordination_config_pb2.CoordinatedJob(
+        name="worker", num_tasks=len(addresses)
+    )
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        cluster_register_timeout_in_ms=int(1000 * wait_secs),
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
+        shutdown_barrier_timeout_in_ms=1000,
+        coordinated_jobs=[jobs],
+    )
+    begun = time.monotonic()
+    try:
+        engine = _in_a_thread(
+            lambda: tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"TensorFlow has computed already in this process: {one_line(error, 150)}; "
+            "train with several workers from a process of its own"
+        ) from None
+    except tf.errors.OpError as error:
+        if time.monotonic() - begun < wait_secs / 2:
+            raise ConfigError(
+                f"worker {index} cannot listen at {addresses[index]}: "
+                f"{one_line(error.message, 200)}"
+            ) from None
+        raise WorkerLostError(
+            f"not all of {len(addresses)} workers came within {wait_secs:g} s: "
+            f"{one_line(error.message, 200)}"
+        ) from None
+    return Workers(engine, addresses, index)
+
+
+def _in_a_thread(function):
+    """The result of a function that a signal could not interrupt: the main thread
+    stays free to serve one."""
+    outcome = {}
+
+    def call():
+        try:
+            outcome["result"] = function()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]
