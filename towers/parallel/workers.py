@@ -173,22 +173,20 @@ class Workers:
         """
         if self._engine is None:
             return dict(state)
-        received = {}
-        for name, array in state.items():
-            content = np.ascontiguousarray(array).tobytes() if self.is_chief else b""
-            content = self._broadcast_bytes(content, array.nbytes)
-            received[name] = np.frombuffer(content, array.dtype).reshape(array.shape)
-        return received
-
-    def _broadcast_bytes(self, content, count):
-        """Whole numbers are added to zeros, which changes no bit."""
-        pieces = []
-        for first in range(0, count, _PIECE_BYTES):
-            piece = content[first : first + _PIECE_BYTES]
-            size = 8 * math.ceil(min(count - first, _PIECE_BYTES) / 8)
+        content = b"".join(np.ascontiguousarray(x).tobytes() for x in state.values())
+        size = min(_PIECE_BYTES, 8 * math.ceil(len(content) / 8))
+        received = b""
+        for first in range(0, len(content), size):
+            piece = content[first : first + size] if self.is_chief else b""
+            # Whole numbers are added to zeros, which changes no bit.
             own = np.frombuffer(piece.ljust(size, b"\0"), np.int64)
-            pieces.append(self.add(own).tobytes())
-        return b"".join(pieces)[:count]
+            received += self.add(own).tobytes()
+        arrays, first = {}, 0
+        for name, array in state.items():
+            flat = np.frombuffer(received, array.dtype, array.size, first)
+            arrays[name] = flat.reshape(array.shape)
+            first += array.nbytes
+        return arrays
 
     def exchange(self, own: Any, timeout_secs: float = 60.0) -> list[Any]:
         """What each worker gives, in their order.
