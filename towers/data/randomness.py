@@ -50,7 +50,8 @@ def uniform_rows(
     shape: Sequence[int],
     ranges: Sequence[tuple[int, int]],
 ) -> tf.Tensor:
-    """The rows of `uniform` in ranges of the first axis; no others are drawn.
+    """The rows of `uniform` in ranges of the first axis; no others are drawn. Not under
+    XLA, which makes another key of a seed.
 
     Philox makes four numbers of each value of a counter that it counts up (Salmon et
     al. 2011), so that drawing can begin anywhere.
