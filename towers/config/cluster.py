@@ -173,8 +173,10 @@ def _of_slurm(environ):
             f"{', '.join(missing)}; start the workers with srun"
         )
     try:
-        # It also gives each task of a machine its share of the GPUs.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver()
+        # The GPUs of a task are those that Slurm lets it see.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=0, gpus_per_task=0, auto_set_gpu=False
+        )
         tasks = resolver.cluster_spec().as_dict()["worker"]
         _, index = resolver.get_task_info()
     except (ValueError, KeyError, RuntimeError) as error:
