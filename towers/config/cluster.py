@@ -173,9 +173,11 @@ def _of_slurm(environ):
             f"{', '.join(missing)}; start the workers with srun"
         )
     try:
-        # The GPUs of a task are those that Slurm lets it see.
+        # It is not asked about GPUs: those of a task are what Slurm lets it see.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=0, gpus_per_task=0, auto_set_gpu=False
+            gpus_per_node=int(environ["SLURM_STEP_NUM_TASKS"]),
+            gpus_per_task=1,
+            auto_set_gpu=False,
         )
         tasks = resolver.cluster_spec().as_dict()["worker"]
         _, index = resolver.get_task_info()
