@@ -32,6 +32,7 @@ class Job:
         dtype: of the network.
         calls: steps of each call.
         clip_norm: see `Recipe`.
+        seed: of the batches.
         checkpoint: file of the state to begin with, or empty.
         tta: of the evaluation that follows, or empty for none.
         options: of the strategy.
@@ -44,6 +45,7 @@ class Job:
     dtype: str = "float32"
     calls: tuple[int, ...] = (1, 4, 5)
     clip_norm: float = 0.0
+    seed: int = 0
     checkpoint: str = ""
     tta: str = ""
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -63,7 +65,7 @@ class Job:
         import networks
 
         images = self.accumulate_steps * self.batch_size
-        return networks.random_batches(10, images)
+        return networks.random_batches(10, images, seed=self.seed)
 
     def create_trainer(self, strategy, num_devices, batches, **options):
         """A trainer of the job.
