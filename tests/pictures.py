@@ -1,5 +1,6 @@
 """Image files written byte by byte, and folders of them."""
 
+import base64
 import pathlib
 import struct
 import zlib
@@ -77,6 +78,24 @@ def bmp(pixels: np.ndarray) -> bytes:
         "<IIiiHHIIiiII", 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0
     )
     return b"BM" + struct.pack("<II", 54 + len(rows), 0) + header + rows
+
+
+# WebP files of 5x7 pixels of one color, written by libwebp; the extended one has EXIF,
+# the animation three frames.
+WEBP = {
+    kind: base64.b64decode(text)
+    for kind, text in {
+        "lossy": "UklGRjQAAABXRUJQVlA4ICgAAABQAQCdASoFAAcAAUAmJaAABDOAAP7wmyP//ucD//ZwP"
+        "/9nA/iQAAAA",
+        "lossless": "UklGRh4AAABXRUJQVlA4TBEAAAAvBIABAAdQjyJXq/+BiOh/AAA=",
+        "extended": "UklGRlwAAABXRUJQVlA4WAoAAAAIAAAABAAABgAAVlA4ICgAAABQAQCdASoFAAcAAU"
+        "AmJaAABDOAAP7wmyP//ucD//ZwP/9nA/iQAAAARVhJRg4AAABNTQAqAAAACAAAAAAAAA==",
+        "animated": "UklGRrwAAABXRUJQVlA4WAoAAAACAAAABAAABgAAQU5JTQYAAAAAAAAAAABBTk1GKg"
+        "AAAAAAAAAAAAQAAAYAAAkAAAJWUDhMEQAAAC8EgAEAB1CPIler/4GI6H8AAEFOTUYsAAAAAAAAAAA"
+        "ABAAABgAACQAAAFZQOEwUAAAALwSAAQAHoBBAABQ02YT+x4iI/gdBTk1GKgAAAAAAAAAAAAQAAAYA"
+        "AAkAAABWUDhMEQAAAC8EgAEAB1CPIler/4GI6H8AAA==",
+    }.items()
+}
 
 
 def random_pixels(seed, height=8, width=6, channels=3, dtype=np.uint8):

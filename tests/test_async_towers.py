@@ -582,6 +582,69 @@ def test_row_14_a_bad_update_is_not_applied_and_names_its_tower(bad_tower):
     assert ("apply", bad_tower, 3) not in record
     expected, _ = replay(network, Recipe(), batches, 4, record)
     assert_equal_to_oracle(towers.state(), expected)
+    applied = collections.Counter(t for event, t, _ in record if event == "apply")
+    is_whole = len(set(applied.values())) == 1 and len(applied) == 4
+    assert run.is_between_steps(towers) == is_whole
+
+
+def test_row_41_after_a_bad_update_of_the_only_tower_the_step_is_whole():
+    network, batches = networks.plain_network(), networks.random_batches(3, 8)
+    batches[1]["images"][0, 0, 0, 0] = np.nan
+    towers = create(network, Recipe(), batches, 1)
+    with pytest.raises(NumericError):
+        towers.train(3)
+    assert run.is_between_steps(towers)
+    assert run.settled_state(towers)["step"] == 1
+
+
+class BadUpdate(AsynchronousTrainer):
+    """The second update of tower 1 is bad, when tower 0 has made its own."""
+
+    def _compute(self, tower, *share):
+        if (tower, self.coordinator.num_begun(tower)) == (1, 2):
+            deadline = time.monotonic() + WAIT_SECS
+            while self.num_applied < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            raise NumericError("in tower 1")
+        return super()._compute(tower, *share)
+
+    num_applied = 0  # of tower 0
+
+    def _apply(self, tower, *computed):
+        super()._apply(tower, *computed)
+        self.num_applied += tower == 0
+
+
+def test_row_41_a_step_that_only_some_towers_have_made_is_not_saved(
+    tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch)
+    monkeypatch.setattr("towers.build.AsynchronousTrainer", BadUpdate)
+    settings = small_runs.small_config(strategy="async_towers", num_towers=2)
+    with pytest.raises(NumericError, match="in tower 1"):
+        training.train(tmp_path, settings)
+    assert small_runs.saved_steps(tmp_path) == []
+
+
+def test_row_41_an_update_that_fails_midway_is_of_no_step_until_another_is_loaded():
+    def fail(*args):
+        raise ZeroDivisionError
+
+    network, batches = networks.plain_network(), networks.random_batches(8, 8)
+    towers = create(network, Recipe(), batches, 1)
+    towers.train(2)
+    state, calls = towers.state(), towers._calls
+    towers._calls = calls._replace(apply=[fail, fail])
+    with pytest.raises(ZeroDivisionError):
+        towers.train(2)
+    assert not run.is_between_steps(towers)
+    towers._calls = calls
+    towers.train(1)
+    assert not run.is_between_steps(towers)
+    towers.load(state)
+    assert run.is_between_steps(towers)
+    assert towers.train(1)["step"] == 3 and run.is_between_steps(towers)
 
 
 def test_row_14_a_bad_update_may_be_skipped():

@@ -181,6 +181,33 @@ def test_a_wrong_flag_is_told_before_tensorflow_is_imported():
     assert time.monotonic() - started < 3
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError("x"), tf.errors.ResourceExhaustedError(None, None, "x")]
+)
+def test_without_memory_it_ends_as_the_other_programs_do(monkeypatch, capfd, error):
+    def load(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr("towers.data.load", load)
+    assert main(["--dataset=synthetic"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("towers.data: out of memory: x; ") and "--image_size" in line
+
+
+def test_a_signal_ends_it_in_one_line_and_75():
+    script = (
+        "import os, runpy, signal, sys, towers\n"
+        "towers.quiet_imports = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.argv[1:] = ['--dataset=embedded']\n"
+        "runpy.run_module('towers.data', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 75 and done.stderr == ""
+    assert done.stdout.startswith("stopped by SIGINT") and done.stdout.count("\n") == 1
+
+
 def test_help_names_every_data_set():
     done = subprocess.run(
         [sys.executable, "-m", "towers.data", "--help"],

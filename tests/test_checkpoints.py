@@ -7,6 +7,7 @@ files with the results of `hashlib` and of TensorFlow's own reader.
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from example_checkpoints import (
     truncate,
 )
 
-from towers.errors import CheckpointError
+from towers.errors import CheckpointError, RunFolderError
 from towers.run import checkpoint_files, checkpoints
 
 real_fsync = os.fsync
@@ -324,6 +325,14 @@ def test_one_committed_while_another_is_rejected_is_restored(tmp_path):
     assert actual.step == 2
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "loop"])
+def test_a_step_in_a_folder_that_cannot_be_looked_into_is_refused(tmp_path, name):
+    if name == "loop":
+        (tmp_path / name).symlink_to(name)
+    with pytest.raises(CheckpointError, match=f"{name}/step-00000003: "):
+        checkpoints.restore_step(tmp_path / name, 3)
+
+
 def test_one_step_can_be_asked_for(tmp_path):
     folder_with(tmp_path, 1, 2, 123456789)
     assert checkpoints.list_steps(tmp_path) == [1, 2, 123456789]
@@ -421,4 +430,20 @@ def test_a_damaged_checkpoint_never_displaces_a_good_one(tmp_path):
     checkpoints.keep(tmp_path, 1, log=lines.append)
     assert checkpoints.list_steps(tmp_path) == [2, 3, 4]
     assert len(lines) == 2
+    for line in lines:  # the folder once, then the reason
+        assert re.fullmatch(f"kept {tmp_path}/step-0000000.: {DATA}: .*", line)
     assert_restores(tmp_path, 2)
+
+
+def test_nothing_more_is_removed_where_the_check_before_it_fails(tmp_path):
+    folder_with(tmp_path, 1, 2, 3, 4)
+    checks = iter([None, RunFolderError("gone")])
+
+    def check():
+        error = next(checks)
+        if error:
+            raise error
+
+    with pytest.raises(RunFolderError):
+        checkpoints.keep(tmp_path, 1, log=pytest.fail, before_removal=check)
+    assert sorted(os.listdir(tmp_path)) == [f"step-0000000{i}" for i in (1, 2, 4)]

@@ -182,6 +182,23 @@ def test_data_errors_of_a_file_stay_data_errors(tmp_path):
         factories.create("dataset", f"{path}:load")
 
 
+@pytest.mark.parametrize("error, exit_code", [("DataError", 3), ("KeyError", 2)])
+def test_an_error_that_a_file_raises_later_keeps_its_exit_code(
+    tmp_path, error, exit_code
+):
+    path = write(
+        tmp_path,
+        f"from towers.errors import DataError\ndef create():\n    return later\n"
+        f"def later():\n    raise {error}('gone')",
+    )
+    later = factories.create("model", f"{path}:create")
+    with pytest.raises((DataError, KeyError)) as caught:
+        later()
+    error = factories.foreseen(caught.value, "")
+    assert error.exit_code == exit_code
+    assert (error is caught.value) == (exit_code == 3)
+
+
 @pytest.mark.parametrize("option", ["dataset", "augment", "optimizer"])
 def test_a_function_that_gives_something_else_is_refused(tmp_path, option):
     path = write(tmp_path, "def create(): return 3")

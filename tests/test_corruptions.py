@@ -103,6 +103,7 @@ def read_all(workdir):
         metrics = MetricsFile(folder.metrics, checkpoint.step, unwritten)
         metrics.flush()
         metrics.append({"step": MORE_STEPS})
+        metrics.flush()
         metrics.close()
         last_accuracy(folder.metrics, checkpoint.step)
     folder.check()

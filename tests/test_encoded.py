@@ -169,7 +169,7 @@ def flipped(content, place):
         (lambda x: b"", "the file is empty"),
         (lambda x: x[:-15], "cannot be decoded: Invalid PNG data"),
         (lambda x: flipped(x, 60), "cannot be decoded: Invalid PNG data"),
-        (lambda x: b"<html>" + x, "cannot be decoded: Unknown image file format"),
+        (lambda x: b"<html>" + x, "cannot be decoded: it is no PNG, JPEG"),
         (lambda x: png(random_pixels(0, 6, 8)), "is 6x8 (height x width) where 8x6 is"),
         (lambda x: FileNotFoundError(2, "No such file"), "No such file"),
     ],

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from absl import flags
@@ -325,3 +326,15 @@ def test_an_error_while_importing_comes_out_with_what_was_said(capfd):
         raise ImportError
     os.write(2, b"afterwards\n")
     assert capfd.readouterr().err == "libsomething.so: not found\nafterwards\n"
+
+
+def test_without_room_for_what_is_said_it_is_shown_at_once(monkeypatch, capfd):
+    def fail():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    before = len(os.listdir("/proc/self/fd"))
+    with towers.quiet_imports():
+        os.write(2, b"To enable the following instructions: AVX2 FMA\n")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert capfd.readouterr().err.startswith("To enable")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from towers.config import Config, to_json
+from towers.config import Config, parse_json, to_json
 from towers.errors import ConfigError, RunFolderError
 from towers.run import files
 from towers.run.folder import RunFolder
@@ -82,7 +82,8 @@ def test_other_processes_read_the_description_of_the_holder(folder, other_proces
 
 
 def test_a_holder_may_change_its_description(folder):
-    with folder.lock(device="a long name that is written over") as lock:
+    with folder.lock() as lock:
+        lock.describe(device="a long name that is written over")
         assert folder.holder()["device"] == "a long name that is written over"
         lock.describe(device="CPU", towers=2)
         assert folder.holder()["device"] == "CPU"
@@ -179,6 +180,27 @@ def test_a_link_is_refused_and_never_followed(folder, tmp_path):
     assert (elsewhere / "mine").exists() and not folder.checkpoints.exists()
 
 
+@pytest.mark.parametrize("way", ["a long name", "a loop of links"])
+def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path, way):
+    path = tmp_path / ("x" * 300) if way == "a long name" else tmp_path / "loop"
+    if way == "a loop of links":
+        path.symlink_to(path)
+    for call in (RunFolder(path).check, RunFolder(path).stored_config):
+        with pytest.raises(RunFolderError, match=f"{path}/.*; choose another"):
+            call()
+
+
+def test_only_what_killed_processes_left_is_removed(folder):
+    left = [".config.json.17", ".metrics.jsonl.1", ".writable-123"]
+    # Of an editor, of an evaluation under way, of a user.
+    others = [".config.json.swp", ".result.json.17", ".writable-x", "config.json.17"]
+    for name in left + others:
+        (folder.path / name).write_text("")
+    (folder.path / ".writable-5").mkdir()
+    folder.remove_leftovers()
+    assert {p.name for p in folder.path.iterdir()} == {*others, ".writable-5"}
+
+
 # Small files.
 
 
@@ -205,7 +227,7 @@ def test_a_stored_config_that_is_no_config_is_refused_with_its_path(folder, cont
 
 
 def test_json_that_is_nested_deeper_than_a_run_writes_is_refused():
-    assert files.parse_json("[" * 31 + "1" + "]" * 31)
+    assert parse_json("[" * 31 + "1" + "]" * 31)
     for levels in (33, 900, 100_000):
         with pytest.raises(ValueError, match="nested"):
-            files.parse_json('{"a": [' * (levels // 2) + "1" + "]}" * (levels // 2))
+            parse_json('{"a": [' * (levels // 2) + "1" + "]}" * (levels // 2))

@@ -18,7 +18,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from marks import slow
-from pictures import bmp, gif, png, random_pixels
+from pictures import WEBP, bmp, gif, png, random_pixels
 from prepared_sets import features, random_examples, store
 
 from towers.data import image_folder, tfds, tfds_source
@@ -158,7 +158,7 @@ def image_files():
     progressive = tf.io.encode_jpeg(pixels, progressive=True).numpy()
     deep = png(random_pixels(1, 9, 9, 4, np.uint16))
     frames = gif(6, 5, num_frames=3)
-    return [png(pixels), deep, jpeg, progressive, frames, bmp(pixels)]
+    return [png(pixels), deep, jpeg, progressive, frames, bmp(pixels), *WEBP.values()]
 
 
 @few_and_many

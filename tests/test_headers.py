@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import bmp, gif, png, png_file, random_pixels
+from pictures import WEBP, bmp, gif, png, png_file, random_pixels
 
 from towers.data.decoding import Decoding, decode
 from towers.data.headers import num_pixels
@@ -19,6 +19,9 @@ FILES = {
     "jpeg": tf.io.encode_jpeg(PIXELS).numpy(),
     "progressive jpeg": tf.io.encode_jpeg(PIXELS, progressive=True).numpy(),
     "bmp": bmp(PIXELS),
+    "lossy webp": WEBP["lossy"],
+    "lossless webp": WEBP["lossless"],
+    "extended webp": WEBP["extended"],
 }
 
 each_format = pytest.mark.parametrize("kind", FILES)
@@ -30,6 +33,17 @@ def test_pixels_are_counted_as_they_are_decoded(kind):
     assert image.shape[:2] == (7, 5)
     assert num_pixels(FILES[kind]) == 35
     np.testing.assert_array_equal(decode(bmp(PIXELS), 3), PIXELS)
+
+
+def test_what_is_not_counted_is_not_decoded(monkeypatch):
+    """TensorFlow has a decoder of JPEG XL as well; animated WebP it refuses, or, for
+    other channels, writes beyond its memory."""
+    monkeypatch.setattr(tf.raw_ops, "DecodeImage", pytest.fail)
+    jpeg_xl = b"\xff\x0a" + bytes(60)
+    container = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(60)
+    for content in (jpeg_xl, container, WEBP["animated"], b"RIFF1234WEBPVP9 "):
+        with pytest.raises(ValueError, match="it is no PNG, JPEG, GIF, BMP or still W"):
+            decode(content, 3)
 
 
 @pytest.mark.parametrize("num_frames", [1, 2, 9])
@@ -58,6 +72,11 @@ def huge_jpeg():
     return content[:place] + struct.pack(">HH", 60_000, 50_000) + content[place + 4 :]
 
 
+def huge_webp(kind, place, header):
+    content = WEBP[kind]
+    return content[:place] + header + content[place + len(header) :]
+
+
 @pytest.mark.parametrize(
     "content,count",
     [
@@ -65,8 +84,11 @@ def huge_jpeg():
         (huge_jpeg(), 3_000_000_000),
         (gif(1, 1)[:6] + struct.pack("<HH", 65_535, 65_535) + gif(1, 1)[10:], 2**32),
         (bmp(PIXELS)[:18] + struct.pack("<ii", 30_000, -30_000) + bytes(99), 9 * 10**8),
+        (huge_webp("lossy", 26, struct.pack("<HH", 0x3FFF, 0x3FFF)), 16_383**2),
+        (huge_webp("lossless", 21, b"\xff\xff\xff\x0f"), 2**28),
+        (huge_webp("extended", 24, b"\xff\xff\x01\xff\xff\0"), 2**33),
     ],
-    ids=["png", "jpeg", "gif", "bmp"],
+    ids=["png", "jpeg", "gif", "bmp", "lossy", "lossless", "extended"],
 )
 def test_a_huge_image_is_refused_at_once(content, count):
     assert num_pixels(content) == pytest.approx(count, rel=1e-4)

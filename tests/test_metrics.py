@@ -1,17 +1,25 @@
 """`metrics.jsonl` (row 32)."""
 
+import errno
 import json
+import os
 import sys
 import threading
 
 import numpy as np
+import pytest
 
-from towers.run.metrics import MetricsFile, read_metrics
+from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
+
+
+def append(metrics, record):
+    metrics.append(record)
+    metrics.flush()
 
 
 def append_all(metrics, steps):
     for step in steps:
-        metrics.append({"step": step, "loss": 1 / step})
+        append(metrics, {"step": step, "loss": 1 / step})
 
 
 def steps_in(path):
@@ -27,7 +35,7 @@ def test_a_record_is_a_line_of_plain_json(tmp_path):
         "test": {"accuracy": np.float64(0.1)},
         "note": "two\nlines",
     }
-    MetricsFile(path, 0).append(record)
+    append(MetricsFile(path, 0), record)
     assert path.read_text().count("\n") == 1
     assert json.loads(path.read_text()) == {
         "step": 3,
@@ -38,11 +46,11 @@ def test_a_record_is_a_line_of_plain_json(tmp_path):
     }
 
 
-def test_a_record_is_on_disk_when_append_returns(tmp_path):
+def test_a_record_can_be_read_when_flush_returns(tmp_path):
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path, 0)
     for step in (1, 2, 3):
-        metrics.append({"step": step})
+        append(metrics, {"step": step})
         assert steps_in(path) == list(range(1, step + 1))
 
 
@@ -90,9 +98,110 @@ def test_zeros_that_a_power_cut_left_are_dropped(tmp_path):
 def test_numbers_come_back_as_they_were(tmp_path):
     path = tmp_path / "metrics.jsonl"
     loss = 0.1 + 0.2
-    MetricsFile(path, 0).append({"step": 1, "loss": loss})
+    append(MetricsFile(path, 0), {"step": 1, "loss": loss})
     MetricsFile(path, resume_step=1).flush()
     assert read_metrics(path)[0] == [{"step": 1, "loss": loss}]
+
+
+def remove(path):
+    path.unlink()
+
+
+def move(path):
+    path.rename(path.with_name("moved"))
+
+
+def replace(path):
+    path.with_name("other").write_text('{"step": 7}\n')
+    path.with_name("other").rename(path)
+
+
+@pytest.mark.parametrize("change", [remove, move, replace])
+def test_row_35_a_file_that_is_removed_or_replaced_is_written_anew(tmp_path, change):
+    path, lines = tmp_path / "metrics.jsonl", []
+    metrics = MetricsFile(path, 0, say=lines.append)
+    append_all(metrics, [1, 10])
+    change(path)
+    append_all(metrics, [20, 30])
+    assert steps_in(path) == [1, 10, 20, 30]
+    assert len(lines) == 1 and "was removed or replaced" in lines[0]
+    metrics.sync()
+    metrics.close()
+
+
+def test_row_35_what_could_not_be_flushed_to_the_disk_is_kept_back(
+    tmp_path, monkeypatch
+):
+    """After an error the next fsync says that all is well."""
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, 0)
+    append_all(metrics, [1, 10])
+    metrics.sync()
+    append_all(metrics, [20, 30])
+    errors = [OSError(errno.EIO, "Input/output error")]
+    fsync = os.fsync
+
+    def failing(descriptor):
+        append_all(metrics, [40])  # meanwhile, by another thread
+        raise errors.pop()
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(OSError):
+        metrics.sync()
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert [record["step"] for record in metrics.unwritten] == [20, 30, 40]
+    assert metrics.kept_back(30) == metrics.unwritten[:2]
+    # Where the system has dropped them, they are written once more.
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(b'{"step": 20')])
+    metrics.sync()
+    assert metrics.unwritten == [] and path.read_bytes() == content
+    metrics.close()
+
+
+def test_only_some_records_are_in_memory_until_they_are_flushed_to_the_disk(
+    tmp_path, monkeypatch
+):
+    calls = []
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    append(metrics, {"step": 0})
+    monkeypatch.setattr(os, "fsync", calls.append)
+    append_all(metrics, range(1, 2501))
+    assert len(calls) == 2
+    metrics.close()
+
+
+def test_row_37_a_damaged_file_that_cannot_be_moved_aside_is_not_replaced(
+    tmp_path, monkeypatch
+):
+    path, lines = tmp_path / "metrics.jsonl", []
+    append_all(MetricsFile(path, 0), [1, 10])
+    damaged = b"\xff\n" + path.read_bytes()
+    path.write_bytes(damaged)
+
+    def fail(*args):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    metrics = MetricsFile(path, 10, say=lines.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "rename", fail)
+        with pytest.raises(PermissionError):
+            append(metrics, {"step": 20})
+    assert path.read_bytes() == damaged and lines == []
+    metrics.flush()
+    assert steps_in(path) == [1, 10, 20]
+    assert path.with_name("metrics.jsonl.damaged").read_bytes() == damaged
+    assert len(lines) == 1
+
+
+def test_row_37_one_wrong_step_costs_no_other_line(tmp_path):
+    path, lines = tmp_path / "metrics.jsonl", []
+    path.write_text("".join(f'{{"step": {i}}}\n' for i in (10, 920, 30, 40)))
+    metrics = MetricsFile(path, 50, [{"step": 50}], lines.append)
+    append(metrics, {"step": 60})
+    assert steps_in(path) == [10, 30, 40, 50, 60]
+    path.write_text('{"step": 920, "test_accuracy": 0.5}\n')
+    assert last_accuracy(path, 40) is None
 
 
 def test_one_thread_appends_while_another_one_flushes(tmp_path):

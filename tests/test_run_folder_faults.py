@@ -6,7 +6,9 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
+import threading
 
 import pytest
 import small_runs
@@ -16,7 +18,10 @@ from test_board import read_board
 from towers import training
 from towers.errors import CheckpointError, ConfigError, RunFolderError
 from towers.evaluation import evaluate
+from towers.parallel.trainer import Trainer
 from towers.run import board, checkpoints, files, metrics, run
+from towers.run.folder import RunFolder
+from towers.run.reports import Reports
 from towers.training import train
 
 
@@ -99,8 +104,9 @@ def test_row_35_without_room_for_reports_the_training_goes_on(tmp_path, capsys):
     for name in ("metrics.jsonl", "TensorBoard", "config.json"):
         lines = [line for line in out.splitlines() if f"warning: {name} cannot" in line]
         assert len(lines) == 1 and "bytes are free" in lines[0]
-    assert "reports in TensorBoard were not written: lost" in out
-    assert "reports in metrics.jsonl were not written: kept in the last che" in out
+    assert re.search(r"(\d+) report\(s\) in TensorBoard were not written: \1 lost", out)
+    kept = "5 report(s) in metrics.jsonl were not written; 5 of them are kept in the"
+    assert kept in out and f"{kept} last checkpoint\n" in out
     assert not (tmp_path / "metrics.jsonl").exists()
 
     result = train(tmp_path, config)
@@ -128,6 +134,7 @@ def test_row_35_metrics_are_kept_back_whole_until_there_is_room(tmp_path, monkey
             room = 10_000
         try:
             file.append({"step": step, "loss": 1.5})
+            file.flush()
         except OSError:
             failed.append(step)
         assert not metrics.read_metrics(path)[1]  # the file is never damaged
@@ -194,6 +201,37 @@ def test_row_4_a_checkpoint_is_tried_once_more(tmp_path, capsys):
             train(tmp_path / "twice", config)
 
 
+def test_row_35_metrics_that_cannot_be_flushed_to_the_disk_are_in_the_checkpoint(
+    tmp_path, monkeypatch, capsys
+):
+    def fails(descriptor):
+        return os.readlink(f"/proc/self/fd/{descriptor}").endswith("/metrics.jsonl")
+
+    config = small_config(log_every_steps=1, checkpoint_every_steps=3, max_steps=6)
+    with full_disk(os, "fsync", fails):
+        train(tmp_path, config)
+    kept = small_runs.saved(tmp_path).trainer_state["unwritten"]
+    assert [record["step"] for record in kept] == [1, 2, 3, 4, 5, 6]
+    out = capsys.readouterr().out
+    assert "6 report(s) in metrics.jsonl were not written; 6 of them are kept" in out
+
+
+def test_row_35_failed_attempts_are_no_reports_and_what_is_lost_is_told(tmp_path):
+    lines, folder = [], RunFolder(tmp_path)
+    with full_disk(files, "write_text"), Reports(folder, "train", lines.append) as x:
+        x.open_metrics(0, [])
+        for step in (1, 2, 3):
+            x.record({"step": step})
+            x.sync()
+        x.kept_steps = {1, 2}
+    first, last = lines
+    assert "cannot be written" in first and "again" not in first
+    assert last.endswith(
+        "3 report(s) in metrics.jsonl were not written; 2 of them are kept in the last "
+        "checkpoint: 1 lost"
+    )
+
+
 @pytest.mark.parametrize("name", ["result.json", "tensorboard"])
 def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys, name):
     expected = evaluate(half_way)
@@ -204,6 +242,7 @@ def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys, n
         assert evaluate(half_way) == expected
     out = capsys.readouterr().out
     assert "accuracy" in out and "cannot be written: No space left on device" in out
+    assert "1 report(s) in " in out and "were not written: 1 lost" in out
 
 
 # Row 36: the folder is removed, moved or replaced.
@@ -213,11 +252,19 @@ def move(folder):
     folder.rename(folder.with_name("moved"))
 
 
+def remove(folder):
+    """At once: a log that is removed in a folder which is still there is made anew."""
+    shutil.rmtree(folder.rename(folder.with_name("removed")))
+
+
 def replace(folder):
     """As `rm -r` and another run there would."""
-    shutil.rmtree(folder)
-    small_runs.half_way(folder)
-    (folder / ".lock").write_text("{}")
+    other = small_runs.half_way(folder.with_name("other"))
+    (other / ".lock").write_text("{}")
+    newest = other / "checkpoints" / "step-00000005"
+    shutil.copytree(newest, newest.with_name("step-00000001"))
+    remove(folder)
+    other.rename(folder)
 
 
 def files_in(folder):
@@ -226,7 +273,7 @@ def files_in(folder):
     return {path: content for path, content in snapshot.items() if content is not None}
 
 
-@pytest.mark.parametrize("change", [shutil.rmtree, move, replace])
+@pytest.mark.parametrize("change", [remove, move, replace])
 @pytest.mark.parametrize("when", ["between steps", "in a save"])
 def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
     tmp_path, change, when
@@ -260,6 +307,115 @@ def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
     assert records(aside) == expected.records
 
 
+def test_row_36_a_folder_that_is_gone_after_the_last_save_is_noticed(
+    tmp_path, monkeypatch
+):
+    workdir, keep, is_moved = tmp_path / "run", checkpoints.keep, threading.Event()
+
+    def keep_and_move(*args):
+        keep(*args)
+        move(workdir)
+        is_moved.set()
+
+    def wait():
+        assert is_moved.wait(30)
+
+    monkeypatch.setattr(checkpoints, "keep", keep_and_move)
+    config = small_config(checkpoint_every_steps=1, max_steps=1)
+    with pytest.raises(RunFolderError, match="step 1 is saved in .*run-aside-1"):
+        train(workdir, config, after_call=wait)
+    assert saved_steps(tmp_path / "run-aside-1") == [1]
+
+
+def test_row_36_reports_are_not_written_to_another_run(tmp_path):
+    """It comes while a step is computed, before its log line and an evaluation."""
+    workdir, calls, before = tmp_path / "run", [], {}
+    small_runs.half_way(tmp_path / "made outside of the step")
+
+    def replace_once():
+        calls.append(None)
+        if len(calls) == 5:
+            replace(workdir)
+            before.update(files_in(workdir))
+
+    config = small_config(log_every_steps=1, eval_every_epochs=1.0)
+    expected = small_runs.uninterrupted(config)
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.halt_at(patch, "computing", replace_once)
+        with pytest.raises(RunFolderError, match="step 5 is saved in"):
+            train(workdir, config)
+    assert files_in(workdir) == before
+    train(tmp_path / "run-aside-1", config)
+    assert records(tmp_path / "run-aside-1") == expected.records
+
+
+@pytest.mark.parametrize("when", ["overwrite", "keep"])
+def test_row_36_nothing_of_another_run_is_removed(tmp_path, monkeypatch, when):
+    workdir, before, calls = tmp_path / "run", {}, []
+    owner, name = {
+        "overwrite": (training, "start_banner"),
+        "keep": (checkpoints, "keep"),
+    }[when]
+    original = getattr(owner, name)
+
+    def replace_first(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 2 - (when == "overwrite"):
+            replace(workdir)
+            before.update(files_in(workdir))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, replace_first)
+    config = small_config(checkpoint_every_steps=1, keep_checkpoints=1)
+    with pytest.raises(RunFolderError, match="is no longer the folder"):
+        train(workdir, config, overwrite=when == "overwrite")
+    assert before and files_in(workdir) == before
+
+
+def test_row_36_a_damaged_log_does_not_prevent_saving_aside(tmp_path):
+    workdir, calls = tmp_path / "run", []
+
+    def damage_and_move():
+        calls.append(None)
+        if len(calls) == 4:
+            with open(workdir / "metrics.jsonl", "r+b") as log:
+                log.write(b"\xff")
+            move(workdir)
+
+    config = small_config(log_every_steps=1)
+    with pytest.raises(RunFolderError, match="step 4 is saved in"):
+        train(workdir, config, after_call=damage_and_move)
+    aside = tmp_path / "run-aside-1"
+    assert [record["step"] for record in records(aside)] == [2, 3, 4]
+    state = train(aside, config).state
+    assert_equal_states(state, small_runs.uninterrupted(config).state)
+
+
+@pytest.mark.parametrize("fails", ["checkpoint", "log"])
+def test_row_36_what_is_saved_aside_is_whole_or_not_there(tmp_path, fails):
+    """Without its log and config.json it continues as well."""
+    workdir, calls, config = tmp_path / "run", [], small_config(log_every_steps=1)
+
+    def move_once():
+        calls.append(None)
+        if len(calls) == 4:
+            move(workdir)
+
+    def is_aside(path, *_):
+        return "run-aside" in str(path)
+
+    broken = {"checkpoint": (os, "rename"), "log": (files, "write_text")}[fails]
+    with full_disk(*broken, is_aside):
+        with pytest.raises(RunFolderError) as caught:
+            train(workdir, config, after_call=move_once)
+    is_saved = fails == "log"
+    assert ("cannot be saved beside it" in str(caught.value)) != is_saved
+    assert (tmp_path / "run-aside-1").exists() == is_saved
+    if is_saved:
+        state = train(tmp_path / "run-aside-1", config).state
+        assert_equal_states(state, small_runs.uninterrupted(config).state)
+
+
 # Row 37: metrics.jsonl is a log.
 
 
@@ -277,6 +433,14 @@ def test_row_37_a_damaged_log_is_moved_aside_and_refuses_no_run(half_way, capsys
     assert records(half_way) == small_runs.uninterrupted(small_config()).records
     out = capsys.readouterr().out
     assert out.count("metrics.jsonl has lines that are no records") == 1
+
+
+def test_leftovers_of_killed_processes_are_removed(half_way):
+    names = [".config.json.17", ".metrics.jsonl.17", ".writable-17"]
+    for name in names:
+        (half_way / name).write_text("")
+    train(half_way, small_config())
+    assert not [name for name in names if (half_way / name).exists()]
 
 
 # Row 38: links, FIFOs, devices and folders in the place of files.
@@ -315,6 +479,18 @@ def test_row_38_nothing_planted_is_followed_written_or_waited_for(
             train(half_way, small_config())
         assert saved_steps(half_way) == [5]
     assert victim.read_text() == '{"precious": 1}\n'
+
+
+@pytest.mark.parametrize("way", ["a long name", "a loop of links"])
+def test_row_38_an_evaluation_of_a_folder_that_cannot_be_looked_into_is_refused(
+    tmp_path, way
+):
+    path = tmp_path / ("x" * 300)
+    if way == "a loop of links":
+        path = tmp_path / "loop"
+        path.symlink_to(path)
+    with pytest.raises(RunFolderError, match="choose another --workdir"):
+        evaluate(path)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "tensorboard/train"])
@@ -371,3 +547,22 @@ def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path):
     assert saved_steps(tmp_path)
     state = training.train(tmp_path, small_config()).state
     assert_equal_states(state, small_runs.uninterrupted(small_config()).state)
+
+
+def test_a_damaged_checkpoint_is_told_once_in_a_run(tmp_path, capsys):
+    def damage():
+        if 2 in saved_steps(tmp_path):
+            path = tmp_path / "checkpoints" / "step-00000002" / "MANIFEST.json"
+            path.unlink(missing_ok=True)
+
+    config = small_config(checkpoint_every_steps=2, keep_checkpoints=5)
+    train(tmp_path, config, after_call=damage)
+    assert saved_steps(tmp_path) == [2, 4, 6, 8, 10]
+    assert capsys.readouterr().out.count("step-00000002") == 1
+
+
+def test_what_is_saved_already_is_not_read_again(tmp_path, monkeypatch):
+    calls, state = [], Trainer.state
+    monkeypatch.setattr(Trainer, "state", lambda self: calls.append(1) or state(self))
+    train(tmp_path, small_config(checkpoint_every_steps=10))
+    assert len(calls) == 2  # for the checkpoint, and the result

@@ -188,17 +188,22 @@ def test_row_12_a_step_that_begins_after_all_is_finished_before_the_save():
     assert run.settled_state(StepBegun()) == "after"
 
 
-def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capfd):
-    before = saved_steps(half_way)
-    halt = Halt(signal.SIGCONT)  # which has no effect
+def hurry_while_held(monkeypatch, halt):
+    """Every second that the run is held counts for a quarter of an hour."""
 
-    def clock():  # every second that the run is held counts for some hours
+    def clock():
         now = time.monotonic()
-        return now + 1e4 * (now - (halt.held_since or now))
+        return now + 1e3 * (now - (halt.held_since or now))
 
     monkeypatch.setattr(
         "towers.training.Watchdog", functools.partial(Watchdog, clock=clock)
     )
+
+
+def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capfd):
+    before = saved_steps(half_way)
+    halt = Halt(signal.SIGCONT)  # which has no effect
+    hurry_while_held(monkeypatch, halt)
     with pytest.MonkeyPatch.context() as patch:
         halt_at(patch, "computing", halt)
         message = r"^step 6 was not finished within 600 s .*, while computing$"
@@ -208,3 +213,48 @@ def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capf
         small_runs.join_abandoned()
     assert saved_steps(half_way) == before
     assert "most recent call first" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("every_steps", [4, 10])
+def test_row_15_a_save_that_does_not_end_is_reported(
+    tmp_path, monkeypatch, every_steps
+):
+    """It is waited for by the next save, or at the end."""
+    monkeypatch.setattr("towers.run.background._LATE_SECS", 0.1)
+    halt = Halt(signal.SIGCONT)  # which has no effect
+    hurry_while_held(monkeypatch, halt)
+    with pytest.MonkeyPatch.context() as patch:
+        halt_at(patch, "saving", halt)
+        message = r"^saving was not finished within 600 s \(--stuck_after_secs\)$"
+        with pytest.raises(StuckError, match=message):
+            train(tmp_path, small_config(checkpoint_every_steps=every_steps))
+        halt.released.set()
+        small_runs.join_abandoned()
+
+
+def test_row_12_a_signal_during_a_long_save_is_answered(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.2)
+    halt = Halt(signal.SIGTERM)
+    threading.Thread(target=release_after, args=(halt, 1.0), daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        halt_at(patch, "saving", halt)
+        with pytest.raises(Preempted, match="of 10 is saved"):
+            train(tmp_path, small_config(checkpoint_every_steps=4))
+    assert "SIGTERM: saving is finished first" in capsys.readouterr().out
+
+
+def release_after(halt, secs):
+    """Releases a run that has been held so long."""
+    while not halt.held_since or time.monotonic() - halt.held_since < secs:
+        time.sleep(0.05)
+    halt.released.set()
+
+
+def test_row_12_after_overwrite_the_command_without_it_continues(tmp_path):
+    config = small_config()
+    halt = Halt(signal.SIGTERM, 4, hold=False)
+    with pytest.MonkeyPatch.context() as patch:
+        halt_at(patch, "computing", halt)
+        with pytest.raises(Preempted, match="command without --overwrite continues$"):
+            train(tmp_path, config, overwrite=True)
+    assert_equal_states(train(tmp_path, config).state, uninterrupted(config).state)

@@ -118,6 +118,24 @@ def test_a_computing_step_is_finished_and_a_long_one_announced_once(monkeypatch)
     assert lines == ["SIGINT: step 7 is finished first"]
 
 
+def test_a_long_save_is_announced_as_such_and_never_abandoned(monkeypatch, short_grace):
+    monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.3)
+    trainer, lines = Trainer("idle"), []
+
+    def save(dog):
+        with dog.saving():
+            return trainer.train()
+
+    def say(line):
+        lines.append(line)
+        threading.Timer(0.4, trainer.released.set).start()
+
+    with watch(trainer, say=say) as dog:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert dog.run(save, dog) == "result"
+    assert lines == ["SIGTERM: saving is finished first"]
+
+
 def test_a_trainer_that_turns_from_computing_to_waiting_is_abandoned_then(short_grace):
     trainer = Trainer("computing")
 

@@ -120,14 +120,17 @@ def evaluate(
 def quiet_imports():
     """Imports TensorFlow inside without the lines that it prints before it can be
     silenced: it logs while its libraries are loaded, before it reads its log level."""
-    stderr = None
+    stderr = captured = None
     with contextlib.suppress(OSError):
         stderr = os.dup(2)
-    if stderr is None:  # there is no standard error to keep quiet
+        captured = tempfile.TemporaryFile()
+    if captured is None:  # no standard error, or no room for what is printed there
+        if stderr is not None:
+            os.close(stderr)
         yield
         return
     _flush_stderr()
-    with tempfile.TemporaryFile() as captured:
+    with captured:
         os.dup2(captured.fileno(), 2)
         try:
             yield

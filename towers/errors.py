@@ -58,7 +58,7 @@ class NumericError(TowersError):
 
 
 class StuckError(TowersError):
-    """A step was not finished in the time allowed."""
+    """A step, or a save, was not finished in the time allowed."""
 
     exit_code = 6
 
@@ -70,7 +70,8 @@ class WorkerLostError(TowersError):
 
 
 class Preempted(TowersError):
-    """A signal asked the run to stop; the same command continues it."""
+    """A signal asked the run to stop; the same command, without --overwrite, continues
+    it."""
 
     exit_code = 75
 
@@ -139,7 +140,7 @@ def end_process(program: str, error: Exception, folder: str | None = None) -> No
 
 def _defect(error, folder):
     """The three lines of a defect; saves its traceback."""
-    report = (
+    content = (
         f"command: {sys.argv}\n"
         f"Python {platform.python_version()} on {platform.platform()}\n"
         + "".join(
@@ -149,22 +150,32 @@ def _defect(error, folder):
         )
         + "".join(traceback.format_exception(error))
     ).encode("utf-8", "backslashreplace")
-    saved = "it could not be saved"
-    for place in (folder, None):  # None is the folder for temporary files
-        try:
-            descriptor, saved = tempfile.mkstemp(".txt", "towers-defect-", place)
-            with open(descriptor, "wb") as file:
-                file.write(report)
-            break
-        except OSError:
-            continue
-    else:
-        sys.stderr.write(report.decode())
+    path = _new_file(content, folder) or _new_file(content)
+    if path is None:
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(content.decode())
     return [
-        one_line(f"a defect in towers: {type(error).__name__}: {error}"),
+        one_line(f"a defect in towers: {type(error).__name__}: {one_line(error)}"),
         "please report it, with the file named below and what was done before",
-        f"the traceback: {saved}",
+        f"the traceback: {path or 'it could not be saved'}",
     ]
+
+
+def _new_file(content, folder=None):
+    """The path of a new file, by default in the folder for temporary files; None where
+    it cannot be written whole."""
+    try:
+        descriptor, path = tempfile.mkstemp(".txt", "towers-defect-", folder)
+    except OSError:
+        return None
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        return path
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return None
 
 
 @contextlib.contextmanager

@@ -105,28 +105,29 @@ def evaluate(
     parts = build.build(config, for_training=False)
     trainer = build.create_trainer(config, parts, devices)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
-    reports = Reports(folder, "eval", say)
     result = {}
-    while True:
-        checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
-        if checkpoint and checkpoint.step != result.get("step"):
-            trainer.load(
-                checkpoint_files.restore_fitting(checkpoint.tensors, trainer.state())
-            )
-            with data_errors_of_tensorflow():
-                counts = accuracy(trainer, stream, use_ema)
-            result = _result(checkpoint, counts)
-            suffix = "_averaged" if use_ema else ""
-            reports.scalars(checkpoint.step, record_of(counts, "test", suffix))
-            reports.file(folder.result, json.dumps(result, indent=2) + "\n")
-            say(
-                f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
-                f"({counts['correct']} of {counts['images']})"
-                + tta_remark(counts, config)
-            )
-        if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
-            return result
-        sleep(eval_interval_secs)
+    with Reports(folder, "eval", say) as reports:
+        while True:
+            checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
+            if checkpoint and checkpoint.step != result.get("step"):
+                tensors = checkpoint_files.restore_fitting(
+                    checkpoint.tensors, trainer.state()
+                )
+                trainer.load(tensors)
+                with data_errors_of_tensorflow():
+                    counts = accuracy(trainer, stream, use_ema)
+                result = _result(checkpoint, counts)
+                suffix = "_averaged" if use_ema else ""
+                reports.scalars(checkpoint.step, record_of(counts, "test", suffix))
+                reports.file(folder.result, json.dumps(result, indent=2) + "\n")
+                say(
+                    f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
+                    f"({counts['correct']} of {counts['images']})"
+                    + tta_remark(counts, config)
+                )
+            if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
+                return result
+            sleep(eval_interval_secs)
 
 
 def _is_last(result, config, parts):

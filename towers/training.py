@@ -14,8 +14,6 @@ from towers.config.cluster import Cluster
 from towers.data.batches import evaluation_stream
 from towers.errors import (
     CheckpointError,
-    DataError,
-    NumericError,
     Preempted,
     RunFolderError,
     StuckError,
@@ -49,6 +47,7 @@ from towers.run.run import (
     TrainResult,
     is_between_steps,
     save,
+    save_and_wait,
     saved_aside,
     try_to_save,
 )
@@ -94,6 +93,8 @@ def train(
             lock = stack.enter_context(folder.lock())
             checkpoint = None if overwrite else newest_checkpoint(folder)
             check_changes(config, folder, checkpoint, allow_change)
+            lock.check()
+            folder.remove_leftovers()
             checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Build.
@@ -136,8 +137,9 @@ def train(
             say=say,
         )
         stack.enter_context(watchdog)
-        reports = Reports(folder, "train", say) if is_chief else NoReports()
-        stack.enter_context(reports)
+        reports = NoReports()
+        if is_chief:
+            reports = stack.enter_context(Reports(folder, "train", say, lock.check))
         background = stack.enter_context(Background(say))
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         run = Run(
@@ -153,15 +155,16 @@ def train(
         )
 
         # Restore.
-        if overwrite and is_chief:
-            folder.clear()  # only now that everything else is known to be in order
+        if overwrite and is_chief:  # only now that all else is known to be in order
+            lock.check()
+            folder.clear()
         restore(run, checkpoint)
         start_from_chief(run)
         reports.file(folder.config, to_json(config))
 
         # Train.
         if run.step < last_step or run.pending_record:
-            _train_and_save(run, parts, after_call)
+            _train_and_save(run, parts, after_call, overwrite)
             run.say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         else:
             run.say(
@@ -172,13 +175,14 @@ def train(
 
 
 def _train_and_save(
-    run: Run, parts: build.Parts, after_call: Callable[[], None]
+    run: Run, parts: build.Parts, after_call: Callable[[], None], overwrite: bool
 ) -> None:
     """Trains in a worker thread, which this one watches, and saves.
 
     Raises:
         Preempted: a signal came before the end; what was trained is saved.
         RunFolderError: the run's folder is gone; the state is saved beside it.
+        StuckError: a step, or a save, did not end.
     """
     watchdog = run.watchdog
     try:
@@ -187,8 +191,7 @@ def _train_and_save(
                 watchdog.run(train_loop, run, parts, after_call)
         except Preempted:
             pass  # an activity was abandoned; the state is that of a finished step
-        watchdog.run(save, run)
-        run.background.wait()
+        watchdog.run(save_and_wait, run)
         wait_for_chief(run)
     except RunFolderError as error:
         raise watchdog.run(saved_aside, run, error) from None
@@ -197,10 +200,12 @@ def _train_and_save(
     except WorkerLostError as error:
         watchdog.run(try_to_save, run)
         raise WorkerLostError(f"{error}; {how_far(run)}") from None
-    except Exception as error:
-        # After the first two the parameters are those of a whole step as well.
-        if isinstance(error, NumericError | DataError) or is_between_steps(run.trainer):
-            watchdog.run(try_to_save, run)
+    except Exception:
+        if is_between_steps(run.trainer):
+            try:
+                watchdog.run(try_to_save, run)
+            except StuckError as stuck:
+                say(str(stuck))
         raise
     stopped = run.stopped or watchdog.stop_requested
     if stopped and (run.step < run.last_step or run.pending_record):
@@ -208,7 +213,7 @@ def _train_and_save(
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
         raise Preempted(
             f"stopped by {signal}: {saved if run.step else 'no step was taken'}; the "
-            "same command continues"
+            f"same command {'without --overwrite ' if overwrite else ''}continues"
         )
 
 

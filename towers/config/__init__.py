@@ -1,7 +1,7 @@
 """Config, its checks, its flags and its list options; imports no TensorFlow."""
 
 from towers.config.config import FIELDS, Config, changed_mathematics, replace
-from towers.config.storage import from_json, from_values, to_json
+from towers.config.storage import from_json, from_values, parse_json, to_json
 
 __all__ = [
     "FIELDS",
@@ -9,6 +9,7 @@ __all__ = [
     "changed_mathematics",
     "from_json",
     "from_values",
+    "parse_json",
     "replace",
     "to_json",
 ]

@@ -232,6 +232,9 @@ ALL_REDUCES = ("auto", "star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 ON_NONFINITE = ("stop", "skip")
 
+# The default of max_image_pixels.
+MAX_IMAGE_PIXELS = 50_000_000
+
 # Option -> its table. The open ones also take FILE.py:FUNCTION.
 TABLES: dict[str, Mapping[str, Choice]] = {
     "dataset": DATASETS,

@@ -67,7 +67,7 @@ class Config:
         free=True,
     )
     max_image_pixels: int = option(
-        50_000_000,
+        choices.MAX_IMAGE_PIXELS,
         "Most pixels of an image file of image_folder and tfds:NAME, all frames of an "
         "animation together; a larger one is refused before it is decoded.",
         read_by="dataset",
@@ -426,8 +426,8 @@ class Config:
     )
     stuck_after_secs: float = option(
         600.0,
-        "Seconds without a finished step after which the run is ended as stuck; "
-        "0 waits forever.",
+        "Seconds without a finished step, or save, after which the run is ended as "
+        "stuck; 0 waits forever.",
         at_least=0,
         free=True,
     )

@@ -132,14 +132,24 @@ def _with_errors_in_one_line(source, path, function):
     return wrapped
 
 
-def error_of_a_file(error: BaseException) -> ConfigError | None:
-    """The error as a ConfigError that names its line, where it came from a file of the
-    user that `resolve` has loaded; else None."""
+def foreseen(error: Exception, more_memory: str) -> Exception:
+    """The error as a ConfigError, where it came from a file of the user that `resolve`
+    has loaded, whose line is named, or where no memory is left; else as it is.
+
+    Args:
+        error: that ends a program.
+        more_memory: the way out where no memory is left.
+    """
+    if isinstance(error, TowersError):
+        return error
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in _loaded_files:
             place = f"{frame.filename}:{frame.lineno}"
             return ConfigError(f"{place}: {type(error).__name__}: {one_line(error)}")
-    return None
+    # TensorFlow's is known by its name, so that it need not be imported.
+    if type(error).__name__ in ("MemoryError", "ResourceExhaustedError"):
+        return ConfigError(f"out of memory: {one_line(error, 200)}; {more_memory}")
+    return error
 
 
 def line_of_error(path: pathlib.Path, error: BaseException) -> str:

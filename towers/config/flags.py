@@ -15,13 +15,17 @@ from absl import app, flags, logging
 
 from towers.config import FIELDS, Config
 from towers.config.cluster import find_cluster
-from towers.config.factories import error_of_a_file
+from towers.config.factories import foreseen
 from towers.config.recipes import load_recipe, recipe_names
 from towers.errors import ConfigError, end_process, one_line
 
 # The recipe of a command without --config and without any flag.
 DEFAULT_RECIPE = "quickstart"
 
+_MORE_MEMORY = (
+    "lower --batch_size (with --accumulate_steps if the batch must stay), or take a "
+    "smaller network"
+)
 
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -131,17 +135,6 @@ def config_of_flags(
     return dataclasses.replace(base, **given), name, remark
 
 
-def _error_of_memory(error):
-    """The error as a ConfigError, where a device or the machine has no memory left."""
-    # TensorFlow's is known by its name, so that it need not be imported.
-    if type(error).__name__ not in ("MemoryError", "ResourceExhaustedError"):
-        return None
-    return ConfigError(
-        f"out of memory: {one_line(error, 200)}; lower --batch_size (with "
-        "--accumulate_steps if the batch must stay), or take a smaller network"
-    )
-
-
 def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequence[str]:
     """Gives flags the values of a command line; returns the program's name alone.
 
@@ -183,9 +176,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         try:
             main(argv)
         except Exception as error:
-            error = error_of_a_file(error) or _error_of_memory(error) or error
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
-            end_process(program, error, workdir or None)
+            end_process(program, foreseen(error, _MORE_MEMORY), workdir or None)
 
     logging.set_verbosity(logging.WARNING)
     app.run(main_or_end, flags_parser=parse_or_end)

@@ -1,4 +1,4 @@
-"""Config as JSON: the `config.json` of a run."""
+"""The JSON of a run's files, and Config in that form."""
 
 import dataclasses
 import json
@@ -6,6 +6,9 @@ from typing import Any
 
 from towers.config.config import Config, replace
 from towers.errors import ConfigError
+
+# Levels of lists and objects; whatever handles the values recurses.
+_MOST_LEVELS = 32
 
 # Values of `views`, the former name of `tta`, in older files.
 _TTA_OF_VIEWS = {
@@ -27,10 +30,29 @@ def from_json(text: str | bytes) -> Config:
         ConfigError: it is not such a file.
     """
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(text)
+    except ValueError as error:
         raise ConfigError(f"not a config.json: {error}") from None
     return from_values(values)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or nested more deeply than what a run writes.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        owners = [x for x in level if isinstance(x, dict | list)]
+        level = [y for x in owners for y in (x.values() if isinstance(x, dict) else x)]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {_MOST_LEVELS} levels deep")
 
 
 def from_values(values: Any) -> Config:

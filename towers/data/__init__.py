@@ -6,6 +6,7 @@ Importing the package does not import TensorFlow; loading a data set does.
 from typing import TYPE_CHECKING
 
 from towers.config import factories
+from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def load(
     *,
     image_size: int = 0,
     image_cache_mb: float = 2000.0,
-    max_image_pixels: int = 50_000_000,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
     survey: "Survey | None" = None,
 ) -> "DataSet":
     """Loads a data set by its name.

@@ -12,7 +12,9 @@ import sys
 
 from towers import quiet_imports
 from towers.config import choices
+from towers.config.factories import foreseen
 from towers.errors import ConfigError, report
+from towers.run.signals import exit_on_signals
 
 PROGRAM = "towers.data"
 
@@ -48,7 +50,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add(
         "--max_image_pixels",
         type=int,
-        default=50_000_000,
+        default=choices.MAX_IMAGE_PIXELS,
         help="most pixels of an image file; a larger one is not decoded",
     )
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
@@ -81,9 +83,10 @@ def main(arguments: list[str]) -> int:
             grid_path=flags.grid,
         )
     except Exception as error:
-        return report(PROGRAM, error)
+        return report(PROGRAM, foreseen(error, "take smaller images, see --image_size"))
     return 0
 
 
 if __name__ == "__main__":
+    exit_on_signals()
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import data
+from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data import streams
 from towers.data.decoding import Survey
 from towers.data.encoded import images_at_once
@@ -46,7 +47,7 @@ def check(
     data_dir: str = "",
     *,
     image_size: int = 0,
-    max_image_pixels: int = 50_000_000,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
     grid_path: str = "",
     say: Callable[[str], None] = print,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Decoding of image files (PNG, JPEG) to pixels of one size."""
+"""Decoding of image files to pixels of one size."""
 
 import collections
 import dataclasses
@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.headers import num_pixels
 from towers.data.sources import shown
 from towers.errors import DataError, one_line
@@ -64,7 +65,7 @@ class Decoding:
 
     image_size: int = 0
     cache_mb: float = 2000.0
-    max_pixels: int = 50_000_000
+    max_pixels: int = MAX_IMAGE_PIXELS
     survey: Survey | None = None
 
 
@@ -86,6 +87,9 @@ def refuse(
 def decode(content: bytes, channels: int, decoding: Decoding = AS_STORED) -> tf.Tensor:
     """uint8 [height, width, channels] of an image file.
 
+    TensorFlow goes by the content, not by the name, and would decode other formats as
+    well; a file whose pixels `num_pixels` does not count is not given to it.
+
     Raises:
         ValueError: it is none, is damaged or too large. A JPEG file has no checksums:
             where bits have changed it may still be decoded to something else.
@@ -93,7 +97,12 @@ def decode(content: bytes, channels: int, decoding: Decoding = AS_STORED) -> tf.
     if not content:
         raise ValueError("the file is empty")
     count = num_pixels(content)
-    if count is not None and count > decoding.max_pixels:
+    if count is None:
+        raise ValueError(
+            "cannot be decoded: it is no PNG, JPEG, GIF, BMP or still WebP file, or "
+            "its header is damaged"
+        )
+    if count > decoding.max_pixels:
         raise ValueError(
             f"has {count:,} pixels, and at most max_image_pixels="
             f"{decoding.max_pixels} are decoded; shrink it, or raise "

@@ -1,6 +1,6 @@
 """The number of pixels of an image file, read from its header.
 
-Of the formats that `decoding.decode` takes: PNG, JPEG, GIF and BMP.
+Of the formats that `decoding.decode` takes: PNG, JPEG, GIF, BMP and still WebP.
 """
 
 import struct
@@ -17,7 +17,7 @@ def num_pixels(content: bytes) -> int | None:
         content: of the file.
 
     Returns:
-        None where the header gives none; such a file cannot be decoded either.
+        None where the header gives none, or is of another format, such as JPEG XL.
     """
     try:
         if content.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -32,6 +32,8 @@ def num_pixels(content: bytes) -> int | None:
         if content.startswith(b"BM"):
             width, height = struct.unpack_from("<ii", content, 18)
             return abs(width * height)  # a negative height counts from the top
+        if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
+            return _webp_pixels(content)
     except (struct.error, IndexError, tf.errors.OpError):
         pass
     return None
@@ -60,6 +62,27 @@ def _gif_pixels(content: bytes) -> int:
             place += 1 + content[place]
         place += 1
     return total
+
+
+def _webp_pixels(content: bytes) -> int | None:
+    """Pixels of the image; None for an animation (RFC 9649).
+
+    The first chunk is the image, lossy or lossless, or the header of an extended file.
+    """
+    kind = content[12:16]
+    if kind == b"VP8 " and content[23:26] == b"\x9d\x01\x2a":
+        width, height = struct.unpack_from("<HH", content, 26)
+        return (width & 0x3FFF) * (height & 0x3FFF)  # above are bits of the scale
+    if kind == b"VP8L" and content[20] == 0x2F:
+        (bits,) = struct.unpack_from("<I", content, 21)
+        return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+    if kind == b"VP8X" and not content[20] & 0x02:
+        low_width, high_width, low_height, high_height = struct.unpack_from(
+            "<HBHB", content, 24
+        )
+        width, height = high_width << 16 | low_width, high_height << 16 | low_height
+        return (width + 1) * (height + 1)
+    return None
 
 
 def _palette_bytes(flags: int) -> int:

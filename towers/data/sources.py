@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import DataError
+from towers.errors import DataError, printable
 
 # Held out of a data set that has no images for testing.
 TEST_FRACTION = 0.1
@@ -142,7 +142,7 @@ class DataSet:
 def shown(text: str, most: int = MOST_SHOWN) -> str:
     """A path, or names that come with data, as part of a line: what a terminal does not
     show is escaped, and of a long text the end is kept."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = printable(text)
     return text if len(text) <= most else "..." + text[3 - most :]
 
 

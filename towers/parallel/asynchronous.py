@@ -49,7 +49,9 @@ class AsynchronousTrainer(Trainer):
     """Towers that do not meet within a call of `train`.
 
     After an error every update that was applied stays; the next call continues at the
-    whole steps that they make.
+    whole steps that they make. Where some are of a step that is not whole, or an update
+    failed midway, the state is that of no step, and until another one is loaded the
+    activity remains "computing".
 
     Args:
         async_scale_gradients: by the tower's share of the batch; otherwise each update
@@ -78,6 +80,8 @@ class AsynchronousTrainer(Trainer):
         self._batches = None
         self._calls = None
         self._is_training = False
+        self._is_updating = False  # stays so after an update that failed
+        self._is_torn = False  # the state is that of no step
         self._phase = 0
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self.devices]
@@ -121,15 +125,17 @@ class AsynchronousTrainer(Trainer):
         norm = tf.constant(metrics["gradient_norm"])
         with self.coordinator.apply(tower) as number:
             ends_step = (number + 1) % len(self.devices) == 0
+            if not metrics["finite"] and not self._skipped.can_skip():
+                raise self._not_finite_error(tower, metrics)
+            self._is_updating = True
             if metrics["finite"]:
                 with tf.device(self._variables.device):
                     call = self._calls.apply[ends_step]
                     call(tf.constant(tower), norm, gradients, state)
                 self._gradients = gradients
-            elif self._skipped.can_skip():
-                self._calls.skip[ends_step]()
             else:
-                raise self._not_finite_error(tower, metrics)
+                self._calls.skip[ends_step]()
+            self._is_updating = False
             self._tower_metrics[tower] = metrics
 
     def _not_finite_error(self, tower, metrics):
@@ -177,6 +183,7 @@ class AsynchronousTrainer(Trainer):
         try:
             self.coordinator.run(num_steps, self._draw_shares, self._run_tower)
         except BaseException:
+            self._is_torn |= self._is_updating or not self.coordinator.is_even()
             self._restart_input()
             raise
         finally:
@@ -231,7 +238,7 @@ class AsynchronousTrainer(Trainer):
         steps, is_between_steps, tower = self.coordinator.progress()
         if self._calls is None:
             return steps, ACTIVITIES[TRACING]
-        if is_between_steps:
+        if is_between_steps and not self._is_torn:
             return steps, ACTIVITIES[WAITING if self._is_training else IDLE]
         name = "" if tower is None else f" (tower {tower})"
         return steps, ACTIVITIES[COMPUTING] + name
@@ -239,6 +246,10 @@ class AsynchronousTrainer(Trainer):
     def state(self):
         with self.coordinator.lock:
             return super().state()
+
+    def load(self, state):
+        super().load(state)
+        self._is_updating = self._is_torn = False
 
     def describe(self):
         where, *others = super().describe()

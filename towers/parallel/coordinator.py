@@ -139,6 +139,10 @@ class Coordinator:
         holder, oldest = self._holder, list(self._in_flight)[:1]
         return steps, False, oldest[0] if holder is None and oldest else holder
 
+    def is_even(self) -> bool:
+        """True if every tower has applied as many updates as the others."""
+        return len(set(self._applied)) == 1
+
     # Shares of batches.
 
     def _draw_ahead(self, draw):

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from towers.config import parse_json
 from towers.errors import CheckpointError, one_line
 from towers.run import files
 
@@ -257,6 +258,6 @@ def _check_file(path: Path, entry: dict[str, Any]) -> None:
 
 def _json(path: Path) -> Any:
     try:
-        return files.parse_json(files.read_bytes(path))
+        return parse_json(files.read_bytes(path))
     except ValueError as error:
         raise ValueError(f"{path.name} is not JSON: {error}") from error

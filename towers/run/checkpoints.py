@@ -88,7 +88,11 @@ def list_steps(folder: str | Path) -> list[int]:
 def restore_step(folder: str | Path, step: int) -> Checkpoint:
     """Reads and verifies the checkpoint of one step, or raises CheckpointError."""
     path = Path(folder) / _step_name(step)
-    if files.kind(path) is None:
+    try:
+        found = files.kind(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from None
+    if found is None:
         steps = ", ".join(map(str, list_steps(folder))) or "none"
         raise CheckpointError(f"no checkpoint of step {step} in {folder}; has: {steps}")
     checkpoint = checkpoint_files.read(path)
@@ -172,11 +176,20 @@ def keep(
     keep_checkpoints: int,
     best_step: int | None = None,
     log: Log = print,
+    before_removal: Callable[[], None] = lambda: None,
 ) -> None:
     """Deletes all but the newest `keep_checkpoints` (1 or more) and the best one.
 
     To be called after a save. Only checkpoints that verify are counted, so a damaged
     one never displaces a good one.
+
+    Args:
+        folder: the run's folder of checkpoints.
+        keep_checkpoints: the number of the newest that are kept.
+        best_step: of the one that is kept besides.
+        log: takes a line for the user.
+        before_removal: called before each removal; where it raises an error, nothing
+            more is removed.
     """
     if keep_checkpoints < 1:
         raise ValueError(f"keep_checkpoints must be 1 or more, got {keep_checkpoints}")
@@ -191,11 +204,14 @@ def keep(
             elif step != best_step:
                 # Renamed first: a half-deleted folder must not look like a checkpoint.
                 doomed = folder / f".tmp-old-{path.name}"
+                before_removal()
                 files.remove(doomed)
                 os.rename(path, doomed)
                 files.remove(doomed)
-        except (CheckpointError, OSError) as error:
-            log(f"kept {path}: {error}")
+        except CheckpointError as error:
+            log(f"kept {error}")
+        except OSError as error:
+            log(f"kept {path}: {checkpoint_files.reason(error)}")
 
 
 def _step_name(step: int) -> str:

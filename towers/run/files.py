@@ -7,18 +7,13 @@ to anything but a file of its own, nor waits for a FIFO. All errors are OSErrors
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import pathlib
 import shutil
 import stat
-from typing import Any
 
 # Bytes of a small file, such as config.json; a larger one is not read.
 MOST_BYTES = 64 * 2**20
-
-# Levels of lists and objects in a JSON file; whatever handles the values recurses.
-_MOST_LEVELS = 32
 
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -71,25 +66,6 @@ def read_bytes(path: pathlib.Path, most: int = MOST_BYTES) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
     return content
-
-
-def parse_json(content: bytes | str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is none, or nested more deeply than what a run writes.
-    """
-    try:
-        value = json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    level = [value]
-    for _ in range(_MOST_LEVELS):
-        owners = [x for x in level if isinstance(x, dict | list)]
-        level = [y for x in owners for y in (x.values() if isinstance(x, dict) else x)]
-        if not level:
-            return value
-    raise ValueError(f"nested more than {_MOST_LEVELS} levels deep")
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -155,10 +131,13 @@ def remove(path: pathlib.Path) -> None:
 
 def num_bytes(path: pathlib.Path) -> int:
     """Bytes of the files in a folder and below, or of what else stands there."""
-    total = 0 if kind(path) == "a folder" else os.lstat(path).st_size
-    for folder, _, names in os.walk(path) if not total else ():
-        total += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
-    return total
+    if kind(path) != "a folder":
+        return os.lstat(path).st_size
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
 
 
 def free_bytes(path: pathlib.Path) -> str:

@@ -7,8 +7,10 @@ tensorboard/   event files
 result.json    the last evaluation by run_eval.py
 """
 
+import contextlib
 import os
 import pathlib
+import re
 
 from towers import quiet_imports
 from towers.config import (
@@ -24,6 +26,9 @@ from towers.run.lock import Lock, holder
 
 # Images of a batch in an evaluation.
 EVALUATION_BATCH_SIZE = 500
+
+# Files that only a process that trains writes, while it writes them.
+_LEFTOVER = re.compile(r"\.(config\.json\.|metrics\.jsonl\.|writable-)[0-9]+")
 
 
 class RunFolder:
@@ -50,7 +55,7 @@ class RunFolder:
             files.make_folders(self.path)
             probe.unlink(missing_ok=True)
             os.close(files.open_file(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            probe.unlink()
+            probe.unlink(missing_ok=True)  # see `remove_leftovers`
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "its name is not UTF-8"
             raise ConfigError(
@@ -61,13 +66,13 @@ class RunFolder:
 
     def check(self) -> None:
         """Refuses a folder in which something else, such as a link, stands in the place
-        of a run's file or folder."""
+        of a run's file or folder, or that cannot be looked into."""
         boards = (self.tensorboard / kind for kind in ("train", "eval"))
         folders = (self.checkpoints, self.tensorboard, *boards)
         expected = dict.fromkeys(self._files(), "a file")
         expected |= dict.fromkeys(folders, "a folder")
         for path, kind in expected.items():
-            found = files.kind(path)
+            found = _kind(path)
             if found not in (None, kind):
                 raise RunFolderError(
                     f"{path} is {found}, where a run has {kind}; move it away or "
@@ -92,9 +97,17 @@ class RunFolder:
                     "yourself or choose another --workdir"
                 ) from None
 
-    def lock(self, **about: str) -> Lock:
+    def remove_leftovers(self) -> None:
+        """Removes temporary files that killed processes left; to be called under the
+        lock. An evaluation, which takes no lock, may be writing its own."""
+        for path in list(self.path.glob(".*")):
+            if _LEFTOVER.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def lock(self) -> Lock:
         """Locks the folder for this process, see `Lock`."""
-        return Lock(self.path, **about)
+        return Lock(self.path)
 
     def holder(self) -> dict | None:
         """The description of the process that holds the lock; None if none does."""
@@ -108,9 +121,10 @@ class RunFolder:
 
         Raises:
             ConfigError: there is no run, or no Config can be read.
+            RunFolderError: the folder cannot be looked into.
         """
         trained = None
-        if files.kind(self.checkpoints) == "a folder":
+        if _kind(self.checkpoints) == "a folder":
             with quiet_imports():  # of TensorFlow
                 from towers.run import checkpoints
 
@@ -159,3 +173,13 @@ class RunFolder:
             "num_towers": stored.group_size if stored.group_size > 1 else 0,
         }
         return replace(stored, settings | changes)
+
+
+def _kind(path):
+    """`files.kind`, or a RunFolderError."""
+    try:
+        return files.kind(path)
+    except OSError as error:  # such as a link that leads back to itself
+        raise RunFolderError(
+            f"{path}: {error.strerror or error}; choose another --workdir"
+        ) from None

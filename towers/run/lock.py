@@ -7,6 +7,7 @@ import pathlib
 import socket
 import time
 
+from towers.config import parse_json
 from towers.errors import ConfigError, RunFolderError
 from towers.run import files
 
@@ -21,15 +22,14 @@ class Lock:
 
     Args:
         folder: of the run.
-        **about: describes this process to others, see `holder`.
 
     Raises:
         ConfigError: another process holds the lock, or it cannot be opened.
     """
 
-    def __init__(self, folder: pathlib.Path, **about: str):
+    def __init__(self, folder: pathlib.Path):
         self._path = folder / _NAME
-        self._about = about
+        self._about = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
             descriptor = files.open_file(self._path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
@@ -58,13 +58,13 @@ class Lock:
         self.check()
 
     def describe(self, **more: str) -> None:
-        """Adds to the description. It only informs: a full disk is no error."""
+        """Adds to the description of this process, see `holder`. It only informs: a
+        full disk is no error."""
         self._about |= more
-        own = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
             self._file.seek(0)
             self._file.truncate()
-            self._file.write(json.dumps(own | self._about).encode())
+            self._file.write(json.dumps(self._about).encode())
         except OSError:
             pass
 
@@ -113,7 +113,7 @@ def _take(descriptor):
 
 def _parsed(content):
     try:
-        about = files.parse_json(content)
+        about = parse_json(content)
     except ValueError:
         about = None
     return about if isinstance(about, dict) else {}

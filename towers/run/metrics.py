@@ -7,23 +7,28 @@ import math
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from towers.config import parse_json
 from towers.run import files
 
 # Bytes of a line; a longer one is not a record.
 _MOST_BYTES = 2**20
+
+# Records that are in memory until they are flushed to the disk.
+_MOST_UNSYNCED = 1000
 
 
 class MetricsFile:
     """The file of a run that trains.
 
     It is a log, and never worth ending a run: what cannot be written is kept back and
-    written with the next line; a file that is damaged is moved aside. One thread may
-    append while another one flushes.
+    written with the next line; a file that is damaged is moved aside, one that is
+    removed or replaced meanwhile is written anew. One thread may append while another
+    one flushes.
 
     Args:
         path: of the file.
@@ -33,7 +38,7 @@ class MetricsFile:
         say: takes a line for the user.
 
     Attributes:
-        unwritten: the records that are kept back.
+        unwritten: the records that are kept back, in their order.
     """
 
     def __init__(
@@ -44,48 +49,71 @@ class MetricsFile:
         say: Callable[[str], None] = print,
     ):
         self._path, self._say = path, say
+        self._lock = threading.RLock()  # of all that follows
         self._descriptor, self._size = None, 0
-        self._lock = threading.RLock()  # of `unwritten` and of the file's end
-        records, is_damaged = read_metrics(path)
-        if is_damaged:
-            self._move_aside()
-        last = records[-1]["step"] if records else 0
-        records += [record for record in unwritten if record["step"] > last]
-        self.unwritten = [r for r in records if r["step"] <= resume_step]
+        self._unsynced = []  # records in the file that may not be on the disk yet
+        self.unwritten, self._is_damaged = read_metrics(path, resume_step)
+        last = self.unwritten[-1]["step"] if self.unwritten else 0
+        self.unwritten += [r for r in unwritten if last < r["step"] <= resume_step]
 
     def _move_aside(self):
         aside = self._path.with_name(f"{self._path.name}.damaged")
         numbered = (aside.with_name(f"{aside.name}-{i}") for i in itertools.count(2))
         paths = itertools.chain([aside], numbered)
         aside = next(path for path in paths if files.kind(path) is None)
-        with contextlib.suppress(OSError):
-            os.rename(self._path, aside)
+        os.rename(self._path, aside)
+        self._is_damaged = False
         self._say(
             f"warning: {self._path} has lines that are no records of increasing steps; "
             f"it is kept as {aside.name}, and its other lines are taken over"
         )
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Writes a record and those kept back.
-
-        Raises:
-            OSError: they cannot be written now, and are kept back.
-        """
+        """Adds a record, which is kept back until the next `flush`."""
         with self._lock:
             self.unwritten.append(_plain(record))
-            self.flush()
 
     def flush(self) -> None:
-        """Writes the records that are kept back; OSError as in `append`."""
+        """Writes the records that are kept back.
+
+        Raises:
+            OSError: they cannot be written now, and stay kept back.
+        """
+        self._flush()
+        if len(self._unsynced) > _MOST_UNSYNCED:
+            self.sync()
+
+    def _flush(self):
         with self._lock:
-            text = "".join(json.dumps(record) + "\n" for record in self.unwritten)
+            if self._is_damaged:
+                self._move_aside()
+            is_lost = self._descriptor is not None and not self._is_in_place()
+            if is_lost:
+                self.unwritten = self.records()
+                self.close()
+                self._size, self._unsynced = 0, []
+            content = _lines(self.unwritten)
             if self._descriptor is None:
-                files.write_text(self._path, text)
+                files.write_text(self._path, content.decode())
                 self._descriptor = files.open_file(self._path, os.O_RDWR)
             else:
-                self._write(text.encode())
-            self._size += len(text)
-            self.unwritten.clear()
+                self._write(content)
+                self._unsynced += self.unwritten
+            self._size += len(content)
+            self.unwritten = []
+        if is_lost:
+            self._say(
+                f"warning: {self._path} was removed or replaced by something else; all "
+                "its records were written anew"
+            )
+
+    def _is_in_place(self):
+        """Whether the open file is still the one with that name."""
+        try:
+            found = os.lstat(self._path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(self._descriptor))
 
     def _write(self, content):
         """All of it or nothing."""
@@ -100,26 +128,63 @@ class MetricsFile:
             raise
 
     def sync(self) -> None:
-        """Flushes the file to the disk, with what was kept back; OSError as in
-        `append`."""
-        self.flush()
-        os.fsync(self._descriptor)
+        """Flushes the file to the disk, with what was kept back; OSError as in `flush`.
 
-    def records(self) -> Iterable[Mapping[str, Any]]:
-        """All records, also where the file has been moved or removed meanwhile."""
-        if self._descriptor is not None:
-            lines = os.pread(self._descriptor, self._size, 0).splitlines()
-            yield from map(json.loads, lines)
-        yield from self.unwritten
+        Others may append and flush meanwhile: a slow disk does not hold them up.
+        """
+        with self._lock:
+            self._flush()
+            unsynced, num_records = self._unsynced, len(self._unsynced)
+            descriptor = os.dup(self._descriptor)
+        try:
+            os.fsync(descriptor)
+        except OSError:
+            with self._lock:
+                if unsynced is self._unsynced:  # else the file was written anew
+                    # The next fsync would succeed, though the content is lost.
+                    self.unwritten = unsynced + self.unwritten
+                    self._size -= len(_lines(unsynced))
+                    self._unsynced = []
+            raise
+        finally:
+            os.close(descriptor)
+        with self._lock:
+            del unsynced[:num_records]
+
+    def kept_back(self, step: int) -> list[Mapping[str, Any]]:
+        """The records until a step that are kept back."""
+        with self._lock:
+            return [record for record in self.unwritten if record["step"] <= step]
+
+    def records(self) -> list[Mapping[str, Any]]:
+        """All records, also where the file has been moved or removed meanwhile, or has
+        got lines that are none."""
+        with self._lock:
+            lines = []
+            if self._descriptor is not None:
+                lines = os.pread(self._descriptor, self._size, 0).splitlines()
+            return [*filter(None, map(_parsed, lines)), *self.unwritten]
 
     def close(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
+            self._descriptor = None
 
 
-def read_metrics(path: pathlib.Path) -> tuple[list[dict[str, Any]], bool]:
+def _lines(records):
+    return "".join(json.dumps(record) + "\n" for record in records).encode()
+
+
+def read_metrics(
+    path: pathlib.Path, last_step: float = math.inf
+) -> tuple[list[dict[str, Any]], bool]:
     """The records of a file, and whether it is damaged: whether it has any other lines
-    than an incomplete last one, as a kill leaves it."""
+    than an incomplete last one, as a kill leaves it.
+
+    Args:
+        path: of the file.
+        last_step: records of later steps are ignored, wherever they stand.
+    """
     try:
         file = open(files.open_file(path, os.O_RDONLY), "rb")
     except FileNotFoundError:
@@ -129,11 +194,12 @@ def read_metrics(path: pathlib.Path) -> tuple[list[dict[str, Any]], bool]:
     records, num_others, is_torn = [], 0, False
     with file:
         while line := file.readline(_MOST_BYTES):
-            is_torn = not line.endswith(b"\n")
             record = _parsed(line)
+            is_torn = record is None and not line.endswith(b"\n")
+            if record and record["step"] > last_step:
+                continue
             if record and (not records or record["step"] > records[-1]["step"]):
                 records.append(record)
-                is_torn = False
             else:
                 num_others += 1
     return records, num_others > is_torn
@@ -142,7 +208,7 @@ def read_metrics(path: pathlib.Path) -> tuple[list[dict[str, Any]], bool]:
 def _parsed(line):
     """The object of a line; None if it is no object with a step."""
     try:
-        record = files.parse_json(line.decode("utf-8"))
+        record = parse_json(line.decode("utf-8"))
     except ValueError:
         return None
     is_record = isinstance(record, dict) and type(record.get("step")) is int
@@ -152,12 +218,12 @@ def _parsed(line):
 def last_accuracy(path: pathlib.Path, step: int) -> float | None:
     """The accuracy of the last evaluation until a step, with the moving averages where
     there are any; None if there was none, or the file cannot be read."""
-    records, _ = read_metrics(path)
+    records, _ = read_metrics(path, step)
     for record in reversed(records):
         for suffix in ("_averaged", ""):
             for split in ("validation", "test"):
                 accuracy = record.get(f"{split}_accuracy{suffix}")
-                if isinstance(accuracy, float) and record["step"] <= step:
+                if isinstance(accuracy, float):
                     return accuracy
     return None
 

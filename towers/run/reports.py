@@ -4,14 +4,13 @@ A report that cannot be written, because the disk is full, say, does not end a t
 One warning says so; the next report is tried again.
 """
 
-import collections
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import one_line
+from towers.errors import RunFolderError, StuckError, one_line
 from towers.run import files
 from towers.run.board import Board
 from towers.run.folder import RunFolder
@@ -26,26 +25,39 @@ class Reports:
         folder: of the run.
         kind: of its curves on the board, "train" or "eval".
         say: takes a line for the user.
+        check: called before each report; where it raises a RunFolderError, another
+            folder stands in the place of the run's, and nothing is written there.
 
     Attributes:
         metrics: `metrics.jsonl`; None until it is opened.
+        kept_steps: of records that are in the last checkpoint, as they cannot be
+            written.
     """
 
-    def __init__(self, folder: RunFolder, kind: str, say: Callable[[str], None] = say):
-        self._folder, self._say = folder, say
+    def __init__(
+        self,
+        folder: RunFolder,
+        kind: str,
+        say: Callable[[str], None] = say,
+        check: Callable[[], None] = lambda: None,
+    ):
+        self._folder, self._say, self._check = folder, say, check
         self._board = Board(folder.tensorboard, kind)
-        self._num_failed = collections.Counter()  # since the last success
+        self._num_failed = {}  # name -> number of reports since the last success
         self.metrics: MetricsFile | None = None
+        self.kept_steps: Collection[int] = ()
 
     def open_metrics(self, resume_step: int, unwritten: list[dict]) -> None:
         """Continues `metrics.jsonl`, see `MetricsFile`."""
         path = self._folder.metrics
         self.metrics = MetricsFile(path, resume_step, unwritten, self._say)
+        self.kept_steps = {record["step"] for record in self.metrics.unwritten}
         self._attempt(path.name, self.metrics.flush)
 
     def record(self, record: Mapping[str, object]) -> None:
         """A line of `metrics.jsonl`."""
-        self._attempt(self._folder.metrics.name, lambda: self.metrics.append(record))
+        self.metrics.append(record)
+        self._attempt(self._folder.metrics.name, self.metrics.flush)
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
         """Curves, see `Board`."""
@@ -74,36 +86,51 @@ class Reports:
     def __enter__(self) -> "Reports":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, error_type, error, traceback) -> None:
         """Tries once more to write what is kept back, and says what is missing."""
+        if isinstance(error, StuckError):  # perhaps it is the disk that hangs
+            return
         if self.metrics is not None:
             self.sync()
             self.metrics.close()
         for name, count in sorted(self._num_failed.items()):
-            kept = "kept in the last checkpoint" if self._is_kept(name) else "lost"
-            self._say(f"warning: {count} reports in {name} were not written: {kept}")
+            num_kept = self._num_kept() if self._is_metrics(name) else 0
+            what = f"{count} report(s) in {name} were not written"
+            if num_kept:
+                what += f"; {num_kept} of them are kept in the last checkpoint"
+            if num_kept < count:
+                what += f": {count - num_kept} lost"
+            self._say(f"warning: {what}")
 
-    def _is_kept(self, name):
+    def _is_metrics(self, name):
         return name == self._folder.metrics.name
+
+    def _num_kept(self):
+        return sum(r["step"] in self.kept_steps for r in self.metrics.unwritten)
 
     def _attempt(self, name, write):
         """Writes; says where that begins to fail, and to succeed again."""
         try:
+            self._check()
             write()
+        except RunFolderError:
+            return  # the run checks the folder as well, and ends
         except OSError as error:
-            if not self._num_failed[name]:
+            if name not in self._num_failed:
                 free = files.free_bytes(self._folder.path)
                 reason = one_line(error.strerror or error, 200)
                 self._say(
                     f"warning: {name} cannot be written: {reason} ({free} bytes are "
-                    f"free in {self._folder.path}); it is tried again with each report"
+                    f"free in {self._folder.path})"
                 )
-            self._num_failed[name] += 1
+            self._num_failed[name] = self._num_failed.get(name, 0) + 1
+            if self._is_metrics(name):
+                self._num_failed[name] = len(self.metrics.unwritten)
             return
         num_failed = self._num_failed.pop(name, 0)
         if num_failed:
-            kept = "written now" if self._is_kept(name) else "lost"
-            self._say(f"{name} can be written again; {num_failed} reports are {kept}")
+            kept = "written now" if self._is_metrics(name) else "lost"
+            self._say(f"{name} can be written again; {num_failed} report(s) are {kept}")
 
 
 class NoReports(Reports):

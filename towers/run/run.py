@@ -1,11 +1,13 @@
 """A run under way, and how it is saved."""
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -47,6 +49,7 @@ class Run:
             that was stopped before that begins with it.
         eval_batches: of every evaluation, from the first on. TensorFlow traces the
             functions of each data set that is made, and never frees all of that.
+        say_once: as `say`, but each line only once.
     """
 
     config: Config
@@ -67,6 +70,9 @@ class Run:
     saved_at: float = 0.0
     pending_record: dict | None = None
     eval_batches: Iterable | None = None
+    say_once: Callable[[str], None] = dataclasses.field(
+        default_factory=lambda: functools.cache(say)
+    )
 
     def say(self, line: str) -> None:
         """Prints a line about the run, once for all workers."""
@@ -95,22 +101,34 @@ class TrainResult:
 def save(run: Run) -> None:
     """Saves a snapshot of the state in the background, unless the last checkpoint holds
     it already; the chief does that for all workers. To be called inside of
-    `Watchdog.run`."""
+    `Watchdog.run`.
+
+    Raises:
+        CheckpointError: the previous snapshot could not be written.
+        RunFolderError: the run's folder is gone.
+    """
     if not run.workers.is_chief:
         return
-    state, trainer_state = _snapshot(run)
-    if run.step == run.saved_step:
+    run.lock.check()
+    if is_between_steps(run.trainer) and run.trainer.progress()[0] == run.saved_step:
+        run.step = run.saved_step
         return
+    state, trainer_state = _snapshot(run)
     step, best_step = run.step, run.best["step"] if run.best else None
 
     def write():
         run.lock.check()
         run.reports.sync()
-        checkpoints.save(
-            run.folder.checkpoints, step, state, trainer_state, run.lock.check
-        )
+        unwritten = run.reports.metrics.kept_back(step)
+        stored = trainer_state | {"unwritten": unwritten}
+        checkpoints.save(run.folder.checkpoints, step, state, stored, run.lock.check)
+        run.reports.kept_steps = {record["step"] for record in unwritten}
         checkpoints.keep(
-            run.folder.checkpoints, run.config.keep_checkpoints, best_step, say
+            run.folder.checkpoints,
+            run.config.keep_checkpoints,
+            best_step,
+            run.say_once,
+            run.lock.check,
         )
 
     def write_or_try_again():
@@ -121,15 +139,22 @@ def save(run: Run) -> None:
             time.sleep(RETRY_SECS)
             write()
 
-    run.background.submit(write_or_try_again)
+    with run.watchdog.saving():  # the previous one may still be written
+        run.background.submit(write_or_try_again)
     run.saved_step, run.saved_at = step, time.monotonic()
+
+
+def save_and_wait(run: Run) -> None:
+    """Saves as `save`, and waits until the checkpoint is committed."""
+    save(run)
+    with run.watchdog.saving():
+        run.background.wait()
 
 
 def try_to_save(run: Run) -> None:
     """Saves before a run ends because of another error; says why where it fails."""
     try:
-        save(run)
-        run.background.wait()
+        save_and_wait(run)
     except (CheckpointError, RunFolderError) as error:
         say(str(error))
 
@@ -152,18 +177,23 @@ def _save_aside(run):
     path = run.folder.path.absolute()
     for number in itertools.count(1):
         aside = RunFolder(path.with_name(f"{path.name}-aside-{number}"))
-        try:
+        with contextlib.suppress(FileExistsError):
             aside.path.mkdir()
-            files.sync(path.parent)
             break
-        except FileExistsError:
-            continue
-    files.write_text(aside.config, to_json(run.config))
-    if run.reports.metrics is not None:
+    try:
+        with run.watchdog.saving():
+            files.sync(path.parent)
+            checkpoints.save(aside.checkpoints, run.step, state, trainer_state)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            files.remove(aside.path)
+        raise
+    # The run continues without these as well.
+    with contextlib.suppress(OSError, ValueError):
+        files.write_text(aside.config, to_json(run.config))
         records = run.reports.metrics.records()
         text = "".join(json.dumps(record) + "\n" for record in records)
         files.write_text(aside.metrics, text)
-    checkpoints.save(aside.checkpoints, run.step, state, trainer_state)
     return aside.path
 
 
@@ -172,13 +202,12 @@ def _snapshot(run):
     with run.watchdog.saving():
         state = settled_state(run.trainer)
     run.step = int(state["step"])
-    metrics = run.reports.metrics
     return state, {
         "images_seen": run.step * run.config.images_per_step,
         "seed": run.config.seed,
         "best": run.best,
         "unfinished": run.pending_record and _as_lists(run.pending_record),
-        "unwritten": list(metrics.unwritten) if metrics else [],
+        "unwritten": run.reports.metrics.kept_back(run.step),
         "config": dataclasses.asdict(run.config),
         **dataclasses.asdict(run.stopwatch),
     }

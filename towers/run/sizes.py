@@ -144,6 +144,7 @@ def check_variables(
     if _computes_on_cpu(config):
         names, other_copies = [*names, "variables"], 2
         names += ["averages"] if config.ema_decay else []
+        # Parameters that param_rates freezes have none.
         names += ["gradients"] if for_training and not config.param_rates else []
     _check(
         f"width={config.width:g} with model={config.model}",

@@ -100,8 +100,8 @@ class Watchdog:
         return self._published(None)
 
     def saving(self) -> contextlib.AbstractContextManager:
-        """The state is read inside, which is uninterruptible."""
-        return self._published(None, uninterruptible=True)
+        """The state is read inside, or its checkpoint waited for; uninterruptible."""
+        return self._published("saving", uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
         """Something else that may be abandoned, such as "evaluating", goes on inside.
@@ -127,7 +127,7 @@ class Watchdog:
         Returns its result, or raises its error.
 
         After a signal the trainer is asked to stop, and `stop_requested` asks the
-        function to return. A step that computes is finished first.
+        function to return. A step that computes, or a save, is finished first.
 
         Raises:
             Preempted: after a signal, the function was abandoned in an interruptible
@@ -156,11 +156,10 @@ class Watchdog:
                     before = None
                     continue
                 steps, activity = self._trainer.progress()
-                may_abandon = (
-                    activity in self._interruptible and not worker.uninterruptible
-                )
+                may_abandon = activity in self._interruptible
                 if worker.activity is not None:
-                    activity, may_abandon = worker.activity, True
+                    activity, may_abandon = worker.activity, not worker.uninterruptible
+                work = activity if worker.uninterruptible else f"step {steps + 1}"
                 if (steps, worker.beats) != before:
                     before, since = (steps, worker.beats), now
                     self.progress_at = time.time()
@@ -173,12 +172,12 @@ class Watchdog:
                     with contextlib.suppress(AttributeError, OSError, RuntimeError):
                         faulthandler.dump_traceback(all_threads=True)
                     raise StuckError(
-                        f"step {steps + 1} was not finished within "
-                        f"{self._stuck_after_secs:g} s (--stuck_after_secs), "
-                        f"while {activity}"
+                        f"{work} was not finished within "
+                        f"{self._stuck_after_secs:g} s (--stuck_after_secs)"
+                        + (f", while {activity}" if work != activity else "")
                     )
             if is_patient and stopping_secs > _PATIENCE_SECS:
-                self._say(f"{self.stopped_by}: step {steps + 1} is finished first")
+                self._say(f"{self.stopped_by}: {work} is finished first")
                 is_patient = False
 
 
