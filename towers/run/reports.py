@@ -156,6 +156,3 @@ class NoReports(Reports):
 
     def file(self, path, text):
         pass
-
-    def __exit__(self, *_):
-        pass
