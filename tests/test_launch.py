@@ -23,6 +23,9 @@ from towers.launch.cluster import worst
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WAIT_SECS = 30
+OWN = ("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "TF_CONFIG")
+ENVIRON = {k: v for k, v in os.environ.items() if k not in OWN}
+ENVIRON["PYTHONPATH"] = str(ROOT)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
 # Each worker: `me` is its number, `addresses` are those of all, and `attempt` counts
@@ -55,12 +58,11 @@ class Launcher:
         self._folder = folder
         worker = [sys.executable, "-Sc", WORKER + source]
         arguments = json.dumps([worker, num_workers, options])
-        inherited = {k: v for k, v in os.environ.items() if "CUDA" not in k}
         with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-c", LAUNCHER, arguments],
                 cwd=folder,
-                env=inherited | {"PYTHONPATH": str(ROOT)} | dict(environ),
+                env=ENVIRON | dict(environ),
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=err,
@@ -221,7 +223,7 @@ def test_training_goes_on_where_nobody_reads_the_output(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, json.dumps([command, 1, {}])],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=ENVIRON,
         stdout=writer,
     ) as process:
         os.close(reader)
@@ -259,6 +261,7 @@ def test_a_signal_is_passed_on_once_to_all_workers(start, tmp_path, number):
     assert launcher.wait() == 75
     expected = [f"[{i}] received {int(number)}" for i in range(3)]
     assert sorted(re.findall(".*received.*", launcher.out)) == expected
+    assert "restart" not in launcher.err
 
 
 @on_linux
@@ -309,6 +312,22 @@ os._exit(0)
     launcher = start(source, 2)
     assert launcher.wait() == 0
     assert_they_end(launcher.wait_for(r"pid (\d+)$", 2))
+
+
+@on_linux
+def test_a_process_that_left_the_group_is_not_waited_for(start):
+    source = """
+command = [sys.executable, "-Sc", "import time; time.sleep(60)"]
+left = subprocess.Popen(command, start_new_session=True)  # with the same output
+print("pid", left.pid, end="")
+os._exit(0)
+"""
+    launcher = start(source, 1)
+    try:
+        assert launcher.wait() == 0
+        assert re.fullmatch(r"\[0\] pid \d+\n", launcher.out)
+    finally:
+        os.kill(int(launcher.out.split()[-1]), signal.SIGKILL)
 
 
 # Failures.
@@ -368,23 +387,37 @@ sys.exit(75)
     assert line.startswith("towers.launch: worker 0 was killed by signal 9")
 
 
-def test_a_program_that_cannot_be_started_is_one_mistake_of_the_user(tmp_path):
-    script = """
+UNSTARTABLE = """
+import os, sys
 from towers.errors import ConfigError
-from towers.launch.cluster import launch
+from towers.launch.cluster import Cluster
+from towers.launch.machine import Share
+programs = {"all": ["./nothing"], "second": ["sleep", "60"]}
+shares = [Share(), Share(cores=(10**5,))]
 try:
-    launch(["./nothing"], 2)
+    Cluster(programs[sys.argv[1]], shares, 60.0).run()
 except ConfigError as error:
     print(error)
+try:
+    os.waitpid(-1, os.WNOHANG)
+    print("a worker is left")
+except ChildProcessError:
+    pass
 """
+
+
+@on_linux
+@pytest.mark.parametrize("which,number", [("all", 0), ("second", 1)])
+def test_a_worker_that_cannot_be_started_ends_the_others(tmp_path, which, number):
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", UNSTARTABLE, which],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=ENVIRON,
         capture_output=True,
         text=True,
     )
-    assert "cannot start worker 0: " in done.stdout and "./nothing" in done.stdout
+    [line] = done.stdout.splitlines()
+    assert line.startswith(f"cannot start worker {number}: ")
 
 
 # Restarts.
@@ -489,11 +522,10 @@ def test_more_workers_than_cores_share_them_all():
 
 
 def run_program(*arguments, **environ):
-    inherited = {k: v for k, v in os.environ.items() if "CUDA" not in k}
     return subprocess.run(
         [sys.executable, "-m", "towers.launch", *arguments],
         cwd=ROOT,
-        env=inherited | environ,
+        env=ENVIRON | environ,
         capture_output=True,
         text=True,
         timeout=WAIT_SECS,

@@ -28,7 +28,7 @@ class Stream:
         if data is None:
             return False
         *lines, self._line = (self._line + data).split(b"\n")
-        if self._line and (not data or len(self._line) > _MOST_BYTES):
+        if len(self._line) > _MOST_BYTES:
             lines, self._line = [*lines, self._line], b""
         _write(self._target, b"".join(self._prefix + line + b"\n" for line in lines))
         if not data:
@@ -36,9 +36,10 @@ class Stream:
         return bool(data)
 
     def close(self) -> None:
-        """Prints what is left. The pipe may be held open by a process that was left."""
-        while not self.pipe.closed and self.copy():
-            pass
+        """Prints what is left. Another process may hold the pipe open, and write."""
+        for _ in range(16):  # more than a pipe holds
+            if self.pipe.closed or not self.copy():
+                break
         if self._line:
             _write(self._target, self._prefix + self._line + b"\n")
         self.pipe.close()
