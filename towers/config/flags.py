@@ -159,9 +159,19 @@ def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequen
     return rest
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
-    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake."""
-    program = pathlib.Path(sys.argv[0]).name
+def run(
+    main: Callable[[Sequence[str]], int | None],
+    parse: Callable[[Sequence[str]], Sequence[str]] = parse,
+    program: str = "",
+) -> None:
+    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
+
+    Args:
+        main: gets what `parse` returns; its result is the exit code, None for 0.
+        parse: gives flags the values of a command line.
+        program: begins each line; by default the name of the file.
+    """
+    program = program or pathlib.Path(sys.argv[0]).name
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
             stream.reconfigure(errors="backslashreplace")
@@ -174,7 +184,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
 
     def main_or_end(argv):
         try:
-            main(argv)
+            return main(argv)
         except Exception as error:
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
             end_process(program, foreseen(error, _MORE_MEMORY), workdir or None)
