@@ -39,6 +39,13 @@ OTHERS = {
     "towers": "python -m benchmarks.step",
     "group_sizes": "python -m benchmarks.step",
     "kernels": "python -m benchmarks.gpu",
+    "num_workers": "python -m towers.",
+    "max_restarts": "python -m towers.launch",
+    "build-arg": "docker build",
+    "prefix": "kubectl logs",
+    "nodes": "sbatch",
+    "signal": "#SBATCH",
+    "requeue": "#SBATCH",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
