@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 from towers.config import FIELDS, Config
+from towers.config import flags as config_flags
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import config_of_flags, define_config_flags, given_flags
 
@@ -39,6 +40,13 @@ OTHERS = {
     "towers": "python -m benchmarks.step",
     "group_sizes": "python -m benchmarks.step",
     "kernels": "python -m benchmarks.gpu",
+    "num_workers": "python -m towers.",
+    "max_restarts": "python -m towers.launch",
+    "build-arg": "docker build",
+    "prefix": "kubectl logs",
+    "nodes": "sbatch",
+    "signal": "#SBATCH",
+    "requeue": "#SBATCH",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -56,6 +64,10 @@ def flags_of(script):
         if kind == "define_config_flags":
             names = ast.literal_eval(node.args[0]) if node.args else FIELDS
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
+        elif kind == "define_cluster_flags":
+            values = flags.FlagValues()
+            getattr(config_flags, kind)(values=values)
+            found |= set(values)
         elif kind.startswith("DEFINE_"):
             name = ast.literal_eval(node.args[0])
             found |= {name, f"no{name}"} if kind == "DEFINE_bool" else {name}
