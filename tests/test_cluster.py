@@ -131,13 +131,13 @@ def test_private_addresses_and_unknown_names_are_taken(private_machine):
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1"])
-def test_public_addresses_are_refused_unless_allowed(private_machine, address):
+def test_row_33_public_addresses_are_refused_unless_allowed(private_machine, address):
     with refused("public address", "--allow_public_address"):
         check_addresses(of_two("127.0.0.1:39999", address))
     check_addresses(of_two("127.0.0.1:39999", address), allow_public=True)
 
 
-def test_a_public_address_of_this_machine_is_refused(monkeypatch):
+def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
     monkeypatch.setattr(cluster, "_own_ips", lambda: [ipaddress.ip_address("8.8.4.4")])
     with refused("8.8.4.4", "--allow_public_address"):
         check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
