@@ -26,9 +26,7 @@ CONFIG = flags.DEFINE_string(
     "config", None, "Recipe: a name in configs/ or the path of a Python file."
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir",
-    None,
-    "Folder of the run; by default runs/<recipe>, or runs/default without one.",
+    "workdir", None, "Folder of the run; by default runs/<recipe> or runs/default."
 )
 OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Remove the files of an earlier run there and start again."
