@@ -3,7 +3,6 @@
 import contextlib
 import ipaddress
 import json
-import socket
 
 import pytest
 
@@ -108,6 +107,16 @@ def test_wrong_descriptions_are_refused_by_name(addresses, index, text, words):
         found(addresses, index, TF_CONFIG=text)
 
 
+def test_slurm_with_nodes_in_another_order_is_refused(monkeypatch):
+    nodes = {"SLURM_STEP_NODELIST": "n[2,10]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    step = SLURM | nodes | {"SLURM_STEP_NUM_TASKS": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    assert found(**step, SLURMD_NODENAME="n2").index == 1
+    with refused("n10", "--cluster"):
+        found(**step, SLURMD_NODENAME="n10")
+
+
 def test_slurm_without_srun_is_refused():
     with refused("srun"):
         found(SLURM_STEP_NUM_TASKS="2")
@@ -145,12 +154,3 @@ def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
 
 def test_the_addresses_of_this_machine_are_known():
     assert ipaddress.ip_address("127.0.0.1") in list(cluster._own_ips())
-
-
-def test_a_port_that_is_taken_is_refused(private_machine):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with refused(f"port {port}"):
-            check_addresses(of_two(f"127.0.0.1:{port}", "10.2.3.4:1"))

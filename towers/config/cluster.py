@@ -78,26 +78,15 @@ def find_cluster(
 
 
 def check_addresses(cluster: Cluster, allow_public: bool = False) -> None:
-    """Refuses a port that is taken, and addresses that anybody can reach.
+    """Refuses addresses that anybody can reach.
 
     Args:
         cluster: of two or more workers.
         allow_public: whether addresses may be public.
 
     Raises:
-        ConfigError: see above.
+        ConfigError: names the address.
     """
-    port = int(cluster.address.rpartition(":")[2])
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise ConfigError(
-                f"{cluster.origin}: worker {cluster.index} cannot listen on port "
-                f"{port}: {error.strerror}; end the process that does, or take another "
-                "port"
-            ) from None
     if allow_public:
         return
     for address in cluster.addresses:
@@ -183,7 +172,15 @@ def _of_slurm(environ):
         _, index = resolver.get_task_info()
     except (ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"the variables of Slurm: {error}") from None
-    return _checked(tasks, index, "Slurm")
+    cluster = _checked(tasks, index, "Slurm")
+    node = environ.get("SLURMD_NODENAME", cluster.address.rpartition(":")[0])
+    if not cluster.address.startswith(f"{node}:"):
+        raise ConfigError(
+            f"Slurm runs task {index} on {node}, where TensorFlow's resolver, which "
+            f"sorts names as text, expects {cluster.address}; take nodes whose names "
+            "are equally long, or set --cluster and --task_index"
+        )
+    return cluster
 
 
 def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:

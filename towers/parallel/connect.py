@@ -1,8 +1,18 @@
-"""The start of a cluster: TensorFlow's server, and the wait for the other workers."""
+"""The start of a cluster: the wait for the other workers, and TensorFlow's server.
 
-import threading
+While TensorFlow waits for workers, no signal is served and no time limit holds (tried
+with 2.21: it keeps the interpreter's lock). So it is called only when every worker is
+known to be there: each listens at its port, with a checksum of the list of workers as
+its only word, and looks whether the others do.
+"""
+
+import contextlib
+import faulthandler
+import os
+import socket
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -13,6 +23,12 @@ from towers.parallel.workers import Workers
 # A worker is lost after so many seconds without a sign of life.
 HEARTBEAT_SECS = 10.0
 
+# Workers that are waited for are named after so many seconds.
+_PATIENCE_SECS = 10.0
+
+# TensorFlow's servers find each other within this time, or the process ends.
+_START_SECS = 120.0
+
 
 def connect(
     addresses: Sequence[str],
@@ -22,8 +38,9 @@ def connect(
     communication: str,
     wait_secs: float,
     heartbeat_secs: float = HEARTBEAT_SECS,
+    say: Callable[[str], None] = print,
 ) -> Workers:
-    """Starts TensorFlow's server and waits until all workers have done so.
+    """Waits for all workers and starts TensorFlow's server.
 
     To be called before TensorFlow first computes, after its devices were configured.
 
@@ -34,14 +51,18 @@ def connect(
         communication: one of COMMUNICATIONS.
         wait_secs: so long it waits for the others.
         heartbeat_secs: see HEARTBEAT_SECS.
+        say: takes a line for the user.
 
     Raises:
         ConfigError: the server cannot start.
         WorkerLostError: not all workers came.
     """
-    spec = tf.train.ClusterSpec({"worker": list(addresses)})
+    _wait_for_all(addresses, index, wait_secs, say)
+    # gRPC would ask a proxy for the other workers.
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    os.environ["no_grpc_proxy"] = ",".join(hosts)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        spec,
+        tf.train.ClusterSpec({"worker": list(addresses)}),
         task_type="worker",
         task_id=index,
         num_accelerators={"GPU": num_gpus},
@@ -59,49 +80,83 @@ def connect(
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
-        cluster_register_timeout_in_ms=int(1000 * wait_secs),
         heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
         shutdown_barrier_timeout_in_ms=1000,
         coordinated_jobs=[jobs],
     )
-    begun = time.monotonic()
+    # Where one ends at this very moment, TensorFlow would wait for it for ever.
+    faulthandler.dump_traceback_later(_START_SECS, exit=True)
     try:
-        engine = _in_a_thread(
-            lambda: tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
-        )
+        engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except RuntimeError as error:
         raise ConfigError(
             f"TensorFlow has computed already in this process: {one_line(error, 150)}; "
             "train with several workers from a process of its own"
         ) from None
     except tf.errors.OpError as error:
-        if time.monotonic() - begun < wait_secs / 2:
-            raise ConfigError(
-                f"worker {index} cannot listen at {addresses[index]}: "
-                f"{one_line(error.message, 200)}"
-            ) from None
         raise WorkerLostError(
-            f"not all of {len(addresses)} workers came within {wait_secs:g} s: "
-            f"{one_line(error.message, 200)}"
+            f"the server of worker {index} did not start: "
+            f"{one_line(error.message, 250)}"
         ) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return Workers(engine, addresses, index)
 
 
-def _in_a_thread(function):
-    """The result of a function that a signal could not interrupt: the main thread
-    stays free to serve one."""
-    outcome = {}
+def _wait_for_all(addresses, index, wait_secs, say):
+    """Waits until somebody listens at each of the addresses."""
+    greeting = f"towers {zlib.crc32(','.join(addresses).encode()):08x}\n".encode()
+    begun, is_patient = time.monotonic(), True
+    missing = [i for i in range(len(addresses)) if i != index]
+    with _listening(int(addresses[index].rpartition(":")[2])) as listener:
+        while missing:
+            missing = [i for i in missing if not _is_there(i, addresses[i], greeting)]
+            with contextlib.suppress(BlockingIOError):
+                while True:  # those who look whether this worker is there
+                    with listener.accept()[0] as other:
+                        other.sendall(greeting)
+            waited = time.monotonic() - begun
+            names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
+            if missing and waited > wait_secs:
+                raise WorkerLostError(
+                    f"worker {names} did not come within {wait_secs:g} s"
+                )
+            if missing and waited > _PATIENCE_SECS and is_patient:
+                say(f"waiting for worker {names}, up to {wait_secs:g} s")
+                is_patient = False
+            if missing:
+                time.sleep(0.1)
 
-    def call():
-        try:
-            outcome["result"] = function()
-        except BaseException as error:
-            outcome["error"] = error
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["result"]
+def _listening(port):
+    try:
+        listener = socket.create_server(("", port))
+    except OSError as error:
+        raise ConfigError(
+            f"this worker cannot listen on port {port}: {error.strerror}; end the "
+            "process that does, or take another port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _is_there(index, address, greeting):
+    """Whether a worker waits, or its TensorFlow has started and greets otherwise.
+
+    Raises:
+        ConfigError: it waits for other workers than this one.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 1) as probe:
+            if probe.getsockname() == probe.getpeername():
+                return False  # on loopback a probe can find itself
+            heard = probe.recv(len(greeting))
+    except OSError:
+        return False
+    if heard.startswith(b"towers ") and heard != greeting:
+        raise ConfigError(
+            f"worker {index} ({address}) has another list of workers; give all of them "
+            "the same, in the same order"
+        )
+    return bool(heard)

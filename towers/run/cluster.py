@@ -87,6 +87,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         communication=config.all_reduce,
         wait_secs=limit or START_SECS,
         heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
+        say=say,
     )
     own = {
         "towers": towers.__version__,
