@@ -26,9 +26,7 @@ CONFIG = flags.DEFINE_string(
     "config", None, "Recipe: a name in configs/ or the path of a Python file."
 )
 WORKDIR = flags.DEFINE_string(
-    "workdir",
-    None,
-    "Folder of the run; by default runs/<recipe>, or runs/default without one.",
+    "workdir", None, "Folder of the run; by default runs/<recipe> or runs/default."
 )
 OVERWRITE = flags.DEFINE_bool(
     "overwrite", False, "Remove the files of an earlier run there and start again."
@@ -36,6 +34,7 @@ OVERWRITE = flags.DEFINE_bool(
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
 )
+config_flags.define_cluster_flags()
 config_flags.define_config_flags()
 flags.adopt_module_key_flags(config_flags)
 
@@ -52,6 +51,7 @@ def main(_):
         config,
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
+        **config_flags.cluster_of_flags(),
     )
 
 

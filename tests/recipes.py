@@ -21,6 +21,10 @@ from towers.parallel.trainer import Trainer
 NUM_EXAMPLES = 50
 DECAY_FACTOR, EPOCHS_PER_DECAY = 0.5, 1.5
 
+# How near to 0 the input of a rectifier may come before rounding in float32 decides
+# whether it is open; the gradient jumps there.
+NEAR_ZERO = 5e-7
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -137,6 +141,33 @@ def assert_equal_to_oracle(
     for slot, values in expected.slots.items():
         wanted |= {f"slots/{k}/{slot}": v for k, v in values.items()}
     assert_close(state, wanted | {"step": state["step"]}, tolerance)
+
+
+def with_images_off_kinks(
+    check: Callable[[int], None], dtype: str, patch: pytest.MonkeyPatch
+) -> None:
+    """Compares with the oracle; in float32 with other images where the input of a
+    rectifier came too near to 0.
+
+    Args:
+        check: seed of the images -> raises an AssertionError where it is not equal.
+        dtype: of the network.
+    """
+    margins, relu = [], oracle.LAYERS["relu"]
+
+    def watched_relu(x):
+        margins.append(np.abs(x).min())
+        return relu(x)
+
+    patch.setitem(oracle.LAYERS, "relu", watched_relu)
+    for seed in range(3):
+        margins.clear()
+        try:
+            check(seed)
+            break
+        except AssertionError:
+            if dtype == "float64" or min(margins) > NEAR_ZERO or seed == 2:
+                raise
 
 
 def have_steps_inlined(patch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
         owner, name = {
             "tracing": (losses, "cross_entropy"),
             "drawing": (TrainBatches, "__call__"),
-            "evaluating": (training, "accuracy"),
+            "evaluating": (training.loop, "accuracy"),
             "saving": (tf.train.Checkpoint, "write"),
         }[place]
         patch.setattr(owner, name, halting(getattr(owner, name)))

@@ -14,6 +14,7 @@ from towers.data.augment import Augment, create_augment
 from towers.data.batches import TrainBatches, evaluation_stream, hold_out
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
+from towers.data.part import Part
 from towers.data.sources import ArraySource
 
 WAIT_SECS = 30  # for what should come at once
@@ -332,6 +333,61 @@ def test_an_evaluation_is_the_same_every_time():
 
 
 # Held-out images.
+
+
+# Parts: those of several processes are together the batch of one.
+
+
+def parts_of(sizes):
+    """Neighboring parts of a batch, one for each size."""
+    ends = itertools.accumulate(sizes)
+    return [
+        Part(end - size, size, sum(sizes))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize("sizes", [[13], [7, 6], [5, 4, 4], [1, 12]], ids=str)
+def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
+    """With everything that draws numbers or mixes neighbors, over 3 micro-batches."""
+    whole = train_batches(
+        30, 39, augment, noise_shapes=NOISE, mix=create_mix(0.7, 1, 30)
+    )
+    everything = extend(
+        whole.augment, color_jitter=0.4, random_erasing=0.5, cutout_size=3
+    )
+    whole = dataclasses.replace(whole, augment=everything)
+    expected = at(whole, 2)
+    for part in parts_of(sizes):
+        own = dataclasses.replace(whole, part=part)
+        batch = at(own, 2)
+        assert set(batch) == set(expected)
+        for name, values in expected.items():
+            micro = values.reshape(3, 13, *values.shape[1:])
+            micro = micro[:, part.first : part.first + part.size]
+            np.testing.assert_array_equal(batch[name], np.concatenate(micro), name)
+        [streamed] = own.stream(2).take(1).as_numpy_iterator()
+        assert_same(streamed, batch)
+
+
+def test_no_example_of_an_epoch_is_read_by_two_processes():
+    batches = train_batches(24, 8)
+    read = [
+        labels_of(dataclasses.replace(batches, part=part), 3)
+        for part in parts_of([3, 3, 2])
+    ]
+    assert sorted(np.concatenate(read)) == list(range(24))
+
+
+def test_the_parts_of_an_evaluation_count_each_example_once():
+    found, counted = source(10), []
+    augment = create_augment("none", found.image_shape, *MOMENTS)
+    for part in parts_of([3, 2, 2]):
+        for batch in evaluation_stream(found, augment, 7, part).as_numpy_iterator():
+            assert len(batch["labels"]) == part.size
+            counted += list(batch["labels"][batch["weights"] > 0])
+    assert sorted(counted) == list(range(10))
 
 
 def held_out_labels(num_examples, fraction, seed):

@@ -71,7 +71,7 @@ def test_every_strategy_can_be_measured_and_groups_fit_the_towers():
     }
     assert sizes == {(1, 1), (4, 2), (4, 4)}
     assert {f["strategy"] for f in fields} == set(STRATEGIES)
-    assert len({step.cells(f) for f in fields}) == len(fields) == 9
+    assert len({step.cells(f) for f in fields}) == len(fields) == 11
 
 
 def test_a_wrong_name_ends_in_one_line_before_anything_is_measured():
@@ -81,7 +81,8 @@ def test_a_wrong_name_ends_in_one_line_before_anything_is_measured():
 
 def test_every_strategy_is_trained_for_its_accuracy():
     names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
-    assert names == set(STRATEGIES)
+    # With one worker multi_worker is replicated.
+    assert names == set(STRATEGIES) - {"multi_worker"}
 
 
 def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 from absl import flags
 
 from towers.config import FIELDS, Config
+from towers.config import flags as config_flags
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import config_of_flags, define_config_flags, given_flags
 
@@ -39,6 +40,13 @@ OTHERS = {
     "towers": "python -m benchmarks.step",
     "group_sizes": "python -m benchmarks.step",
     "kernels": "python -m benchmarks.gpu",
+    "num_workers": "python -m towers.",
+    "max_restarts": "python -m towers.launch",
+    "build-arg": "docker build",
+    "prefix": "kubectl logs",
+    "nodes": "sbatch",
+    "signal": "#SBATCH",
+    "requeue": "#SBATCH",
 }
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -56,6 +64,10 @@ def flags_of(script):
         if kind == "define_config_flags":
             names = ast.literal_eval(node.args[0]) if node.args else FIELDS
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
+        elif kind == "define_cluster_flags":
+            values = flags.FlagValues()
+            getattr(config_flags, kind)(values=values)
+            found |= set(values)
         elif kind.startswith("DEFINE_"):
             name = ast.literal_eval(node.args[0])
             found |= {name, f"no{name}"} if kind == "DEFINE_bool" else {name}
@@ -284,7 +296,7 @@ def test_the_call_chain_of_a_step_is_the_stack_of_a_run(tmp_path, monkeypatch):
     never = {"eval_every_epochs": 0.0, "summary_every_steps": 0}
     config = Config(**small, **never, device="cpu", num_towers=2, max_steps=1)
     training.train(tmp_path / "run", config)
-    stack = stacks[0][stacks[0].index(("train_loop", "training.py")) :]
+    stack = stacks[0][stacks[0].index(("train_loop", "training/loop.py")) :]
     page = (DOCS / "step.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| `([\w/]+\.py)` \|", page, re.MULTILINE)
     assert rows == [*stack, ("tower_loss", "parallel/tower.py")]

@@ -17,7 +17,8 @@ EXIT_CODES = {
     "RunFolderError": 4,
     "NumericError": 5,
     "StuckError": 6,
-    "Preempted": 75,  # EX_TEMPFAIL of sysexits.h
+    "Preempted": 75,
+    "WorkerLostError": 75,  # EX_TEMPFAIL of sysexits.h
 }
 
 

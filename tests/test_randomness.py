@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.data.randomness import hashed, key, permutation, uniform
+from towers.data.randomness import hashed, key, permutation, uniform, uniform_rows
 
 LENGTH = 10_000
 
@@ -169,6 +169,31 @@ def test_numbers_are_those_of_tensorflow():
             [LENGTH], key(seed, purpose, tf.constant(counter)), alg="philox"
         )
         np.testing.assert_array_equal(numbers(*each), expected)
+
+
+@pytest.mark.parametrize("ranges", [[(0, 40)], [(3, 9)], [(39, 40), (0, 4), (7, 7)]])
+def test_some_rows_of_a_draw_are_those_of_all(ranges):
+    rows = tf.function(uniform_rows)
+    drawn = rows(7, "noise", tf.constant(3, tf.int64), (5, 3), ranges)
+    every = uniform(7, "noise", tf.constant(3, tf.int64), (40, 5, 3))
+    wanted = np.concatenate([every[first:end] for first, end in ranges])
+    np.testing.assert_array_equal(drawn, wanted)
+
+
+def test_a_counter_that_overflows_carries(monkeypatch):
+    """The first word of Philox' counter, of 64 bits, is likely to be near its end in
+    one run of 2**40."""
+    real = tf.raw_ops.StatelessRandomGetKeyCounter
+
+    def near_the_end(seed):
+        counter = tf.constant([2**64 - 3, 11], tf.uint64)
+        return real(seed=seed)._replace(counter=counter)
+
+    monkeypatch.setattr(tf.raw_ops, "StatelessRandomGetKeyCounter", near_the_end)
+    counter = tf.constant(0, tf.int64)
+    whole = uniform_rows(7, "noise", counter, (4,), [(0, 9)])
+    late = uniform_rows(7, "noise", counter, (4,), [(5, 9)])
+    np.testing.assert_array_equal(late, whole[5:])
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -26,7 +26,15 @@ LEVELS = {
     "build": 5,
     "evaluation": 6,
     "training": 7,
+    "launch": 8,
 }
+
+# They start run_train.py in processes of their own, and need TensorFlow in none of
+# their own: name -> all that they may import.
+LAUNCHERS = {"launch": ("errors", "config", "launch", "run.signals")}
+
+# Where flags are defined: by the programs, which are no part of the library.
+COMMAND_LINES = ("towers/config/flags.py", "towers/launch/__main__.py")
 
 # Config is unpacked in build: of its package others know the tables and lists alone.
 CONFIG_FREE = ("data", "models", "optim")
@@ -61,7 +69,7 @@ def complaints(path, source):
         parts = name.split(".")
         if name.startswith("."):
             yield "relative import"
-        if f"{name}.".startswith("absl.flags.") and path != "towers/config/flags.py":
+        if f"{name}.".startswith("absl.flags.") and path not in COMMAND_LINES:
             yield f"{name}: flags outside of the command line"
         if parts[0] != "towers" or package == "__init__":
             continue
@@ -75,6 +83,9 @@ def complaints(path, source):
         allowed = [f"towers.{known}." for known in BELOW_PARALLEL]
         if package == "parallel" and not f"{name}.".startswith(tuple(allowed)):
             yield f"{name}: not for parallel/"
+        allowed = [f"towers.{known}." for known in LAUNCHERS.get(package, ())]
+        if package in LAUNCHERS and not f"{name}.".startswith(tuple(allowed)):
+            yield f"{name}: a launcher trains nothing itself"
     if pathlib.PurePosixPath(path).stem in DRAWERS:
         yield "a drawer for odds and ends"
     for node in ast.walk(ast.parse(source)):
@@ -107,6 +118,9 @@ def test_modules_keep_the_rules(package):
         ("towers/parallel/x.py", "import towers.models.cnn"),
         ("towers/models/x.py", "from . import layers"),
         ("towers/config/x.py", "from absl import flags"),
+        ("towers/launch/x.py", "from towers.training import train"),
+        ("towers/launch/x.py", "from towers.run.log import say"),
+        ("towers/training.py", "from towers.launch.cluster import launch"),
         ("towers/run/utils.py", ""),
         ("towers/data/x.py", "class SourceManager: ..."),
     ],
@@ -115,9 +129,10 @@ def test_each_rule_can_be_broken(path, source):
     assert list(complaints(path, source))
 
 
-def test_the_package_has_ten_names():
+def test_the_package_has_ten_names_and_the_launchers():
     names = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
     assert names - {"__init__", "__pycache__"} == set(LEVELS)
+    assert len(set(LEVELS) - set(LAUNCHERS)) == 10
 
 
 def test_a_command_refuses_wrong_flags_before_it_imports_tensorflow():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers.config import Config
+    from towers.config.cluster import Cluster
     from towers.run.run import TrainResult
 
 __version__ = "0.1.0"
@@ -38,6 +39,8 @@ def train(
     *,
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start.
 
@@ -50,6 +53,10 @@ def train(
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
+        cluster: the workers of the run, `towers.config.cluster.Cluster`; by default
+            those that TF_CONFIG or Slurm describe, if any.
+        allow_public_address: whether workers may have public addresses; their server
+            knows no passwords.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -61,7 +68,12 @@ def train(
     with quiet_imports():
         from towers import training
     return training.train(
-        workdir, config, overwrite=overwrite, allow_change=allow_change
+        workdir,
+        config,
+        overwrite=overwrite,
+        allow_change=allow_change,
+        cluster=cluster,
+        allow_public_address=allow_public_address,
     )
 
 

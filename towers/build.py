@@ -18,6 +18,7 @@ from towers.data.augment import Augment, create_augment
 from towers.data.batches import TrainBatches, hold_out, some_images
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
+from towers.data.part import Part
 from towers.data.resident import ResidentBatches
 from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
@@ -29,8 +30,10 @@ from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices
 from towers.parallel.feed import CopiedAhead, Feed, HostStream, has_gpu_kernels
+from towers.parallel.gradients import shares
 from towers.parallel.synchronous import SynchronousTrainer
 from towers.parallel.trainer import Trainer
+from towers.parallel.workers import ALONE, Workers
 from towers.run import sizes
 
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
@@ -52,6 +55,7 @@ class Parts:
         update: from the mean gradient to the next parameters.
         num_examples: training images of an epoch.
         total_steps: steps until `num_epochs` is reached.
+        part: which images of every batch this process computes.
     """
 
     data: DataSet
@@ -63,15 +67,19 @@ class Parts:
     update: Update
     num_examples: int
     total_steps: int
+    part: Part
 
 
-def build(config: Config, *, for_training: bool = True) -> Parts:
+def build(
+    config: Config, *, for_training: bool = True, part: Part | None = None
+) -> Parts:
     """Loads the data and builds the network and its update.
 
     Args:
         config: of the run.
         for_training: False for an evaluation, which has no phases, and whose checkpoint
             holds the state that layers take from the data.
+        part: of several workers that of this one, see `part_of`.
 
     Raises:
         DataError: the data set is missing or invalid.
@@ -123,6 +131,7 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
             check_bytes=check_bytes,
         )
 
+    part = part or Part.all_of(config.batch_size)
     model = create_model(*augment.image_shape[:2])
     num_examples = train_source.num_examples
     images = config.num_epochs * num_examples
@@ -155,6 +164,7 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
             config.images_per_step,
             models.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, len(data_set.class_names)),
+            part,
         ),
         augment=augment,
         eval_split=eval_split,
@@ -163,7 +173,26 @@ def build(config: Config, *, for_training: bool = True) -> Parts:
         update=update,
         num_examples=num_examples,
         total_steps=total_steps,
+        part=part,
     )
+
+
+def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
+    """The images of every batch that a worker computes, each on so many devices.
+
+    Raises:
+        ConfigError: there are more towers than images in a batch.
+    """
+    count = len(devices.towers)
+    num_towers, first = workers.size * count, workers.index * count
+    if num_towers > config.batch_size:
+        raise ConfigError(
+            f"batch_size={config.batch_size} with {num_towers} towers: every tower "
+            "needs an image; raise --batch_size or lower --num_towers"
+        )
+    sizes = shares(config.batch_size, num_towers)
+    own = sizes[first : first + count]
+    return Part(sum(sizes[:first]), sum(own), config.batch_size)
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
@@ -222,18 +251,15 @@ def create_update(
     )
 
 
-def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
+def create_trainer(
+    config: Config, parts: Parts, devices: Devices, workers: Workers = ALONE
+) -> Trainer:
     """The trainer with the strategy of the config on the chosen devices.
 
     Raises:
-        ConfigError: there are more towers than images in a batch.
+        ConfigError: options do not fit the devices.
     """
-    num_towers = len(devices.towers)
-    if num_towers > config.batch_size:
-        raise ConfigError(
-            f"batch_size={config.batch_size} with {num_towers} towers: every tower "
-            "needs an image; raise --batch_size or lower --num_towers"
-        )
+    part_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
@@ -252,6 +278,9 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
             "feed": create_feed(config, parts.train_batches, devices),
         }
     strategy = factories.resolve("strategy", config.strategy)
+    options |= factories.named_by(strategy, options_read_by(config, "strategy"))
+    if "processes" in choices.find("strategy", config.strategy).traits:
+        strategy = functools.partial(strategy, workers=workers)
     return trainer(
         strategy,
         parts.model,
@@ -267,8 +296,8 @@ def create_trainer(config: Config, parts: Parts, devices: Devices) -> Trainer:
         compile_towers=config.compile == "xla",
         sync_batch_norm=config.batch_norm == "sync",
         skip_not_finite=config.on_nonfinite == "skip",
+        workers=workers,
         **options,
-        **factories.named_by(strategy, options_read_by(config, "strategy")),
     )
 
 

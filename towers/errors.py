@@ -63,6 +63,12 @@ class StuckError(TowersError):
     exit_code = 6
 
 
+class WorkerLostError(TowersError):
+    """Another worker ended, or does not answer; the same command continues the run."""
+
+    exit_code = 75
+
+
 class Preempted(TowersError):
     """A signal asked the run to stop; the same command, without --overwrite, continues
     it."""

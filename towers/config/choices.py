@@ -185,6 +185,7 @@ SCHEDULES = {
 
 # Trait "asynchronous": each tower applies its own gradients at once.
 # Trait "sharded": no device holds a whole kernel.
+# Trait "processes": several processes may train together.
 STRATEGIES = {
     "towers": Choice(
         "towers.parallel.towers:Towers",
@@ -198,6 +199,11 @@ STRATEGIES = {
     "replicated": Choice(
         "towers.parallel.replicated:Replicated",
         "a copy per device, gradients all-reduced",
+    ),
+    "multi_worker": Choice(
+        "towers.parallel.multi_worker:MultiWorker",
+        "the same on several machines, one process or more on each",
+        traits=frozenset({"processes"}),
     ),
     "model_parallel": Choice(
         "towers.parallel.model_parallel:ModelParallel",
@@ -222,7 +228,7 @@ TTA = {
 INPUTS = ("auto", "stream", "resident")
 COMPILERS = ("none", "xla")
 PRECISIONS = ("float32", "bfloat16", "float16")
-ALL_REDUCES = ("star", "tree", "ring", "nccl")
+ALL_REDUCES = ("auto", "star", "tree", "ring", "nccl")
 DEVICES = ("auto", "cpu", "gpu")
 ON_NONFINITE = ("stop", "skip")
 

@@ -331,17 +331,18 @@ class Config:
         choices=("local", "sync"),
     )
     all_reduce: str = option(
-        "star",
-        "Algorithm by which strategy replicated adds up gradients: star (on one "
-        "device), tree, ring, or nccl (two or more GPUs).",
+        "auto",
+        "Algorithm that adds up the gradients of strategy replicated: star (on one "
+        "device; auto), tree, ring, or nccl (two or more GPUs); or of multi_worker: "
+        "ring, nccl, or auto, which is nccl between GPUs.",
         read_by="strategy",
         choices=choices.ALL_REDUCES,
         free=True,
     )
     all_reduce_pack_mb: float = option(
         -1.0,
-        "Megabytes of the buffers in which gradients are all-reduced; 0 packs none; -1 "
-        "is 1 on GPUs and 0 on a CPU, whose memory all towers share.",
+        "Megabytes of the buffers in which gradients are all-reduced; 0 packs none, or "
+        "with strategy multi_worker all in one; -1 for a default.",
         read_by="strategy",
         at_least=-1,
         free=True,

@@ -14,6 +14,7 @@ from typing import Any
 from absl import app, flags, logging
 
 from towers.config import FIELDS, Config
+from towers.config.cluster import find_cluster
 from towers.config.factories import foreseen
 from towers.config.recipes import load_recipe, recipe_names
 from towers.errors import ConfigError, end_process, one_line
@@ -61,6 +62,41 @@ def define_config_flags(
             flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
             _DEFINE[field.type](name, default, help_text, flag_values=values)
+
+
+def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags that say which worker of which cluster this process is."""
+    flags.DEFINE_string(
+        "cluster",
+        "",
+        "Addresses of all workers, host:port with commas between; without it those of "
+        "TF_CONFIG or Slurm, if any.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "task_index",
+        None,
+        "Which of --cluster this worker is; 0 is the chief.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "allow_public_address",
+        False,
+        "Let workers have public addresses; they know no passwords.",
+        flag_values=values,
+    )
+
+
+def cluster_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """The arguments of `towers.train` about the cluster.
+
+    Raises:
+        ConfigError: a description of a cluster is wrong.
+    """
+    return {
+        "cluster": find_cluster(values["cluster"].value, values["task_index"].value),
+        "allow_public_address": values["allow_public_address"].value,
+    }
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
@@ -123,9 +159,19 @@ def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequen
     return rest
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
-    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake."""
-    program = pathlib.Path(sys.argv[0]).name
+def run(
+    main: Callable[[Sequence[str]], int | None],
+    parse: Callable[[Sequence[str]], Sequence[str]] = parse,
+    program: str = "",
+) -> None:
+    """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
+
+    Args:
+        main: gets what `parse` returns; its result is the exit code, None for 0.
+        parse: gives flags the values of a command line.
+        program: begins each line; by default the name of the file.
+    """
+    program = program or pathlib.Path(sys.argv[0]).name
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
             stream.reconfigure(errors="backslashreplace")
@@ -138,7 +184,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
 
     def main_or_end(argv):
         try:
-            main(argv)
+            return main(argv)
         except Exception as error:
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
             end_process(program, foreseen(error, _MORE_MEMORY), workdir or None)

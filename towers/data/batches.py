@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers.data import randomness, streams
 from towers.data.augment import Augment
 from towers.data.mixing import Mix
+from towers.data.part import Part, places
 from towers.data.sources import Source, Subset
 from towers.errors import data_errors_of_tensorflow
 
@@ -34,6 +35,7 @@ class TrainBatches:
         augment: the augmentation of their images.
         seed: of the order and of all random numbers.
         images_per_step: images of one step over all towers, G.
+        part: which of them are made here; by default all.
         noise_shapes: per dropout layer, the name of its noise and the shape of one
             image's.
         mix: mixes the images of a step, all G of them, and their labels.
@@ -47,6 +49,7 @@ class TrainBatches:
         default_factory=dict
     )
     mix: Mix | None = None
+    part: Part | None = None
 
     def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
         """The batch of a step.
@@ -56,9 +59,9 @@ class TrainBatches:
             orders: what `orders` gives for the step's first epoch, where it is known.
 
         Returns:
-            "images" float32 [G, height, width, channels], "labels" int32 [G] or, where
-            images are mixed, float32 [G, num_classes], and the noise of each dropout
-            layer, float32 [G, ...].
+            "images" float32 [n, height, width, channels], "labels" int32 [n] or, where
+            images are mixed, float32 [n, num_classes], and the noise of each dropout
+            layer, float32 [n, ...]; n is G, or the images of the part.
         """
         return self.process(step, self._read(self.indices(step, orders)))
 
@@ -73,14 +76,14 @@ class TrainBatches:
         return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
 
     def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
-        """int64 [G]: which examples step number `step` takes."""
+        """int64: which examples step number `step` reads, see `_read_ranges`."""
         length = self.source.num_examples
         positions = self._positions(step)
         first_epoch = self.first_epoch(step)
         if orders is None:
             orders = self.orders(first_epoch)
-        places = tf.stack([positions // length - first_epoch, positions % length], 1)
-        return tf.gather_nd(orders, places)
+        in_orders = [positions // length - first_epoch, positions % length]
+        return tf.gather_nd(orders, tf.stack(in_orders, 1))
 
     def stream(self, first_step: int) -> tf.data.Dataset:
         """The batches of all steps from `first_step` on, read ahead by `tf.data`.
@@ -103,22 +106,48 @@ class TrainBatches:
 
         Args:
             step: int64 scalar, best on the host.
-            stored: "indices" int64 [G], "images" uint8 [G, height, width, channels],
-                "labels", integers [G].
+            stored: of the examples that are read, "indices" int64 [n], "images" uint8
+                [n, height, width, channels], "labels", integers [n].
 
         Returns:
             As a call; labels that are not mixed keep their dtype.
         """
-        size, images, labels = self.images_per_step, stored["images"], stored["labels"]
+        images, labels = stored["images"], stored["labels"]
         epochs = self._positions(step) // self.source.num_examples
-        draw = randomness.Draw(self.seed, step, stored["indices"], epochs)
+        ranges = None if self._is_whole else self._read_ranges
+        draw = randomness.Draw(self.seed, step, stored["indices"], epochs, ranges)
         images = self.augment.train(images, draw)
         if self.mix is not None:
-            images, labels = self.mix(images, labels, draw)
+            images, labels = map(self._wanted, self.mix(images, labels, draw))
         batch = {"images": images, "labels": labels}
+        if not self._is_whole:
+            draw = dataclasses.replace(draw, ranges=self._ranges())
         for name, shape in self.noise_shapes.items():
-            batch[name] = draw(name, [size, *shape])
+            batch[name] = draw(name, [images.shape[0], *shape])
         return batch
+
+    @property
+    def _is_whole(self):
+        return self.part is None or self.part.is_whole
+
+    def _ranges(self, before=0):
+        """Places in the step of the images that are made here, as `Part.ranges`."""
+        part = self.part or Part.all_of(self.images_per_step)
+        return part.ranges(self.images_per_step // part.whole, before)
+
+    @property
+    def _read_ranges(self):
+        """Those of the images that are read: each mixed image takes part of the one
+        before it."""
+        return self._ranges(before=int(self.mix is not None))
+
+    def _wanted(self, values):
+        """The images that are made, of those that are read to be mixed."""
+        if self._is_whole:
+            return values
+        shape = values.shape[1:]
+        pieces = tf.reshape(values, [-1, self.part.size + 1, *shape])
+        return tf.reshape(pieces[:, 1:], [-1, *shape])
 
     def _stored(self, first_step):
         return self._index_stream(first_step).map(
@@ -126,7 +155,7 @@ class TrainBatches:
         )
 
     def _read(self, indices):
-        size = self.images_per_step
+        size = len(places(self._read_ranges))
         images, labels = self.source.read(indices)
         return {
             "indices": tf.ensure_shape(indices, [size]),
@@ -143,7 +172,11 @@ class TrainBatches:
             return self._order(epoch)[tf.where(epoch == first_epoch, done, 0) :]
 
         epochs = _count(first_epoch).map(streams.plain(rest_of_epoch))
-        return epochs.rebatch(self.images_per_step, drop_remainder=True)
+        orders = epochs.rebatch(self.images_per_step, drop_remainder=True)
+        if self._is_whole:
+            return orders
+        read = places(self._read_ranges)
+        return orders.map(streams.plain(lambda order: tf.gather(order, read)))
 
     def _order(self, epoch):
         return randomness.permutation(
@@ -151,10 +184,12 @@ class TrainBatches:
         )
 
     def _positions(self, step):
-        """int64 [G]: places in the endless stream."""
-        return step * self.images_per_step + tf.range(
-            self.images_per_step, dtype=tf.int64
-        )
+        """int64: places in the endless stream of the images that are read."""
+        if self._is_whole:
+            offsets = tf.range(self.images_per_step, dtype=tf.int64)
+        else:
+            offsets = tf.constant(places(self._read_ranges))
+        return step * self.images_per_step + offsets
 
 
 def _count(first):
@@ -168,26 +203,34 @@ def _read_ahead(batches):
 
 
 def evaluation_stream(
-    source: Source, augment: Augment, eval_batch_size: int
+    source: Source, augment: Augment, eval_batch_size: int, part: Part | None = None
 ) -> tf.data.Dataset:
     """Every example exactly once, in order, in batches of one shape.
 
     The last batch is filled up with example 0; "weights", float32 [batch], is 1
     for an example that counts and 0 for one that fills.
+
+    Args:
+        source: the examples.
+        augment: of their images.
+        eval_batch_size: images of a batch.
+        part: of every batch; by default all of it.
     """
     length = source.num_examples
+    [(begin, end)] = (part or Part.all_of(eval_batch_size)).ranges(1)
+    size = end - begin
 
     def read(first):
-        positions = first + tf.range(eval_batch_size, dtype=tf.int64)
+        positions = first + tf.range(begin, end, dtype=tf.int64)
         counts = positions < length
         images, labels = source.read(tf.where(counts, positions, 0))
         return images, labels, counts
 
     def process(images, labels, counts):
-        images = tf.ensure_shape(images, [eval_batch_size, *source.image_shape])
+        images = tf.ensure_shape(images, [size, *source.image_shape])
         return {
             "images": augment.evaluate(images),
-            "labels": tf.ensure_shape(labels, [eval_batch_size]),
+            "labels": tf.ensure_shape(labels, [size]),
             "weights": tf.cast(counts, tf.float32),
         }
 

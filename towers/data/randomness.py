@@ -6,12 +6,14 @@ is therefore written out; a shuffle does not compile there at all.
 """
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 ALGORITHM = "philox"
+_PHILOX = 1  # its number in raw operations
 
 
 def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
@@ -39,6 +41,49 @@ def uniform(
         alg=ALGORITHM,
     )
     return _fractions(bits)
+
+
+def uniform_rows(
+    seed: int,
+    purpose: str,
+    counter: tf.Tensor,
+    shape: Sequence[int],
+    ranges: Sequence[tuple[int, int]],
+) -> tf.Tensor:
+    """The rows of `uniform` in ranges of the first axis; no others are drawn. Not under
+    XLA, which makes another key of a seed.
+
+    Philox makes four numbers of each value of a counter that it counts up (Salmon et
+    al. 2011), so that drawing can begin anywhere.
+
+    Args:
+        shape: of a row.
+        ranges: [first, end) each.
+
+    Returns:
+        float32 [rows, *shape].
+    """
+    length = math.prod(shape)
+    with tf.device("CPU:0"):
+        seeds = key(seed, purpose, counter)
+        philox = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds)
+    pieces = []
+    for first, end in ranges:
+        skipped = first * length // 4
+        with tf.device("CPU:0"):
+            low, high = tf.unstack(philox.counter)
+            begin = low + tf.constant(skipped, tf.uint64)
+            high += tf.cast(begin < low, tf.uint64)  # the carry
+            begin = tf.stack([begin, high])
+        bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[end * length - 4 * skipped],
+            key=philox.key,
+            counter=begin,
+            alg=_PHILOX,
+            dtype=tf.uint32,
+        )
+        pieces.append(bits[first * length - 4 * skipped :])
+    return _fractions(tf.reshape(tf.concat(pieces, 0), [-1, *shape]))
 
 
 def hashed(
@@ -90,16 +135,21 @@ class Draw:
         step: int64 scalar.
         indices: int64 [n], which examples of the source the step's images are.
         epochs: int64 [n], the epoch of each.
+        ranges: [first, end) in the images of the whole step, where only some of them
+            are made here, see `towers.data.part`.
     """
 
     seed: int
     step: tf.Tensor
     indices: tf.Tensor
     epochs: tf.Tensor
+    ranges: Sequence[tuple[int, int]] | None = None
 
     def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
-        """float32 of the shape, anew in each step."""
-        return uniform(self.seed, purpose, self.step, shape)
+        """float32 of the shape, whose first axis is the images; anew in each step."""
+        if self.ranges is None:
+            return uniform(self.seed, purpose, self.step, shape)
+        return uniform_rows(self.seed, purpose, self.step, shape[1:], self.ranges)
 
     def of_examples(self, purpose: str, count: int) -> tf.Tensor:
         """float32 [n, count], for each example the same in every epoch."""

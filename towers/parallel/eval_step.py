@@ -4,6 +4,7 @@ import collections
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from towers.data.tta import TestTimeAugmentation
@@ -12,6 +13,7 @@ from towers.parallel.gradients import shares, split_batch
 from towers.parallel.network import Network
 from towers.parallel.strategy import Strategy
 from towers.parallel.tower import LossFn, tower_counts
+from towers.parallel.workers import ALONE, Workers
 
 
 class Evaluator:
@@ -23,6 +25,7 @@ class Evaluator:
         loss_fn: the loss of each image.
         devices: one per tower.
         tta: see `TestTimeAugmentation`.
+        workers: each of them has its part of every batch.
     """
 
     def __init__(
@@ -32,9 +35,10 @@ class Evaluator:
         loss_fn: LossFn,
         devices: Sequence[str],
         tta: TestTimeAugmentation,
+        workers: Workers = ALONE,
     ):
         self._strategy, self._network, self._loss_fn = strategy, network, loss_fn
-        self._devices, self._tta = devices, tta
+        self._devices, self._tta, self._workers = devices, tta, workers
         self._count_batch = tf.function(self._count, autograph=False)
 
     def __call__(
@@ -45,7 +49,11 @@ class Evaluator:
         for batch in batches:
             counts = self._count_batch(dict(batch), use_averages)
             totals.update({name: float(value) for name, value in counts.items()})
-        return dict(totals)
+        if self._workers.size == 1:
+            return dict(totals)
+        names = sorted(totals)
+        added = self._workers.add(np.array([totals[name] for name in names]))
+        return dict(zip(names, added.tolist(), strict=True))
 
     def _count(self, batch, use_averages):
         """The counts of one batch, in the graph."""
@@ -58,7 +66,9 @@ class Evaluator:
         if self._tta.fraction < 1:
             with tf.device(HOST):
                 batch = dict(batch) | {"logits": tf.concat(logits, 0)}
-                batch = least_confident(batch, batch["logits"], self._tta.fraction)
+                batch = least_confident(
+                    batch, batch["logits"], self._tta.fraction, self._workers
+                )
             pieces = self._split(batch)
             logits = [piece.pop("logits") for piece in pieces]
         # Augmented images change their prediction, the others keep theirs.
@@ -108,7 +118,10 @@ class Evaluator:
 
 
 def least_confident(
-    batch: Mapping[str, tf.Tensor], logits: tf.Tensor, fraction: float
+    batch: Mapping[str, tf.Tensor],
+    logits: tf.Tensor,
+    fraction: float,
+    workers: Workers = ALONE,
 ) -> dict[str, tf.Tensor]:
     """Part of a batch, those images whose two largest logits differ least.
 
@@ -116,9 +129,32 @@ def least_confident(
         batch: tensors of n images each, among them "weights", 0 where none is meant.
         logits: [n, classes].
         fraction: of the n images, rounded up.
+        workers: each has its part of a batch, and the fraction is one of the whole.
+            A worker then gets at least its images of that fraction; "weights" of the
+            others are 0.
     """
     best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
     margin = tf.where(batch["weights"] > 0, best - second, math.inf)
     [count] = margin.shape
+    if workers.size > 1:
+        is_chosen = _is_least(margin, fraction, workers)
+        weights = tf.where(is_chosen, batch["weights"], 0.0)
+        batch = dict(batch) | {"weights": weights}
+        fraction = min(1.0, fraction * workers.size * (count + 1) / count)
     chosen = tf.math.top_k(-margin, math.ceil(fraction * count)).indices
     return {name: tf.gather(value, chosen) for name, value in batch.items()}
+
+
+def _is_least(margin, fraction, workers):
+    """bool [n]: whether a margin is one of that fraction of all workers' margins which
+    are least; of equal ones the first."""
+    [count] = margin.shape
+    index = tf.constant(workers.index, tf.float64)
+    pairs = tf.stack([tf.cast(margin, tf.float64), tf.fill([count], index)], 1)
+    margins, indices = tf.unstack(workers.gather(pairs), axis=1)
+    num_all = tf.size(margins)
+    num_least = tf.cast(tf.math.ceil(fraction * tf.cast(num_all, tf.float64)), tf.int32)
+    least = tf.argsort(margins, stable=True)[:num_least]
+    are_least = tf.scatter_nd(least[:, None], tf.ones_like(least), [num_all])
+    first = tf.reduce_sum(tf.cast(indices < index, tf.int32))
+    return are_least[first : first + count] > 0

@@ -112,6 +112,11 @@ class Loop:
     def request_stop(self) -> None:
         self._stop.assign(True)
 
+    def reset(self) -> None:
+        """After a call that ended with an error before it changed a variable: the state
+        is that of the last finished step."""
+        self._activity.assign(IDLE)
+
     def progress(self) -> tuple[int, str]:
         """As `Trainer.progress`."""
         activity = int(self._activity)

@@ -31,7 +31,7 @@ class Replicated:
 
     Args:
         initial, update_fn, devices, micro_batch_size: as in the protocol.
-        all_reduce: a key of `all_reduce.ALGORITHMS`.
+        all_reduce: a key of `all_reduce.ALGORITHMS`, or auto for star.
         all_reduce_pack_mb: megabytes of the buffers in which gradients travel; 0 packs
             none, -1 is PACK_MB_ON_GPUS on GPUs and 0 on a CPU.
         all_reduce_dtype: what travels, such as bfloat16; empty for the gradients' type.
@@ -46,10 +46,11 @@ class Replicated:
         devices: Sequence[str],
         micro_batch_size: int,
         *,
-        all_reduce: str = "star",
+        all_reduce: str = "auto",
         all_reduce_pack_mb: float = -1.0,
         all_reduce_dtype: str = "",
     ):
+        all_reduce = "star" if all_reduce == "auto" else all_reduce
         check_algorithm(all_reduce, len(tf.config.list_physical_devices("GPU")))
         if all_reduce_pack_mb < 0:
             all_reduce_pack_mb = PACK_MB_ON_GPUS if "GPU" in devices[0] else 0.0

@@ -48,6 +48,7 @@ class Step:
 
     Attributes:
         strategy: where variables live and when towers meet.
+        sizes: images of a (micro-)batch per tower, those of other processes included.
         network: computes the gradients.
         update_fn: from the mean gradient to the next parameters.
         trainable_variables: of the model; they have the regularizers.
@@ -61,6 +62,7 @@ class Step:
     """
 
     strategy: Strategy
+    sizes: Sequence[int]
     network: Network
     update_fn: Update
     trainable_variables: Sequence[keras.Variable]
@@ -93,9 +95,21 @@ class Step:
         with tf.device(batch["images"].device or HOST):
             batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
         results = accumulate(compute, fetched, batches, self.accumulate_steps)
-        mean = self.strategy.average(results)
+        mean = self._with_metrics(self.strategy.average(results), results)
         decay, mean = self._add_weight_decay(phase, mean)
         return Reduced(results, self._with_norms(mean), decay)
+
+    def _with_metrics(self, mean, results):
+        """Those of the towers at hand, where there are no others."""
+        if mean.losses is not None:
+            return mean
+        # The devices of one tower report the same loss and count.
+        results = results[:: self.strategy.num_shards]
+        with tf.device(HOST):
+            return mean._replace(
+                losses=tf.stack([result.loss for result in results]),
+                correct=tf.add_n([result.correct for result in results]),
+            )
 
     def _add_weight_decay(self, phase, mean):
         """Adds its gradient to the mean, on each copy of the variables."""
@@ -163,17 +177,14 @@ class Step:
             return tf.constant(True)
 
     def _metrics(self, reduced):
-        # The devices of one tower report the same loss and count.
-        results = reduced.results[:: self.strategy.num_shards]
-        sizes = self.strategy.sizes
-        loss = weighted_mean([r.loss for r in results], tower_weights(sizes))
-        correct = tf.add_n([r.correct for r in results])
+        losses, correct = reduced.mean.losses, reduced.mean.correct
+        loss = weighted_mean(tf.unstack(losses), tower_weights(self.sizes))
         scale = self._read_loss_scale()
         return {
             "loss": loss,
             "total_loss": loss + tf.cast(reduced.decay, loss.dtype),
-            "tower_losses": tf.stack([r.loss for r in results]),
-            "accuracy": correct / (sum(sizes) * self.accumulate_steps),
+            "tower_losses": losses,
+            "accuracy": correct / (sum(self.sizes) * self.accumulate_steps),
             "learning_rate": self.update_fn.learning_rate_fn(
                 self.global_step.read_value()
             ),
@@ -187,7 +198,7 @@ class Step:
         return {
             "loss": tf.zeros([], dtype),
             "total_loss": tf.zeros([], dtype),
-            "tower_losses": tf.zeros([len(self.strategy.sizes)], dtype),
+            "tower_losses": tf.zeros([len(self.sizes)], dtype),
             "accuracy": tf.zeros([]),
             "learning_rate": tf.zeros([], tf.float64),
             "gradient_norm": tf.zeros([], dtype),

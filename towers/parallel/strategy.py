@@ -30,12 +30,17 @@ class Mean(NamedTuple):
         norm: global norm of the mean gradient, that of the weight decay included; the
             step computes it once for all entries.
         squares: sums of squares that the optimizer needs, as `Update.squares`.
+        losses: [tower], where other processes have towers, too; of those at hand alone
+            the step takes them from the results.
+        correct: number of correct predictions over these towers.
     """
 
     gradients: list[list[tf.Tensor]]
     states: list[list[tf.Tensor]]
     norm: tf.Tensor | None = None
     squares: tf.Tensor | None = None
+    losses: tf.Tensor | None = None
+    correct: tf.Tensor | None = None
 
 
 class Strategy(Protocol):
@@ -44,7 +49,7 @@ class Strategy(Protocol):
     The keyword-only options are those of the run, by their names in Config.
 
     Attributes:
-        sizes: images of a (micro-)batch per tower.
+        sizes: images of a (micro-)batch per tower of this process.
         num_shards: devices that hold one network together, neighbors in `devices`.
         variables: all copies of the variables; a copy has `num_shards` entries.
         description: lines for the start banner.

@@ -37,6 +37,7 @@ class SynchronousTrainer(Trainer):
         self._accumulate_steps = accumulate_steps
         self.step = Step(
             strategy=self.strategy,
+            sizes=self.sizes,
             network=self.network,
             update_fn=self._update_fn,
             trainable_variables=self._trainable_variables,
@@ -59,7 +60,8 @@ class SynchronousTrainer(Trainer):
 
     def train(self, num_steps):
         phase, num_steps = steps_within(self.phases, int(self.global_step), num_steps)
-        num_begun, is_taken, wait_secs, metrics = self.loop(phase, num_steps)
+        with self.workers.noticing_losses(self.loop.reset):
+            num_begun, is_taken, wait_secs, metrics = self.loop(phase, num_steps)
         if not num_begun:
             return {}
         step = int(self.global_step)
@@ -94,7 +96,9 @@ class SynchronousTrainer(Trainer):
         return [Call(graph) for graph in self.loop.graphs()]
 
     def request_stop(self):
-        self.loop.request_stop()
+        # Several workers agree before each call; one alone must not stop within it.
+        if self.workers.size == 1:
+            self.loop.request_stop()
 
     def progress(self):
         return self.loop.progress()
@@ -115,7 +119,9 @@ class SynchronousTrainer(Trainer):
         reduced, num_shards = self.step.reduce(phase, batch), self.strategy.num_shards
         finite = [result.is_finite() for result in reduced.results]
         finite = tf.reshape(tf.stack(finite), [-1, num_shards])
-        return tf.reduce_all(finite, axis=1), reduced.mean.gradients[:num_shards]
+        finite = tf.cast(tf.reduce_all(finite, axis=1), tf.float64)
+        finite = tf.cast(self.workers.gather(finite), tf.bool)
+        return finite, reduced.mean.gradients[:num_shards]
 
     def _inspect_next_step(self, batch):
         phase = phase_at(self.phases, int(self.global_step))

@@ -18,6 +18,7 @@ from towers.optim.phases import Phase, phases_of
 from towers.optim.update import Update
 from towers.parallel.devices import HOST
 from towers.parallel.eval_step import Evaluator
+from towers.parallel.gradients import shares
 from towers.parallel.memory import Account, create_accounts, largest
 from towers.parallel.network import WholeNetwork
 from towers.parallel.not_finite import SkippedSteps
@@ -26,6 +27,7 @@ from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategy import Strategy
 from towers.parallel.tower import LossFn
 from towers.parallel.variables import Initial, check_copies
+from towers.parallel.workers import ALONE, Workers
 
 NO_TTA = TestTimeAugmentation()
 
@@ -57,6 +59,7 @@ class Trainer(abc.ABC):
         sync_batch_norm: whether the towers share the moments of batch normalization,
             as if one device saw the whole batch.
         skip_not_finite: whether a step that is not finite is skipped, see `not_finite`.
+        workers: processes that train together, each with so many devices.
         **options: of the strategy.
     """
 
@@ -75,10 +78,11 @@ class Trainer(abc.ABC):
         compile_towers: bool = False,
         sync_batch_norm: bool = False,
         skip_not_finite: bool = False,
+        workers: Workers = ALONE,
         **options,
     ):
         self.phases = phases_of(phases, model)
-        self.devices = list(devices)
+        self.devices, self.workers = list(devices), workers
         self.strategy = create_strategy(
             Initial.of(model), update_fn, self.devices, micro_batch_size, **options
         )
@@ -88,7 +92,11 @@ class Trainer(abc.ABC):
         whole = WholeNetwork(self.phases, loss_fn, lead_devices, compile_towers)
         self.network = whole
         if size > 1 or sync_batch_norm:
-            self.network = ShardedNetwork(self.phases, loss_fn, grid, sync_batch_norm)
+            self.network = ShardedNetwork(
+                self.phases, loss_fn, grid, sync_batch_norm, workers, micro_batch_size
+            )
+        # Per tower, those of other workers included.
+        self.sizes = shares(micro_batch_size, len(grid) * workers.size)
         self._update_fn = update_fn
         self._stream = stream
         self._trainable_variables = model.trainable_variables
@@ -101,7 +109,7 @@ class Trainer(abc.ABC):
         # In inference synchronized batch normalization is like any other.
         inference_network = self.network if size > 1 else whole
         self._evaluator = Evaluator(
-            self.strategy, inference_network, loss_fn, lead_devices, tta
+            self.strategy, inference_network, loss_fn, lead_devices, tta, workers
         )
 
     @abc.abstractmethod
@@ -249,10 +257,9 @@ class Trainer(abc.ABC):
             )
         if any("GPU" in device for device in self.devices):
             lines += self._host_remark()
-        sizes = self.strategy.sizes
-        least, most = min(sizes), max(sizes)
+        least, most = min(self.sizes), max(self.sizes)
         share = f"{most}" if least == most else f"{least} or {most}"
-        return [*lines, f"{len(sizes)} tower(s) with {share} images each"]
+        return [*lines, f"{len(self.sizes)} tower(s) with {share} images each"]
 
     def _host_remark(self):
         """A line about operations that a GPU should run and cannot, if there are any.

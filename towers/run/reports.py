@@ -131,3 +131,28 @@ class Reports:
         if num_failed:
             kept = "written now" if self._is_metrics(name) else "lost"
             self._say(f"{name} can be written again; {num_failed} report(s) are {kept}")
+
+
+class NoReports(Reports):
+    """The reports of a worker that is not the chief, which writes nothing."""
+
+    def __init__(self):
+        self.metrics = None
+
+    def open_metrics(self, resume_step, unwritten):
+        pass
+
+    def record(self, record):
+        pass
+
+    def scalars(self, step, values):
+        pass
+
+    def histograms(self, step, values, group):
+        pass
+
+    def images(self, step, images, name):
+        pass
+
+    def file(self, path, text):
+        pass

@@ -14,6 +14,7 @@ import numpy as np
 from towers.config import Config, to_json
 from towers.errors import CheckpointError, RunFolderError, one_line
 from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
+from towers.parallel.workers import ALONE, Workers
 from towers.run import checkpoints, files
 from towers.run.background import Background
 from towers.run.folder import RunFolder
@@ -34,9 +35,12 @@ class Run:
     """A run under way.
 
     Attributes:
-        lock: of the folder.
+        lock: of the folder; None of a worker that is not the chief, which writes
+            nothing.
         reports: TensorBoard, `metrics.jsonl` and small files.
         last_step: the last step of the schedule, or max_steps before it.
+        workers: processes that train together.
+        stopped: whether they agreed to stop before the last step.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
         accuracy: of the last evaluation.
@@ -50,12 +54,14 @@ class Run:
 
     config: Config
     folder: RunFolder
-    lock: Lock
+    lock: Lock | None
     reports: Reports
     trainer: Trainer
     watchdog: Watchdog
     background: Background
     last_step: int
+    workers: Workers = ALONE
+    stopped: bool = False
     step: int = 0
     best: dict | None = None
     accuracy: float | None = None
@@ -67,6 +73,11 @@ class Run:
     say_once: Callable[[str], None] = dataclasses.field(
         default_factory=lambda: functools.cache(say)
     )
+
+    def say(self, line: str) -> None:
+        """Prints a line about the run, once for all workers."""
+        if self.workers.is_chief:
+            say(line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +100,15 @@ class TrainResult:
 
 def save(run: Run) -> None:
     """Saves a snapshot of the state in the background, unless the last checkpoint holds
-    it already. To be called inside of `Watchdog.run`.
+    it already; the chief does that for all workers. To be called inside of
+    `Watchdog.run`.
 
     Raises:
         CheckpointError: the previous snapshot could not be written.
         RunFolderError: the run's folder is gone.
     """
+    if not run.workers.is_chief:
+        return
     run.lock.check()
     if is_between_steps(run.trainer) and run.trainer.progress()[0] == run.saved_step:
         run.step = run.saved_step

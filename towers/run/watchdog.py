@@ -54,6 +54,7 @@ class Watchdog:
 
     Attributes:
         stopped_by: the name of the signal that stops the run, or None.
+        progress_at: the time of the last progress, as `time.time`.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Watchdog:
         self._clock = clock
         self._handlers = {}
         self.stopped_by: str | None = None
+        self.progress_at = time.time()
 
     @property
     def stop_requested(self) -> bool:
@@ -160,6 +162,7 @@ class Watchdog:
                 work = activity if worker.uninterruptible else f"step {steps + 1}"
                 if (steps, worker.beats) != before:
                     before, since = (steps, worker.beats), now
+                    self.progress_at = time.time()
                 if may_abandon and stopping_secs > _GRACE_SECS:
                     worker.abandon()
                     raise Preempted(f"stopped by {self.stopped_by} while {activity}")

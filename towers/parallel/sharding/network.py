@@ -6,15 +6,17 @@ network). The devices form a grid: groups, data-parallel to each other, by shard
 with its slice of one network. A tower on one device is a group of one.
 """
 
+import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel.gradients import in_dtype, tower_weights
+from towers.parallel.gradients import in_dtype
 from towers.parallel.sharding.device_tape import DeviceTape
 from towers.parallel.sharding.split import Shards
+from towers.parallel.sharding.sync_batch_norm import combined_moments
 from towers.parallel.sharding.walker import Walk
 from towers.parallel.tower import (
     LossFn,
@@ -23,6 +25,7 @@ from towers.parallel.tower import (
     count_correct,
     unscaled,
 )
+from towers.parallel.workers import ALONE, Workers
 
 
 class ShardedNetwork:
@@ -33,6 +36,9 @@ class ShardedNetwork:
         loss_fn: the loss of each image.
         grid: [group][shard] device names.
         sync_batch_norm: whether groups share the moments of batch normalization.
+        workers: processes, each with such a grid.
+        batch_size: images of a (micro-)batch over all workers; needed where there are
+            several.
 
     Attributes:
         transferred_bytes: bytes that cross devices in `gradients` of the traced phase
@@ -50,10 +56,17 @@ class ShardedNetwork:
         loss_fn: LossFn,
         grid: Sequence[Sequence[str]],
         sync_batch_norm: bool = False,
+        workers: Workers = ALONE,
+        batch_size: int = 0,
     ):
         self._phases, self._loss_fn, self._grid = phases, loss_fn, grid
         self._names = variable_names(phases[-1].model.trainable_variables)
-        self._is_sync = sync_batch_norm and len(grid) > 1
+        self._workers, self._batch_size = workers, batch_size
+        self._combine_moments = None
+        if sync_batch_norm and len(grid) * workers.size > 1:
+            self._combine_moments = functools.partial(
+                combined_moments, workers=workers, batch_size=batch_size
+            )
         models = {id(phase.model): phase.model for phase in phases}
         self._shards = {
             key: Shards(model, len(grid[0])) for key, model in models.items()
@@ -114,7 +127,7 @@ class ShardedNetwork:
             model,
             self._shards[id(model)],
             self._grid,
-            self._is_sync,
+            self._combine_moments,
             grouped,
             tape,
             training,
@@ -130,8 +143,10 @@ class ShardedNetwork:
     def _loss_factors(self, batches, loss_scale):
         """Per group the factor on its loss: its weight in the mean over the groups, 1
         where they are equal, times the loss scale. The gradients are divided by it."""
-        weights = tower_weights([batch["labels"].shape[0] for batch in batches])
-        factors = [weight * len(weights) for weight in weights]
+        sizes = [batch["labels"].shape[0] for batch in batches]
+        whole = sum(sizes) if self._workers.size == 1 else self._batch_size
+        num_groups = len(sizes) * self._workers.size
+        factors = [size / whole * num_groups for size in sizes]
         if loss_scale is None:
             return factors
         return [factor * loss_scale for factor in factors]

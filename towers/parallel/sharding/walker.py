@@ -3,7 +3,7 @@ of a grid."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -12,7 +12,7 @@ from keras import layers, tree
 from towers.models.layers import LocalResponseNormalization, PadChannels
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.sharding.sync_batch_norm import combined_moments, normalized
+from towers.parallel.sharding.sync_batch_norm import normalized
 
 # Parameters and model state of one shard of one group, in the model's order, on its
 # device.
@@ -53,7 +53,8 @@ class Walk:
         model: a Functional model.
         shards: how its layers are split inside a group.
         devices: [group][shard] names.
-        sync_batch_norm: whether groups share the moments of batch normalization.
+        combine_moments: as `combined_moments`, where groups share the moments of batch
+            normalization; else None.
         variables: [group][shard], of as many of the groups as have images.
         tape: records the operations for the gradients.
         training: whether layers behave as in training.
@@ -68,14 +69,14 @@ class Walk:
         model: keras.Model,
         shards: split.Shards,
         devices: Sequence[Sequence[str]],
-        sync_batch_norm: bool,
+        combine_moments: Callable[..., list[Value]] | None,
         variables: Sequence[Sequence[ShardValues]],
         tape: DeviceTape,
         training: bool,
     ):
         self._model, self._shards, self._tape = model, shards, tape
         self._devices = devices[: len(variables)]
-        self._training, self._sync = training, sync_batch_norm
+        self._training, self._combine_moments = training, combine_moments
         self._places = _variable_places(model)
         self.params = [
             [
@@ -132,8 +133,8 @@ class Walk:
                 replicated = False
             if not replicated:
                 tensors = [self._shard(x) for x in tensors]
-        if isinstance(layer, layers.BatchNormalization) and self._sync:
-            if self._training:
+        if isinstance(layer, layers.BatchNormalization) and self._training:
+            if self._combine_moments is not None:
                 return self._synchronize(layer, tensors[0])
         values = [
             [
@@ -230,7 +231,7 @@ class Walk:
         values = [[] for _ in self._devices]
         for shard, home in enumerate(self._devices[0]):
             slices_of_groups = [group[shard] for group in tensor.values]
-            combined = combined_moments(self._tape, slices_of_groups, home)
+            combined = self._combine_moments(self._tape, slices_of_groups, home)
             for group, value in enumerate(slices_of_groups):
                 values[group].append(
                     self._normalize(layer, group, shard, value, combined)

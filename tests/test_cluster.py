@@ -1,0 +1,156 @@
+"""Descriptions of a cluster: what is read, and what is refused, before it starts."""
+
+import contextlib
+import ipaddress
+import json
+
+import pytest
+
+from towers.config import cluster
+from towers.config.cluster import Cluster, check_addresses, find_cluster
+from towers.errors import ConfigError
+
+
+@contextlib.contextmanager
+def refused(*words):
+    with pytest.raises(ConfigError) as caught:
+        yield
+    assert all(word in str(caught.value) for word in words)
+
+
+def tf_config(jobs, kind="worker", index=0):
+    return json.dumps({"cluster": jobs, "task": {"type": kind, "index": index}})
+
+
+def found(addresses="", index=None, **environ):
+    return find_cluster(addresses, index, environ)
+
+
+def test_without_a_description_there_is_no_cluster():
+    assert found() is None
+    assert found(TF_CONFIG="") is None
+    assert found(TF_CONFIG='{"cluster": {}}') is None
+    assert found(SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="1") is None
+
+
+def test_flags_name_the_workers_and_this_one():
+    by_flags = found("10.0.0.1:2222, [fd00::2]:2223", 1)
+    assert by_flags.addresses == ("10.0.0.1:2222", "[fd00::2]:2223")
+    assert (by_flags.size, by_flags.address) == (2, "[fd00::2]:2223")
+
+
+def test_tf_config_counts_the_chief_first():
+    jobs = {"worker": ["b:1", "c:1"], "chief": ["a:1"], "evaluator": ["d:1"]}
+    for kind, index, place in (("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)):
+        by_variable = found(TF_CONFIG=tf_config(jobs, kind, index))
+        assert by_variable.addresses == ("a:1", "b:1", "c:1")
+        assert by_variable.index == place
+
+
+def test_equal_descriptions_do_not_contradict_each_other():
+    text = tf_config({"worker": ["a:1", "b:1"]}, index=1)
+    assert found("a:1,b:1", 1, TF_CONFIG=text).origin == "--cluster"
+
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "n[01-02]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_PROCID": "1",
+}
+
+
+def test_slurm_is_read_by_tensorflows_resolver(monkeypatch):
+    for name, value in SLURM.items():  # it reads the environment of the process
+        monkeypatch.setenv(name, value)
+    by_slurm = found(**SLURM)
+    assert by_slurm.addresses == ("n01:8888", "n01:8889", "n02:8888")
+    assert (by_slurm.index, by_slurm.origin) == (1, "Slurm")
+    assert found("a:1,b:1", 0, **SLURM).addresses == ("a:1", "b:1")
+
+
+TWO = "a:1,b:1"
+
+
+@pytest.mark.parametrize(
+    "addresses,index,text,words",
+    [
+        (TWO, None, "", "--task_index"),
+        ("", 1, "", "--cluster"),
+        (TWO, 2, "", "number 2"),
+        (TWO, -1, "", "number -1"),
+        ("a:1,a:1", 0, "", "twice"),
+        ("a:1,b", 0, "", "'b'"),
+        ("a:1,:2", 0, "", "':2'"),
+        ("a:1,b:0", 0, "", "'b:0'"),
+        ("a:1,b:65536", 0, "", "'b:65536'"),
+        ("a:1,b:x", 0, "", "'b:x'"),
+        ("a:1,fd00::2:5", 0, "", "'fd00::2:5'"),
+        (TWO, 0, tf_config({"worker": ["a:1", "b:1"]}, index=1), "unset"),
+        (TWO, 0, tf_config({"worker": ["a:1", "c:1"]}), "unset"),
+        ("", None, "{", "TF_CONFIG"),
+        ("", None, "[" * 100_000, "TF_CONFIG"),
+        ("", None, "[]", "TF_CONFIG"),
+        ("", None, '{"cluster": {"worker": 3}}', "TF_CONFIG"),
+        ("", None, '{"cluster": {"worker": ["a:1"]}}', "task type None"),
+        ("", None, tf_config({"worker": ["a:1"]}, index=1), "task 1 of 1"),
+        ("", None, tf_config({"worker": ["a:1"]}, index="0"), "task '0'"),
+        ("", None, tf_config({"worker": ["a:1"]}, "chief"), "of 0"),
+        ("", None, tf_config({"worker": [7]}), "7"),
+        ("", None, tf_config({"worker": ["a:1"], "ps": ["b:1"]}), "'ps'"),
+        ("", None, tf_config({"worker": ["a:1"]}, "evaluator"), "run_eval.py"),
+    ],
+)
+def test_wrong_descriptions_are_refused_by_name(addresses, index, text, words):
+    with refused(words):
+        found(addresses, index, TF_CONFIG=text)
+
+
+def test_slurm_with_nodes_in_another_order_is_refused(monkeypatch):
+    nodes = {"SLURM_STEP_NODELIST": "n[2,10]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    step = SLURM | nodes | {"SLURM_STEP_NUM_TASKS": "2"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    assert found(**step, SLURMD_NODENAME="n2").index == 1
+    with refused("n10", "--cluster"):
+        found(**step, SLURMD_NODENAME="n10")
+
+
+def test_slurm_without_srun_is_refused():
+    with refused("srun"):
+        found(SLURM_STEP_NUM_TASKS="2")
+
+
+# Addresses.
+
+
+def of_two(*addresses):
+    return Cluster(addresses, 0, "--cluster")
+
+
+@pytest.fixture
+def private_machine(monkeypatch):
+    monkeypatch.setattr(cluster, "_own_ips", lambda: [ipaddress.ip_address("10.1.2.3")])
+
+
+def test_private_addresses_and_unknown_names_are_taken(private_machine):
+    check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
+    check_addresses(of_two("localhost:39999", "name.invalid:1"))
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1"])
+def test_row_33_public_addresses_are_refused_unless_allowed(private_machine, address):
+    with refused("public address", "--allow_public_address"):
+        check_addresses(of_two("127.0.0.1:39999", address))
+    check_addresses(of_two("127.0.0.1:39999", address), allow_public=True)
+
+
+def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
+    monkeypatch.setattr(cluster, "_own_ips", lambda: [ipaddress.ip_address("8.8.4.4")])
+    with refused("8.8.4.4", "--allow_public_address"):
+        check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
+
+
+def test_the_addresses_of_this_machine_are_known():
+    assert ipaddress.ip_address("127.0.0.1") in list(cluster._own_ips())

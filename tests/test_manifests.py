@@ -1,0 +1,587 @@
+"""The files of docs/cluster/ and the Dockerfile.
+
+The manifests are read with the models of the official clients of Kubernetes and of
+Kubeflow, which are generated from the published OpenAPI documents.
+"""
+
+import ast
+import copy
+import datetime
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from absl import flags
+from kubernetes import client
+from test_docs import FLAGS
+
+from towers import errors
+from towers.config import FIELDS
+from towers.config.flags import config_of_flags, define_config_flags, given_flags
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CLUSTER = ROOT / "docs" / "cluster"
+MANIFESTS = sorted(CLUSTER.glob("*.yaml"))
+BATCH_SCRIPT = CLUSTER / "slurm.sbatch"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+each_manifest = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+
+# Exit codes after which the same command is not started again.
+FINAL = {2, 3, 4, 5, errors.DEFECT}
+
+
+# Kubernetes.
+
+MODELS = {
+    ("v1", "PersistentVolumeClaim"): "V1PersistentVolumeClaim",
+    ("v1", "Service"): "V1Service",
+    ("batch/v1", "Job"): "V1Job",
+    ("kubeflow.org/v1", "TFJob"): "KubeflowOrgV1TFJob",
+    ("networking.k8s.io/v1", "NetworkPolicy"): "V1NetworkPolicy",
+}
+SCALARS = {
+    "bool": bool,
+    "datetime": datetime.datetime,
+    "float": (float, int),
+    "int": int,
+    "object": object,
+    "str": str,
+}
+CONFIGURATION = client.Configuration()
+
+
+def model_named(name):
+    from kubeflow.training import models
+
+    return getattr(models, name, None) or getattr(client, name)
+
+
+def parse(type_name, value, where):
+    """The value as an object of the client.
+
+    Raises:
+        ValueError: a field is unknown, of another type, or missing.
+    """
+    if match := re.fullmatch(r"list\[(.*)\]", type_name):
+        check(isinstance(value, list), f"{where}: {value!r} is not a list")
+        return [parse(match[1], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if type_name not in SCALARS:
+        check(isinstance(value, dict), f"{where}: {value!r} is not a mapping")
+    if match := re.fullmatch(r"dict\(str, (.*)\)", type_name):
+        return {
+            key: parse(match[1], item, f"{where}.{key}") for key, item in value.items()
+        }
+    if type_name in SCALARS:
+        right = isinstance(value, SCALARS[type_name])
+        right &= not isinstance(value, bool) or type_name in ("bool", "object")
+        check(right, f"{where}: {value!r} is not of the type {type_name}")
+        return value
+    model = model_named(type_name)
+    attributes = {field: attribute for attribute, field in model.attribute_map.items()}
+    for field in value:
+        check(field in attributes, f"{where}: {type_name} has no field {field!r}")
+    arguments = {
+        attributes[field]: parse(
+            model.openapi_types[attributes[field]], item, f"{where}.{field}"
+        )
+        for field, item in value.items()
+    }
+    return model(**arguments, local_vars_configuration=CONFIGURATION)
+
+
+def check(right, message):
+    if not right:
+        raise ValueError(message)
+
+
+def parse_all(documents):
+    """The documents of a manifest as objects; ValueError where one does not fit."""
+    found = []
+    for document in documents:
+        key = document.get("apiVersion"), document.get("kind")
+        check(key in MODELS, f"{key} is not known")
+        found.append(parse(MODELS[key], document, key[1]))
+    return found
+
+
+def documents_of(path):
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def places(node, path=()):
+    """Each place of a document: the keys and indices that lead there."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+def changed(documents, place, change):
+    """A copy, of which `change(container, key)` changes one place."""
+    documents = copy.deepcopy(documents)
+    container = documents
+    for key in place[:-1]:
+        container = container[key]
+    change(container, place[-1])
+    return documents
+
+
+def test_the_manifests_are_found():
+    kinds = {d["kind"] for path in MANIFESTS for d in documents_of(path)}
+    assert kinds == {kind for _, kind in MODELS}
+
+
+@each_manifest
+def test_manifests_fit_the_published_models(path):
+    assert parse_all(documents_of(path))
+
+
+# Their keys are names that the user chooses.
+MAPS = {"limits", "matchLabels", "requests", "selector", "tfReplicaSpecs"}
+
+
+@each_manifest
+def test_a_misspelt_field_is_found(path):
+    def misspell(container, key):
+        container[key[:-1] + "X"] = container.pop(key)
+
+    documents = documents_of(path)
+    tried = 0
+    for place in places(documents):
+        if not isinstance(place[-1], str) or place[-2] in MAPS:
+            continue
+        tried += 1
+        with pytest.raises(ValueError):
+            parse_all(changed(documents, place, misspell))
+    assert tried > 5
+
+
+@each_manifest
+def test_a_value_of_another_type_is_found(path):
+    def replace(container, key):
+        value = container[key]
+        container[key] = [value] if isinstance(value, dict | str) else str(value)
+
+    documents = documents_of(path)
+    tried = 0
+    for place in places(documents):
+        # A port is a number or a name; what comes last is a whole document.
+        if place[-1] in ("apiVersion", "kind", "port") or len(place) == 1:
+            continue
+        tried += 1
+        with pytest.raises(ValueError):
+            parse_all(changed(documents, place, replace))
+    assert tried > 5
+
+
+@pytest.mark.parametrize(
+    "kind,place",
+    [
+        ("Job", "spec.template"),
+        ("Job", "spec.template.spec.containers"),
+        ("Job", "spec.template.spec.containers.0.name"),
+        ("Job", "spec.template.spec.containers.0.volumeMounts.0.mountPath"),
+        ("Job", "spec.podFailurePolicy.rules.0.action"),
+        ("Job", "spec.podFailurePolicy.rules.0.onExitCodes.values"),
+        ("TFJob", "spec.tfReplicaSpecs"),
+        ("TFJob", "spec.tfReplicaSpecs.Worker.template.spec.containers.0.name"),
+    ],
+)
+def test_a_missing_field_is_found(kind, place):
+    [document] = [d for p in MANIFESTS for d in documents_of(p) if d["kind"] == kind]
+    keys = [int(key) if key.isdigit() else key for key in place.split(".")]
+    without = changed([document], [0, *keys], lambda container, key: container.pop(key))
+    with pytest.raises(ValueError, match="must not be `None`"):
+        parse_all(without)
+
+
+# The workers of a manifest.
+
+
+def read(name, kind):
+    """The document of this kind in docs/cluster/NAME."""
+    [found] = [d for d in documents_of(CLUSTER / name) if d["kind"] == kind]
+    return found
+
+
+JOB = read("kubernetes-job.yaml", "Job")
+TF_JOB = read("kubeflow-tfjob.yaml", "TFJob")
+POD = JOB["spec"]["template"]["spec"]
+TF_WORKERS = TF_JOB["spec"]["tfReplicaSpecs"]["Worker"]
+TF_POD = TF_WORKERS["template"]["spec"]
+each_pod = pytest.mark.parametrize("pod", [POD, TF_POD], ids=["Job", "TFJob"])
+
+
+def environment(pod, index):
+    """The variables of the pod's container as the kubelet sets them in a Job."""
+    job_sets = {"metadata.annotations['batch.kubernetes.io/job-completion-index']"}
+    found = {}
+    for variable in pod["containers"][0]["env"]:
+        if "value" in variable:
+            above = re.sub(
+                r"\$\((\w+)\)", lambda m: found.get(m[1], m[0]), variable["value"]
+            )
+            found[variable["name"]] = above
+        else:
+            assert variable["valueFrom"]["fieldRef"]["fieldPath"] in job_sets
+            found[variable["name"]] = str(index)
+    return found
+
+
+def test_tf_config_names_the_pods_of_the_job(monkeypatch):
+    import tensorflow as tf
+
+    spec, service = JOB["spec"], read("kubernetes-job.yaml", "Service")
+    name, port = JOB["metadata"]["name"], service["spec"]["ports"][0]["port"]
+    # A pod's host name is that of the job with its index; the headless service of the
+    # name in `subdomain` puts it into the cluster's DNS.
+    assert spec["completionMode"] == "Indexed"
+    assert service["spec"]["clusterIP"] == "None"
+    assert POD["subdomain"] == service["metadata"]["name"]
+    count = spec["completions"]
+    assert spec["parallelism"] == count > 1
+    hosts = [f"{name}-{i}.{POD['subdomain']}:{port}" for i in range(count)]
+    for index in range(count):
+        variables = environment(POD, index)
+        monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        assert resolver.cluster_spec().as_dict() == {"worker": hosts}
+        assert (resolver.task_type, resolver.task_id) == ("worker", index)
+    [port_of_container] = POD["containers"][0]["ports"]
+    assert port_of_container["containerPort"] == port
+
+
+def test_the_operator_sets_tf_config_only_for_these_names():
+    container = TF_POD["containers"][0]
+    assert container["name"] == "tensorflow"
+    assert container["ports"][0]["name"] == "tfjob-port"
+    assert TF_WORKERS["replicas"] > 1
+    assert set(TF_JOB["spec"]["tfReplicaSpecs"]) == {"Worker"}
+
+
+@pytest.mark.parametrize(
+    "name,label,job,pod",
+    [
+        ("kubernetes-job.yaml", "batch.kubernetes.io/job-name", JOB, POD),
+        ("kubeflow-tfjob.yaml", "training.kubeflow.org/job-name", TF_JOB, TF_POD),
+    ],
+)
+def test_only_the_workers_reach_the_port(name, label, job, pod):
+    policy = read(name, "NetworkPolicy")["spec"]
+    workers = {"matchLabels": {label: job["metadata"]["name"]}}
+    [port] = pod["containers"][0]["ports"]
+    assert policy == {
+        "podSelector": workers,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {
+                "from": [{"podSelector": workers}],
+                "ports": [{"protocol": "TCP", "port": port["containerPort"]}],
+            }
+        ],
+    }
+    if name == "kubernetes-job.yaml":
+        selector = read(name, "Service")["spec"]["selector"]
+        assert selector == workers["matchLabels"]
+
+
+def test_the_job_ends_or_starts_again_by_the_exit_code():
+    rules = JOB["spec"]["podFailurePolicy"]["rules"]
+    actions = {}
+    for rule in rules:
+        if codes := rule.get("onExitCodes"):
+            assert codes["operator"] == "In"
+            assert codes["containerName"] == POD["containers"][0]["name"]
+            actions |= dict.fromkeys(codes["values"], rule["action"])
+    kinds = vars(errors).values()
+    promised = {e.exit_code for e in kinds if hasattr(e, "exit_code")} - {1}
+    counted = {errors.StuckError.exit_code}
+    again = {errors.Preempted.exit_code}
+    assert promised | {errors.DEFECT} == FINAL | counted | again
+    assert actions == dict.fromkeys(FINAL, "FailJob") | dict.fromkeys(again, "Ignore")
+    # What the API server asks for where there is a podFailurePolicy.
+    assert POD["restartPolicy"] == "Never"
+    assert JOB["spec"]["podReplacementPolicy"] == "Failed"
+
+
+def test_a_tf_job_starts_again_after_every_exit_code_but_0():
+    # With ExitCode it would not do so after codes below 128, which 75 is.
+    assert TF_WORKERS["restartPolicy"] == "OnFailure"
+    assert TF_JOB["spec"]["successPolicy"] == ""
+
+
+@each_pod
+def test_claims_exist_and_the_run_is_on_one(pod):
+    claims = {
+        d["metadata"]["name"]: d["spec"]
+        for d in documents_of(CLUSTER / "kubernetes-storage.yaml")
+    }
+    assert all(claim["accessModes"] == ["ReadWriteMany"] for claim in claims.values())
+    volumes = {
+        v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]
+    }
+    assert set(volumes.values()) == set(claims)
+    container = pod["containers"][0]
+    mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+    assert {m["name"] for m in mounts.values()} == set(volumes)
+    values = dict(argument.split("=", 1) for argument in container["args"])
+    assert str(pathlib.PurePath(values["--workdir"]).parent) in mounts
+    assert values["--data_dir"] in mounts
+
+
+def check_arguments(arguments):
+    """They can be given to run_train.py for several workers."""
+    names = [re.match(r"--(\w+)=", argument)[1] for argument in arguments]
+    assert set(names) <= FLAGS["run_train.py"]
+    values = flags.FlagValues()
+    define_config_flags(values=values)
+    flags.DEFINE_string("config", None, "", flag_values=values)
+    ours = [
+        a for a, n in zip(arguments, names, strict=True) if n in ("config", *FIELDS)
+    ]
+    values(["run_train.py", *ours])
+    config, *_ = config_of_flags(values.config, ROOT / "configs", given_flags(values))
+    assert config.strategy == "multi_worker"
+
+
+@each_pod
+def test_the_arguments_of_the_container_can_be_given(pod):
+    check_arguments(pod["containers"][0]["args"])
+
+
+@each_pod
+def test_a_container_runs_as_the_user_of_the_image_without_privileges(pod):
+    container = pod["containers"][0]
+    user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
+    context = pod["securityContext"]
+    assert [str(context["runAsUser"]), str(context["runAsGroup"])] == [*user.groups()]
+    assert context["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "command" not in container  # the image's, run_train.py
+
+
+# Slurm.
+
+PYTHON_STUB = """#!/bin/bash
+echo "$SLURM_PROCID $*" >>called
+code=$(sed -n "$((SLURM_PROCID + 1))p" codes)
+[ "$code" = killed ] && kill -KILL $$
+exit "$code"
+"""
+
+# Runs as many tasks as there are lines in `codes`, and ends as the manual page says:
+# with the highest exit code of all, 128 + signal for a task that a signal ended.
+SRUN_STUB = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+[ -e cancelled ] && kill -TERM $PPID
+highest=0
+for ((i = 0; i < $(wc -l <codes); i++)); do
+    SLURM_PROCID=$i "$@"
+    code=$?
+    ((code > highest)) && highest=$code
+done
+exit $highest
+"""
+
+
+def run_batch_script(folder, codes, **variables):
+    """The exit code of the batch script, and whether it asked to be requeued.
+
+    Each of the `codes` is that of a worker, or "killed".
+    """
+    programs = {
+        "bin/srun": SRUN_STUB,
+        "bin/scontrol": '#!/bin/bash\necho "$@" >requeued\n',
+        ".venv/bin/python": PYTHON_STUB,
+    }
+    for name, text in programs.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
+    paths = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", BATCH_SCRIPT, "--config=quickstart", "--workdir=/a b"],
+        cwd=folder,
+        env={"PATH": paths, "SLURM_JOB_ID": "17"} | variables,
+        timeout=60,
+    )
+    requeued = folder / "requeued"
+    assert not requeued.exists() or requeued.read_text() == "requeue 17\n"
+    return done.returncode, requeued.exists()
+
+
+@pytest.mark.parametrize(
+    "codes,expected",
+    [
+        ([0, 0, 0], (0, False)),
+        ([75, 75, 75], (75, True)),
+        ([75, "killed", 75], (137, True)),
+        (["killed", 75, 75], (137, True)),
+        ([75, 6, 75], (75, True)),
+        *[([75, code, "killed"], (200, False)) for code in [1, *sorted(FINAL), 127]],
+    ],
+    ids=str,
+)
+def test_slurm_starts_again_what_a_restart_mends(tmp_path, codes, expected):
+    assert run_batch_script(tmp_path, codes) == expected
+    arguments = (
+        "run_train.py --strategy=multi_worker --config=quickstart --workdir=/a b"
+    )
+    called = (tmp_path / "called").read_text().splitlines()
+    assert called == [f"{i} {arguments}" for i in range(len(codes))]
+
+
+def test_slurm_does_not_start_again_forever(tmp_path):
+    most = int(re.search(r"^max_requeues=(\d+)$", BATCH_SCRIPT.read_text(), re.M)[1])
+    for restarts, expected in ((most - 1, True), (most, False)):
+        folder = tmp_path / str(restarts)
+        variables = {"SLURM_RESTART_COUNT": str(restarts)}
+        assert run_batch_script(folder, [75, 75], **variables) == (75, expected)
+
+
+def test_slurm_does_not_start_again_what_was_cancelled(tmp_path):
+    (tmp_path / "cancelled").touch()
+    assert run_batch_script(tmp_path, [75, 75]) == (75, False)
+
+
+def test_the_command_in_the_batch_script_can_be_given():
+    text = BATCH_SCRIPT.read_text()
+    shown = re.search(r"^# +sbatch \S+ (.*)\\\n# +(.*)$", text, re.MULTILINE)
+    check_arguments(["--strategy=multi_worker", *shlex.split(" ".join(shown.groups()))])
+
+
+# The image.
+
+
+def instructions():
+    """(name, arguments) of each instruction of the Dockerfile."""
+    lines = re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.MULTILINE)
+    joined = re.sub(r"\\\n\s*", "", lines)
+    return [line.split(maxsplit=1) for line in joined.splitlines() if line]
+
+
+def is_sent(path):
+    """Whether .dockerignore leaves this path in the context of the build."""
+    parts = pathlib.PurePath(path).parts
+    folders = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    sent = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pattern = re.escape(line.removeprefix("!"))
+        pattern = pattern.replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+        if any(re.fullmatch(pattern, folder) for folder in folders):
+            sent = line.startswith("!")
+    return sent
+
+
+def test_what_the_image_copies_exists_and_is_sent():
+    copied = set()
+    for name, arguments in instructions():
+        if name == "COPY":
+            *sources, _ = arguments.split()
+            copied |= set(sources)
+    for source in copied:
+        assert (ROOT / source).exists() and is_sent(source), source
+    assert {"run_train.py", "run_eval.py", "configs", "towers"} <= copied
+    scripts = [s for s in copied if s.endswith(".py")]
+    for script in scripts:
+        for node in ast.walk(ast.parse((ROOT / script).read_text())):
+            if isinstance(node, ast.ImportFrom):
+                package = node.module.split(".")[0]
+                ours = (ROOT / package).exists()
+                assert package in copied if ours else package not in copied
+
+
+@pytest.mark.parametrize("path", ["towers/training.py", "configs/quickstart.py"])
+def test_the_sources_are_sent_to_the_builder(path):
+    assert (ROOT / path).exists() and is_sent(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [".git", ".venv/bin/python", "data/x", "runs/x/config.json", "tests/oracle.py"]
+    + ["towers/__pycache__/x.pyc", "configs/__pycache__/x.pyc", "requirements.txt"],
+)
+def test_nothing_else_is_sent_to_the_builder(path):
+    assert not is_sent(path)
+
+
+def test_the_python_of_the_image_is_supported():
+    [version] = re.findall(r"^ARG PYTHON=(.*)$", DOCKERFILE, re.MULTILINE)
+    assert "FROM python:${PYTHON}-slim-bookworm" in DOCKERFILE
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lowest, highest = re.fullmatch(
+        r">=3\.(\d+),<3\.(\d+)", project["requires-python"]
+    ).groups()
+    major, minor = version.split(".")
+    assert major == "3" and int(lowest) <= int(minor) < int(highest)
+
+
+def test_the_image_installs_what_the_locks_name_and_nothing_else():
+    makefile = (ROOT / "Makefile").read_text()
+    [awk] = re.findall(r"awk '(.*)'", makefile)
+    assert awk.replace("$$", "$") in DOCKERFILE
+    runs = [arguments for name, arguments in instructions() if name == "RUN"]
+    installs = [c for run in runs for c in run.split("&&") if " install " in c]
+    assert len(installs) == 2
+    for install in installs:
+        words = install.split()
+        assert words[:2] == ["pip", "install"] and words[-2] == "-r"
+        assert {"--require-hashes", "--no-deps"} <= set(words)
+    assert installs[0].split()[-1] == "/tmp/build.lock"
+    assert installs[1].split()[-1] == '"$lock"'
+    locks = set(re.findall(r"requirements[\w-]*\.lock", DOCKERFILE))
+    assert locks == {path.name for path in ROOT.glob("requirements*.lock")}
+
+
+@pytest.mark.parametrize(
+    "cuda,lock", [("0", "requirements.lock"), ("1", "requirements-cuda.lock")]
+)
+def test_the_build_argument_chooses_the_lock(tmp_path, cuda, lock):
+    """The instruction is run with a pip that only records what it is asked."""
+    [run] = [a for n, a in instructions() if n == "RUN" and "pip" in a]
+    for path in ROOT.glob("requirements*.lock"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    pip = tmp_path / "bin" / "pip"
+    pip.parent.mkdir()
+    pip.write_text(
+        '#!/bin/sh\nfor file; do :; done\necho "$file" >>asked\n'
+        'cp "$file" "last-$(basename "$file")"\n'
+    )
+    pip.chmod(0o755)
+    script = run.replace("/tmp/build.lock", str(tmp_path / "build.lock"))
+    paths = f"{pip.parent}{os.pathsep}{os.environ['PATH']}"
+    environ = {"PATH": paths, "CUDA": cuda}
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, env=environ, check=True)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == [str(tmp_path / "build.lock"), lock]
+    build = (tmp_path / "last-build.lock").read_text()
+    names = re.findall(r"^(\w+)==.*\\\n +--hash=sha256:", build, re.MULTILINE)
+    assert names == ["packaging", "setuptools", "wheel"]
+    wrong = subprocess.run(
+        ["sh", "-ec", script], cwd=tmp_path, env=environ | {"CUDA": "yes"}
+    )
+    assert wrong.returncode == 2
+
+
+# The page.
+
+
+def test_every_file_is_on_the_page():
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    for path in CLUSTER.iterdir():
+        assert f"](cluster/{path.name})" in page, path.name
+    assert "](../Dockerfile)" in page

@@ -1,0 +1,134 @@
+"""Several processes train as one device does on the whole batch."""
+
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+import pytest
+from recipes import (
+    assert_close,
+    assert_equal_to_oracle,
+    assert_metrics,
+    assert_some_are_clipped,
+    clip_norm_for,
+    with_images_off_kinks,
+)
+from worker_processes import Job, WorkerProcesses
+
+from towers.parallel.replicated import Replicated
+
+TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
+
+# Uneven shares, several micro-batches, shared moments or not, a velocity.
+FAST = [
+    Job("plain", "sgd", 1, 13, "float32"),
+    Job("sync", "momentum", 3, 13, "float64"),
+    Job("local", "nesterov", 1, 16, "float64"),
+]
+
+
+@pytest.fixture(scope="module")
+def two_workers(tmp_path_factory):
+    with WorkerProcesses(2, tmp_path_factory.mktemp("workers")) as workers:
+        yield workers
+
+
+def split_result(result):
+    """(state, metrics of each call, counts)."""
+    metrics, counts = {}, {}
+    for name in [name for name in result if re.match("metrics/|counts/", name)]:
+        kind, *call, key = name.split("/")
+        value = result.pop(name)
+        if kind == "counts":
+            counts[key] = float(value)
+        else:
+            metrics.setdefault(int(call[0]), {})[key] = value
+    return result, [metrics[call] for call in sorted(metrics)], counts
+
+
+def assert_trained_as_by_the_oracle(workers, job, num_towers, monkeypatch):
+    def check(seed):
+        assert_equal(workers, dataclasses.replace(job, seed=seed), num_towers)
+
+    with_images_off_kinks(check, job.dtype, monkeypatch)
+
+
+def assert_equal(workers, job, num_towers):
+    network = job.create_network()
+    job = dataclasses.replace(job, clip_norm=clip_norm_for(network, job.batches()))
+    expected = job.recipe().oracle(
+        network,
+        job.batches(),
+        num_towers=1 if job.network == "sync" else num_towers,
+        accumulate_steps=job.accumulate_steps,
+    )
+    assert_some_are_clipped(expected.reports, job.recipe())
+    state, metrics, _ = split_result(workers.do(job))
+    assert_equal_to_oracle(state, expected, TOLERANCES[job.dtype])
+    for seen, step in zip(metrics, (1, 5, 10), strict=True):
+        report = expected.reports[step - 1]
+        assert_metrics(seen, report)
+        if job.network != "sync":  # which the oracle computes as one tower
+            np.testing.assert_allclose(
+                seen["tower_losses"], report.tower_losses, rtol=1e-4
+            )
+
+
+@pytest.mark.parametrize("job", FAST, ids=lambda job: f"{job.network} {job.dtype}")
+def test_two_workers_equal_the_oracle(two_workers, job, monkeypatch):
+    assert_trained_as_by_the_oracle(two_workers, job, 2, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count,num_devices", [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+def test_any_number_of_workers_equals_the_oracle(
+    count, num_devices, tmp_path, monkeypatch
+):
+    """The whole product of the axes in float32, and with nesterov in float64."""
+    axes = (
+        ("plain", "local", "sync"),
+        ("sgd", "momentum", "nesterov"),
+        (1, 3),
+        (16, 13),
+        TOLERANCES,
+    )
+    jobs = [Job(*values) for values in itertools.product(*axes)]
+    jobs = [x for x in jobs if x.dtype == "float32" or x.optimizer == "nesterov"]
+    with WorkerProcesses(count, tmp_path, num_devices) as workers:
+        for job in jobs:
+            assert_trained_as_by_the_oracle(
+                workers, job, count * num_devices, monkeypatch
+            )
+
+
+@pytest.mark.parametrize("tta", ["none", "mirror", "translate_unsure"])
+def test_an_evaluation_counts_every_image_once(two_workers, tta):
+    job = Job("local", calls=(3,), tta=tta)
+    state, _, counts = split_result(two_workers.do(job))
+    alone = job.create_trainer(Replicated, 2, job.batches())
+    alone.load(state)
+    expected = alone.evaluate(job.evaluation_batches())
+    assert counts == pytest.approx(expected, rel=1e-6)
+    assert counts["images"] == 36
+
+
+def test_checkpoints_of_one_process_and_of_two_workers_continue_each_other(
+    two_workers, tmp_path
+):
+    job = Job("plain", "nesterov", calls=(10,))
+    whole = job.create_trainer(Replicated, 2, job.batches())
+    half = job.create_trainer(Replicated, 2, job.batches())
+    whole.train(10)
+    half.train(5)
+    np.savez(tmp_path / "half.npz", **half.state())
+    continued = dataclasses.replace(
+        job, calls=(5,), checkpoint=str(tmp_path / "half.npz")
+    )
+    state, _, _ = split_result(two_workers.do(continued))
+    assert_close(state, whole.state())
+
+    state, _, _ = split_result(two_workers.do(dataclasses.replace(job, calls=(5,))))
+    half.load(state)
+    half.train(5)
+    assert_close(half.state(), whole.state())

@@ -1,0 +1,232 @@
+"""Workers of a cluster on loopback; `python worker_processes.py` is one of them.
+
+It reads a job per line, a JSON object, does it together with the other workers, and
+writes what it has to a file. One process does many jobs, since each has to import
+TensorFlow first.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is trained, by names in `networks` and `recipes`.
+
+    Attributes:
+        network: plain, local or sync; the others have batch normalization.
+        optimizer: of the oracle.
+        accumulate_steps: micro-batches of a step.
+        batch_size: of a micro-batch.
+        dtype: of the network.
+        calls: steps of each call.
+        clip_norm: see `Recipe`.
+        seed: of the batches.
+        checkpoint: file of the state to begin with, or empty.
+        tta: of the evaluation that follows, or empty for none.
+        options: of the strategy.
+    """
+
+    network: str = "plain"
+    optimizer: str = "momentum"
+    accumulate_steps: int = 1
+    batch_size: int = 13
+    dtype: str = "float32"
+    calls: tuple[int, ...] = (1, 4, 5)
+    clip_norm: float = 0.0
+    seed: int = 0
+    checkpoint: str = ""
+    tta: str = ""
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def create_network(self):
+        import networks
+
+        kind = "plain" if self.network == "plain" else "residual"
+        return networks.NETWORKS[kind](self.dtype)
+
+    def recipe(self):
+        from recipes import Recipe
+
+        return Recipe(self.optimizer, self.clip_norm)
+
+    def batches(self) -> list[dict]:
+        import networks
+
+        images = self.accumulate_steps * self.batch_size
+        return networks.random_batches(10, images, seed=self.seed)
+
+    def create_trainer(self, strategy, num_devices, batches, **options):
+        """A trainer of the job.
+
+        Args:
+            strategy: creates the strategy.
+            num_devices: one tower each.
+            batches: those of this process.
+        """
+        import networks
+
+        from towers.data.tta import create_tta
+        from towers.parallel.synchronous import SynchronousTrainer
+
+        network, recipe = self.create_network(), self.recipe()
+        return SynchronousTrainer(
+            strategy,
+            network.model,
+            loss_fn=recipe.loss_fn,
+            update_fn=recipe.update(self.accumulate_steps * self.batch_size),
+            stream=networks.stream_of(batches),
+            micro_batch_size=self.batch_size,
+            accumulate_steps=self.accumulate_steps,
+            sync_batch_norm=self.network == "sync",
+            devices=[f"/CPU:{device}" for device in range(num_devices)],
+            tta=create_tta(self.tta or "none"),
+            **options,
+            **self.options,
+        )
+
+    def evaluation_batches(self) -> list[dict]:
+        """Of 13 images each; 3 of the last fill it up."""
+        import networks
+
+        batches = networks.random_batches(3, 13, seed=7)
+        for batch in batches:
+            batch["weights"] = np.ones(13, np.float32)
+        batches[-1]["weights"][10:] = 0
+        return batches
+
+
+class WorkerProcesses:
+    """Workers that stay for many jobs; a context manager.
+
+    Args:
+        count: of the workers.
+        folder: for their files.
+        num_devices: towers of each.
+    """
+
+    def __init__(self, count: int, folder: pathlib.Path, num_devices: int = 1):
+        self._folder = folder
+        addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
+        environ = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+        self._logs = [folder / f"worker-{index}.log" for index in range(count)]
+        self._processes = []
+        for index, log in enumerate(self._logs):
+            command = [sys.executable, __file__, addresses, str(index)]
+            with open(log, "wb") as output:
+                self._processes.append(
+                    subprocess.Popen(
+                        [*command, str(num_devices), str(folder)],
+                        env=environ,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=output,
+                        text=True,
+                    )
+                )
+
+    def do(self, job: Job) -> dict[str, np.ndarray]:
+        """What the chief has after a job: the state by name, the metrics of each call
+        as "metrics/0/loss" and so on, the counts of an evaluation as "counts/correct".
+
+        All workers must have the same bits.
+        """
+        for process in self._processes:
+            print(json.dumps(dataclasses.asdict(job)), file=process.stdin, flush=True)
+        results = []
+        for process, log in zip(self._processes, self._logs, strict=True):
+            path = process.stdout.readline().strip()
+            assert path, log.read_text()[-3000:]
+            with np.load(path) as arrays:
+                results.append(dict(arrays))
+        for other in results[1:]:
+            assert set(other) == set(results[0])
+            for name, value in results[0].items():
+                if not name.endswith("input_wait_secs"):
+                    np.testing.assert_array_equal(other[name], value, err_msg=name)
+        return results[0]
+
+    def __enter__(self) -> "WorkerProcesses":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self._processes:
+            process.stdin.close()
+            process.stdout.close()
+        for process, log in zip(self._processes, self._logs, strict=True):
+            assert process.wait(30) == 0, log.read_text()[-3000:]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback on which nobody listens."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
+    """The part of each of `count` micro-batches, one after the other."""
+    first, end = part.first, part.first + part.size
+    parts = {}
+    for name, values in batch.items():
+        micro = values.reshape(count, part.whole, *values.shape[1:])
+        parts[name] = micro[:, first:end].reshape(-1, *values.shape[1:])
+    return parts
+
+
+def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
+    from towers.data.part import Part
+    from towers.parallel import devices
+    from towers.parallel.connect import connect
+    from towers.parallel.gradients import shares
+    from towers.parallel.multi_worker import MultiWorker
+
+    index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
+    devices.configure("cpu", num_devices)
+    workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
+    strategy = functools.partial(MultiWorker, workers=workers)
+    for number, line in enumerate(sys.stdin):
+        job = Job(**json.loads(line))
+        sizes = shares(job.batch_size, len(addresses) * num_devices)
+        first = index * num_devices
+        part = Part(
+            sum(sizes[:first]), sum(sizes[first : first + num_devices]), job.batch_size
+        )
+        batches = [own_part(x, part, job.accumulate_steps) for x in job.batches()]
+        trainer = job.create_trainer(strategy, num_devices, batches, workers=workers)
+        if job.checkpoint:
+            with np.load(job.checkpoint) as state:
+                trainer.load(workers.broadcast(dict(state)))
+        result = {}
+        for call, num_steps in enumerate(job.calls):
+            metrics = trainer.train(workers.agree(num_steps, False))
+            result |= {f"metrics/{call}/{k}": v for k, v in metrics.items()}
+        result |= trainer.state()
+        if job.tta:
+            part = dataclasses.replace(part, whole=13)
+            batches = [own_part(batch, part) for batch in job.evaluation_batches()]
+            counts = trainer.evaluate(batches)
+            result |= {f"counts/{name}": value for name, value in counts.items()}
+        path = pathlib.Path(folder, f"{number}-{index}.npz")
+        np.savez(path, **result)
+        print(path, flush=True)
+    workers.agree(0, False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,242 @@
+"""The cluster of a run: the addresses of its workers, and which of them this one is.
+
+It comes from --cluster and --task_index, from TF_CONFIG as TensorFlow's programs read
+it, or from the variables of Slurm. Nothing listens or connects here.
+"""
+
+import dataclasses
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from towers.errors import ConfigError
+
+# Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
+_JOBS = ("chief", "master", "worker")
+
+_PRIVATE_WAY_OUT = (
+    "the server of TensorFlow knows no passwords: use a private network, or "
+    "--allow_public_address if a firewall protects it"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The workers of a run.
+
+    Attributes:
+        addresses: host:port of each.
+        index: that of this process.
+        origin: what described it, for messages.
+    """
+
+    addresses: tuple[str, ...]
+    index: int
+    origin: str
+
+    @property
+    def size(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def address(self) -> str:
+        """That of this worker."""
+        return self.addresses[self.index]
+
+
+def find_cluster(
+    addresses: str = "",
+    index: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Cluster | None:
+    """The cluster that is described, or None where there is none.
+
+    Args:
+        addresses: host:port of all workers, with commas between, or empty.
+        index: the number of this worker among them.
+        environ: may hold TF_CONFIG or the variables of a Slurm step. Slurm is read
+            last: its variables are there in every job.
+
+    Raises:
+        ConfigError: a description is wrong, or two contradict each other.
+    """
+    by_flags = _of_flags(addresses, index)
+    by_tf_config = _of_tf_config(environ.get("TF_CONFIG", ""))
+    if by_flags and by_tf_config:
+        if _place(by_flags) != _place(by_tf_config):
+            raise ConfigError(
+                f"{_described(by_flags)}, but {_described(by_tf_config)}; unset "
+                "TF_CONFIG or drop --cluster"
+            )
+    found = by_flags or by_tf_config
+    if found is None and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        found = _of_slurm(environ)
+    return found
+
+
+def check_addresses(cluster: Cluster, allow_public: bool = False) -> None:
+    """Refuses addresses that anybody can reach.
+
+    Args:
+        cluster: of two or more workers.
+        allow_public: whether addresses may be public.
+
+    Raises:
+        ConfigError: names the address.
+    """
+    if allow_public:
+        return
+    for address in cluster.addresses:
+        host = address.rpartition(":")[0].strip("[]")
+        for ip in _ips_of(host):
+            if ip.is_global:
+                name = host if host == str(ip) else f"{host} ({ip})"
+                raise ConfigError(
+                    f"{cluster.origin}: {name} is a public address; {_PRIVATE_WAY_OUT}"
+                )
+    for ip in _own_ips():
+        if ip.is_global:
+            raise ConfigError(
+                f"{cluster.origin}: this machine has the public address {ip}, where "
+                f"the server would listen, too; {_PRIVATE_WAY_OUT}"
+            )
+
+
+def _of_flags(addresses, index):
+    if not addresses and index is None:
+        return None
+    if not addresses or index is None:
+        given = f"--cluster={addresses}" if addresses else f"--task_index={index}"
+        missing = "--task_index" if addresses else "--cluster"
+        raise ConfigError(f"{given} needs {missing}; give both or none of them")
+    return _checked([x.strip() for x in addresses.split(",")], index, "--cluster")
+
+
+def _of_tf_config(text):
+    if not text.strip():
+        return None
+    try:
+        described = json.loads(text)
+        jobs = described.get("cluster") or {}
+        task = described.get("task") or {}
+        kind, index = task.get("type"), task.get("index", 0)
+        lists = {job: list(jobs[job]) for job in jobs}
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"TF_CONFIG is not as TensorFlow reads it: {error}; an example is "
+            '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", '
+            '"index": 0}}'
+        ) from None
+    if not lists:
+        return None  # of one process
+    others = sorted(set(lists) - set(_JOBS) - {"evaluator"})
+    if others or kind not in _JOBS:
+        other = others[0] if others else kind
+        raise ConfigError(
+            f"TF_CONFIG has the task type {other!r}: workers train, and the first one "
+            "is the chief; run_eval.py evaluates"
+        )
+    if type(index) is not int or not 0 <= index < len(lists.get(kind, [])):
+        raise ConfigError(
+            f"TF_CONFIG: this is task {index!r} of {len(lists.get(kind, []))} of the "
+            f"type {kind!r}"
+        )
+    before = _JOBS[: _JOBS.index(kind)]
+    index += sum(len(lists.get(job, [])) for job in before)
+    addresses = [address for job in _JOBS for address in lists.get(job, [])]
+    return _checked(addresses, index, "TF_CONFIG")
+
+
+def _of_slurm(environ):
+    """As TensorFlow's resolver reads the step, one task per worker."""
+    import tensorflow as tf
+
+    needed = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+    missing = [name for name in needed if name not in environ]
+    if missing:
+        raise ConfigError(
+            f"SLURM_STEP_NUM_TASKS={environ['SLURM_STEP_NUM_TASKS']} without "
+            f"{', '.join(missing)}; start the workers with srun"
+        )
+    try:
+        # It is not asked about GPUs: those of a task are what Slurm lets it see.
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+            gpus_per_node=int(environ["SLURM_STEP_NUM_TASKS"]),
+            gpus_per_task=1,
+            auto_set_gpu=False,
+        )
+        tasks = resolver.cluster_spec().as_dict()["worker"]
+        _, index = resolver.get_task_info()
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"the variables of Slurm: {error}") from None
+    cluster = _checked(tasks, index, "Slurm")
+    node = environ.get("SLURMD_NODENAME", cluster.address.rpartition(":")[0])
+    if not cluster.address.startswith(f"{node}:"):
+        raise ConfigError(
+            f"Slurm runs task {index} on {node}, where TensorFlow's resolver, which "
+            f"sorts names as text, expects {cluster.address}; take nodes whose names "
+            "are equally long, or set --cluster and --task_index"
+        )
+    return cluster
+
+
+def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:
+    """The Cluster of such addresses."""
+    for address in addresses:
+        host, colon, port = str(address).rpartition(":")
+        named = host and colon and not (":" in host and not host.startswith("["))
+        if not named or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(
+                f"{origin}: {address!r} is not the address of a worker, such as "
+                "10.0.0.1:2222"
+            )
+    for place, address in enumerate(addresses):
+        if address in addresses[:place]:
+            raise ConfigError(f"{origin} names {address} twice")
+    if not 0 <= index < len(addresses):
+        raise ConfigError(
+            f"{origin} names {len(addresses)} workers, and this is number {index}, "
+            "counted from 0"
+        )
+    return Cluster(tuple(addresses), index, origin)
+
+
+def _place(cluster):
+    return cluster.addresses, cluster.index
+
+
+def _described(cluster):
+    return f"{cluster.origin} makes this worker {cluster.index} of {cluster.size}" + (
+        f" at {cluster.address}"
+    )
+
+
+def _ips_of(host):
+    """The addresses of a host; none where its name is not known yet."""
+    try:
+        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError):
+        return []
+    return sorted(
+        {ipaddress.ip_address(x[4][0].partition("%")[0]) for x in found}, key=str
+    )
+
+
+def _own_ips():
+    """The IPv4 addresses of this machine, where the system tells them."""
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                request = name.encode()[:15].ljust(256, b"\0")
+                try:
+                    answer = fcntl.ioctl(probe, 0x8915, request)  # SIOCGIFADDR
+                except OSError:
+                    continue  # it has none
+                yield ipaddress.IPv4Address(answer[20:24])
+    except (ImportError, OSError):
+        return

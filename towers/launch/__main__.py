@@ -1,0 +1,124 @@
+"""Starts the workers of a cluster on this machine, and ends them together.
+
+    python -m towers.launch --num_workers=3 -- --config=cifar10_cnn
+
+Each worker runs `python run_train.py --strategy=multi_worker` with the flags that
+follow `--`, and finds its place in TF_CONFIG. GPUs, or the cores of a CPU, are divided
+among the workers. SIGTERM and SIGINT are passed on once to each worker. The exit code
+is the worst of theirs: a defect or a signal that killed one before 2 to 6, these before
+75, and that before 0.
+"""
+
+from towers.run.signals import exit_on_signals
+
+if __name__ == "__main__":  # before the imports that take time
+    exit_on_signals()
+
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from towers.config import flags as config_flags
+from towers.errors import ConfigError
+from towers.launch.cluster import GRACE_SECS, launch
+from towers.launch.output import PROGRAM
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MOST_WORKERS = 64
+WAY_OUT = "the flags of run_train.py follow --, such as -- --config=quickstart"
+
+
+def train_command(arguments: Sequence[str]) -> list[str]:
+    """`python run_train.py` of the checkout that holds this package, with arguments.
+
+    The library may be installed without its programs: then run_train.py must lie in the
+    current folder. A strategy among the arguments overrides the one set here.
+    """
+    places = [ROOT / "run_train.py", pathlib.Path("run_train.py").resolve()]
+    for path in places:
+        if path.is_file():
+            return [sys.executable, str(path), "--strategy=multi_worker", *arguments]
+    raise ConfigError(
+        f"run_train.py is neither in {ROOT} nor in the current folder; the launcher is "
+        "used from a checkout of towers"
+    )
+
+
+def define_flags() -> None:
+    """The flags before `--`."""
+    flags.DEFINE_integer(
+        "num_workers",
+        None,
+        "Number of worker processes.",
+        1,
+        MOST_WORKERS,
+        required=True,
+    )
+    flags.DEFINE_integer(
+        "max_restarts",
+        0,
+        "How often all workers are started anew when one was killed, was stuck, met a "
+        "defect, or stopped although no signal came to the launcher.",
+        0,
+    )
+    flags.DEFINE_float(
+        "grace_secs",
+        GRACE_SECS,
+        "When a worker has failed, the others have so long to notice and end, and so "
+        "long again after SIGTERM; then they are killed.",
+        0.0,
+    )
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+    """Gives the flags their values; returns the program's name and what follows `--`.
+
+    Raises:
+        ConfigError: a flag is wrong.
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    try:
+        config_flags.parse(argv[:end])
+    except ConfigError as error:
+        hint = "" if "--" in argv else f"; {WAY_OUT}"
+        raise ConfigError(f"{str(error).rstrip('.')}{hint}") from None
+    return [argv[0], *argv[end + 1 :]]
+
+
+def device_of(arguments: Sequence[str]) -> str:
+    """The value of --device among the arguments of run_train.py."""
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    config_flags.define_config_flags(["device"], values)
+    try:
+        values([PROGRAM, *arguments], known_only=True)
+    except flags.Error:
+        return "auto"  # run_train.py reports the mistake
+    return values["device"].value
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the workers; returns their exit code."""
+    arguments, values = argv[1:], flags.FLAGS
+    if not arguments:
+        raise ConfigError(f"no command: {WAY_OUT}")
+    if "TF_CONFIG" in os.environ:
+        raise ConfigError(
+            "TF_CONFIG is set: the launcher starts a cluster of its own; unset it, or "
+            "run run_train.py itself as a worker of that cluster"
+        )
+    return launch(
+        train_command(arguments),
+        values.num_workers,
+        max_restarts=values.max_restarts,
+        grace_secs=values.grace_secs,
+        device=device_of(arguments),
+    )
+
+
+if __name__ == "__main__":
+    define_flags()
+    config_flags.run(main, parse, PROGRAM)

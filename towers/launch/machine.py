@@ -1,0 +1,90 @@
+"""The parts of the machine that the workers get: GPUs, CPU cores and ports."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pathlib
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+
+from towers.errors import ConfigError
+
+DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A worker's part of the machine.
+
+    Attributes:
+        gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
+        cores: numbers of the CPU cores that it may use; empty for all.
+    """
+
+    gpus: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+def divide(
+    num_workers: int, environ: Mapping[str, str], device: str = "auto"
+) -> list[Share]:
+    """The share of each worker: GPUs, or cores where there is no GPU to train on.
+
+    Raises:
+        ConfigError: the GPUs cannot be divided evenly.
+    """
+    if gpus := [] if device == "cpu" else _visible_gpus(environ):
+        if len(gpus) % num_workers:
+            raise ConfigError(
+                f"num_workers={num_workers} with {len(gpus)} GPU(s): all workers get "
+                f"the same number; take a divisor of {len(gpus)}, name other GPUs in "
+                "CUDA_VISIBLE_DEVICES, or train with --device=cpu"
+            )
+        return [Share(gpus=",".join(part)) for part in _parts(gpus, num_workers)]
+    hidden = "" if device == "cpu" else None  # else each worker takes memory of them
+    cores = []
+    if hasattr(os, "sched_setaffinity"):  # not on macOS
+        cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < num_workers:
+        return [Share(gpus=hidden)] * num_workers
+    return [Share(hidden, tuple(part)) for part in _parts(cores, num_workers)]
+
+
+def _parts(items, count):
+    """`count` neighbouring parts that differ by at most one item in length."""
+    ends = [len(items) * i // count for i in range(count + 1)]
+    return [items[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def _visible_gpus(environ):
+    """The names of the GPUs that CUDA would use."""
+    names = environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        count = len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
+        return [str(number) for number in range(count)]
+    # As CUDA does: those before the first that is none, such as -1.
+    is_gpu = re.compile(r"\d+|(GPU|MIG)-\S+").fullmatch
+    return list(itertools.takewhile(is_gpu, map(str.strip, names.split(","))))
+
+
+@contextlib.contextmanager
+def free_ports(count: int) -> Iterator[list[int]]:
+    """Free TCP ports; on Linux nobody else is given one of them inside of the context.
+
+    There they stay bound, without listening, in a way that leaves them to a server that
+    sets SO_REUSEADDR, as those of TensorFlow do.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))  # a server of TensorFlow listens on all addresses
+        ports = [each.getsockname()[1] for each in sockets]
+        if sys.platform == "linux":
+            for each in sockets:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            stack.close()
+        yield ports

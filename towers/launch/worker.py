@@ -1,0 +1,102 @@
+"""A worker process, which does not outlive the launcher."""
+
+import contextlib
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from towers.errors import ConfigError, Preempted
+from towers.launch.machine import Share
+from towers.launch.output import Stream
+
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Worker:
+    """A worker process in a process group of its own.
+
+    Attributes:
+        code: its exit code, once it has ended: as a shell gives it, and 75 where it was
+            killed by a signal that the launcher had sent.
+    """
+
+    def __init__(
+        self, index: int, command: Sequence[str], environ: dict[str, str], share: Share
+    ):
+        self.index = index
+        self.code: int | None = None
+        self._end = "is running"
+        self._sent: dict[int, object] = {}  # by number
+        gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environ | gpus,
+                process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
+                preexec_fn=functools.partial(_in_child, os.getpid(), share.cores),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ConfigError(f"cannot start worker {index}: {error}") from None
+        prefix = b"[%d] " % index
+        self._streams = [
+            Stream(self._process.stdout, 1, prefix),
+            Stream(self._process.stderr, 2, prefix),
+        ]
+
+    def __str__(self) -> str:
+        return f"worker {self.index} {self._end}"
+
+    def open_streams(self) -> list[Stream]:
+        return [stream for stream in self._streams if not stream.pipe.closed]
+
+    def send(self, number: int) -> None:
+        """Sends a signal, each at most once."""
+        first = object()
+        # In one step, as a handler that sends may interrupt this.
+        if self._sent.setdefault(number, first) is first:
+            self._process.send_signal(number)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended. What it then left in its process group is killed."""
+        if self.code is None and (code := self._process.poll()) is not None:
+            self._kill_group()
+            for stream in self._streams:
+                stream.close()
+            self.code, self._end = code, f"ended with exit code {code}"
+            if code < 0:
+                name = signal.strsignal(-code)
+                self._end = f"was killed by signal {-code} ({name})"
+                was_asked = -code in self._sent
+                self.code = Preempted.exit_code if was_asked else 128 - code
+        return self.code is not None
+
+    def kill(self) -> None:
+        """Ends it and its process group at once."""
+        if not self.has_ended():
+            self._kill_group()
+            self._process.wait()
+            self.has_ended()
+
+    def _kill_group(self):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _in_child(parent, cores):
+    """Runs in the new process, before the program."""
+    if _LIBC:
+        # However the launcher dies, no worker outlives it.
+        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(Preempted.exit_code)
+    if cores:
+        os.sched_setaffinity(0, cores)

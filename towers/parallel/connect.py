@@ -1,0 +1,162 @@
+"""The start of a cluster: the wait for the other workers, and TensorFlow's server.
+
+While TensorFlow waits for workers, no signal is served and no time limit holds (tried
+with 2.21: it keeps the interpreter's lock). So it is called only when every worker is
+known to be there: each listens at its port, with a checksum of the list of workers as
+its only word, and looks whether the others do.
+"""
+
+import contextlib
+import faulthandler
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from towers.errors import ConfigError, WorkerLostError, one_line
+from towers.parallel.workers import Workers
+
+# A worker is lost after so many seconds without a sign of life.
+HEARTBEAT_SECS = 10.0
+
+# Workers that are waited for are named after so many seconds.
+_PATIENCE_SECS = 10.0
+
+# TensorFlow's servers find each other within this time, or the process ends.
+_START_SECS = 120.0
+
+
+def connect(
+    addresses: Sequence[str],
+    index: int,
+    *,
+    num_gpus: int,
+    communication: str,
+    wait_secs: float,
+    heartbeat_secs: float = HEARTBEAT_SECS,
+    say: Callable[[str], None] = print,
+) -> Workers:
+    """Waits for all workers and starts TensorFlow's server.
+
+    To be called before TensorFlow first computes, after its devices were configured.
+
+    Args:
+        addresses: host:port of all workers.
+        index: of this one.
+        num_gpus: GPUs of each worker whose tensors are added up; 0 for the host.
+        communication: one of COMMUNICATIONS.
+        wait_secs: so long it waits for the others.
+        heartbeat_secs: see HEARTBEAT_SECS.
+        say: takes a line for the user.
+
+    Raises:
+        ConfigError: the server cannot start.
+        WorkerLostError: not all workers came.
+    """
+    _wait_for_all(addresses, index, wait_secs, say)
+    # gRPC would ask a proxy for the other workers.
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    os.environ["no_grpc_proxy"] = ",".join(hosts)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(addresses)}),
+        task_type="worker",
+        task_id=index,
+        num_accelerators={"GPU": num_gpus},
+        rpc_layer="grpc",
+    )
+    implementation = tf.distribute.experimental.CommunicationImplementation[
+        communication.upper()
+    ]
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=implementation
+    )
+    jobs = context.coordination_config_pb2.CoordinatedJob(
+        name="worker", num_tasks=len(addresses)
+    )
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=int(1000 * heartbeat_secs),
+        shutdown_barrier_timeout_in_ms=1000,
+        coordinated_jobs=[jobs],
+    )
+    # Where one ends at this very moment, TensorFlow would wait for it for ever.
+    faulthandler.dump_traceback_later(_START_SECS, exit=True)
+    try:
+        engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"TensorFlow has computed already in this process: {one_line(error, 150)}; "
+            "train with several workers from a process of its own"
+        ) from None
+    except tf.errors.OpError as error:
+        raise WorkerLostError(
+            f"the server of worker {index} did not start: "
+            f"{one_line(error.message, 250)}"
+        ) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return Workers(engine, addresses, index)
+
+
+def _wait_for_all(addresses, index, wait_secs, say):
+    """Waits until somebody listens at each of the addresses."""
+    greeting = f"towers {zlib.crc32(','.join(addresses).encode()):08x}\n".encode()
+    begun, is_patient = time.monotonic(), True
+    missing = [i for i in range(len(addresses)) if i != index]
+    with _listening(int(addresses[index].rpartition(":")[2])) as listener:
+        while missing:
+            missing = [i for i in missing if not _is_there(i, addresses[i], greeting)]
+            with contextlib.suppress(BlockingIOError):
+                while True:  # those who look whether this worker is there
+                    with listener.accept()[0] as other:
+                        other.sendall(greeting)
+            waited = time.monotonic() - begun
+            names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
+            if missing and waited > wait_secs:
+                raise WorkerLostError(
+                    f"worker {names} did not come within {wait_secs:g} s"
+                )
+            if missing and waited > _PATIENCE_SECS and is_patient:
+                say(f"waiting for worker {names}, up to {wait_secs:g} s")
+                is_patient = False
+            if missing:
+                time.sleep(0.1)
+
+
+def _listening(port):
+    try:
+        listener = socket.create_server(("", port))
+    except OSError as error:
+        raise ConfigError(
+            f"this worker cannot listen on port {port}: {error.strerror}; end the "
+            "process that does, or take another port"
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def _is_there(index, address, greeting):
+    """Whether a worker waits, or its TensorFlow has started and greets otherwise.
+
+    Raises:
+        ConfigError: it waits for other workers than this one.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), 1) as probe:
+            if probe.getsockname() == probe.getpeername():
+                return False  # on loopback a probe can find itself
+            heard = probe.recv(len(greeting))
+    except OSError:
+        return False
+    if heard.startswith(b"towers ") and heard != greeting:
+        raise ConfigError(
+            f"worker {index} ({address}) has another list of workers; give all of them "
+            "the same, in the same order"
+        )
+    return bool(heard)

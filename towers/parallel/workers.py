@@ -1,0 +1,252 @@
+"""The workers of a run: processes, on one machine or on many, that train together.
+
+TensorFlow moves all data between them: `MultiWorkerMirroredStrategy` starts its server
+and adds tensors up, its coordination service notices a worker that is gone. A run of
+one process has one worker, and nothing is started.
+
+All workers call the same functions of `Workers` in the same order.
+"""
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from towers.errors import WorkerLostError, one_line
+from towers.parallel.devices import HOST
+
+# Ways to add up between workers; auto is nccl between GPUs, else ring.
+COMMUNICATIONS = ("auto", "ring", "nccl")
+
+# Bytes of the pieces in which a state is sent.
+_PIECE_BYTES = 2**26
+
+_TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
+
+
+class Workers:
+    """All workers of a run, as one of them sees them.
+
+    Attributes:
+        index: the number of this one.
+        size: how many there are.
+        addresses: host:port of each; none of a single worker.
+    """
+
+    def __init__(
+        self,
+        engine: tf.distribute.MultiWorkerMirroredStrategy | None = None,
+        addresses: Sequence[str] = (),
+        index: int = 0,
+    ):
+        self._engine = engine
+        self.addresses, self.index = tuple(addresses), index
+        self.size = max(len(addresses), 1)
+        self._num_exchanges = 0
+        self._add = tf.function(self.sum, autograph=False)
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
+
+    # In a graph.
+
+    def sums(
+        self,
+        tensors: Sequence[Sequence[tf.Tensor]],
+        options: tf.distribute.experimental.CommunicationOptions | None = None,
+    ) -> list[list[tf.Tensor]]:
+        """The sums over all workers and devices, the same bits on each.
+
+        Args:
+            tensors: for each of `devices` a list of tensors; of the same shapes and
+                types everywhere.
+            options: of TensorFlow's all-reduce.
+
+        Returns:
+            For each of `devices` the sums.
+        """
+        if self._engine is None:
+            return [list(own) for own in tensors]
+        devices = self.devices
+        # One buffer has one type.
+        kinds = sorted({x.dtype for x in tensors[0]}, key=lambda dtype: dtype.name)
+        places = [[i for i, x in enumerate(tensors[0]) if x.dtype == k] for k in kinds]
+        placed = []
+        for device, own in zip(devices, tensors, strict=True):
+            with tf.device(device):
+                placed.append([[tf.identity(own[i]) for i in same] for same in places])
+
+        def all_reduce(*values):
+            replica = tf.distribute.get_replica_context()
+            return [
+                replica.all_reduce(tf.distribute.ReduceOp.SUM, same, options)
+                for same in values
+            ]
+
+        def values_of(replica):
+            return placed[replica.replica_id_in_sync_group % len(devices)]
+
+        arguments = placed[0]
+        if len(devices) > 1:
+            arguments = self._engine.experimental_distribute_values_from_function(
+                values_of
+            )
+        reduced = self._engine.run(all_reduce, args=tuple(arguments))
+        results = [[None] * len(own) for own in tensors]
+        for same, values in zip(places, reduced, strict=True):
+            for i, value in zip(same, values, strict=True):
+                local = self._engine.experimental_local_results(value)
+                for result, x in zip(results, local, strict=True):
+                    result[i] = tf.ensure_shape(x, tensors[0][i].shape)
+        return results
+
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of tensors over all workers; they have gradients.
+
+        The gradient of a sum is that of all workers' losses together.
+        """
+        if self._engine is None:
+            return list(tensors)
+
+        @tf.custom_gradient
+        def add(*values):
+            zeros = [[tf.zeros_like(x) for x in values] for _ in self.devices[1:]]
+            added = self.sums([values, *zeros])[0]
+            return added, lambda *gradients: self.sum(gradients)
+
+        return list(add(*tensors))
+
+    def gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensors of all workers along the first axis, in which they may differ."""
+        if self._engine is None:
+            return tensor
+        rest = tensor.shape[1:]
+
+        def all_gather():
+            replica = tf.distribute.get_replica_context()
+            number = tf.get_static_value(replica.replica_id_in_sync_group)
+            place = number % len(self.devices)
+            with tf.device(self.devices[place]):
+                own = tf.identity(tensor if place == 0 else tensor[:0])
+            return replica.all_gather(own, axis=0)
+
+        gathered = self._engine.experimental_local_results(self._engine.run(all_gather))
+        return tf.ensure_shape(gathered[0], [None, *rest])
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """Those on which this worker's tensors are added to those of others: its GPUs,
+        or its host."""
+        return [HOST] if self._engine is None else self._engine.extended.worker_devices
+
+    # Between compiled calls.
+
+    def add(self, values: np.ndarray) -> np.ndarray:
+        """The sum of an array over all workers."""
+        with self.noticing_losses():
+            [added] = self._add([tf.constant(values)])
+            return added.numpy()
+
+    def agree(self, num_steps: int, stop: bool) -> int:
+        """The number of steps to take next: the chief's, or 0 if any worker stops."""
+        if self._engine is None:
+            return 0 if stop else num_steps
+        own = num_steps if self.is_chief else 0
+        num_steps, num_stopping = self.add(np.array([own, stop], np.int64))
+        return 0 if num_stopping else int(num_steps)
+
+    def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The chief's arrays, bit for bit, in place of the own ones.
+
+        Args:
+            state: of the same names, shapes and types everywhere.
+        """
+        if self._engine is None:
+            return dict(state)
+        content = b"".join(np.ascontiguousarray(x).tobytes() for x in state.values())
+        size = min(_PIECE_BYTES, 8 * math.ceil(len(content) / 8))
+        received = b""
+        for first in range(0, len(content), size):
+            piece = content[first : first + size] if self.is_chief else b""
+            # Whole numbers are added to zeros, which changes no bit.
+            own = np.frombuffer(piece.ljust(size, b"\0"), np.int64)
+            received += self.add(own).tobytes()
+        arrays, first = {}, 0
+        for name, array in state.items():
+            flat = np.frombuffer(received, array.dtype, array.size, first)
+            arrays[name] = flat.reshape(array.shape)
+            first += array.nbytes
+        return arrays
+
+    def exchange(self, own: Any, timeout_secs: float = 60.0) -> list[Any]:
+        """What each worker gives, in their order.
+
+        Args:
+            own: as JSON takes it.
+            timeout_secs: so long it waits for each of the others.
+
+        Raises:
+            WorkerLostError: one gave nothing.
+        """
+        if self._engine is None:
+            return [own]
+        self._num_exchanges += 1
+        name = f"towers/{self._num_exchanges}"
+        service = context.context()
+        service.set_config_key_value(f"{name}/{self.index}", json.dumps(own))
+        given = []
+        for index in range(self.size):
+            try:
+                text = service.get_config_key_value(
+                    f"{name}/{index}", int(1000 * timeout_secs)
+                )
+            except tf.errors.OpError as error:
+                raise WorkerLostError(
+                    f"worker {index} ({self.addresses[index]}) gave no answer within "
+                    f"{timeout_secs:g} s: {one_line(error.message, 150)}"
+                ) from None
+            given.append(json.loads(text))
+        return given
+
+    @contextlib.contextmanager
+    def noticing_losses(
+        self, prepare: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Raises a WorkerLostError where TensorFlow says that a worker is gone.
+
+        Args:
+            prepare: called before.
+        """
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost = None if self._engine is None else self._lost(error.message)
+            if lost is None:
+                raise
+            prepare()
+            raise WorkerLostError(lost) from None
+
+    def _lost(self, message):
+        """What to say of a worker that is gone; None where the message is no such."""
+        if "Collective" not in message and "oordination" not in message:
+            return None
+        named = [int(number) for number in _TASK.findall(message)]
+        others = [i for i in named if i != self.index and i < self.size]
+        if not others and "CoordinationService" in message:
+            others = [0]  # the chief's service does not answer
+        if not others:
+            return f"a worker is lost: {one_line(message, 200)}"
+        how = "does not answer"
+        if "onnection reset" in message or "Socket closed" in message:
+            how = "ended"
+        return f"worker {others[0]} ({self.addresses[others[0]]}) {how}"
+
+
+ALONE = Workers()

@@ -1,0 +1,213 @@
+"""The workers of a run: how this process joins them, and what all must agree on."""
+
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import towers
+from towers.config import FIELDS, Config
+from towers.config.choices import find
+from towers.config.cluster import Cluster, check_addresses, find_cluster
+from towers.data.sources import DataSet
+from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
+from towers.parallel.connect import HEARTBEAT_SECS, connect
+from towers.parallel.devices import Devices
+from towers.parallel.workers import ALONE, Workers
+from towers.run.log import say
+from towers.run.run import Run
+from towers.run.stopwatch import Stopwatch
+
+# How long a worker waits for the others to start, where --stuck_after_secs sets no
+# limit.
+START_SECS = 600.0
+
+# Options of a machine, in which workers may differ.
+OWN_OPTIONS = ("data_dir", "image_cache_mb", "device_memory_mb", "stuck_after_secs")
+
+# The activity of a worker that is ahead of others.
+WAITING = "waiting for the other workers"
+
+
+def cluster_of(
+    config: Config, cluster: Cluster | None, allow_public_address: bool
+) -> Cluster | None:
+    """The cluster of a run; None where it has a single worker.
+
+    Args:
+        config: of the run.
+        cluster: as the command gives it, or None for that of the environment.
+        allow_public_address: see `check_addresses`.
+
+    Raises:
+        ConfigError: the description is wrong, or the strategy has no workers.
+    """
+    cluster = cluster or find_cluster()
+    if cluster is None or cluster.size == 1:
+        return None
+    if "processes" not in find("strategy", config.strategy).traits:
+        raise ConfigError(
+            f"{cluster.origin} names {cluster.size} workers, but "
+            f"strategy={config.strategy} trains in one process; set "
+            "--strategy=multi_worker"
+        )
+    if config.device_order:
+        raise ConfigError(
+            f"device_order={config.device_order} with several workers: each takes its "
+            "GPUs in their order; set CUDA_VISIBLE_DEVICES"
+        )
+    check_addresses(cluster, allow_public_address)
+    return cluster
+
+
+def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
+    """Starts the server of this worker and waits for the others.
+
+    Raises:
+        ConfigError: it cannot start, or options or versions differ.
+        WorkerLostError: not all workers came.
+    """
+    if cluster is None:
+        return ALONE
+    port = cluster.address.rpartition(":")[2]
+    say(
+        f"worker {cluster.index} of {cluster.size} ({cluster.origin}): TensorFlow's "
+        f"server listens on port {port} of all addresses of this machine, without a "
+        "password and unencrypted; keep it in a private network"
+    )
+    limit = config.stuck_after_secs
+    workers = connect(
+        cluster.addresses,
+        cluster.index,
+        num_gpus=len(devices.towers) if devices.kind == "GPU" else 0,
+        communication=config.all_reduce,
+        wait_secs=limit or START_SECS,
+        heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
+        say=say,
+    )
+    own = {
+        "towers": towers.__version__,
+        "TensorFlow": tf.__version__,
+        "Keras": keras.__version__,
+        "NumPy": np.__version__,
+        "devices": f"{len(devices.towers)} {devices.kind}",
+    }
+    options = {
+        name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
+    }
+    check_alike(workers, own | options)
+    return workers
+
+
+def check_data(workers: Workers, data: DataSet, num_examples: int) -> None:
+    """Refuses workers whose data differ.
+
+    Raises:
+        ConfigError: what differs.
+    """
+    own = {
+        "training images": num_examples,
+        "test images": data.test.num_examples,
+        "classes": list(data.class_names),
+        "mean": list(data.mean),
+        "deviation": list(data.deviation),
+    }
+    check_alike(workers, own)
+
+
+def check_alike(workers: Workers, own: Mapping[str, Any]) -> None:
+    """Refuses workers that differ from the chief, with the names and both values."""
+    chief, *others = workers.exchange(own)
+    for index, other in enumerate(others, start=1):
+        differing = [
+            f"{name} is {chief.get(name)!r} there and {other.get(name)!r} here"
+            for name in {**chief, **other}
+            if chief.get(name) != other.get(name)
+        ]
+        if differing:
+            raise ConfigError(
+                f"worker {index} ({workers.addresses[index]}) differs from the chief: "
+                f"{', '.join(differing)}"
+            )
+
+
+def start_from_chief(run: Run) -> None:
+    """Gives every worker the state and the progress that the chief has restored."""
+    if run.workers.size == 1:
+        return
+    progress = {
+        "step": run.step,
+        "best": run.best,
+        "pending_record": run.pending_record,
+        "accuracy": run.accuracy,
+    }
+    progress, *_ = run.workers.exchange(progress)
+    for name, value in progress.items():
+        setattr(run, name, value)
+    run.trainer.load(run.workers.broadcast(run.trainer.state()))
+    if not run.workers.is_chief:
+        run.stopwatch = Stopwatch()
+
+
+def agree_on_steps(run: Run, num_steps: int) -> int:
+    """The steps that all workers take next, as the chief has it; 0 after a signal to
+    any of them."""
+    with run.watchdog.activity(WAITING):
+        num_steps = run.workers.agree(num_steps, run.watchdog.stop_requested)
+    run.stopped = not num_steps
+    return num_steps
+
+
+def wait_for_chief(run: Run) -> None:
+    """No worker ends before the chief has saved the last step.
+
+    Raises:
+        WorkerLostError: the chief is gone.
+    """
+    if run.workers.size == 1 or run.stopped or run.watchdog.stop_requested:
+        return
+
+    def meet():
+        with run.watchdog.activity(WAITING):
+            run.workers.agree(0, False)
+
+    try:
+        run.watchdog.run(meet)
+    except (Preempted, WorkerLostError):
+        if not run.workers.is_chief:
+            raise
+
+
+def how_far(run: Run) -> str:
+    """The last finished step of a run that lost a worker, and when it was."""
+    step = int(run.trainer.progress()[0])
+    clock = time.strftime("%H:%M:%S", time.localtime(run.watchdog.progress_at))
+    line = f"step {step} was the last, at {clock}"
+    if run.workers.is_chief and run.saved_step == step:
+        line += f", and is saved in {run.folder.path}"
+    return f"{line}; the same command continues"
+
+
+def check_copies_of_workers(run: Run) -> None:
+    """Refuses to go on where a worker has other bits than the chief.
+
+    Raises:
+        NumericError: names the worker and the variable.
+    """
+    if run.workers.size == 1:
+        return
+    own = {
+        k: zlib.crc32(np.ascontiguousarray(v)) for k, v in run.trainer.state().items()
+    }
+    chief, *others = run.workers.exchange(own)
+    for index, other in enumerate(others, start=1):
+        for name in chief:
+            if chief[name] != other[name]:
+                raise NumericError(
+                    f"{name} of worker {index} ({run.workers.addresses[index]}) "
+                    "differs from that of the chief; the last checkpoint is whole"
+                )

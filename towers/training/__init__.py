@@ -1,0 +1,212 @@
+"""Training: build, restore, then train, write, evaluate and save until it is done."""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from towers import build
+from towers.config import Config, checks, to_json
+from towers.config.cluster import Cluster
+from towers.errors import (
+    CheckpointError,
+    Preempted,
+    RunFolderError,
+    StuckError,
+    WorkerLostError,
+    data_errors_of_tensorflow,
+)
+from towers.parallel import devices as parallel_devices
+from towers.parallel.memory import check_budget
+from towers.parallel.trainer import CONSISTENT_ACTIVITIES
+from towers.run import checkpoints
+from towers.run.background import Background
+from towers.run.banner import start_banner
+from towers.run.cluster import (
+    check_data,
+    cluster_of,
+    how_far,
+    join,
+    start_from_chief,
+    wait_for_chief,
+)
+from towers.run.folder import RunFolder
+from towers.run.lock import Lock
+from towers.run.log import say
+from towers.run.reports import NoReports, Reports
+from towers.run.restore import check_changes, newest_checkpoint, restore
+from towers.run.run import (
+    Run,
+    TrainResult,
+    is_between_steps,
+    save_and_wait,
+    saved_aside,
+    try_to_save,
+)
+from towers.run.watchdog import Watchdog
+from towers.training.loop import train_loop
+
+
+def train(
+    workdir: str | os.PathLike,
+    config: Config,
+    *,
+    overwrite: bool = False,
+    allow_change: tuple[str, ...] = (),
+    cluster: Cluster | None = None,
+    allow_public_address: bool = False,
+    after_call: Callable[[], None] = lambda: None,
+) -> TrainResult:
+    """Trains a run to its end, from its last checkpoint or from the start.
+
+    Args:
+        workdir: the run's folder; made where it is missing.
+        config: of the run.
+        overwrite: start again; the files of an earlier run there are removed.
+        allow_change: fields that may differ from the stored config although their
+            change makes it another run.
+        cluster: the workers of the run, of which this process is one; by default those
+            of TF_CONFIG or Slurm, if any. The chief alone uses the run's folder.
+        allow_public_address: whether anybody may be able to reach the workers.
+        after_call: called after each compiled call, when everything due is done.
+
+    Raises:
+        TowersError: see `towers.errors`; what was saved stays as it is.
+    """
+    checks.check_environment()
+    cluster = cluster_of(config, cluster, allow_public_address)
+    is_chief = cluster is None or cluster.index == 0
+    folder, lock, checkpoint = RunFolder(workdir), None, None
+    with contextlib.ExitStack() as stack:
+        if is_chief:
+            folder.create()
+            lock = stack.enter_context(folder.lock())
+            checkpoint = None if overwrite else newest_checkpoint(folder)
+            check_changes(config, folder, checkpoint, allow_change)
+            _remove_leftovers(folder, lock)
+
+        # Build.
+        devices = parallel_devices.configure(
+            config.device,
+            config.num_towers,
+            config.device_order,
+            config.device_memory_mb,
+        )
+        if config.deterministic:
+            parallel_devices.enable_determinism()
+        if is_chief:
+            lock.describe(device=devices.kind)
+        workers = join(cluster, config, devices)
+        stack.enter_context(workers.noticing_losses())
+        part = build.part_of(config, devices, workers)
+        parts = build.build(config, part=part)
+        check_data(workers, parts.data, parts.num_examples)
+        trainer = build.create_trainer(config, parts, devices, workers)
+        if config.device_memory_mb:
+            check_budget(trainer.memory(), config.device_memory_mb)
+        if is_chief:
+            for line in start_banner(
+                config,
+                folder,
+                devices,
+                trainer,
+                data=parts.data,
+                image_shape=parts.augment.image_shape,
+                model=parts.model,
+                phases=parts.phases,
+                num_examples=parts.num_examples,
+                total_steps=parts.total_steps,
+            ):
+                say(line)
+        watchdog = Watchdog(
+            trainer,
+            CONSISTENT_ACTIVITIES,
+            stuck_after_secs=config.stuck_after_secs,
+            say=say,
+        )
+        stack.enter_context(watchdog)
+        reports = NoReports()
+        if is_chief:
+            reports = stack.enter_context(Reports(folder, "train", say, lock.check))
+        background = stack.enter_context(Background(say))
+        last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
+        run = Run(
+            config,
+            folder,
+            lock,
+            reports,
+            trainer,
+            watchdog,
+            background,
+            last_step,
+            workers,
+        )
+
+        # Restore.
+        if is_chief:
+            if overwrite:  # only now that everything else is known to be in order
+                lock.check()
+                folder.clear()
+            restore(run, checkpoint)
+            reports.file(folder.config, to_json(config))
+        start_from_chief(run)
+
+        # Train.
+        if run.step < last_step or run.pending_record:
+            _train_and_save(run, parts, after_call, overwrite)
+            run.say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
+        else:
+            run.say(
+                f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
+                "--max_steps or --num_epochs to continue; --overwrite starts again"
+            )
+        return TrainResult(folder.path, run.step, run.accuracy, trainer.state())
+
+
+def _remove_leftovers(folder: RunFolder, lock: Lock) -> None:
+    """Removes what killed processes have left."""
+    lock.check()
+    folder.remove_leftovers()
+    checkpoints.remove_leftovers(folder.checkpoints, say)
+
+
+def _train_and_save(
+    run: Run, parts: build.Parts, after_call: Callable[[], None], overwrite: bool
+) -> None:
+    """Trains in a worker thread, which this one watches, and saves.
+
+    Raises:
+        Preempted: a signal came before the end; what was trained is saved.
+        RunFolderError: the run's folder is gone; the state is saved beside it.
+        StuckError: a step, or a save, did not end.
+    """
+    watchdog = run.watchdog
+    try:
+        try:
+            with data_errors_of_tensorflow():
+                watchdog.run(train_loop, run, parts, after_call)
+        except Preempted:
+            pass  # an activity was abandoned; the state is that of a finished step
+        watchdog.run(save_and_wait, run)
+        wait_for_chief(run)
+    except RunFolderError as error:
+        raise watchdog.run(saved_aside, run, error) from None
+    except (CheckpointError, StuckError):
+        raise
+    except WorkerLostError as error:
+        watchdog.run(try_to_save, run)
+        raise WorkerLostError(f"{error}; {how_far(run)}") from None
+    except Exception:
+        if is_between_steps(run.trainer):
+            try:
+                watchdog.run(try_to_save, run)
+            except StuckError as stuck:
+                say(str(stuck))
+        raise
+    stopped = run.stopped or watchdog.stop_requested
+    if stopped and (run.step < run.last_step or run.pending_record):
+        signal = watchdog.stopped_by or "a signal to another worker"
+        saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
+        raise Preempted(
+            f"stopped by {signal}: {saved if run.step else 'no step was taken'}; the "
+            f"same command {'without --overwrite ' if overwrite else ''}continues"
+        )
