@@ -192,9 +192,9 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     from towers.data.part import Part
     from towers.parallel import devices
+    from towers.parallel.connect import connect
     from towers.parallel.gradients import shares
     from towers.parallel.multi_worker import MultiWorker
-    from towers.parallel.workers import connect
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     devices.configure("cpu", num_devices)

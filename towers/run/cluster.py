@@ -15,8 +15,9 @@ from towers.config.choices import find
 from towers.config.cluster import Cluster, check_addresses, find_cluster
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
+from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices
-from towers.parallel.workers import ALONE, HEARTBEAT_SECS, Workers, connect
+from towers.parallel.workers import ALONE, Workers
 from towers.run.log import say
 from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch
