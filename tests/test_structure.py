@@ -27,14 +27,22 @@ LEVELS = {
     "evaluation": 6,
     "training": 7,
     "launch": 8,
+    "on_ray": 9,
 }
 
 # They start run_train.py in processes of their own, and need TensorFlow in none of
 # their own: name -> all that they may import.
-LAUNCHERS = {"launch": ("errors", "config", "launch", "run.signals")}
+LAUNCHERS = {
+    "launch": ("errors", "config", "launch", "run.signals"),
+    "on_ray": ("errors", "config", "launch", "run.signals", "quiet_imports"),
+}
 
 # Where flags are defined: by the programs, which are no part of the library.
-COMMAND_LINES = ("towers/config/flags.py", "towers/launch/__main__.py")
+COMMAND_LINES = (
+    "towers/config/flags.py",
+    "towers/launch/__main__.py",
+    "towers/on_ray.py",
+)
 
 # Config is unpacked in build: of its package others know the tables and lists alone.
 CONFIG_FREE = ("data", "models", "optim")
@@ -121,6 +129,8 @@ def test_modules_keep_the_rules(package):
         ("towers/launch/x.py", "from towers.training import train"),
         ("towers/launch/x.py", "from towers.run.log import say"),
         ("towers/training.py", "from towers.launch.cluster import launch"),
+        ("towers/launch/x.py", "from towers.on_ray import run"),
+        ("towers/on_ray.py", "from towers.training import train"),
         ("towers/run/utils.py", ""),
         ("towers/data/x.py", "class SourceManager: ..."),
     ],
