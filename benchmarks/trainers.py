@@ -55,11 +55,17 @@ def on_still_batch(parts: build.Parts) -> build.Parts:
     return dataclasses.replace(parts, train_batches=StillBatches(batch))
 
 
-def create_trainer(config: Config, parts: build.Parts, chosen: devices.Devices):
-    """The trainer of a config on the first `num_towers` of the devices."""
+def create_trainer(
+    config: Config, parts: build.Parts, chosen: devices.Devices, **options
+):
+    """The trainer of a config on the first `num_towers` of the devices.
+
+    Args:
+        **options: others of `build.create_trainer`.
+    """
     first = chosen.towers[: config.num_towers or None]
     create = getattr(build, "create_trainer", None) or build.create_strategy
-    return create(config, parts, dataclasses.replace(chosen, towers=first))
+    return create(config, parts, dataclasses.replace(chosen, towers=first), **options)
 
 
 def serve() -> None:

@@ -28,7 +28,9 @@ PROGRAMS = {
     "kernels",
     "overhead",
     "peers",
+    "scaling",
     "step",
+    "workers",
 }
 
 
