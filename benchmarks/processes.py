@@ -26,8 +26,9 @@ from towers.config import Config
 from towers.errors import TowersError
 from towers.launch.machine import divide, free_ports
 from towers.parallel import devices
+from towers.parallel.connect import connect
 from towers.parallel.trainer import Trainer
-from towers.parallel.workers import ALONE, Workers, connect
+from towers.parallel.workers import ALONE, Workers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOOPBACK = re.compile(r"^\s*lo:(.*)$", re.M)
