@@ -188,6 +188,8 @@ class Workers:
     def exchange(self, own: Any, timeout_secs: float = 60.0) -> list[Any]:
         """What each worker gives, in their order.
 
+        All have read it when it returns, so that each may end for what it has read.
+
         Args:
             own: as JSON takes it.
             timeout_secs: so long it waits for each of the others.
@@ -213,6 +215,16 @@ class Workers:
                     f"{timeout_secs:g} s: {one_line(error.message, 150)}"
                 ) from None
             given.append(json.loads(text))
+        # The chief's process has the service: it must not end while others read.
+        service.set_config_key_value(f"{name}/{self.index}/read", "")
+        awaited = [f"{name}/0/all"]
+        if self.is_chief:
+            awaited = [f"{name}/{index}/read" for index in range(1, self.size)]
+        with contextlib.suppress(tf.errors.OpError):  # one that ends has read
+            for key in awaited:
+                service.get_config_key_value(key, int(1000 * timeout_secs))
+        if self.is_chief:
+            service.set_config_key_value(f"{name}/0/all", "")
         return given
 
     @contextlib.contextmanager
