@@ -202,7 +202,8 @@ class Workers:
         self._num_exchanges += 1
         name = f"towers/{self._num_exchanges}"
         service = context.context()
-        service.set_config_key_value(f"{name}/{self.index}", json.dumps(own))
+        with self.noticing_losses():
+            service.set_config_key_value(f"{name}/{self.index}", json.dumps(own))
         given = []
         for index in range(self.size):
             try:
@@ -216,11 +217,11 @@ class Workers:
                 ) from None
             given.append(json.loads(text))
         # The chief's process has the service: it must not end while others read.
-        service.set_config_key_value(f"{name}/{self.index}/read", "")
         awaited = [f"{name}/0/all"]
         if self.is_chief:
             awaited = [f"{name}/{index}/read" for index in range(1, self.size)]
         with contextlib.suppress(tf.errors.OpError):  # one that ends has read
+            service.set_config_key_value(f"{name}/{self.index}/read", "")
             for key in awaited:
                 service.get_config_key_value(key, int(1000 * timeout_secs))
         if self.is_chief:
