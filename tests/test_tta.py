@@ -1,10 +1,13 @@
 """Test-time augmentation against NumPy."""
 
+import itertools
+
 import keras
 import networks
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers.config.choices import TTA
@@ -58,17 +61,27 @@ def linear_network():
     return networks.Network(model, [], {})
 
 
+PLACES = [
+    (Towers, 3, {}),
+    (Replicated, 2, {}),
+    (AsynchronousTrainer, 2, {}),
+    (Towers, 7, {}),  # more than images of which it is unsure
+    (ModelParallel, 4, {"group_size": 2}),
+]
+
+
 @pytest.mark.parametrize(
-    "cls,num_devices,options",
+    "name,cls,num_devices,options",
     [
-        (Towers, 3, {}),
-        (Replicated, 2, {}),
-        (AsynchronousTrainer, 2, {}),
-        (Towers, 7, {}),  # more than images of which it is unsure
-        (ModelParallel, 4, {"group_size": 2}),
+        *((name, *PLACES[0]) for name in TTA),
+        *(("translate_unsure", *place) for place in PLACES[1:]),
+        *(
+            slow(name, *place)
+            for name, place in itertools.product(TTA, PLACES[1:])
+            if name != "translate_unsure"
+        ),
     ],
 )
-@pytest.mark.parametrize("name", list(TTA))
 def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, options):
     network = linear_network()
     batches = networks.random_batches(2, 13)
