@@ -62,6 +62,12 @@ class Run:
             assert all(p.poll() is None for p in self.processes), self.output()
             time.sleep(0.02)
 
+    def wait_for_checkpoint(self, secs=30):
+        end = time.monotonic() + secs
+        while not list(self.workdir.glob("checkpoints/step-*")):
+            assert time.monotonic() < end, self.output()
+            time.sleep(0.02)
+
     def wait(self, secs=240):
         """The exit codes of all workers."""
         return [process.wait(secs) for process in self.processes]
@@ -135,6 +141,7 @@ def lost_and_continued(network, folder, fault, victim, step, count=NUM_WORKERS):
     until the others stopped."""
     with Run(network, folder) as run:
         run.wait_for_step(step)
+        run.wait_for_checkpoint()
         secs = assert_the_others_stop(network, run, fault, victim)
     with Run(network, folder, count) as run:
         assert run.wait() == [0] * count, run.output()

@@ -49,7 +49,14 @@ class Workers:
         self._engine = engine
         self.addresses, self.index = tuple(addresses), index
         self.size = max(len(addresses), 1)
-        self._add = tf.function(self.sum, autograph=False)
+        self._add = {
+            dtype: tf.function(
+                self.sum,
+                autograph=False,
+                input_signature=[[tf.TensorSpec([None], dtype)]],
+            )
+            for dtype in (np.int64, np.float64)
+        }
 
     @property
     def is_chief(self) -> bool:
@@ -151,13 +158,17 @@ class Workers:
     def add(self, values: np.ndarray) -> np.ndarray:
         """The sum of an array over all workers.
 
+        Args:
+            values: int64 or float64.
+
         Raises:
             WorkerLostError: not all of them take part.
         """
 
         def added():
             with self.noticing_losses():
-                return self._add([tf.constant(values)])[0].numpy()
+                [total] = self._add[values.dtype.type]([tf.constant(values.ravel())])
+                return total.numpy().reshape(values.shape)
 
         return _interruptible(added)
 
@@ -218,9 +229,8 @@ class Workers:
         sizes = np.zeros(self.size, np.int64)
         sizes[self.index] = len(content)
         sizes = self.add(sizes)
-        # Each adds its own row to zeros. Few widths, as each is traced.
-        width = max(8, 1 << int(sizes.max() - 1).bit_length())
-        table = np.zeros((self.size, width), np.uint8)
+        # Each adds its own row to zeros.
+        table = np.zeros((self.size, 8 * math.ceil(sizes.max() / 8)), np.uint8)
         table[self.index, : len(content)] = np.frombuffer(content, np.uint8)
         rows = self.add(table.view(np.int64)).view(np.uint8)
         with contextlib.suppress(WorkerLostError):  # one that has read may end
