@@ -26,7 +26,8 @@ HEARTBEAT_SECS = 10.0
 # Workers that are waited for are named after so many seconds.
 _PATIENCE_SECS = 10.0
 
-# TensorFlow's servers find each other within this time, or the process ends.
+# TensorFlow's servers find each other within this time, or the process ends with exit
+# code 1 and the stacks of its threads.
 _START_SECS = 120.0
 
 
