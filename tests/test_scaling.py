@@ -422,11 +422,13 @@ def test_a_process_that_ends_is_named_although_its_pipe_is_broken(
     tmp_path, monkeypatch
 ):
     program = tmp_path / "program"
-    program.write_text("#!/bin/sh\necho it ends >&2\n")
+    program.write_text("#!/bin/sh\nread line\necho {}\necho it ends >&2\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(TowersError, match="process 0: it ends"):
-        processes.Processes(2, {"more than a pipe holds": "x" * 2**20})
+        with processes.Processes(1, {}) as started:
+            started._processes[0].wait(30)
+            started.first("train", 1, 1)
 
 
 @pytest.mark.slow
