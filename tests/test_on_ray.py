@@ -359,9 +359,9 @@ needs_ray = pytest.mark.skipif(
 
 
 class Ray:
-    """A cluster of Ray on this machine, with room for three workers."""
+    """A cluster of Ray on this machine; its first node has room for three workers."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, num_cpus=3):
         port = free_port()
         self._environ = os.environ | {
             "HOME": str(folder),  # where Ray writes
@@ -369,15 +369,23 @@ class Ray:
             "RAY_AUTH_MODE": "disabled",
             "RAY_DEDUP_LOGS": "0",
         }
+        self._folder, self._nodes, self._commands = folder, [], []
+        head = f"--head --port={port} --dashboard-port=0 --temp-dir={folder}"
+        self.add_node(num_cpus, f"{head} --disable-usage-stats")
+
+    def add_node(self, num_cpus, place=""):
+        """Starts a node; returns its process, of which all others are children."""
+        log = self._folder / f"log-{len(self._nodes)}"
         options = f"""
-            --head --block --num-cpus=3 --node-ip-address=127.0.0.1 --port={port}
-            --dashboard-port=0 --object-store-memory={2**27} --disable-usage-stats
-            --temp-dir={folder}
+            --block --num-cpus={num_cpus} --node-ip-address=127.0.0.1
+            --object-store-memory={2**27} --dashboard-agent-listen-port=0
         """
-        self._log, self._commands = folder / "log", []
-        command = ["ray.scripts.scripts", "start", *options.split()]
-        self._process = self._start(self._log, *command)
-        wait_until(lambda: "started" in self._log.read_text(), self._process, self._log)
+        place = place or f"--address={self._environ['RAY_ADDRESS']}"
+        command = ["ray.scripts.scripts", "start", *options.split(), *place.split()]
+        process = self._start(log, *command)
+        self._nodes.append(process)
+        wait_until(lambda: "started" in log.read_text(), process, log)
+        return process
 
     def _start(self, log, *command):
         with open(log, "wb") as output:
@@ -400,7 +408,7 @@ class Ray:
         return self
 
     def __exit__(self, *_):
-        for process in (*self._commands, self._process):
+        for process in (*self._commands, *reversed(self._nodes)):
             process.terminate()
             process.wait(60)
 
@@ -412,15 +420,26 @@ def wait_until(is_so, process, log, secs=180):
         time.sleep(0.01)
 
 
-@pytest.fixture(scope="module")
-def ray():
+@contextlib.contextmanager
+def cluster_of_ray(**options):
     # The names of Ray's sockets have to be short.
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     try:
-        with Ray(folder) as ray:
+        with Ray(folder, **options) as ray:
             yield ray
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with cluster_of_ray() as ray:
+        yield ray
+
+
+def parent_of(pid):
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
 
 
 class Run:
@@ -451,9 +470,8 @@ class Run:
                 if f"--workdir={self.workdir}" in command and "--" not in command:
                     environ = (folder / "environ").read_text().split("\0")
                     [config] = [x[10:] for x in environ if x.startswith("TF_CONFIG=")]
-                    parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
                     index = json.loads(config)["task"]["index"]
-                    found[index] = int(folder.name), int(parent)
+                    found[index] = int(folder.name), parent_of(folder.name)
         return found
 
     def state(self):
@@ -474,6 +492,23 @@ def assert_same_bits(state, expected):
     assert state["step"] == NUM_STEPS
     for name, value in expected.items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+@needs_ray
+@pytest.mark.slow
+def test_after_the_loss_of_a_node_all_start_anew_on_another(tmp_path):
+    with cluster_of_ray(num_cpus=0) as ray:
+        nodes = {ray.add_node(num_cpus=2).pid for _ in range(2)}
+        run = Run(ray, tmp_path, "--num_workers=2", "--max_restarts=1")
+        run.wait_for_checkpoint()
+        raylets = [
+            parent_of(parent) for _, (_, parent) in sorted(run.workers().items())
+        ]
+        assert {parent_of(raylet) for raylet in raylets} == nodes  # one on each
+        os.kill(raylets[1], signal.SIGKILL)
+        assert run.wait() == 0, run.log
+    assert len(re.findall(r"\[0\].*restored step \d+ ", run.log)) == 1, run.log
+    assert run.state()["step"] == NUM_STEPS
 
 
 @needs_ray
