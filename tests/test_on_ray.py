@@ -413,7 +413,7 @@ class Ray:
             process.wait(60)
 
 
-def wait_until(is_so, process, log, secs=180):
+def wait_until(is_so, process, log, secs=600):
     patience = time.monotonic() + secs
     while not is_so():
         assert process.poll() is None and time.monotonic() < patience, log.read_text()
@@ -455,7 +455,7 @@ class Run:
         wait_until(lambda: checkpoints.list_steps(folder), self.process, self._log)
 
     def wait(self):
-        return self.process.wait(300)
+        return self.process.wait(900)
 
     @property
     def log(self):
