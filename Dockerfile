@@ -1,5 +1,4 @@
-# The image of docs/cluster.md. It has not been built yet where it was written: no builder
-# was there.
+# The image of docs/cluster.md. It was built once, with buildah on a Debian base and CUDA=0.
 #
 #     docker build -t registry.example/towers:0.1.0 .
 #     docker build -t registry.example/towers:0.1.0-cuda --build-arg CUDA=1 .

@@ -27,7 +27,7 @@ COLUMNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Alone:
-    """What one process measures by itself, with its part of the batch on its cores.
+    """Measurements of one process by itself, with its part of the batch on its cores.
 
     Attributes:
         step_secs: times of single steps.

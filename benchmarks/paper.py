@@ -38,7 +38,7 @@ class AllReduce:
     Attributes:
         inner_bytes: sent by a GPU to others of its machine.
         outer_bytes: sent by a machine to others.
-        inner_hops, outer_hops: messages that wait for each other.
+        inner_hops, outer_hops: sequential messages (latency).
     """
 
     inner_bytes: float
@@ -48,11 +48,13 @@ class AllReduce:
 
 
 def ring(num_gpus: int, num_bytes: float, network: Network) -> AllReduce:
-    """One ring through all GPUs, machine by machine (Patarasuk and Yuan 2009).
+    """Rings through all GPUs, machine by machine (Patarasuk and Yuan 2009).
 
-    Each GPU sends 2 (n - 1) messages of 1/n of the bytes. A link between machines
-    carries as much as one within. A message waits for 2 (n - 1) hops, of which two
-    cross from each machine to the next, as in NCCL's model of itself (its
+    As many rings as a machine has network cards (NCCL's channels), each with its part
+    of the bytes; together they use what a GPU and a machine can send. In them each GPU
+    sends 2 (n - 1) messages of 1/n of the bytes, and a link between machines carries as
+    much as one within. A message waits for 2 (n - 1) hops, of which at most two cross
+    from each machine to the next, as in NCCL's model of itself (its
     src/graph/tuning.cc).
     """
     n, m = num_gpus, network.machines(num_gpus)
@@ -118,7 +120,7 @@ def _transfers(reduced, network):
 def expected_max(secs: Sequence[float], num_gpus: int) -> float:
     """The mean time of the slowest of so many, each drawn from the measured times.
 
-    Exact, as if it was drawn for ever: the slowest is at most the i-th of m sorted
+    Exact, in the limit of many draws: the slowest is at most the i-th of m sorted
     times with probability (i/m)^n. It cannot pass the slowest one that was measured.
     """
     places = np.arange(len(secs) + 1) / len(secs)
@@ -186,7 +188,7 @@ class Compute:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a step costs on some GPUs.
+    """Cost of a step on some GPUs.
 
     Attributes:
         compute_secs: of the mean GPU.

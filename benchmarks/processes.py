@@ -4,6 +4,7 @@ They are started as `python -m towers.launch` does: the same ports, the same cor
 program this file is one of them.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -111,7 +112,8 @@ class Processes:
     def close(self) -> None:
         """Ends all of them and waits for that."""
         for process in self._processes:
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # what it was sent is lost
+                process.stdin.close()
         for process in self._processes:
             try:
                 process.wait(END_SECS)

@@ -22,7 +22,7 @@ What is not measured here has a source:
 - 50,700 hours between failures of a GPU: 419 unexpected interruptions of 16,384 GPUs in
   54 days (Llama Team, The Llama 3 Herd of Models, 2024, arXiv:2407.21783, section
   3.3.4).
-- 60 s until the others notice a failure: docs/cluster.md.
+- 10 s until the others notice a failure: the heartbeats of towers.parallel.connect.
 """
 
 import argparse
@@ -36,6 +36,7 @@ import numpy as np
 from benchmarks import loopback, measure, one_device, paper
 from towers.config import Config
 from towers.errors import ConfigError
+from towers.parallel.connect import HEARTBEAT_SECS
 from towers.parallel.multi_worker import PACK_MB
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -54,8 +55,10 @@ COLUMNS = {
         "too small where n is far above k; too large where GPUs are slow together"
     ),
     "ring: MB, ms": (
-        "sent by a GPU: s = 2 (n-1)/n B; s / min(inner, outer bandwidth) + K (2 (n-1) "
-        "- 2m) inner hops + K 2m outer hops (on one machine 2 (n-1) inner hops)"
+        "rings through all GPUs, as many as a machine has network cards, each with its "
+        "part of B; sent by a GPU: s = 2 (n-1)/n B; s / min(inner, outer bandwidth) + "
+        "K (2 (n-1) - 2m) inner hops + K 2m outer hops, at most two from each machine "
+        "to the next (on one machine 2 (n-1) inner hops)"
     ),
     "hierarchical: MB, ms": (
         "sent by a machine: s = 2 (m-1)/m B; 2 (g-1)/g B / inner bandwidth + s / outer "
@@ -63,7 +66,7 @@ COLUMNS = {
     ),
     "input, ms": "g b / images per second of a machine; hidden behind the rest",
     "step, ms": "max(E[max of n] + the faster all-reduce, input)",
-    "failures": "n / hours between failures of a GPU, a day",
+    "failures": "24 n / hours between failures of a GPU, a day",
     "checkpoint every": (
         "Daly's optimum with M seconds between failures and d for a checkpoint: "
         "sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + d / 18M) - d; Young's is sqrt(2 d M)"
@@ -97,7 +100,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         ("inner_hop_us", 3.4, "latency within a machine"),
         ("outer_hop_us", 14.0, "latency between machines"),
         ("gpu_mtbf_hours", 50_700.0, "between failures of one GPU"),
-        ("notice_secs", 60.0, "until a failure is noticed"),
+        ("notice_secs", HEARTBEAT_SECS, "until a failure is noticed"),
         ("step_ms", 0.0, "median of a step of one GPU, in place of the measured one"),
         ("spread", 1.0, "factor on the deviations of steps from their mean"),
         ("input_images_per_sec", 0.0, "of a machine; inf for resident images"),
@@ -210,10 +213,10 @@ def legend(columns: dict[str, str]) -> str:
 
 
 def print_paper(options: argparse.Namespace) -> None:
-    numbers = json.loads(options.compute.read_text())
+    numbers = _read(options.compute)
     print(measure.report_head("Scaling, on paper"))
     print(
-        "Computed, not run: nobody had so many GPUs. Only the last table has runs.\n\n"
+        "Computed, not measured. Only the last table has runs.\n\n"
         f"- one device: measured on {numbers['date']}: {numbers['machine']}, load "
         f"average {numbers['load']:.2f} before\n"
         f"- network: machines of g = {options.gpus_per_machine} GPUs; "
@@ -227,8 +230,18 @@ def print_paper(options: argparse.Namespace) -> None:
         print(paper_table(options, model, numbers["models"][model]))
     print(legend(COLUMNS))
     if options.workers.exists():
-        print(loopback.check_table(json.loads(options.workers.read_text())))
+        print(loopback.check_table(_read(options.workers)))
         print(legend(loopback.COLUMNS))
+
+
+def _read(path):
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; --measure=FILE measures one device, and "
+            "--compute=FILE names what it has written"
+        ) from None
 
 
 def main() -> None:

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -68,6 +70,26 @@ def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
     # It has left no trace of a holder that would stop the next one.
     with folder.lock():
         pass
+
+
+def test_row_13_the_chief_waits_for_the_lock_of_a_process_that_ends(
+    folder, other_process, capsys
+):
+    killing = threading.Timer(0.3, other_process.kill)
+    killing.start()
+    with folder.lock(wait_secs=60.0):
+        assert folder.holder()["pid"] == os.getpid()
+    killing.join()
+    [line] = capsys.readouterr().out.splitlines()
+    assert f"process {other_process.pid} on " in line
+    assert line.endswith("; waiting for its lock, up to 60 s")
+
+
+def test_the_chief_does_not_wait_forever_for_a_lock(folder, other_process):
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=f"process {other_process.pid} on "):
+        folder.lock(wait_secs=0.3)
+    assert time.monotonic() - begun >= 0.3
 
 
 def test_other_processes_read_the_description_of_the_holder(folder, other_process):

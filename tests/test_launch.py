@@ -19,7 +19,7 @@ from towers.config import flags as config_flags
 from towers.errors import ConfigError
 from towers.launch import __main__ as program
 from towers.launch import machine
-from towers.launch.cluster import worst
+from towers.launch.cluster import LASTING, NOTICE_SECS, Escalation, worst
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WAIT_SECS = 30
@@ -339,7 +339,7 @@ os._exit(0)
 def test_the_worst_exit_code_is_that_of_the_cause():
     assert worst([0, 0]) == 0
     assert worst([0, 75, 0]) == 75
-    for code in (2, 3, 4, 5, 6):
+    for code in (*LASTING, 6):
         assert worst([75, 0, code, 75]) == code
         for worse in (70, 1, 128 + signal.SIGKILL, 128 + signal.SIGSEGV):
             assert worst([code, 75, worse]) == worst([worse, 75, code]) == worse
@@ -370,6 +370,47 @@ while True:
     assert first.endswith("; SIGTERM to 1, 2, still running")
     assert second.endswith("; SIGKILL to 2, still running")
     assert last == "towers.launch: worker 0 ended with exit code 3"
+
+
+def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save():
+    now = [100.0]
+    escalation = Escalation(60.0, clock=lambda: now[0])
+
+    def at(secs):
+        now[0] = 100.0 + secs
+        return escalation.due()
+
+    assert at(0.0) is at(NOTICE_SECS - 0.1) is None
+    assert at(NOTICE_SECS) == signal.SIGTERM
+    assert at(NOTICE_SECS + 59.9) is None
+    assert at(NOTICE_SECS + 60.0) == signal.SIGKILL
+    assert at(1000.0) is None
+    short = Escalation(0.5, clock=lambda: now[0])
+    assert short.due() is None
+    now[0] += 0.5
+    assert short.due() == signal.SIGTERM
+
+
+def test_heartbeats_end_the_workers_before_the_launcher_does():
+    from towers.parallel.connect import HEARTBEAT_SECS
+
+    assert HEARTBEAT_SECS < NOTICE_SECS
+
+
+def test_a_signal_that_was_sent_before_is_not_reported_again(start):
+    source = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75) if me == 0 else None)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+    launcher = start(source, 2, grace_secs=0.3)
+    launcher.wait_for("ready", 2)
+    launcher.process.terminate()
+    assert launcher.wait() == 75
+    first, last = launcher.err.splitlines()
+    assert first.endswith("; SIGKILL to 1, still running")
+    assert last == "towers.launch: worker 0 ended with exit code 75"
 
 
 def test_workers_that_notice_in_time_are_left_alone(start):
@@ -443,7 +484,7 @@ def test_all_workers_start_anew_where_the_cause_may_pass(start, failure):
     assert line.endswith("; restart 1 of 3: all workers start anew")
 
 
-@pytest.mark.parametrize("code", [2, 3, 4, 5])
+@pytest.mark.parametrize("code", LASTING)
 def test_no_restart_where_the_cause_stays(start, code):
     source = FAILING.format(failure=f"sys.exit({code})")
     launcher = start(source, 2, max_restarts=3)

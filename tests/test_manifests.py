@@ -22,7 +22,9 @@ from test_docs import FLAGS
 
 from towers import errors
 from towers.config import FIELDS
+from towers.config.cluster import find_cluster
 from towers.config.flags import config_of_flags, define_config_flags, given_flags
+from towers.launch.cluster import LASTING
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLUSTER = ROOT / "docs" / "cluster"
@@ -33,7 +35,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 each_manifest = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 
 # Exit codes after which the same command is not started again.
-FINAL = {2, 3, 4, 5, errors.DEFECT}
+FINAL = set(LASTING)
 
 
 # Kubernetes.
@@ -254,6 +256,8 @@ def test_tf_config_names_the_pods_of_the_job(monkeypatch):
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         assert resolver.cluster_spec().as_dict() == {"worker": hosts}
         assert (resolver.task_type, resolver.task_id) == ("worker", index)
+        place = find_cluster(environ=variables)
+        assert (place.addresses, place.index) == (tuple(hosts), index)
     [port_of_container] = POD["containers"][0]["ports"]
     assert port_of_container["containerPort"] == port
 
@@ -274,6 +278,9 @@ def test_the_operator_sets_tf_config_only_for_these_names():
     ],
 )
 def test_only_the_workers_reach_the_port(name, label, job, pod):
+    # In one namespace, too.
+    policies = [d for p in MANIFESTS for d in documents_of(p) if "Policy" in d["kind"]]
+    assert len({policy["metadata"]["name"] for policy in policies}) == len(policies)
     policy = read(name, "NetworkPolicy")["spec"]
     workers = {"matchLabels": {label: job["metadata"]["name"]}}
     [port] = pod["containers"][0]["ports"]
@@ -302,7 +309,7 @@ def test_the_job_ends_or_starts_again_by_the_exit_code():
             actions |= dict.fromkeys(codes["values"], rule["action"])
     kinds = vars(errors).values()
     promised = {e.exit_code for e in kinds if hasattr(e, "exit_code")} - {1}
-    counted = {errors.StuckError.exit_code}
+    counted = {errors.StuckError.exit_code, errors.DEFECT}
     again = {errors.Preempted.exit_code}
     assert promised | {errors.DEFECT} == FINAL | counted | again
     assert actions == dict.fromkeys(FINAL, "FailJob") | dict.fromkeys(again, "Ignore")
@@ -429,8 +436,8 @@ def run_batch_script(folder, codes, **variables):
         ([75, 75, 75], (75, True)),
         ([75, "killed", 75], (137, True)),
         (["killed", 75, 75], (137, True)),
-        ([75, 6, 75], (75, True)),
-        *[([75, code, "killed"], (200, False)) for code in [1, *sorted(FINAL), 127]],
+        *[([75, code, 75], (75, True)) for code in (1, 6, 70)],
+        *[([75, code, "killed"], (200, False)) for code in [*LASTING, 127]],
     ],
     ids=str,
 )
@@ -580,8 +587,22 @@ def test_the_build_argument_chooses_the_lock(tmp_path, cuda, lock):
 # The page.
 
 
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
+
+
 def test_every_file_is_on_the_page():
-    page = (ROOT / "docs" / "cluster.md").read_text()
     for path in CLUSTER.iterdir():
-        assert f"](cluster/{path.name})" in page, path.name
-    assert "](../Dockerfile)" in page
+        assert f"](cluster/{path.name})" in PAGE, path.name
+    assert "](../Dockerfile)" in PAGE
+
+
+def test_the_page_says_which_exit_codes_a_restart_mends():
+    rows = re.findall(r"^\| ([\d, ]+)(?: or more)? \|.*\| (.*) \|$", PAGE, re.MULTILINE)
+    said = {int(code): again for codes, again in rows for code in codes.split(",")}
+    kinds = vars(errors).values()
+    promised = {e.exit_code for e in kinds if hasattr(e, "exit_code")}
+    assert set(said) == promised | {0, errors.DEFECT, 128}
+    final = {code for code, again in said.items() if not again.startswith("yes")}
+    assert final == FINAL | {0}
+    [listed] = re.findall(r"Exit ([\d, and]+) end the Job", PAGE)
+    assert set(map(int, re.findall(r"\d+", listed))) == FINAL

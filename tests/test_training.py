@@ -26,9 +26,12 @@ from small_runs import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.python.framework import config as tf_config
 
+from towers import training
+from towers.config.cluster import Cluster
 from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError
 from towers.evaluation import evaluate
+from towers.run.folder import RunFolder
 from towers.training import train
 
 WAIT_SECS = 30  # for what should come at once
@@ -376,3 +379,15 @@ def test_row_13_a_folder_has_one_trainer_and_the_lock_of_a_dead_one_is_taken_ove
         holder.kill()
         holder.wait(WAIT_SECS)
     assert train(tmp_path, small_config(max_steps=1)).step == 1
+
+
+def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(training, "LOCK_SECS", 0.2)
+    folder = RunFolder(tmp_path)
+    config = small_config(strategy="multi_worker")
+    of_two = Cluster(("127.0.0.1:1", "127.0.0.1:2"), 0, "--cluster")
+    with folder.lock():
+        for cluster, waits in ((None, False), (of_two, True)):
+            with pytest.raises(ConfigError, match="another process trains"):
+                train(tmp_path, config, cluster=cluster)
+            assert ("waiting for its lock" in capsys.readouterr().out) == waits

@@ -20,6 +20,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 
 from absl import flags
@@ -28,8 +29,9 @@ from towers import quiet_imports
 from towers.config import flags as config_flags
 from towers.errors import ConfigError, Preempted, WorkerLostError, one_line
 from towers.launch.__main__ import ROOT, WAY_OUT, parse, train_command
-from towers.launch.ends import Ends, cause_of, run_worker
+from towers.launch.cluster import GRACE_SECS
 from towers.launch.machine import Share
+from towers.launch.outcomes import Outcomes, cause_of, run_worker
 
 PROGRAM = "towers.on_ray"
 
@@ -64,6 +66,7 @@ def run(
             import ray
             from ray import train
             from ray.train.tensorflow import TensorflowTrainer
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ImportError as error:
         raise ConfigError(
             f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "
@@ -73,6 +76,7 @@ def run(
     try:
         with contextlib.chdir(ROOT):  # where the processes of Ray find this package
             ray.init()
+        exit_on_signals()  # in place of Ray's, which ends with exit code 15
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"Ray: {error}") from None
     resources = {"CPU": cpus_per_worker}
@@ -81,19 +85,27 @@ def run(
     for name, count in resources.items():
         if (there := ray.cluster_resources().get(name, 0)) < count * num_workers:
             _say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
-    actor = ray.remote(num_cpus=0)(Ends).remote()
+    # On this node, as with this process the run ends anyhow.
+    here = NodeAffinitySchedulingStrategy(
+        ray.get_runtime_context().get_node_id(), soft=False
+    )
+    actor = ray.remote(num_cpus=0, scheduling_strategy=here)(Outcomes).remote()
 
     def ask(method, *args):
         return ray.get(getattr(actor, method).remote(*args))
 
     share = Share(gpus=None if gpus_per_worker else "")
-    with tempfile.TemporaryDirectory(prefix="towers-ray-") as notes:
+    # Processes of Ray that end may still write there.
+    with tempfile.TemporaryDirectory(
+        prefix="towers-ray-", ignore_cleanup_errors=True
+    ) as notes:
         trainer = TensorflowTrainer(
             functools.partial(run_worker, command, folder, share, num_workers, ask),
             scaling_config=train.ScalingConfig(
                 num_workers=num_workers,
                 use_gpu=bool(gpus_per_worker),
                 resources_per_worker=resources,
+                placement_strategy="SPREAD",
             ),
             run_config=train.RunConfig(
                 storage_path=notes,
@@ -103,23 +115,29 @@ def run(
         )
         try:
             error = _until_signal(trainer.fit, lambda: ask("stop"))
-            ends, _ = ask("get")
+            outcomes, _ = ask("get")
         except ray.exceptions.RayError as lost:
             raise WorkerLostError(f"Ray: {lost}") from None
     ray.shutdown()
     if isinstance(error, train.ControllerError):
         raise ConfigError(f"Ray: {error}")
-    if error or len(ends) < num_workers:
-        ends.append((Preempted.exit_code, str(error or "stopped by a signal")))
-    code, description = cause_of(ends)
+    if error or len(outcomes) < num_workers:
+        outcomes.append((Preempted.exit_code, str(error or "stopped by a signal")))
+    code, description = cause_of(outcomes)
     if code:
         _say(description)
     return code
 
 
-def _until_signal(fit, stop):
-    """Calls `fit`, and `stop` after a signal; returns what `fit` raises, or None."""
-    errors, received = [], []
+def _until_signal(fit, stop, most_secs=2 * GRACE_SECS):
+    """Calls `fit`, and `stop` after a signal; returns what `fit` raises, or None.
+
+    Args:
+        fit: not waited for after a signal when none of its workers is left.
+        stop: whether one is left; it asks them to stop.
+        most_secs: after a signal it waits no longer than this.
+    """
+    errors, received = [], []  # received: when
 
     def call():
         try:
@@ -130,11 +148,13 @@ def _until_signal(fit, stop):
     # Elsewhere than in the main thread, which serves the signals.
     thread = threading.Thread(target=call, daemon=True)
     handlers = {
-        number: signal.signal(number, lambda number, frame: received.append(number))
+        number: signal.signal(number, lambda *_: received.append(time.monotonic()))
         for number in STOP_SIGNALS
     }
     thread.start()
-    while thread.is_alive() and (not received or stop() and len(received) < 2):
+    while thread.is_alive() and (
+        not received or stop() and time.monotonic() < received[0] + most_secs
+    ):
         thread.join(0.5)
     for number, handler in handlers.items():
         signal.signal(number, handler)

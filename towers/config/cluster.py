@@ -4,6 +4,7 @@ It comes from --cluster and --task_index, from TF_CONFIG as TensorFlow's program
 it, or from the variables of Slurm. Nothing listens or connects here.
 """
 
+import contextlib
 import dataclasses
 import ipaddress
 import json
@@ -17,8 +18,13 @@ from towers.errors import ConfigError
 # Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
 _JOBS = ("chief", "master", "worker")
 
+<<<<<<< HEAD
 # The origin of a cluster that Slurm describes.
 SLURM = "Slurm"
+=======
+# Of the addresses of this machine (Linux): 32 hexadecimal digits begin each line.
+_IPV6_TABLE = "/proc/net/if_inet6"
+>>>>>>> launch
 
 _PRIVATE_WAY_OUT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
@@ -229,7 +235,7 @@ def _ips_of(host):
 
 
 def _own_ips():
-    """The IPv4 addresses of this machine, where the system tells them."""
+    """The addresses of this machine, where the system tells them."""
     try:
         import fcntl
 
@@ -242,4 +248,7 @@ def _own_ips():
                     continue  # it has none
                 yield ipaddress.IPv4Address(answer[20:24])
     except (ImportError, OSError):
-        return
+        pass
+    with contextlib.suppress(OSError), open(_IPV6_TABLE) as table:
+        for line in table:
+            yield ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))

@@ -1,1 +1,1 @@
-"""A launcher of the workers of a cluster on one machine; imports no TensorFlow."""
+"""Launchers of the workers of a cluster; they import no TensorFlow."""

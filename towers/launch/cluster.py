@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from towers.errors import Preempted
 from towers.launch.machine import Share, divide, free_ports
@@ -15,14 +15,18 @@ from towers.launch.output import say
 from towers.launch.worker import Worker
 from towers.run.signals import STOP_SIGNALS
 
-GRACE_SECS = 60.0
+# After the failure of a worker its heartbeats end the others. SIGTERM then ends those
+# that still wait for it to start; a save is finished first.
+NOTICE_SECS = 15.0
+GRACE_SECS = 60.0  # from SIGTERM to SIGKILL
 
 # A restart does not help against options, data, a checkpoint or numbers, see
-# `towers.errors`.
+# `towers.errors`. It may against all else, also against a defect: a fault of a GPU or
+# of its driver ends as one, and so does an unknown error of the network.
 LASTING = (2, 3, 4, 5)
 FORESEEN = (*LASTING, 6)
 
-# Between two looks for workers that have ended: usually, and while one that has closed
+# Between two polls for workers that have ended: usually, and while one that has closed
 # its streams is about to end.
 _TICK_SECS = 0.1
 _SHORT_TICK_SECS = 0.01
@@ -42,14 +46,40 @@ def worst(codes: Sequence[int]) -> int:
     return max(codes, key=lambda code: ranks.get(code, 3))
 
 
+class Escalation:
+    """The signals to workers that run on after another one has failed.
+
+    Args:
+        grace_secs: they have so long to end by themselves, at most NOTICE_SECS, and so
+            long again after SIGTERM, before they are killed.
+        clock: seconds, which only grow.
+    """
+
+    def __init__(self, grace_secs: float, clock: Callable[[], float] = time.monotonic):
+        self._signals = [
+            (signal.SIGTERM, min(NOTICE_SECS, grace_secs)),
+            (signal.SIGKILL, grace_secs),
+        ]
+        self._clock, self._since = clock, None
+
+    def due(self) -> signal.Signals | None:
+        """The next signal, when it is time; the first call says that one has failed."""
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        if not self._signals or now - self._since < self._signals[0][1]:
+            return None
+        self._since = now
+        return self._signals.pop(0)[0]
+
+
 class Cluster:
     """Workers that start and end together.
 
     Args:
         command: of each worker.
         shares: one per worker.
-        grace_secs: when one has ended with an error, the others have so long to end by
-            themselves, and so long again after SIGTERM, before they are killed.
+        grace_secs: when one has ended with an error, see `Escalation`.
 
     Attributes:
         stopped_by: the signal to the launcher that was passed on, or None.
@@ -104,7 +134,7 @@ class Cluster:
                 worker.send(self.stopped_by)
 
     def _wait(self):
-        ended, deadline, signals = [], None, [signal.SIGTERM, signal.SIGKILL]
+        ended, escalation = [], Escalation(self._grace_secs)
         while running := [worker for worker in self._workers if worker not in ended]:
             streams = [worker.open_streams() for worker in running]
             tick_secs = _TICK_SECS if all(streams) else _SHORT_TICK_SECS
@@ -112,16 +142,12 @@ class Cluster:
                 stream.copy()
             ended += [worker for worker in running if worker.has_ended()]
             failed = [worker for worker in ended if worker.code]
-            if failed and deadline is None:
-                deadline = time.monotonic() + self._grace_secs
             late = [worker for worker in running if worker not in ended]
-            if late and signals and deadline and time.monotonic() > deadline:
-                number = signals.pop(0)
-                deadline = time.monotonic() + self._grace_secs
-                names = ", ".join(str(worker.index) for worker in late)
-                say(f"{failed[0]}; {number.name} to {names}, still running")
-                for worker in late:
-                    worker.send(number)
+            if failed and late and (number := escalation.due()):
+                sent = [str(worker.index) for worker in late if worker.send(number)]
+                if sent:
+                    names = ", ".join(sent)
+                    say(f"{failed[0]}; {number.name} to {names}, still running")
         return ended
 
 

@@ -54,7 +54,7 @@ def divide(
 
 
 def _parts(items, count):
-    """`count` neighbouring parts that differ by at most one item in length."""
+    """`count` contiguous parts that differ by at most one item in length."""
     ends = [len(items) * i // count for i in range(count + 1)]
     return [items[a:b] for a, b in itertools.pairwise(ends)]
 
@@ -72,19 +72,42 @@ def _visible_gpus(environ):
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Free TCP ports; on Linux nobody else is given one of them inside of the context.
-
-    There they stay bound, without listening, in a way that leaves them to a server that
-    sets SO_REUSEADDR, as those of TensorFlow do.
-    """
+    """Free TCP ports, held as by `held_port`."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("", 0))  # a server of TensorFlow listens on all addresses
+        sockets = [stack.enter_context(_bound(0)) for _ in range(count)]
         ports = [each.getsockname()[1] for each in sockets]
-        if sys.platform == "linux":
-            for each in sockets:
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        else:
-            stack.close()
+        for each in sockets:
+            _leave_to_server(each)
         yield ports
+
+
+@contextlib.contextmanager
+def held_port(port: int) -> Iterator[None]:
+    """On Linux nobody else is given this TCP port inside of the context.
+
+    There it stays bound, without listening, in a way that leaves it to a server that
+    sets SO_REUSEADDR, as those of TensorFlow do.
+
+    Raises:
+        OSError: somebody else has it.
+    """
+    with _bound(port) as held:
+        _leave_to_server(held)
+        yield
+
+
+def _bound(port):
+    bound = socket.socket()
+    try:
+        bound.bind(("", port))  # a server of TensorFlow listens on all addresses
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _leave_to_server(bound):
+    if sys.platform == "linux":
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    else:
+        bound.close()

@@ -58,15 +58,17 @@ class Worker:
     def open_streams(self) -> list[Stream]:
         return [stream for stream in self._streams if not stream.pipe.closed]
 
-    def send(self, number: int) -> None:
-        """Sends a signal, each at most once."""
+    def send(self, number: int) -> bool:
+        """Sends a signal, each at most once; False where it was sent before."""
         first = object()
         # In one step, as a handler that sends may interrupt this.
-        if self._sent.setdefault(number, first) is first:
+        is_first = self._sent.setdefault(number, first) is first
+        if is_first:
             self._process.send_signal(number)
+        return is_first
 
     def has_ended(self) -> bool:
-        """Whether it has ended. What it then left in its process group is killed."""
+        """True once it has ended; the rest of its process group is then killed."""
         if self.code is None and (code := self._process.poll()) is not None:
             self._kill_group()
             for stream in self._streams:
@@ -94,7 +96,7 @@ class Worker:
 def _in_child(parent, cores):
     """Runs in the new process, before the program."""
     if _LIBC:
-        # However the launcher dies, no worker outlives it.
+        # However the launcher ends, no worker outlives it.
         _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
         if os.getppid() != parent:
             os._exit(Preempted.exit_code)

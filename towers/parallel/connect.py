@@ -29,7 +29,7 @@ HEARTBEAT_SECS = 10.0
 _PATIENCE_SECS = 10.0
 
 # TensorFlow's servers find each other within this time, or the process ends with exit
-# code 1.
+# code 1 and the stacks of its threads.
 _START_SECS = 120.0
 
 

@@ -26,6 +26,10 @@ from towers.run.stopwatch import Stopwatch
 # limit.
 START_SECS = 600.0
 
+# How long the chief waits for the lock of its folder: that of a lost machine is
+# kept by the server of a network file system, usually for 90 s.
+LOCK_SECS = 120.0
+
 # Options of a machine, in which workers may differ.
 OWN_OPTIONS = ("data_dir", "image_cache_mb", "device_memory_mb", "stuck_after_secs")
 

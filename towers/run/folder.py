@@ -105,9 +105,9 @@ class RunFolder:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
-    def lock(self) -> Lock:
+    def lock(self, wait_secs: float = 0.0) -> Lock:
         """Locks the folder for this process, see `Lock`."""
-        return Lock(self.path)
+        return Lock(self.path, wait_secs)
 
     def holder(self) -> dict | None:
         """The description of the process that holds the lock; None if none does."""

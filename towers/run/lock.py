@@ -8,8 +8,9 @@ import socket
 import time
 
 from towers.config import parse_json
-from towers.errors import ConfigError, RunFolderError
+from towers.errors import ConfigError, RunFolderError, one_line
 from towers.run import files
+from towers.run.log import say
 
 _NAME = ".lock"
 _MOST_BYTES = 4096
@@ -22,12 +23,13 @@ class Lock:
 
     Args:
         folder: of the run.
+        wait_secs: so long it waits for a process that holds the lock.
 
     Raises:
         ConfigError: another process holds the lock, or it cannot be opened.
     """
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, wait_secs: float = 0.0):
         self._path = folder / _NAME
         self._about = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
@@ -39,23 +41,44 @@ class Lock:
             ) from None
         self._file = open(descriptor, "r+b", buffering=0)
         try:
-            _take(descriptor)
-        except BlockingIOError:
-            with self._file:
-                about = _parsed(self._file.read(_MOST_BYTES))
-            raise ConfigError(
-                f"another process trains in {folder}: process {about.get('pid', '?')} "
-                f"on {about.get('host', '?')}; wait for it, stop it, or choose another "
-                "--workdir"
-            ) from None
-        except OSError as error:  # such as a network file system without locks
+            self._take(wait_secs)
+        except BaseException:
             self._file.close()
-            raise ConfigError(
-                f"the lock {self._path} cannot be taken: {error.strerror}; choose a "
-                "--workdir on another file system"
-            ) from None
+            raise
         self.describe()
         self.check()
+
+    def _take(self, wait_secs):
+        begun, is_patient = time.monotonic(), True
+        while not self._try_to_take():
+            about = _parsed(os.pread(self._file.fileno(), _MOST_BYTES, 0))
+            line = (
+                f"another process trains in {self._path.parent}: process "
+                f"{about.get('pid', '?')} on {about.get('host', '?')}"
+            )
+            if time.monotonic() - begun >= wait_secs:
+                raise ConfigError(
+                    f"{line}; wait for it, stop it, or choose another --workdir"
+                )
+            if is_patient:
+                say(one_line(f"{line}; waiting for its lock, up to {wait_secs:g} s"))
+                is_patient = False
+
+    def _try_to_take(self):
+        """Whether the lock was taken; it tries for 0.1 s."""
+        for delay_secs in (0.1, 0.0):
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                # `holder`, in another process, holds it for a moment.
+                time.sleep(delay_secs)
+            except OSError as error:  # such as a network file system without locks
+                raise ConfigError(
+                    f"the lock {self._path} cannot be taken: {error.strerror}; choose "
+                    "a --workdir on another file system"
+                ) from None
+        return False
 
     def describe(self, **more: str) -> None:
         """Adds to the description of this process, see `holder`. It only informs: a
@@ -100,15 +123,6 @@ def holder(folder: pathlib.Path) -> dict | None:
     except OSError:
         pass
     return None
-
-
-def _take(descriptor):
-    """The lock, or BlockingIOError."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(0.1)  # `holder`, in another process, holds it for a moment
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _parsed(content):

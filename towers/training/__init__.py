@@ -22,6 +22,7 @@ from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.cluster import (
+    LOCK_SECS,
     check_data,
     cluster_of,
     how_far,
@@ -79,7 +80,8 @@ def train(
     with contextlib.ExitStack() as stack:
         if is_chief:
             folder.create()
-            lock = stack.enter_context(folder.lock())
+            wait_secs = 0.0 if cluster is None else LOCK_SECS
+            lock = stack.enter_context(folder.lock(wait_secs))
             checkpoint = None if overwrite else newest_checkpoint(folder)
             check_changes(config, folder, checkpoint, allow_change)
             _remove_leftovers(folder, lock)
