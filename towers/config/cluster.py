@@ -18,13 +18,11 @@ from towers.errors import ConfigError
 # Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
 _JOBS = ("chief", "master", "worker")
 
-<<<<<<< HEAD
 # The origin of a cluster that Slurm describes.
 SLURM = "Slurm"
-=======
+
 # Of the addresses of this machine (Linux): 32 hexadecimal digits begin each line.
 _IPV6_TABLE = "/proc/net/if_inet6"
->>>>>>> launch
 
 _PRIVATE_WAY_OUT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
