@@ -462,7 +462,9 @@ def hard_link(path, victim):
     path.hardlink_to(victim)
 
 
-@pytest.mark.parametrize("name", [".lock", "config.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", [".lock", "config.json", "dataset_info.json", "metrics.jsonl"]
+)
 @pytest.mark.parametrize("plant", [link, fifo, folder, hard_link])
 def test_row_38_nothing_planted_is_followed_written_or_waited_for(
     half_way, tmp_path, name, plant

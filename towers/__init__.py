@@ -5,6 +5,8 @@
     result = train("runs/mine", Config(dataset="embedded", num_epochs=2.0))
     print(result.step, result.accuracy)
     evaluate("runs/mine")
+    run = load_run("runs/mine")
+    run.model(run.preprocess(images))
 
 Importing the package imports neither TensorFlow nor Keras; it only sets, in time, which
 backend Keras uses and how much TensorFlow logs.
@@ -20,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from towers.config import Config
     from towers.config.cluster import Cluster
+    from towers.evaluation import RestoredRun
     from towers.run.run import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "evaluate", "train"]
+__all__ = ["Config", "evaluate", "load_run", "train"]
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -114,6 +117,28 @@ def evaluate(
         use_ema=use_ema,
         eval_interval_secs=eval_interval_secs,
     )
+
+
+def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
+    """The network of a run with its trained parameters; needs no data set, no recipe.
+
+    Args:
+        workdir: the run's folder.
+        step: of the checkpoint; 0 for the newest one that is valid.
+
+    Returns:
+        `model` and `model_ema`, Keras models with the raw parameters and their moving
+        averages from preprocessed images to logits; `preprocess`, from uint8 images to
+        their input; `class_names`, in the order of the logits; `config`, `step`.
+
+    Raises:
+        TowersError: see `towers.errors`; such as a CheckpointError where there is no
+            checkpoint that is valid, or a ConfigError where the run's network is in a
+            file that is missing.
+    """
+    with quiet_imports():
+        from towers import evaluation
+    return evaluation.load_run(workdir, step=step)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Tra
 from towers.parallel.workers import ALONE, Workers
 from towers.run import checkpoints, files
 from towers.run.background import Background
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.log import say
@@ -39,6 +40,7 @@ class Run:
             nothing.
         reports: TensorBoard, `metrics.jsonl` and small files.
         last_step: the last step of the schedule, or max_steps before it.
+        dataset_info: classes and preprocessing of the data set.
         workers: processes that train together.
         stopped: whether they agreed to stop before the last step.
         step: steps taken.
@@ -60,6 +62,7 @@ class Run:
     watchdog: Watchdog
     background: Background
     last_step: int
+    dataset_info: DatasetInfo
     workers: Workers = ALONE
     stopped: bool = False
     step: int = 0
@@ -191,6 +194,7 @@ def _save_aside(run):
     # The run continues without these as well.
     with contextlib.suppress(OSError, ValueError):
         files.write_text(aside.config, to_json(run.config))
+        files.write_text(aside.dataset_info, run.dataset_info.to_json())
         records = run.reports.metrics.records()
         text = "".join(json.dumps(record) + "\n" for record in records)
         files.write_text(aside.metrics, text)
@@ -209,6 +213,7 @@ def _snapshot(run):
         "unfinished": run.pending_record and _as_lists(run.pending_record),
         "unwritten": run.reports.metrics.kept_back(run.step),
         "config": dataclasses.asdict(run.config),
+        "dataset_info": dataclasses.asdict(run.dataset_info),
         **dataclasses.asdict(run.stopwatch),
     }
 

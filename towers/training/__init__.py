@@ -29,11 +29,17 @@ from towers.run.cluster import (
     start_from_chief,
     wait_for_chief,
 )
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.log import say
 from towers.run.reports import NoReports, Reports
-from towers.run.restore import check_changes, newest_checkpoint, restore
+from towers.run.restore import (
+    check_changes,
+    check_dataset,
+    newest_checkpoint,
+    restore,
+)
 from towers.run.run import (
     Run,
     TrainResult,
@@ -99,6 +105,7 @@ def train(
         stack.enter_context(workers.noticing_losses())
         part = build.part_of(config, devices, workers)
         parts = build.build(config, part=part)
+        check_dataset(parts.data, checkpoint, allow_change)
         check_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
@@ -138,6 +145,7 @@ def train(
             watchdog,
             background,
             last_step,
+            DatasetInfo.of(parts.data),
             workers,
         )
 
@@ -148,6 +156,7 @@ def train(
                 folder.clear()
             restore(run, checkpoint)
             reports.file(folder.config, to_json(config))
+            reports.file(folder.dataset_info, run.dataset_info.to_json())
         start_from_chief(run)
 
         # Train.

@@ -9,13 +9,16 @@ from towers import build
 from towers.config import Config, checks
 from towers.data.batches import evaluation_stream
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
+from towers.evaluation.restored import RestoredRun, find_checkpoint, load_run
 from towers.parallel import devices as parallel_devices
 from towers.parallel.trainer import Trainer
-from towers.run import checkpoint_files, checkpoints
+from towers.run import checkpoint_files
 from towers.run.folder import RunFolder
 from towers.run.log import say
 from towers.run.reports import Reports
-from towers.run.restore import check_trainer_state, newest_checkpoint, stopwatch_of
+from towers.run.restore import stopwatch_of
+
+__all__ = ["RestoredRun", "accuracy", "evaluate", "load_run"]
 
 
 def accuracy(
@@ -76,6 +79,7 @@ def evaluate(
 
     Raises:
         CheckpointError: there is no checkpoint, or none that is valid and fits.
+        ConfigError: the data set has other classes than that of the run, for example.
     """
     checks.check_environment()
     if step and eval_interval_secs:
@@ -102,13 +106,20 @@ def evaluate(
     )
     for remark in devices.remarks:
         say(remark)
-    parts = build.build(config, for_training=False)
+    parts = build.build(
+        config, for_training=False, dataset_info=folder.stored_dataset_info()
+    )
     trainer = build.create_trainer(config, parts, devices)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
     result = {}
     with Reports(folder, "eval", say) as reports:
         while True:
-            checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
+            checkpoint = find_checkpoint(folder, step)
+            if checkpoint is None and not eval_interval_secs:
+                raise CheckpointError(
+                    f"{folder.checkpoints} holds no checkpoint yet; train first, or "
+                    "wait with --eval_interval_secs"
+                )
             if checkpoint and checkpoint.step != result.get("step"):
                 tensors = checkpoint_files.restore_fitting(
                     checkpoint.tensors, trainer.state()
@@ -138,21 +149,6 @@ def _is_last(result, config, parts):
     if config.max_steps and result["step"] >= config.max_steps:
         return True
     return result["images"] >= config.num_epochs * parts.num_examples
-
-
-def _checkpoint(folder, step, wait):
-    """The checkpoint to evaluate; None where there is none yet, but may be later."""
-    if step:
-        checkpoint = checkpoints.restore_step(folder.checkpoints, step)
-        check_trainer_state(checkpoint)
-        return checkpoint
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is None and not wait:
-        raise CheckpointError(
-            f"{folder.checkpoints} holds no checkpoint yet; train first, or wait with "
-            "--eval_interval_secs"
-        )
-    return checkpoint
 
 
 def _free_device(device, folder):
