@@ -94,7 +94,7 @@ def test_a_flag_that_repeats_the_default_is_given():
 
 
 def test_flags_override_the_recipe_and_the_recipe_the_defaults(recipes):
-    config, _, _ = config_of_flags(
+    config, *_ = config_of_flags(
         "quickstart", recipes, given("--momentum=0.9", "--num_towers=2")
     )
     assert config == Config(
@@ -103,19 +103,58 @@ def test_flags_override_the_recipe_and_the_recipe_the_defaults(recipes):
 
 
 def test_a_flag_with_the_default_value_overrides_the_recipe(recipes):
-    config, _, _ = config_of_flags("quickstart", recipes, given("--batch_size=128"))
+    config, *_ = config_of_flags("quickstart", recipes, given("--batch_size=128"))
     assert config.batch_size == 128
 
 
-def test_without_a_recipe_flags_stand_on_the_defaults(recipes):
-    config, name, remark = config_of_flags(None, recipes, given("--seed=3"))
-    assert (config, name, remark) == (Config(seed=3), "default", "")
+@pytest.mark.parametrize("flag", ["--dataset=mnist", "--data_dir=data"])
+def test_flags_that_name_a_data_set_stand_on_the_defaults(recipes, flag):
+    command = config_of_flags(None, recipes, given(flag, "--seed=3"))
+    assert command.config == Config(**given(flag), seed=3)
+    assert (command.workdir, command.remark) == (pathlib.Path("runs/default"), "")
+
+
+def test_other_flags_alone_stand_on_the_quickstart(recipes):
+    command = config_of_flags(None, recipes, given("--num_towers=2"))
+    expected, *_ = config_of_flags("quickstart", recipes, given("--num_towers=2"))
+    assert command.config == expected
+    assert command.config.dataset == "embedded" and command.config.num_towers == 2
+    assert command.workdir == pathlib.Path("runs/quickstart")
+    assert "quickstart" in command.remark
+
+
+def test_without_a_recipe_flags_stand_on_the_run_in_the_folder(recipes):
+    stored = {pathlib.Path("r2"): Config(seed=3, batch_size=32, max_steps=5)}
+    arguments = given("--num_towers=2", "--max_steps=500")
+    command = config_of_flags(None, recipes, arguments, "r2", stored.get)
+    assert command.config == Config(seed=3, batch_size=32, num_towers=2, max_steps=500)
+    assert command.workdir == pathlib.Path("r2")
+    assert command.origins == {
+        "seed": "run folder",
+        "batch_size": "run folder",
+        "num_towers": "flags",
+        "max_steps": "flags",
+    }
+    # With --config the recipe is meant, which the training compares with the run.
+    command = config_of_flags("quickstart", recipes, arguments, "r2", stored.get)
+    assert command.config.seed == 0 and command.config.batch_size == 64
+    assert set(command.origins.values()) == {"recipe quickstart", "flags"}
+    assert config_of_flags(None, recipes, {}, "r3", stored.get).config.seed == 0
+
+
+def test_values_are_checked_before_the_folder_is_read(recipes):
+    def read(workdir):
+        raise AssertionError
+
+    with pytest.raises(ConfigError, match="batch_size=0: must be at least 1"):
+        config_of_flags(None, recipes, {"batch_size": 0}, "r2", read)
 
 
 def test_without_anything_the_quickstart_is_trained_and_that_is_said(recipes):
     write_recipe(recipes, "other", "Config()")
-    config, name, remark = config_of_flags(None, recipes, {})
-    assert (config.dataset, config.batch_size, name) == ("embedded", 64, "quickstart")
+    config, workdir, _, remark = config_of_flags(None, recipes, {})
+    assert (config.dataset, config.batch_size) == ("embedded", 64)
+    assert workdir == pathlib.Path("runs/quickstart")
     for word in ("quickstart", "other", "--config", "--help"):
         assert word in remark
     assert "\n" not in remark
@@ -123,8 +162,10 @@ def test_without_anything_the_quickstart_is_trained_and_that_is_said(recipes):
 
 def test_the_run_is_named_after_the_recipe(recipes):
     path = recipes / "quickstart.py"
-    assert config_of_flags("quickstart", recipes, {})[1:] == ("quickstart", "")
-    assert config_of_flags(str(path), recipes, {})[1:] == ("quickstart", "")
+    for recipe in ("quickstart", str(path)):
+        command = config_of_flags(recipe, recipes, {})
+        assert command.workdir == pathlib.Path("runs/quickstart")
+        assert command.remark == ""
 
 
 def test_a_contradiction_between_layers_is_refused(recipes):
@@ -135,8 +176,8 @@ def test_a_contradiction_between_layers_is_refused(recipes):
 def test_layers_are_checked_only_together(recipes):
     arguments = given("--optimizer=nesterov")
     with pytest.raises(ConfigError, match="momentum"):
-        config_of_flags(None, recipes, arguments)
-    config, _, _ = config_of_flags("quickstart", recipes, arguments)
+        config_of_flags(None, recipes, arguments | {"dataset": "mnist"})
+    config, *_ = config_of_flags("quickstart", recipes, arguments)
     assert (config.optimizer, config.momentum) == ("nesterov", 0.5)
 
 

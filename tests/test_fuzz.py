@@ -384,7 +384,7 @@ def test_any_recipe(fuzz, tmp_path, monkeypatch):
         os.utime(path, ns=(0, next(ticks)))  # it is loaded again
         with contextlib.suppress(ConfigError):
             factories.resolve("model", f"{path}:get_config")()
-        config, _, _ = flags.config_of_flags(str(path), RECIPES, {})
+        config, *_ = flags.config_of_flags(str(path), RECIPES, {})
         assert isinstance(config, Config)
 
     fuzz(check, recipes, always=[fragment.encode() for fragment in FRAGMENTS])

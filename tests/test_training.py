@@ -26,6 +26,7 @@ from small_runs import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.python.framework import config as tf_config
 
+from towers.config import FIELDS
 from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError
 from towers.evaluation import evaluate
@@ -260,6 +261,36 @@ def test_a_finished_run_says_so_and_does_nothing(half_way, capfd):
     assert f"{half_way} is finished: step 5 of 5." in capfd.readouterr().out
     assert_equal_states(state, saved(half_way).tensors)
     assert snapshot(half_way) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_steps": 5},
+        {"num_epochs": 1.0},
+        {"num_epochs": 1.0, "max_steps": 7},
+        {"num_epochs": 1.0, "schedule": "cosine"},
+    ],
+)
+def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, changes):
+    """They are tried: each run goes on to its tenth step."""
+    config = small_config(**changes)
+    train(tmp_path, config)
+    train(tmp_path, config)
+    [line] = [x for x in capfd.readouterr().out.splitlines() if "is finished" in x]
+    options = dict(re.findall(r"--(\w+)=([\w.]+)(?=[ ;])", line))
+    allowed = options.pop("allow_change", "")
+    values = {name: FIELDS[name].type(value) for name, value in options.items()}
+    config = dataclasses.replace(config, **values)
+    assert train(tmp_path, config, allow_change=allowed.split()).step == 10
+
+
+def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
+    origins = {"dataset": "run folder", "width": "run folder", "max_steps": "flags"}
+    train(tmp_path, small_config(max_steps=1), origins=origins)
+    out = capfd.readouterr().out
+    assert "\noptions      run folder: dataset=synthetic, width=0.05\n" in out
+    assert "\n             flags: max_steps=1\n" in out
 
 
 def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):

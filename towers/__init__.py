@@ -17,6 +17,8 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ def train(
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
     allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start.
 
@@ -60,6 +63,7 @@ def train(
             those that TF_CONFIG or Slurm describe, if any.
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.
+        origins: option -> the layer of a command that set it, for the start banner.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -77,6 +81,7 @@ def train(
         allow_change=allow_change,
         cluster=cluster,
         allow_public_address=allow_public_address,
+        origins=origins,
     )
 
 

@@ -1,8 +1,8 @@
 """Config, which describes a run: one frozen, flat dataclass, stored as JSON.
 
-The field's default is the lowest of three layers; a recipe in `configs/` overrides it,
-and a flag overrides the recipe. Where a run happens (its folder, the addresses of a
-cluster) is not part of it.
+The field's default is the lowest of three layers; a recipe in `configs/`, or the config
+of the run that is continued, overrides it, and a flag overrides both. Where a run
+happens (its folder, the addresses of a cluster) is not part of it.
 """
 
 import dataclasses
@@ -453,14 +453,15 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
-        free = field.metadata["free"] or (
-            name == "num_epochs"
-            and not depends_on_length(new.schedule)
-            and not new.early_sizes
-        )
-        if before != after and not free:
+        is_length = name == "num_epochs" and length_is_free(new)
+        if before != after and not (field.metadata["free"] or is_length):
             changed[name] = (before, after)
     return changed
+
+
+def length_is_free(config: Config) -> bool:
+    """True if a run may be made longer without becoming another run."""
+    return not depends_on_length(config.schedule) and not config.early_sizes
 
 
 def depends_on_length(schedule: str) -> bool:

@@ -121,6 +121,12 @@ class RunFolder:
         """The description of the process that holds the lock; None if none does."""
         return holder(self.path)
 
+    def holds_config(self) -> bool:
+        """True where there is a config.json, or a checkpoint with a Config."""
+        if _kind(self.config) is not None:
+            return True
+        return self._newest_value("config", from_values) is not None
+
     def stored_config(self) -> Config:
         """The Config of the run in this folder.
 
@@ -208,6 +214,29 @@ class RunFolder:
             "num_towers": stored.group_size if stored.group_size > 1 else 0,
         }
         return replace(stored, settings | changes)
+
+
+def config_to_continue(
+    workdir: str | os.PathLike, overwrite: bool = False
+) -> Config | None:
+    """The stored Config of the run in a folder, on which a command without --config
+    stands; None where the folder holds no run.
+
+    Args:
+        workdir: the run's folder.
+        overwrite: whether the run is to start again: one that is unreadable then counts
+            as none.
+
+    Raises:
+        ConfigError, RunFolderError: as `RunFolder.stored_config`.
+    """
+    folder = RunFolder(workdir)
+    try:
+        return folder.stored_config() if folder.holds_config() else None
+    except (ConfigError, RunFolderError):
+        if overwrite:
+            return None
+        raise
 
 
 def _kind(path):

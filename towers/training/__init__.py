@@ -2,11 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from towers import build
 from towers.config import Config, checks, to_json
 from towers.config.cluster import Cluster
+from towers.config.config import depends_on_length, length_is_free
 from towers.errors import (
     CheckpointError,
     Preempted,
@@ -60,6 +62,7 @@ def train(
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
     after_call: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Trains a run to its end, from its last checkpoint or from the start.
@@ -73,6 +76,7 @@ def train(
         cluster: the workers of the run, of which this process is one; by default those
             of TF_CONFIG or Slurm, if any. The chief alone uses the run's folder.
         allow_public_address: whether anybody may be able to reach the workers.
+        origins: option -> the layer of the command that set it, for the start banner.
         after_call: called after each compiled call, when everything due is done.
 
     Raises:
@@ -122,6 +126,7 @@ def train(
                 phases=parts.phases,
                 num_examples=parts.num_examples,
                 total_steps=parts.total_steps,
+                origins=origins,
             ):
                 say(line)
         watchdog = Watchdog(
@@ -154,6 +159,7 @@ def train(
             if overwrite:  # only now that everything else is known to be in order
                 lock.check()
                 folder.clear()
+                reports.file(folder.config, to_json(config))
             restore(run, checkpoint)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, run.dataset_info.to_json())
@@ -165,10 +171,31 @@ def train(
             run.say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         else:
             run.say(
-                f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
-                "--max_steps or --num_epochs to continue; --overwrite starts again"
+                f"{folder.path} is finished: step {run.step} of {last_step}. "
+                f"{_way_on(config, parts.total_steps)}; --overwrite starts again"
             )
         return TrainResult(folder.path, run.step, run.accuracy, trainer.state())
+
+
+def _way_on(config: Config, total_steps: int) -> str:
+    """The option with which a finished run goes on."""
+    if 0 < config.max_steps < total_steps:
+        return (
+            f"It ended at --max_steps={config.max_steps}: raise it to continue, or set "
+            f"--max_steps=0 for all {total_steps} steps"
+        )
+    epochs = 2 * config.num_epochs
+    and_steps = " --max_steps=0" if config.max_steps else ""
+    if length_is_free(config):
+        return f"To continue raise --num_epochs: --num_epochs={epochs:g}{and_steps}"
+    because = f"schedule={config.schedule}"
+    if not depends_on_length(config.schedule):
+        because = f"early_sizes={config.early_sizes}"
+    return (
+        f"Its {because} depends on the length: --num_epochs={epochs:g}{and_steps} "
+        f"--allow_change=num_epochs continues as a run of {epochs:g} epochs would "
+        "from here on"
+    )
 
 
 def _remove_leftovers(folder: RunFolder, lock: Lock) -> None:
