@@ -282,7 +282,7 @@ def assert_continued(result, uninterrupted):
     """The bits of the uninterrupted run (row 10), whichever checkpoint was used."""
     assert not isinstance(result, TowersError), result
     small_runs.assert_equal_states(result[0], uninterrupted[0])
-    for name in ("step", "test_accuracy", "test_loss", "images"):
+    for name in ("step", "test_accuracy_ema", "test_loss_ema", "images"):
         assert result[1][name] == uninterrupted[1][name], name
 
 

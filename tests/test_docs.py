@@ -80,7 +80,7 @@ FLAGS = {script: flags_of(script) for script in SCRIPTS}
 def commands(page):
     """The arguments of each command in a page's blocks of code that runs a script."""
     text = page.read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.startswith("    python run_")]
+    lines = re.findall(r"^(?:    )?(python run_.*)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
@@ -172,6 +172,25 @@ def test_commands_can_be_given(page):
         ours = [a for a in arguments if FLAG.match(a)[1] in {"config", *FIELDS}]
         values([script, *ours])
         config_of_flags(values.config, ROOT / "configs", given_flags(values))
+
+
+def folders(page):
+    """The run folders of a page's commands."""
+    found = set()
+    for script, *arguments in commands(page):
+        pairs = (a[2:].partition("=") for a in arguments)
+        given = {name: value for name, _, value in pairs}
+        found.add(given.get("workdir") or f"runs/{given.get('config', 'default')}")
+    return found
+
+
+def test_a_command_of_one_page_trains_in_no_folder_of_another():
+    """The run of another page would be continued there, or be finished."""
+    pages = [page for page in PAGES if page.name != "cluster.md"]
+    used = [(page.name, folder) for page in pages for folder in folders(page)]
+    assert len(used) > 10
+    repeated = [x for x in used if [folder for _, folder in used].count(x[1]) > 1]
+    assert not repeated
 
 
 def test_the_commands_are_found():

@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 import towers
-from towers.config import FIELDS, Config
+from towers.config import FIELDS, Config, synonyms
 from towers.config import flags as config_flags
 from towers.config.flags import config_of_flags, load_recipe
 from towers.errors import ConfigError
@@ -288,6 +288,7 @@ def test_row_42_a_name_that_is_too_long_for_a_file_is_one_line(recipes):
     [
         ("run_train.py", ["--bach_size=3"], ["'bach_size'", "batch_size ?"]),
         ("run_train.py", ["--views=six"], ["'views'", "it is called --tta now"]),
+        ("run_train.py", ["--lr=0.1"], ["'lr'", "Did you mean: learning_rate ?"]),
         ("run_train.py", ["--batch_size=abc"], ["--batch_size=abc"]),
         ("run_train.py", ["--batch_size=2.5"], ["--batch_size=2.5"]),
         ("run_train.py", ["--dataset=cifar"], ["dataset='cifar'", "'cifar10'?"]),
@@ -332,6 +333,57 @@ def test_another_keras_backend_ends_in_one_line_and_exit_2():
     )
     assert done.returncode == 2
     assert done.stderr.startswith("run_train.py: KERAS_BACKEND=jax")
+
+
+@pytest.mark.parametrize(
+    "typed,meant",
+    [
+        ("epochs", "num_epochs"),
+        ("lr", "learning_rate"),
+        ("bs", "batch_size"),
+        ("gpus", "num_towers"),
+        ("Batch-Size", "batch_size"),
+        ("optimizer-options", "optimizer_options"),
+        ("output_dir", None),  # no flag of these
+        ("frobnicate", None),
+    ],
+)
+def test_a_name_of_another_program_is_understood(typed, meant):
+    assert synonyms.meant(typed, FIELDS) == meant
+
+
+def test_the_synonyms_are_of_flags_and_of_one_each():
+    own = {"workdir", "config", "overwrite", "use_ema", "num_workers"}
+    assert set(synonyms.SYNONYMS) <= own | set(FIELDS)
+    of_train = [
+        name
+        for flag, names in synonyms.SYNONYMS.items()
+        if flag != "use_ema"  # of run_eval.py
+        for name in names.split()
+    ]
+    assert len(of_train) == len(set(of_train))
+    assert not set(of_train) & (own | set(FIELDS))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [["run_train.py"], ["run_eval.py"], ["-m", "towers.launch"], ["-m", "towers.data"]],
+)
+def test_each_program_has_a_version_and_a_short_help(program):
+    versions, help_text = (
+        subprocess.run(
+            [sys.executable, *program, flag],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        for flag in ("--version", "-h")
+    )
+    assert versions.returncode == 0, versions.stderr
+    assert versions.stdout.startswith(f"towers {towers.__version__}")
+    assert len(versions.stdout.splitlines()) == 1
+    assert "num_workers" in help_text.stdout or "--data_dir" in help_text.stdout
 
 
 def test_help_shows_every_option():

@@ -100,14 +100,14 @@ def evaluate(
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
         step: evaluate this checkpoint instead of the last.
-        use_ema: moving averages (True) or raw parameters (False); by default averages
-            where the run keeps them.
+        use_ema: only the moving averages (True) or the raw parameters (False); by
+            default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
 
     Returns:
-        The content of the run's `result.json`: "test_accuracy", "test_loss", "step" and
-        so on.
+        The content of the run's `result.json`: "test_accuracy" of the parameters,
+        "test_accuracy_ema" of their moving averages, "test_loss", "step" and so on.
 
     Raises:
         TowersError: see `towers.errors`; such as a CheckpointError where there is no

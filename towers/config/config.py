@@ -12,6 +12,7 @@ from typing import Any
 from towers.config import choices
 from towers.config.checks import check_together
 from towers.config.options import check_option, option
+from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
 
@@ -481,7 +482,7 @@ def replace(config: Config, changes: Mapping[str, Any]) -> Config:
     for name in changes:
         if name not in FIELDS:
             raise ConfigError(
-                f"there is no option {name!r}: {choices.nearest(name, FIELDS)}"
+                f"there is no option {name!r}: {suggestion(name, FIELDS)}"
                 "run_train.py --help lists them"
             )
     return dataclasses.replace(config, **changes)

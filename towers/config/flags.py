@@ -6,15 +6,19 @@ Importing this module defines the flags; it imports no TensorFlow, so that a wro
 is refused at once.
 """
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import pathlib
+import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 
-from towers.config import FIELDS, Config
+import towers
+from towers.config import FIELDS, Config, synonyms
 from towers.config.cluster import find_cluster
 from towers.config.factories import foreseen
 from towers.config.options import check_option
@@ -39,9 +43,6 @@ _DEFINE = {
 
 # Of the name of a flag, with its dashes.
 _MOST_CHARACTERS = 100
-
-# Former name of a flag -> its name.
-RENAMED = {"views": "tta"}
 
 
 def define_config_flags(
@@ -191,13 +192,38 @@ def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequen
         rest = values(argv)
     except (flags.Error, ValueError, OSError, RecursionError) as error:
         message = one_line(error)
-        renamed = RENAMED.get(getattr(error, "flagname", ""))
-        if renamed:
-            message += f"; it is called --{renamed} now, see --help"
+        unknown = getattr(error, "flagname", "")
+        meant = synonyms.meant(unknown, values)
+        if unknown in synonyms.RENAMED:
+            new = synonyms.RENAMED[unknown]
+            message += f"; it is called --{new} now, see --help"
+        elif meant and isinstance(error, flags.UnrecognizedFlagError):
+            message = f"Unknown command line flag '{unknown}'. Did you mean: {meant} ?"
         raise ConfigError(message) from None
     if len(rest) > 1:
         raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
     return rest
+
+
+def version_line() -> str:
+    """The version of towers and those of what it stands on, without importing it."""
+    versions = [f"towers {towers.__version__}"]
+    for package in ("TensorFlow", "Keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(package.lower())
+            versions.append(f"{package} {version}")
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def _with_common_flags(argv: Sequence[str]) -> list[str]:
+    """A command line with --help in place of -h; --version prints the versions and
+    ends the process. What follows `--` is of another program."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    if "--version" in argv[1:end]:
+        print(version_line())
+        sys.exit()
+    own = ["--help" if argument == "-h" else argument for argument in argv[:end]]
+    return [*own, *argv[end:]]
 
 
 def run(
@@ -219,7 +245,7 @@ def run(
 
     def parse_or_end(argv):
         try:
-            return parse(argv)
+            return parse(_with_common_flags(argv))
         except ConfigError as error:
             end_process(program, error)
 

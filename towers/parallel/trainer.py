@@ -259,7 +259,11 @@ class Trainer(abc.ABC):
             lines += self._host_remark()
         least, most = min(self.sizes), max(self.sizes)
         share = f"{most}" if least == most else f"{least} or {most}"
-        return [*lines, f"{len(self.sizes)} tower(s) with {share} images each"]
+        count, size = len(self.sizes), len(self.devices) // len(self.sizes)
+        towers = "1 tower" if count == 1 else f"{count} towers"
+        each = "" if count == 1 else " each"
+        of_devices = f" of {size} devices{each and ' each,'}" if size > 1 else ""
+        return [*lines, f"{towers}{of_devices} with {share} images{each}"]
 
     def _host_remark(self):
         """A line about operations that a GPU should run and cannot, if there are any.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from towers.config import FIELDS, Config, changed_mathematics, from_values
-from towers.config.choices import nearest
+from towers.config.synonyms import suggestion
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
 from towers.run import checkpoint_files, checkpoints
@@ -94,7 +94,7 @@ def check_changes(
         if name not in FIELDS:
             raise ConfigError(
                 f"--allow_change={name}: there is no such option; "
-                + nearest(name, list(FIELDS)).strip()
+                + suggestion(name, FIELDS).strip()
             )
     if checkpoint is None:
         return
