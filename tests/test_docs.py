@@ -177,7 +177,7 @@ def test_commands_can_be_given(page):
 def folders(page):
     """The run folders of a page's commands."""
     found = set()
-    for script, *arguments in commands(page):
+    for _, *arguments in commands(page):
         pairs = (a[2:].partition("=") for a in arguments)
         given = {name: value for name, _, value in pairs}
         found.add(given.get("workdir") or f"runs/{given.get('config', 'default')}")

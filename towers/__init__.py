@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from towers.config import Config
     from towers.config.cluster import Cluster
     from towers.evaluation import RestoredRun
-    from towers.run.run import TrainResult
+    from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
 __all__ = ["Config", "evaluate", "load_run", "train"]
@@ -67,7 +67,8 @@ def train(
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
-        if there was none) and the `state`, name -> array.
+        if there was none), the `state`, name -> array, the `history` of its metrics,
+        name -> (steps, values), and the trained networks `model` and `model_ema`.
 
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.

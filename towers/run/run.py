@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import pathlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -81,24 +80,6 @@ class Run:
         """Prints a line about the run, once for all workers."""
         if self.workers.is_chief:
             say(line)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """A run after training.
-
-    Attributes:
-        path: the run's folder.
-        step: the last step taken.
-        accuracy: of the last evaluation, with the moving averages where the run keeps
-            them; None if there was none.
-        state: the canonical state, name -> host array.
-    """
-
-    path: pathlib.Path
-    step: int
-    accuracy: float | None
-    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
 
 def save(run: Run) -> None:

@@ -44,7 +44,6 @@ from towers.run.restore import (
 )
 from towers.run.run import (
     Run,
-    TrainResult,
     is_between_steps,
     save_and_wait,
     saved_aside,
@@ -52,6 +51,7 @@ from towers.run.run import (
 )
 from towers.run.watchdog import Watchdog
 from towers.training.loop import train_loop
+from towers.training.result import TrainResult, create_history
 
 
 def train(
@@ -174,7 +174,15 @@ def train(
                 f"{folder.path} is finished: step {run.step} of {last_step}. "
                 f"{_way_on(config, parts.total_steps)}; --overwrite starts again"
             )
-        return TrainResult(folder.path, run.step, run.accuracy, trainer.state())
+        return TrainResult(
+            path=folder.path,
+            step=run.step,
+            accuracy=run.accuracy,
+            state=trainer.state(),
+            history=create_history(reports.metrics.records() if is_chief else ()),
+            config=config,
+            dataset_info=run.dataset_info,
+        )
 
 
 def _way_on(config: Config, total_steps: int) -> str:
