@@ -56,7 +56,7 @@ each_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 def flags_of(script):
     """The names of a script's flags: its own, and those of Config that it takes."""
-    found = {"help"}
+    found = {"help", "version"}
     for node in ast.walk(ast.parse((ROOT / script).read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
