@@ -21,7 +21,7 @@ from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
 USE_EMA = flags.DEFINE_bool(
-    "use_ema", None, "Moving averages; by default where the run keeps them."
+    "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."
 )
 EVAL_INTERVAL_SECS = flags.DEFINE_float(
     "eval_interval_secs", 0.0, "Look for new checkpoints this often; 0 for once.", 0.0

@@ -12,6 +12,7 @@ from towers.run.signals import exit_on_signals
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
+import functools
 import pathlib
 
 from absl import flags
@@ -19,18 +20,15 @@ from absl import flags
 from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
+from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 
 CONFIG = flags.DEFINE_string(
     "config", None, "Recipe: a name in configs/ or the path of a Python file."
 )
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Folder of the run; by default runs/<recipe> or runs/default."
-)
-OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "Remove the files of an earlier run there and start again."
-)
+WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
 )
@@ -41,16 +39,18 @@ flags.adopt_module_key_flags(config_flags)
 
 def main(_):
     check_environment()
-    config, name, remark = config_flags.config_of_flags(
-        CONFIG.value, RECIPES, config_flags.given_flags()
+    stored = functools.partial(config_to_continue, overwrite=OVERWRITE.value)
+    command = config_flags.config_of_flags(
+        CONFIG.value, RECIPES, config_flags.given_flags(), WORKDIR.value, stored
     )
-    if remark:
-        print(remark)
+    if command.remark:
+        print(command.remark)
     train(
-        WORKDIR.value or pathlib.Path("runs") / name,
-        config,
+        command.workdir,
+        command.config,
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
+        origins=command.origins,
         **config_flags.cluster_of_flags(),
     )
 

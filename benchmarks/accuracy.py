@@ -73,8 +73,8 @@ STRATEGIES = {
 }
 
 # The accuracy of a record: by test-time augmentation and moving averages, where it has
-# them. (Runs of before 2026-11-23 say views.)
-KINDS = ("tta_averaged", "views_averaged", "tta", "views", "averaged")
+# them.
+KINDS = ("tta_ema", "tta", "ema")
 
 
 def best(record: dict) -> float:
@@ -127,15 +127,13 @@ def run(config: Config, wanted: float) -> dict:
     with tempfile.TemporaryDirectory() as workdir:
         train(workdir=workdir, config=config, after_call=clock.measure_each_minute)
         clock.measure()
-        last = raw = evaluate(workdir=workdir, config=config)
-        if config.ema_decay:
-            raw = evaluate(workdir=workdir, config=config, use_ema=False)
+        last = evaluate(workdir=workdir, config=config)
         reached = step_reached(pathlib.Path(workdir) / "metrics.jsonl", wanted)
     rate = statistics.mean(clock.rates)
     return {
-        "plain": raw[PLAIN],
+        "plain": last[PLAIN],
         "accuracy": best(last),
-        "loss": last["test_loss"],
+        "loss": last.get("test_loss_ema", last["test_loss"]),
         "secs": clock.secs,
         "start_secs": last["start_secs"],
         "train_secs": last["train_secs"],

@@ -109,6 +109,7 @@ def read_all(workdir):
     folder.check()
     assert folder.holder() is None
     assert changed_mathematics(folder.stored_config(), CONFIG) == {}
+    assert len(folder.stored_dataset_info().class_names) == 5
     return checkpoint
 
 
@@ -281,7 +282,7 @@ def assert_continued(result, uninterrupted):
     """The bits of the uninterrupted run (row 10), whichever checkpoint was used."""
     assert not isinstance(result, TowersError), result
     small_runs.assert_equal_states(result[0], uninterrupted[0])
-    for name in ("step", "test_accuracy", "test_loss", "images"):
+    for name in ("step", "test_accuracy_ema", "test_loss_ema", "images"):
         assert result[1][name] == uninterrupted[1][name], name
 
 
@@ -296,7 +297,9 @@ def assert_usable(trainer_state):
     json.dumps(trainer_state, indent=1)  # as the next save does
 
 
-@pytest.mark.parametrize("inside", [("best",), slow(("config", "versions"))])
+@pytest.mark.parametrize(
+    "inside", [("best",), slow(("config", "versions", "dataset_info"))]
+)
 def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
     run, expected, tmp_path, inside, count
 ):

@@ -58,6 +58,9 @@ LAUNCHERS = "".join(
     (ROOT / "towers" / path).read_text() for path in ("launch/__main__.py", "on_ray.py")
 )
 
+# Metrics whose names begin as those of tests do.
+METRICS = {"test_accuracy", "test_accuracy_ema"}
+
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 each_picture = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
 each_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -65,7 +68,7 @@ each_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 def flags_of(script):
     """The names of a script's flags: its own, and those of Config that it takes."""
-    found = {"help"}
+    found = {"help", "version"}
     for node in ast.walk(ast.parse((ROOT / script).read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -89,7 +92,7 @@ FLAGS = {script: flags_of(script) for script in SCRIPTS}
 def commands(page):
     """The arguments of each command in a page's blocks of code that runs a script."""
     text = page.read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.startswith("    python run_")]
+    lines = re.findall(r"^(?:    )?(python run_.*)$", text, re.MULTILINE)
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
@@ -185,6 +188,25 @@ def test_commands_can_be_given(page):
         config_of_flags(values.config, ROOT / "configs", given_flags(values))
 
 
+def folders(page):
+    """The run folders of a page's commands."""
+    found = set()
+    for _, *arguments in commands(page):
+        pairs = (a[2:].partition("=") for a in arguments)
+        given = {name: value for name, _, value in pairs}
+        found.add(given.get("workdir") or f"runs/{given.get('config', 'default')}")
+    return found
+
+
+def test_a_command_of_one_page_trains_in_no_folder_of_another():
+    """The run of another page would be continued there, or be finished."""
+    pages = [page for page in PAGES if page.name != "cluster.md"]
+    used = [(page.name, folder) for page in pages for folder in folders(page)]
+    assert len(used) > 10
+    repeated = [x for x in used if [folder for _, folder in used].count(x[1]) > 1]
+    assert not repeated
+
+
 def test_the_commands_are_found():
     found = [command for page in PAGES for command in commands(page)]
     assert len(found) > len(STRATEGIES)
@@ -196,7 +218,7 @@ def test_tests_that_are_named_exist(page):
     tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
     known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
     for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text()):
-        assert name in known | set(tests), name
+        assert name in known | set(tests) | METRICS, name
 
 
 # README.

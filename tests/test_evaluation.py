@@ -64,8 +64,10 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
     config = dataclasses.replace(CONFIG, batch_size=batch_size, num_towers=num_towers)
     result = evaluate(workdir, config)
     assert result["test_images"] == NUM_TEST
-    assert result["test_correct"] == count_correct(workdir, 10, use_ema=True)
-    assert result["test_accuracy"] == result["test_correct"] / NUM_TEST
+    for suffix, use_ema in (("", False), ("_ema", True)):
+        correct = count_correct(workdir, 10, use_ema)
+        assert result[f"test_correct{suffix}"] == correct
+        assert result[f"test_accuracy{suffix}"] == correct / NUM_TEST
 
 
 @pytest.mark.parametrize("use_ema", [True, False])
@@ -73,7 +75,8 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
 def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir, step, use_ema):
     result = evaluate(workdir, CONFIG, step=step, use_ema=use_ema)
     assert result["step"] == step
-    assert result["test_correct"] == count_correct(workdir, step, use_ema)
+    suffix = "_ema" if use_ema else ""
+    assert result[f"test_correct{suffix}"] == count_correct(workdir, step, use_ema)
 
 
 def test_the_choices_differ(workdir):
@@ -89,8 +92,12 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
 ):
     result = evaluate(workdir, CONFIG)
     assert result["step"] == 10
-    line = f"step 10: accuracy {result['test_accuracy']:.4f} ({result['test_correct']}"
-    assert capfd.readouterr().out.splitlines()[-1] == f"{line} of {NUM_TEST})"
+    assert capfd.readouterr().out.splitlines()[-1] == (
+        f"step 10: test accuracy {result['test_accuracy']:.4f} "
+        f"({result['test_correct']} of {NUM_TEST}); with moving averages of the "
+        f"parameters {result['test_accuracy_ema']:.4f} "
+        f"({result['test_correct_ema']} of {NUM_TEST})"
+    )
     assert json.loads((workdir / "result.json").read_text()) == result
     assert result["images"] == 100
     assert result["train_secs"] > 0
@@ -100,9 +107,10 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     )
     events = EventAccumulator(str(workdir / "tensorboard" / "eval"))
     events.Reload()
-    (event,) = events.Tensors("test_accuracy_averaged")
-    assert event.step == 10
-    assert tf.make_ndarray(event.tensor_proto) == np.float32(result["test_accuracy"])
+    for name in ("test_accuracy", "test_accuracy_ema"):
+        (event,) = events.Tensors(name)
+        assert event.step == 10
+        assert tf.make_ndarray(event.tensor_proto) == np.float32(result[name])
 
 
 def test_training_speed_leaves_out_the_first_call(workdir):
@@ -181,8 +189,13 @@ def test_following_evaluates_each_new_checkpoint_until_the_last(
     result = evaluate(workdir, config, eval_interval_secs=7.0, sleep=sleep)
     assert result["step"] == 10
     assert sleep.slept == [7.0] * 3
-    steps = re.findall(r"^step (\d+): accuracy", capfd.readouterr().out, re.MULTILINE)
+    out = capfd.readouterr().out
+    steps = re.findall(r"^step (\d+): test accuracy", out, re.MULTILINE)
     assert steps == ["4", "8", "10"]
+    waits = re.findall(r"^waiting for (.*) in .*every 7 s", out, re.MULTILINE)
+    after = "a checkpoint after step"
+    assert waits == ["a checkpoint", f"{after} 4", f"{after} 8"]
+    assert "no process trains this run now" in out
 
 
 def test_following_ends_where_max_steps_ends_the_run(workdir):
@@ -205,7 +218,7 @@ def test_following_does_not_evaluate_a_checkpoint_twice(workdir, capfd):
 
     evaluate(workdir, CONFIG, eval_interval_secs=1.0, sleep=sometimes)
     assert len(naps) == 5
-    assert capfd.readouterr().out.count(": accuracy") == 3
+    assert capfd.readouterr().out.count(": test accuracy") == 3
 
 
 def test_following_one_step_is_a_contradiction(workdir):

@@ -500,7 +500,9 @@ def test_train_evaluate_and_continue_with_the_commands_themselves(
     program = start(EVALUATE, "--workdir=run", "--num_towers=3", "--device=cpu")
     assert program.wait() == 0, program.output
     last = program.output.splitlines()[-1]
-    assert re.fullmatch(r"step 3: accuracy 0\.\d{4} \(\d+ of 2000\)", last)
+    assert re.fullmatch(
+        r"step 3: test accuracy 0\.\d{4} \(\d+ of 2000\); with .*", last
+    )
     assert (tmp_path / "run" / "result.json").exists()
 
     assert "no checkpoint of step 2" in fails(4, EVALUATE, "--workdir=run", "--step=2")

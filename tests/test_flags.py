@@ -10,7 +10,7 @@ import pytest
 from absl import flags
 
 import towers
-from towers.config import FIELDS, Config
+from towers.config import FIELDS, Config, synonyms
 from towers.config import flags as config_flags
 from towers.config.flags import config_of_flags, load_recipe
 from towers.errors import ConfigError
@@ -94,7 +94,7 @@ def test_a_flag_that_repeats_the_default_is_given():
 
 
 def test_flags_override_the_recipe_and_the_recipe_the_defaults(recipes):
-    config, _, _ = config_of_flags(
+    config, *_ = config_of_flags(
         "quickstart", recipes, given("--momentum=0.9", "--num_towers=2")
     )
     assert config == Config(
@@ -103,19 +103,58 @@ def test_flags_override_the_recipe_and_the_recipe_the_defaults(recipes):
 
 
 def test_a_flag_with_the_default_value_overrides_the_recipe(recipes):
-    config, _, _ = config_of_flags("quickstart", recipes, given("--batch_size=128"))
+    config, *_ = config_of_flags("quickstart", recipes, given("--batch_size=128"))
     assert config.batch_size == 128
 
 
-def test_without_a_recipe_flags_stand_on_the_defaults(recipes):
-    config, name, remark = config_of_flags(None, recipes, given("--seed=3"))
-    assert (config, name, remark) == (Config(seed=3), "default", "")
+@pytest.mark.parametrize("flag", ["--dataset=mnist", "--data_dir=data"])
+def test_flags_that_name_a_data_set_stand_on_the_defaults(recipes, flag):
+    command = config_of_flags(None, recipes, given(flag, "--seed=3"))
+    assert command.config == Config(**given(flag), seed=3)
+    assert (command.workdir, command.remark) == (pathlib.Path("runs/default"), "")
+
+
+def test_other_flags_alone_stand_on_the_quickstart(recipes):
+    command = config_of_flags(None, recipes, given("--num_towers=2"))
+    expected, *_ = config_of_flags("quickstart", recipes, given("--num_towers=2"))
+    assert command.config == expected
+    assert command.config.dataset == "embedded" and command.config.num_towers == 2
+    assert command.workdir == pathlib.Path("runs/quickstart")
+    assert "quickstart" in command.remark
+
+
+def test_without_a_recipe_flags_stand_on_the_run_in_the_folder(recipes):
+    stored = {pathlib.Path("r2"): Config(seed=3, batch_size=32, max_steps=5)}
+    arguments = given("--num_towers=2", "--max_steps=500")
+    command = config_of_flags(None, recipes, arguments, "r2", stored.get)
+    assert command.config == Config(seed=3, batch_size=32, num_towers=2, max_steps=500)
+    assert command.workdir == pathlib.Path("r2")
+    assert command.origins == {
+        "seed": "run folder",
+        "batch_size": "run folder",
+        "num_towers": "flags",
+        "max_steps": "flags",
+    }
+    # With --config the recipe is meant, which the training compares with the run.
+    command = config_of_flags("quickstart", recipes, arguments, "r2", stored.get)
+    assert command.config.seed == 0 and command.config.batch_size == 64
+    assert set(command.origins.values()) == {"recipe quickstart", "flags"}
+    assert config_of_flags(None, recipes, {}, "r3", stored.get).config.seed == 0
+
+
+def test_values_are_checked_before_the_folder_is_read(recipes):
+    def read(workdir):
+        raise AssertionError
+
+    with pytest.raises(ConfigError, match="batch_size=0: must be at least 1"):
+        config_of_flags(None, recipes, {"batch_size": 0}, "r2", read)
 
 
 def test_without_anything_the_quickstart_is_trained_and_that_is_said(recipes):
     write_recipe(recipes, "other", "Config()")
-    config, name, remark = config_of_flags(None, recipes, {})
-    assert (config.dataset, config.batch_size, name) == ("embedded", 64, "quickstart")
+    config, workdir, _, remark = config_of_flags(None, recipes, {})
+    assert (config.dataset, config.batch_size) == ("embedded", 64)
+    assert workdir == pathlib.Path("runs/quickstart")
     for word in ("quickstart", "other", "--config", "--help"):
         assert word in remark
     assert "\n" not in remark
@@ -123,8 +162,10 @@ def test_without_anything_the_quickstart_is_trained_and_that_is_said(recipes):
 
 def test_the_run_is_named_after_the_recipe(recipes):
     path = recipes / "quickstart.py"
-    assert config_of_flags("quickstart", recipes, {})[1:] == ("quickstart", "")
-    assert config_of_flags(str(path), recipes, {})[1:] == ("quickstart", "")
+    for recipe in ("quickstart", str(path)):
+        command = config_of_flags(recipe, recipes, {})
+        assert command.workdir == pathlib.Path("runs/quickstart")
+        assert command.remark == ""
 
 
 def test_a_contradiction_between_layers_is_refused(recipes):
@@ -135,8 +176,8 @@ def test_a_contradiction_between_layers_is_refused(recipes):
 def test_layers_are_checked_only_together(recipes):
     arguments = given("--optimizer=nesterov")
     with pytest.raises(ConfigError, match="momentum"):
-        config_of_flags(None, recipes, arguments)
-    config, _, _ = config_of_flags("quickstart", recipes, arguments)
+        config_of_flags(None, recipes, arguments | {"dataset": "mnist"})
+    config, *_ = config_of_flags("quickstart", recipes, arguments)
     assert (config.optimizer, config.momentum) == ("nesterov", 0.5)
 
 
@@ -247,6 +288,7 @@ def test_row_42_a_name_that_is_too_long_for_a_file_is_one_line(recipes):
     [
         ("run_train.py", ["--bach_size=3"], ["'bach_size'", "batch_size ?"]),
         ("run_train.py", ["--views=six"], ["'views'", "it is called --tta now"]),
+        ("run_train.py", ["--lr=0.1"], ["'lr'", "Did you mean: learning_rate ?"]),
         ("run_train.py", ["--batch_size=abc"], ["--batch_size=abc"]),
         ("run_train.py", ["--batch_size=2.5"], ["--batch_size=2.5"]),
         ("run_train.py", ["--dataset=cifar"], ["dataset='cifar'", "'cifar10'?"]),
@@ -291,6 +333,57 @@ def test_another_keras_backend_ends_in_one_line_and_exit_2():
     )
     assert done.returncode == 2
     assert done.stderr.startswith("run_train.py: KERAS_BACKEND=jax")
+
+
+@pytest.mark.parametrize(
+    "typed,meant",
+    [
+        ("epochs", "num_epochs"),
+        ("lr", "learning_rate"),
+        ("bs", "batch_size"),
+        ("gpus", "num_towers"),
+        ("Batch-Size", "batch_size"),
+        ("optimizer-options", "optimizer_options"),
+        ("output_dir", None),  # no flag of these
+        ("frobnicate", None),
+    ],
+)
+def test_a_name_of_another_program_is_understood(typed, meant):
+    assert synonyms.meant(typed, FIELDS) == meant
+
+
+def test_the_synonyms_are_of_flags_and_of_one_each():
+    own = {"workdir", "config", "overwrite", "use_ema", "num_workers"}
+    assert set(synonyms.SYNONYMS) <= own | set(FIELDS)
+    of_train = [
+        name
+        for flag, names in synonyms.SYNONYMS.items()
+        if flag != "use_ema"  # of run_eval.py
+        for name in names.split()
+    ]
+    assert len(of_train) == len(set(of_train))
+    assert not set(of_train) & (own | set(FIELDS))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [["run_train.py"], ["run_eval.py"], ["-m", "towers.launch"], ["-m", "towers.data"]],
+)
+def test_each_program_has_a_version_and_a_short_help(program):
+    versions, help_text = (
+        subprocess.run(
+            [sys.executable, *program, flag],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        for flag in ("--version", "-h")
+    )
+    assert versions.returncode == 0, versions.stderr
+    assert versions.stdout.startswith(f"towers {towers.__version__}")
+    assert len(versions.stdout.splitlines()) == 1
+    assert "num_workers" in help_text.stdout or "--data_dir" in help_text.stdout
 
 
 def test_help_shows_every_option():

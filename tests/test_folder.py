@@ -173,7 +173,7 @@ def test_a_folder_of_someone_else_is_refused(tmp_path):
 
 
 def test_clear_removes_what_runs_write_and_nothing_else(folder):
-    written = [folder.config, folder.metrics, folder.result]
+    written = [folder.config, folder.dataset_info, folder.metrics, folder.result]
     written += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
     written += [folder.tensorboard / "train" / "events"]
     notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]
@@ -213,7 +213,12 @@ def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path, way):
 
 
 def test_only_what_killed_processes_left_is_removed(folder):
-    left = [".config.json.17", ".metrics.jsonl.1", ".writable-123"]
+    left = [
+        ".config.json.17",
+        ".dataset_info.json.2",
+        ".metrics.jsonl.1",
+        ".writable-123",
+    ]
     # Of an editor, of an evaluation under way, of a user.
     others = [".config.json.swp", ".result.json.17", ".writable-x", "config.json.17"]
     for name in left + others:

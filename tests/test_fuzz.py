@@ -29,6 +29,7 @@ from towers.config.list_options import (
 )
 from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run import checkpoint_files, checkpoints
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import check_trainer_state
@@ -141,6 +142,18 @@ def test_any_config_json(fuzz):
 
 
 @many_inputs
+def test_any_dataset_info_json(fuzz):
+    info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20,))
+
+    def read(content):
+        read = DatasetInfo.from_json(content)
+        assert len(read.mean) == len(read.deviation) == read.image_shape[2]
+        assert DatasetInfo.from_json(read.to_json().encode()) == read
+
+    fuzz(read, files_like(json.loads(info.to_json())))
+
+
+@many_inputs
 def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = b'{"step": 1, "loss": 0.5}\n{"step": 3}\n{"step": 7, "losses": [1, 2]}\n'
@@ -166,6 +179,8 @@ def checkpoint(tmp_path):
     """A folder as a run writes it."""
     state = {"images_seen": 64, "best": {"step": 1, "accuracy": 0.5}, "unwritten": []}
     state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
+    info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))
+    state |= {"dataset_info": dataclasses.asdict(info)}
     state |= dataclasses.asdict(Stopwatch())
     tensors = {"step": example_tensors(1)["step"]}
     path = checkpoints.save(tmp_path, 1, tensors, state)
@@ -369,7 +384,7 @@ def test_any_recipe(fuzz, tmp_path, monkeypatch):
         os.utime(path, ns=(0, next(ticks)))  # it is loaded again
         with contextlib.suppress(ConfigError):
             factories.resolve("model", f"{path}:get_config")()
-        config, _, _ = flags.config_of_flags(str(path), RECIPES, {})
+        config, *_ = flags.config_of_flags(str(path), RECIPES, {})
         assert isinstance(config, Config)
 
     fuzz(check, recipes, always=[fragment.encode() for fragment in FRAGMENTS])

@@ -88,7 +88,7 @@ def test_train_returns_path_step_accuracy_and_state(session):
 def test_evaluate_reads_the_stored_configuration(session):
     _, about, _ = session
     assert about["evaluated"]["test_images"] == 2000
-    assert about["evaluated"]["test_accuracy"] == about["accuracy"]
+    assert about["evaluated"]["test_accuracy_ema"] == about["accuracy"]
 
 
 def test_a_finished_run_returns_its_accuracy_inside_of_an_event_loop(session):
@@ -120,7 +120,8 @@ def test_the_lines_of_the_readme_train_and_evaluate(tmp_path):
     assert count == 1 and done.returncode == 0, done.stderr
     [accuracy] = re.findall(r"^2 (\S+) runs/shapes$", done.stdout, re.MULTILINE)
     last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"step 2: accuracy {float(accuracy):.4f} ")
+    assert last.startswith("step 2: test accuracy ")
+    assert f"; with moving averages of the parameters {float(accuracy):.4f} (" in last
 
 
 @pytest.mark.slow

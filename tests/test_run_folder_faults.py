@@ -16,11 +16,12 @@ from small_runs import assert_equal_states, records, saved_steps, small_config
 from test_board import read_board
 
 from towers import training
+from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
 from towers.evaluation import evaluate
 from towers.parallel.trainer import Trainer
 from towers.run import board, checkpoints, files, metrics, run
-from towers.run.folder import RunFolder
+from towers.run.folder import RunFolder, config_to_continue
 from towers.run.reports import Reports
 from towers.training import train
 
@@ -68,6 +69,27 @@ def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
     assert "test_accuracy_tta" in result  # which changes no mathematics
     (half_way / "config.json").unlink()
     assert evaluate(half_way) == expected
+
+
+def test_row_34_a_command_without_a_recipe_stands_on_the_config_of_the_checkpoint(
+    half_way, tmp_path
+):
+    config = small_config(max_steps=5)
+    assert config_to_continue(half_way) == config
+    changed = dataclasses.replace(config, learning_rate=0.5, log_every_steps=7)
+    (half_way / "config.json").write_text(to_json(changed))
+    assert config_to_continue(half_way) == dataclasses.replace(
+        config, log_every_steps=7
+    )
+    (half_way / "config.json").unlink()
+    assert config_to_continue(half_way) == config
+    assert config_to_continue(tmp_path / "nothing") is None
+    shutil.rmtree(half_way / "checkpoints")
+    assert config_to_continue(half_way) is None
+    (half_way / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="config.json: not a config.json"):
+        config_to_continue(half_way)
+    assert config_to_continue(half_way, overwrite=True) is None
 
 
 # Row 35: no room for what only reports.
@@ -462,7 +484,9 @@ def hard_link(path, victim):
     path.hardlink_to(victim)
 
 
-@pytest.mark.parametrize("name", [".lock", "config.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", [".lock", "config.json", "dataset_info.json", "metrics.jsonl"]
+)
 @pytest.mark.parametrize("plant", [link, fifo, folder, hard_link])
 def test_row_38_nothing_planted_is_followed_written_or_waited_for(
     half_way, tmp_path, name, plant

@@ -119,7 +119,7 @@ def test_modules_keep_the_rules(package):
         ("towers/optim/x.py", "from towers.config import Config"),
         ("towers/run/x.py", "def f():\n    import towers.build"),
         ("towers/optim/x.py", "from towers.parallel.trainer import Trainer"),
-        ("towers/evaluation.py", "from towers.training import train"),
+        ("towers/evaluation/x.py", "from towers.training import train"),
         ("towers/parallel/x.py", "from towers.config import Config"),
         ("towers/parallel/sharding/x.py", "from towers.data import DataSet"),
         ("towers/parallel/x.py", "from towers.models import MODELS"),

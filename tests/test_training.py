@@ -27,10 +27,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.python.framework import config as tf_config
 
 from towers import training
+from towers.config import FIELDS
 from towers.config.cluster import Cluster
 from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError
 from towers.evaluation import evaluate
+from towers.parallel.trainer import describe_towers
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -105,7 +107,7 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
         f"TensorFlow {tf.__version__}",
         f"run folder   {tmp_path}",
         "/CPU:0, /CPU:1",
-        "2 tower(s) with 6 images each",
+        "2 towers with 6 images each",
         "small: 40 training and 23 test images, made for a test",
         "12 images a step",
         "8 steps, 2.3 epochs",
@@ -163,7 +165,7 @@ def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     for tower in range(3):
         tower_loss = np.float32(logged[8]["tower_losses"][tower])
         assert value(f"tower_losses/tower_{tower}", 8) == tower_loss
-    for tag in ("test_accuracy", "test_accuracy_averaged", "test_loss"):
+    for tag in ("test_accuracy", "test_accuracy_ema", "test_loss"):
         assert steps(tag) == [5, 10]
         assert value(tag, 10) == np.float32(logged[10][tag])
     for name in ("logits/kernel", "logits/bias"):
@@ -213,23 +215,30 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     config = small_config(**EVALUATED)
     train(tmp_path, config)
     last = records(tmp_path)[-1]
-    for use_ema, suffix in ((False, ""), (True, "_averaged")):
+    for use_ema, suffix in ((False, ""), (True, "_ema")):
         result = evaluate(tmp_path, config, use_ema=use_ema)
-        assert result["test_accuracy"] == last[f"test_accuracy{suffix}"]
-        assert result["test_loss"] == pytest.approx(last[f"test_loss{suffix}"])
+        name, loss = f"test_accuracy{suffix}", f"test_loss{suffix}"
+        assert result[name] == last[name]
+        assert result[loss] == pytest.approx(last[loss])
+        assert ("test_accuracy" in result) == ("test_accuracy_ema" not in result)
+    both = evaluate(tmp_path, config)
+    names = {name for name in last if name.startswith("test_")}
+    assert {n: both[n] for n in names} == pytest.approx({n: last[n] for n in names})
+    assert both["test_accuracy"] * 23 == both["test_correct"]
 
 
 def test_test_time_augmentation_is_reported_next_to_the_plain_accuracy(tmp_path, capfd):
     config = small_config(**EVALUATED, tta="translate")
     train(tmp_path, config)
     last = records(tmp_path)[-1]
-    assert re.search(
-        r"test accuracy .* averaged\); 0\.\d+ by tta=translate\n", output(capfd)
-    )
-    for use_ema, suffix in ((False, ""), (True, "_averaged")):
+    one = r"0\.\d+ \(\d+ of 23\), 0\.\d+ by tta=translate"
+    line = rf"test accuracy {one}; with moving averages of the parameters {one}\n"
+    assert re.search(line, output(capfd))
+    for use_ema, suffix in ((False, ""), (True, "_ema")):
         result = evaluate(tmp_path, config, use_ema=use_ema)
-        assert result["test_accuracy_tta"] == last[f"test_accuracy_tta{suffix}"]
-        assert "; 0." in output(capfd)
+        name = f"test_accuracy_tta{suffix}"
+        assert result[name] == last[name]
+        assert re.search(rf"test accuracy (with .* )?{one}\n", output(capfd))
     plain = evaluate(tmp_path, dataclasses.replace(config, tta="none"))
     assert "test_accuracy_tta" not in plain and "tta" not in output(capfd)
 
@@ -263,6 +272,49 @@ def test_a_finished_run_says_so_and_does_nothing(half_way, capfd):
     assert f"{half_way} is finished: step 5 of 5." in capfd.readouterr().out
     assert_equal_states(state, saved(half_way).tensors)
     assert snapshot(half_way) == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_steps": 5},
+        {"num_epochs": 1.0},
+        {"num_epochs": 1.0, "max_steps": 7},
+        {"num_epochs": 1.0, "schedule": "cosine"},
+    ],
+)
+def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, changes):
+    """They are tried: each run goes on to its tenth step."""
+    config = small_config(**changes)
+    train(tmp_path, config)
+    train(tmp_path, config)
+    [line] = [x for x in capfd.readouterr().out.splitlines() if "is finished" in x]
+    options = dict(re.findall(r"--(\w+)=([\w.]+)(?=[ ;])", line))
+    allowed = options.pop("allow_change", "")
+    values = {name: FIELDS[name].type(value) for name, value in options.items()}
+    config = dataclasses.replace(config, **values)
+    assert train(tmp_path, config, allow_change=allowed.split()).step == 10
+
+
+@pytest.mark.parametrize(
+    "sizes,num_devices,line",
+    [
+        ([128], 1, "1 tower with 128 images"),
+        ([128], 4, "1 tower of 4 devices with 128 images"),
+        ([64, 64], 4, "2 towers of 2 devices with 64 images each"),
+        ([4, 3, 3], 3, "3 towers with 3 or 4 images each"),
+    ],
+)
+def test_the_banner_says_towers_and_devices(sizes, num_devices, line):
+    assert describe_towers(sizes, num_devices) == line
+
+
+def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
+    origins = {"dataset": "run folder", "width": "run folder", "max_steps": "flags"}
+    train(tmp_path, small_config(max_steps=1), origins=origins)
+    out = capfd.readouterr().out
+    assert "\noptions      run folder: dataset=synthetic, width=0.05\n" in out
+    assert "\n             flags: max_steps=1\n" in out
 
 
 def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):
@@ -302,7 +354,7 @@ def test_the_best_step_on_held_out_images_stays():
     held_out = uninterrupted(small_config(**HELD_OUT))
     lines = [line for line in held_out.records if "validation_accuracy" in line]
     assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
-    accuracies = {line["step"]: line["validation_accuracy_averaged"] for line in lines}
+    accuracies = {line["step"]: line["validation_accuracy_ema"] for line in lines}
     best = max(accuracies, key=accuracies.get)  # the first of equals
     assert best < 15, "the last step was the best: the test says nothing"
     assert saved_steps(held_out.path) == [best, 15]

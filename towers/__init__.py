@@ -5,6 +5,8 @@
     result = train("runs/mine", Config(dataset="embedded", num_epochs=2.0))
     print(result.step, result.accuracy)
     evaluate("runs/mine")
+    run = load_run("runs/mine")
+    run.model(run.preprocess(images))
 
 Importing the package imports neither TensorFlow nor Keras; it only sets, in time, which
 backend Keras uses and how much TensorFlow logs.
@@ -15,15 +17,18 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers.config import Config
     from towers.config.cluster import Cluster
-    from towers.run.run import TrainResult
+    from towers.evaluation import RestoredRun
+    from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "evaluate", "train"]
+__all__ = ["Config", "evaluate", "load_run", "train"]
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -41,6 +46,7 @@ def train(
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
     allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start.
 
@@ -57,10 +63,12 @@ def train(
             those that TF_CONFIG or Slurm describe, if any.
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.
+        origins: option -> the layer of a command that set it, for the start banner.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
-        if there was none) and the `state`, name -> array.
+        if there was none), the `state`, name -> array, the `history` of its metrics,
+        name -> (steps, values), and the trained networks `model` and `model_ema`.
 
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
@@ -74,6 +82,7 @@ def train(
         allow_change=allow_change,
         cluster=cluster,
         allow_public_address=allow_public_address,
+        origins=origins,
     )
 
 
@@ -92,14 +101,14 @@ def evaluate(
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
         step: evaluate this checkpoint instead of the last.
-        use_ema: moving averages (True) or raw parameters (False); by default averages
-            where the run keeps them.
+        use_ema: only the moving averages (True) or the raw parameters (False); by
+            default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
 
     Returns:
-        The content of the run's `result.json`: "test_accuracy", "test_loss", "step" and
-        so on.
+        The content of the run's `result.json`: "test_accuracy" of the parameters,
+        "test_accuracy_ema" of their moving averages, "test_loss", "step" and so on.
 
     Raises:
         TowersError: see `towers.errors`; such as a CheckpointError where there is no
@@ -114,6 +123,28 @@ def evaluate(
         use_ema=use_ema,
         eval_interval_secs=eval_interval_secs,
     )
+
+
+def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
+    """The network of a run with its trained parameters; needs no data set, no recipe.
+
+    Args:
+        workdir: the run's folder.
+        step: of the checkpoint; 0 for the newest one that is valid.
+
+    Returns:
+        `model` and `model_ema`, Keras models with the raw parameters and their moving
+        averages from preprocessed images to logits; `preprocess`, from uint8 images to
+        their input; `class_names`, in the order of the logits; `config`, `step`.
+
+    Raises:
+        TowersError: see `towers.errors`; such as a CheckpointError where there is no
+            checkpoint that is valid, or a ConfigError where the run's network is in a
+            file that is missing.
+    """
+    with quiet_imports():
+        from towers import evaluation
+    return evaluation.load_run(workdir, step=step)
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ from towers.parallel.synchronous import SynchronousTrainer
 from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run import sizes
+from towers.run.dataset_info import DatasetInfo
 
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
@@ -71,7 +72,11 @@ class Parts:
 
 
 def build(
-    config: Config, *, for_training: bool = True, part: Part | None = None
+    config: Config,
+    *,
+    for_training: bool = True,
+    part: Part | None = None,
+    dataset_info: DatasetInfo | None = None,
 ) -> Parts:
     """Loads the data and builds the network and its update.
 
@@ -80,6 +85,7 @@ def build(
         for_training: False for an evaluation, which has no phases, and whose checkpoint
             holds the state that layers take from the data.
         part: of several workers that of this one, see `part_of`.
+        dataset_info: of a run whose checkpoint is evaluated; its preprocessing is used.
 
     Raises:
         DataError: the data set is missing or invalid.
@@ -92,6 +98,8 @@ def build(
         image_cache_mb=config.image_cache_mb,
         max_image_pixels=config.max_image_pixels,
     )
+    if dataset_info is not None:
+        data_set = dataset_info.preprocessing_of_run(data_set)
     train_source, eval_split = data_set.train, ("test", data_set.test)
     try:
         augment = extend(
@@ -118,20 +126,9 @@ def build(
         images_per_step = images_per_step * part.size // part.whole
     sizes.check_batch(config, images_per_step, augment.image_shape)
 
-    def check_bytes(trainable: int, others: int) -> None:
-        sizes.check_variables(config, trainable, others, for_training)
-
     def create_model(height: int, width: int) -> keras.Model:
-        return models.create_model(
-            config.model,
-            image_shape=(height, width, augment.image_shape[-1]),
-            num_classes=len(data_set.class_names),
-            width=config.width,
-            weight_decay=config.weight_decay,
-            precision=config.precision,
-            seed=config.seed,
-            check_bytes=check_bytes,
-        )
+        shape = (height, width, augment.image_shape[-1])
+        return create_network(config, shape, len(data_set.class_names), for_training)
 
     part = part or Part.all_of(config.batch_size)
     model = create_model(*augment.image_shape[:2])
@@ -176,6 +173,39 @@ def build(
         num_examples=num_examples,
         total_steps=total_steps,
         part=part,
+    )
+
+
+def create_network(
+    config: Config,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    for_training: bool,
+) -> keras.Model:
+    """The network of a config, with its initial parameters.
+
+    Args:
+        config: of the run.
+        image_shape: height, width, channels of its input.
+        num_classes: number of logits.
+        for_training: False for inference, which needs less memory.
+
+    Raises:
+        ConfigError: its file is missing or wrong, or it cannot fit in memory.
+    """
+
+    def check_bytes(trainable: int, others: int) -> None:
+        sizes.check_variables(config, trainable, others, for_training)
+
+    return models.create_model(
+        config.model,
+        image_shape=image_shape,
+        num_classes=num_classes,
+        width=config.width,
+        weight_decay=config.weight_decay,
+        precision=config.precision,
+        seed=config.seed,
+        check_bytes=check_bytes,
     )
 
 

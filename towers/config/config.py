@@ -1,8 +1,8 @@
 """Config, which describes a run: one frozen, flat dataclass, stored as JSON.
 
-The field's default is the lowest of three layers; a recipe in `configs/` overrides it,
-and a flag overrides the recipe. Where a run happens (its folder, the addresses of a
-cluster) is not part of it.
+The field's default is the lowest of three layers; a recipe in `configs/`, or the config
+of the run that is continued, overrides it, and a flag overrides both. Where a run
+happens (its folder, the addresses of a cluster) is not part of it.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any
 from towers.config import choices
 from towers.config.checks import check_together
 from towers.config.options import check_option, option
+from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
 
@@ -453,14 +454,15 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
-        free = field.metadata["free"] or (
-            name == "num_epochs"
-            and not depends_on_length(new.schedule)
-            and not new.early_sizes
-        )
-        if before != after and not free:
+        is_length = name == "num_epochs" and length_is_free(new)
+        if before != after and not (field.metadata["free"] or is_length):
             changed[name] = (before, after)
     return changed
+
+
+def length_is_free(config: Config) -> bool:
+    """True if a run may be made longer without becoming another run."""
+    return not depends_on_length(config.schedule) and not config.early_sizes
 
 
 def depends_on_length(schedule: str) -> bool:
@@ -480,7 +482,7 @@ def replace(config: Config, changes: Mapping[str, Any]) -> Config:
     for name in changes:
         if name not in FIELDS:
             raise ConfigError(
-                f"there is no option {name!r}: {choices.nearest(name, FIELDS)}"
+                f"there is no option {name!r}: {suggestion(name, FIELDS)}"
                 "run_train.py --help lists them"
             )
     return dataclasses.replace(config, **changes)

@@ -1,25 +1,31 @@
 """The command line: one absl flag per field of Config, and the layers of a run.
 
-A field's default is overridden by the recipe (`--config`), and that by the flags given
-on the command line. Importing this module defines the flags; it imports no TensorFlow,
-so that a wrong flag is refused at once.
+A field's default is overridden by the recipe (`--config`), or without one by the config
+of the run in the run's folder, and that by the flags given on the command line.
+Importing this module defines the flags; it imports no TensorFlow, so that a wrong flag
+is refused at once.
 """
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import pathlib
+import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import app, flags, logging
 
-from towers.config import FIELDS, Config
+import towers
+from towers.config import FIELDS, Config, synonyms
 from towers.config.cluster import find_cluster
 from towers.config.factories import foreseen
+from towers.config.options import check_option
 from towers.config.recipes import load_recipe, recipe_names
 from towers.errors import ConfigError, end_process, one_line
 
-# The recipe of a command without --config and without any flag.
+# The recipe of a command without --config that names no data set.
 DEFAULT_RECIPE = "quickstart"
 
 _MORE_MEMORY = (
@@ -37,9 +43,6 @@ _DEFINE = {
 
 # Of the name of a flag, with its dashes.
 _MOST_CHARACTERS = 100
-
-# Former name of a flag -> its name.
-RENAMED = {"views": "tta"}
 
 
 def define_config_flags(
@@ -108,31 +111,70 @@ def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     }
 
 
+class CommandLine(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        config: of the run.
+        workdir: the run's folder.
+        origins: the layer of each option that is not a default: "flags", "run folder",
+            or "recipe" with its name.
+        remark: a line that names the recipe where the command did not; may be empty.
+    """
+
+    config: Config
+    workdir: pathlib.Path
+    origins: dict[str, str]
+    remark: str
+
+
 def config_of_flags(
-    recipe: str | None, folder: pathlib.Path, given: dict[str, Any]
-) -> tuple[Config, str, str]:
+    recipe: str | None,
+    folder: pathlib.Path,
+    given: dict[str, Any],
+    workdir: str | None = None,
+    stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
+) -> CommandLine:
     """The Config of a command line.
+
+    The flags stand on the recipe; without --config on the config of the run in the
+    run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, or with flags
+    that name a data set on the defaults.
 
     Args:
         recipe: the value of --config, or None.
         folder: where recipes lie.
         given: `given_flags`.
+        workdir: the value of --workdir, or None.
+        stored_config: the run's folder -> the config of the run there, None without a
+            run.
 
-    Returns:
-        The Config, the name of the run's default folder, and a line that names the
-        recipe where the command did not.
+    Raises:
+        ConfigError: there is no such recipe, or the options do not fit.
     """
+    for name, value in given.items():
+        check_option(FIELDS[name], value)  # before TensorFlow is imported
+    default = None if {"dataset", "data_dir"} & set(given) else DEFAULT_RECIPE
+    name = recipe or default
+    stem = pathlib.Path(name).stem if name else "default"
+    path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
+    stored = None if recipe else stored_config(path)
     remark = ""
-    if recipe is None and not given:
-        recipe = DEFAULT_RECIPE
-        remark = (
-            f"no --config and no flags: training the recipe {recipe}; others are "
-            f"{', '.join(name for name in recipe_names(folder) if name != recipe)}, "
-            "and --help lists the flags"
-        )
-    base = load_recipe(recipe, folder) if recipe else Config()
-    name = pathlib.Path(recipe).stem if recipe else "default"
-    return dataclasses.replace(base, **given), name, remark
+    if stored is not None:
+        base, layer = stored, "run folder"
+    elif name:
+        base, layer = load_recipe(name, folder), f"recipe {stem}"
+        if not recipe:
+            others = ", ".join(n for n in recipe_names(folder) if n != name)
+            remark = (
+                f"no --config and no --dataset: training the recipe {name}; other "
+                f"recipes are {others}, and --help lists the flags"
+            )
+    else:
+        base, layer = Config(), "default"
+    set_there = [n for n, f in FIELDS.items() if getattr(base, n) != f.default]
+    origins = dict.fromkeys(set_there, layer) | dict.fromkeys(given, "flags")
+    return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 
 
 def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequence[str]:
@@ -150,13 +192,38 @@ def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequen
         rest = values(argv)
     except (flags.Error, ValueError, OSError, RecursionError) as error:
         message = one_line(error)
-        renamed = RENAMED.get(getattr(error, "flagname", ""))
-        if renamed:
-            message += f"; it is called --{renamed} now, see --help"
+        unknown = getattr(error, "flagname", "")
+        meant = synonyms.meant(unknown, values)
+        if unknown in synonyms.RENAMED:
+            new = synonyms.RENAMED[unknown]
+            message += f"; it is called --{new} now, see --help"
+        elif meant and isinstance(error, flags.UnrecognizedFlagError):
+            message = f"Unknown command line flag '{unknown}'. Did you mean: {meant} ?"
         raise ConfigError(message) from None
     if len(rest) > 1:
         raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
     return rest
+
+
+def version_line() -> str:
+    """The version of towers and those of what it stands on, without importing it."""
+    versions = [f"towers {towers.__version__}"]
+    for package in ("TensorFlow", "Keras"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = importlib.metadata.version(package.lower())
+            versions.append(f"{package} {version}")
+    return ", ".join([*versions, f"Python {platform.python_version()}"])
+
+
+def _with_common_flags(argv: Sequence[str]) -> list[str]:
+    """A command line with --help in place of -h; --version prints the versions and
+    ends the process. What follows `--` is of another program."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    if "--version" in argv[1:end]:
+        print(version_line())
+        sys.exit()
+    own = ["--help" if argument == "-h" else argument for argument in argv[:end]]
+    return [*own, *argv[end:]]
 
 
 def run(
@@ -178,7 +245,7 @@ def run(
 
     def parse_or_end(argv):
         try:
-            return parse(argv)
+            return parse(_with_common_flags(argv))
         except ConfigError as error:
             end_process(program, error)
 

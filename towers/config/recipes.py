@@ -8,6 +8,7 @@ import re
 from towers.config.choices import nearest
 from towers.config.config import FIELDS, Config
 from towers.config.factories import importing_from, line_of_error
+from towers.config.synonyms import suggestion
 from towers.errors import ConfigError, one_line
 
 
@@ -52,5 +53,5 @@ def _with_nearest_option(error):
     unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
     if not unknown:
         return f"{type(error).__name__}: {text}"
-    near = nearest(unknown[1], FIELDS)
+    near = suggestion(unknown[1], FIELDS)
     return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")

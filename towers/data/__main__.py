@@ -10,7 +10,7 @@ with 3 where something is wrong with the data.
 import argparse
 import sys
 
-from towers import quiet_imports
+from towers import __version__, quiet_imports
 from towers.config import choices
 from towers.config.factories import foreseen
 from towers.errors import ConfigError, report
@@ -53,6 +53,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         default=choices.MAX_IMAGE_PIXELS,
         help="most pixels of an image file; a larger one is not decoded",
     )
+    add("--version", action="version", version=f"towers {__version__}")
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
     flags = parser.parse_args(arguments)
     try:

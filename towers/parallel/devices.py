@@ -153,7 +153,8 @@ def _make_logical_cpus(count, core_per_tower):
             raise ConfigError(
                 f"num_towers={count} with {len(configured or [0])} logical CPU "
                 "device(s): TensorFlow has made its devices already and cannot make "
-                "more in this process; restart it, or lower --num_towers"
+                "more in this process; restart it (in a notebook its kernel), or lower "
+                "--num_towers"
             ) from None
 
 

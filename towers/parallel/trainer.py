@@ -257,9 +257,7 @@ class Trainer(abc.ABC):
             )
         if any("GPU" in device for device in self.devices):
             lines += self._host_remark()
-        least, most = min(self.sizes), max(self.sizes)
-        share = f"{most}" if least == most else f"{least} or {most}"
-        return [*lines, f"{len(self.sizes)} tower(s) with {share} images each"]
+        return [*lines, describe_towers(self.sizes, len(self.devices))]
 
     def _host_remark(self):
         """A line about operations that a GPU should run and cannot, if there are any.
@@ -281,6 +279,17 @@ class Trainer(abc.ABC):
         upper bound, of the traced phase with most of them, without what frozen
         parameters save."""
         return self.network.transferred_bytes
+
+
+def describe_towers(sizes: Sequence[int], num_devices: int) -> str:
+    """A line with the number of towers, the images of each and, where a tower is a
+    group of devices, the devices."""
+    share = " or ".join(map(str, sorted({min(sizes), max(sizes)})))
+    group_size = num_devices // len(sizes)
+    of_devices = f" of {group_size} devices" if group_size > 1 else ""
+    if len(sizes) == 1:
+        return f"1 tower{of_devices} with {share} images"
+    return f"{len(sizes)} towers{of_devices} with {share} images each"
 
 
 def _joined(shards):

@@ -2,7 +2,8 @@
 
 import math
 import platform
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -29,6 +30,7 @@ def start_banner(
     phases: Sequence[Phase],
     num_examples: int,
     total_steps: int,
+    origins: Mapping[str, str],
 ) -> list[str]:
     """The lines of the banner.
 
@@ -38,6 +40,7 @@ def start_banner(
         phases: of the run; may be empty.
         num_examples: training images of an epoch.
         total_steps: of the schedule.
+        origins: option -> the layer that set it, see `config.flags.CommandLine`.
     """
     height, width, channels = image_shape
     num_params = sum(math.prod(v.shape) for v in model.trainable_variables)
@@ -46,6 +49,7 @@ def start_banner(
         batch = f"{config.accumulate_steps} x {batch}"
     lines = [
         ("run folder", folder.path),
+        *_options(config, origins),
         ("devices", ", ".join(devices.towers)),
         ("strategy", config.strategy),
         *(("", line) for line in trainer.describe()),
@@ -79,3 +83,15 @@ def start_banner(
         f"Keras {keras.__version__}, Python {platform.python_version()}"
     )
     return [versions, *(f"{name:12} {text}" for name, text in lines)]
+
+
+def _options(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The options that are not defaults, by the layer that set them."""
+    name = "options"
+    for layer in dict.fromkeys(origins.values()):
+        values = ", ".join(
+            f"{n}={getattr(config, n)}" for n in origins if origins[n] == layer
+        )
+        for line in textwrap.wrap(f"{layer}: {values}", 75, break_long_words=False):
+            yield name, line
+            name = ""

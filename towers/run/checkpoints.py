@@ -143,18 +143,19 @@ def restore_latest(
     )
 
 
-def newest_config(folder: str | Path, read: Callable[[Any], T]) -> T | None:
-    """The "config" of the newest checkpoint whose trainer state is valid; the tensors
-    are not read. None where there is no such checkpoint.
+def newest_value(folder: str | Path, key: str, read: Callable[[Any], T]) -> T | None:
+    """A value of the newest checkpoint whose trainer state is valid; the tensors are
+    not read. None where there is no such checkpoint.
 
     Args:
         folder: the run's folder of checkpoints.
-        read: takes what the trainer state holds; ConfigError where it is no config.
+        key: of the value in the trainer state, such as "config".
+        read: takes what the trainer state holds; ConfigError where it is no such value.
     """
     for step in reversed(list_steps(folder)):
         try:
             path = Path(folder) / _step_name(step)
-            return read(checkpoint_files.read_trainer_state(path)["config"])
+            return read(checkpoint_files.read_trainer_state(path)[key])
         except (CheckpointError, ConfigError, KeyError):
             continue
     return None

@@ -1,16 +1,18 @@
 """The folder of a run: its files, and the lock of the process that trains there.
 
-config.json    the configuration of the run
-checkpoints/   one folder per save
-metrics.jsonl  a line per step that was logged
-tensorboard/   event files
-result.json    the last evaluation by run_eval.py
+config.json        the configuration of the run
+dataset_info.json  class names and preprocessing of its data set
+checkpoints/       one folder per save
+metrics.jsonl      a line per step that was logged
+tensorboard/       event files
+result.json        the last evaluation by run_eval.py
 """
 
 import contextlib
 import os
 import pathlib
 import re
+from typing import TYPE_CHECKING
 
 from towers import quiet_imports
 from towers.config import (
@@ -24,11 +26,16 @@ from towers.errors import ConfigError, RunFolderError
 from towers.run import files
 from towers.run.lock import Lock, holder
 
+if TYPE_CHECKING:
+    from towers.run.dataset_info import DatasetInfo
+
 # Images of a batch in an evaluation.
 EVALUATION_BATCH_SIZE = 500
 
 # Files that only a process that trains writes, while it writes them.
-_LEFTOVER = re.compile(r"\.(config\.json\.|metrics\.jsonl\.|writable-)[0-9]+")
+_LEFTOVER = re.compile(
+    r"\.(config\.json\.|dataset_info\.json\.|metrics\.jsonl\.|writable-)[0-9]+"
+)
 
 
 class RunFolder:
@@ -37,6 +44,7 @@ class RunFolder:
     def __init__(self, workdir: str | os.PathLike):
         self.path = pathlib.Path(workdir)
         self.config = self.path / "config.json"
+        self.dataset_info = self.path / "dataset_info.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
@@ -80,7 +88,7 @@ class RunFolder:
                 )
 
     def _files(self):
-        return self.config, self.metrics, self.result
+        return self.config, self.dataset_info, self.metrics, self.result
 
     def clear(self) -> None:
         """Removes the files of earlier runs, and nothing else that is in the folder.
@@ -113,6 +121,12 @@ class RunFolder:
         """The description of the process that holds the lock; None if none does."""
         return holder(self.path)
 
+    def holds_config(self) -> bool:
+        """True where there is a config.json, or a checkpoint with a Config."""
+        if _kind(self.config) is not None:
+            return True
+        return self._newest_value("config", from_values) is not None
+
     def stored_config(self) -> Config:
         """The Config of the run in this folder.
 
@@ -123,12 +137,7 @@ class RunFolder:
             ConfigError: there is no run, or no Config can be read.
             RunFolderError: the folder cannot be looked into.
         """
-        trained = None
-        if _kind(self.checkpoints) == "a folder":
-            with quiet_imports():  # of TensorFlow
-                from towers.run import checkpoints
-
-            trained = checkpoints.newest_config(self.checkpoints, from_values)
+        trained = self._newest_value("config", from_values)
         if trained is None:
             return self._config_of_file()
         try:
@@ -139,6 +148,38 @@ class RunFolder:
             )
         except ConfigError:  # missing, damaged, or it contradicts the checkpoint
             return trained
+
+    def stored_dataset_info(self) -> "DatasetInfo | None":
+        """Classes and preprocessing of the run's data set, from the newest checkpoint
+        that has them, else from dataset_info.json; None where neither does.
+
+        Raises:
+            ConfigError: the file is damaged.
+            RunFolderError: the folder cannot be looked into.
+        """
+        with quiet_imports():  # of TensorFlow
+            from towers.run.dataset_info import DatasetInfo
+        trained = self._newest_value("dataset_info", DatasetInfo.from_values)
+        if trained is not None:
+            return trained
+        try:
+            return DatasetInfo.from_json(files.read_bytes(self.dataset_info))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            reason = error.strerror or error
+        except ConfigError as error:
+            reason = error
+        raise ConfigError(f"{self.dataset_info}: {reason}; remove it")
+
+    def _newest_value(self, key, read):
+        """`checkpoints.newest_value`; None without a folder of checkpoints."""
+        if _kind(self.checkpoints) != "a folder":
+            return None
+        with quiet_imports():  # of TensorFlow
+            from towers.run import checkpoints
+
+        return checkpoints.newest_value(self.checkpoints, key, read)
 
     def _config_of_file(self):
         try:
@@ -173,6 +214,29 @@ class RunFolder:
             "num_towers": stored.group_size if stored.group_size > 1 else 0,
         }
         return replace(stored, settings | changes)
+
+
+def config_to_continue(
+    workdir: str | os.PathLike, overwrite: bool = False
+) -> Config | None:
+    """The stored Config of the run in a folder, on which a command without --config
+    stands; None where the folder holds no run.
+
+    Args:
+        workdir: the run's folder.
+        overwrite: whether the run is to start again: one that is unreadable then counts
+            as none.
+
+    Raises:
+        ConfigError, RunFolderError: as `RunFolder.stored_config`.
+    """
+    folder = RunFolder(workdir)
+    try:
+        return folder.stored_config() if folder.holds_config() else None
+    except (ConfigError, RunFolderError):
+        if overwrite:
+            return None
+        raise
 
 
 def _kind(path):

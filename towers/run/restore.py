@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from towers.config import FIELDS, Config, changed_mathematics, from_values
-from towers.config.choices import nearest
+from towers.config.synonyms import suggestion
+from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.log import say
 from towers.run.metrics import last_accuracy
@@ -33,6 +35,7 @@ def check_trainer_state(checkpoint: Checkpoint) -> None:
     state = checkpoint.trainer_state
     try:
         from_values(state["config"])
+        dataset_info_of(state)
         best, unfinished = state["best"], state.get("unfinished")
         steps = [record["step"] for record in state.get("unwritten", ())]
         numbers = [
@@ -55,6 +58,13 @@ def check_trainer_state(checkpoint: Checkpoint) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
         ) from error
+
+
+def dataset_info_of(trainer_state: Mapping[str, Any]) -> DatasetInfo | None:
+    """Classes and preprocessing of the data set; None in a checkpoint of a run that was
+    trained before they were stored. ConfigError where they are no such values."""
+    values = trainer_state.get("dataset_info")
+    return None if values is None else DatasetInfo.from_values(values)
 
 
 def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
@@ -84,7 +94,7 @@ def check_changes(
         if name not in FIELDS:
             raise ConfigError(
                 f"--allow_change={name}: there is no such option; "
-                + nearest(name, list(FIELDS)).strip()
+                + suggestion(name, FIELDS).strip()
             )
     if checkpoint is None:
         return
@@ -100,6 +110,22 @@ def check_changes(
             f"{folder.path} holds another run: {listed}. Choose another --workdir, "
             f"start again with --overwrite, or --allow_change={','.join(refused)}"
         )
+
+
+def check_dataset(
+    data: DataSet, checkpoint: Checkpoint | None, allow_change: tuple[str, ...]
+) -> None:
+    """Refuses to continue a run with another data set, unless "dataset" or "data_dir"
+    may change.
+
+    Raises:
+        ConfigError: what differs.
+    """
+    if checkpoint is None or {"dataset", "data_dir"} & set(allow_change):
+        return
+    info = dataset_info_of(checkpoint.trainer_state)
+    if info is not None:
+        info.check_training(data)
 
 
 def restore(run: Run, checkpoint: Checkpoint | None) -> None:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import pathlib
 import time
 from collections.abc import Callable, Iterable
 
@@ -17,6 +16,7 @@ from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Tra
 from towers.parallel.workers import ALONE, Workers
 from towers.run import checkpoints, files
 from towers.run.background import Background
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.log import say
@@ -39,6 +39,7 @@ class Run:
             nothing.
         reports: TensorBoard, `metrics.jsonl` and small files.
         last_step: the last step of the schedule, or max_steps before it.
+        dataset_info: classes and preprocessing of the data set.
         workers: processes that train together.
         stopped: whether they agreed to stop before the last step.
         step: steps taken.
@@ -60,6 +61,7 @@ class Run:
     watchdog: Watchdog
     background: Background
     last_step: int
+    dataset_info: DatasetInfo
     workers: Workers = ALONE
     stopped: bool = False
     step: int = 0
@@ -78,24 +80,6 @@ class Run:
         """Prints a line about the run, once for all workers."""
         if self.workers.is_chief:
             say(line)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainResult:
-    """A run after training.
-
-    Attributes:
-        path: the run's folder.
-        step: the last step taken.
-        accuracy: of the last evaluation, with the moving averages where the run keeps
-            them; None if there was none.
-        state: the canonical state, name -> host array.
-    """
-
-    path: pathlib.Path
-    step: int
-    accuracy: float | None
-    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
 
 def save(run: Run) -> None:
@@ -191,6 +175,7 @@ def _save_aside(run):
     # The run continues without these as well.
     with contextlib.suppress(OSError, ValueError):
         files.write_text(aside.config, to_json(run.config))
+        files.write_text(aside.dataset_info, run.dataset_info.to_json())
         records = run.reports.metrics.records()
         text = "".join(json.dumps(record) + "\n" for record in records)
         files.write_text(aside.metrics, text)
@@ -209,6 +194,7 @@ def _snapshot(run):
         "unfinished": run.pending_record and _as_lists(run.pending_record),
         "unwritten": run.reports.metrics.kept_back(run.step),
         "config": dataclasses.asdict(run.config),
+        "dataset_info": dataclasses.asdict(run.dataset_info),
         **dataclasses.asdict(run.stopwatch),
     }
 

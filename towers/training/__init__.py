@@ -2,11 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from towers import build
 from towers.config import Config, checks, to_json
 from towers.config.cluster import Cluster
+from towers.config.config import depends_on_length, length_is_free
 from towers.errors import (
     CheckpointError,
     Preempted,
@@ -30,14 +32,19 @@ from towers.run.cluster import (
     start_from_chief,
     wait_for_chief,
 )
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.log import say
 from towers.run.reports import NoReports, Reports
-from towers.run.restore import check_changes, newest_checkpoint, restore
+from towers.run.restore import (
+    check_changes,
+    check_dataset,
+    newest_checkpoint,
+    restore,
+)
 from towers.run.run import (
     Run,
-    TrainResult,
     is_between_steps,
     save_and_wait,
     saved_aside,
@@ -45,6 +52,7 @@ from towers.run.run import (
 )
 from towers.run.watchdog import Watchdog
 from towers.training.loop import train_loop
+from towers.training.result import TrainResult, create_history
 
 
 def train(
@@ -55,6 +63,7 @@ def train(
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
     after_call: Callable[[], None] = lambda: None,
 ) -> TrainResult:
     """Trains a run to its end, from its last checkpoint or from the start.
@@ -68,6 +77,7 @@ def train(
         cluster: the workers of the run, of which this process is one; by default those
             of TF_CONFIG or Slurm, if any. The chief alone uses the run's folder.
         allow_public_address: whether anybody may be able to reach the workers.
+        origins: option -> the layer of the command that set it, for the start banner.
         after_call: called after each compiled call, when everything due is done.
 
     Raises:
@@ -100,6 +110,7 @@ def train(
         workers = join(cluster, config, devices)
         part = build.part_of(config, devices, workers)
         parts = build.build(config, part=part)
+        check_dataset(parts.data, checkpoint, allow_change)
         check_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
@@ -116,6 +127,7 @@ def train(
                 phases=parts.phases,
                 num_examples=parts.num_examples,
                 total_steps=parts.total_steps,
+                origins=origins,
             ):
                 say(line)
         watchdog = Watchdog(
@@ -139,6 +151,7 @@ def train(
             watchdog,
             background,
             last_step,
+            DatasetInfo.of(parts.data),
             workers,
         )
 
@@ -147,8 +160,10 @@ def train(
             if overwrite:  # only now that everything else is known to be in order
                 lock.check()
                 folder.clear()
+                reports.file(folder.config, to_json(config))
             restore(run, checkpoint)
             reports.file(folder.config, to_json(config))
+            reports.file(folder.dataset_info, run.dataset_info.to_json())
         watchdog.run(start_from_chief, run)
 
         # Train.
@@ -157,10 +172,39 @@ def train(
             run.say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
         else:
             run.say(
-                f"{folder.path} is finished: step {run.step} of {last_step}. Raise "
-                "--max_steps or --num_epochs to continue; --overwrite starts again"
+                f"{folder.path} is finished: step {run.step} of {last_step}. "
+                f"{_way_on(config, parts.total_steps)}; --overwrite starts again"
             )
-        return TrainResult(folder.path, run.step, run.accuracy, trainer.state())
+        return TrainResult(
+            path=folder.path,
+            step=run.step,
+            accuracy=run.accuracy,
+            state=trainer.state(),
+            history=create_history(reports.metrics.records() if is_chief else ()),
+            config=config,
+            dataset_info=run.dataset_info,
+        )
+
+
+def _way_on(config: Config, total_steps: int) -> str:
+    """The option with which a finished run goes on."""
+    if 0 < config.max_steps < total_steps:
+        return (
+            f"It ended at --max_steps={config.max_steps}: raise it to continue, or set "
+            f"--max_steps=0 for all {total_steps} steps"
+        )
+    epochs = 2 * config.num_epochs
+    and_steps = " --max_steps=0" if config.max_steps else ""
+    if length_is_free(config):
+        return f"To continue raise --num_epochs: --num_epochs={epochs:g}{and_steps}"
+    because = f"schedule={config.schedule}"
+    if not depends_on_length(config.schedule):
+        because = f"early_sizes={config.early_sizes}"
+    return (
+        f"Its {because} depends on the length: --num_epochs={epochs:g}{and_steps} "
+        f"--allow_change=num_epochs continues as a run of {epochs:g} epochs would "
+        "from here on"
+    )
 
 
 def _remove_leftovers(folder: RunFolder, lock: Lock) -> None:

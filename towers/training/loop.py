@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from towers import build
 from towers.data.batches import evaluation_stream
-from towers.evaluation import accuracy, record_of, tta_remark
+from towers.evaluation import accuracy, accuracy_line, record_of
 from towers.run.cluster import agree_on_steps, check_copies_of_workers
 from towers.run.log import log_line
 from towers.run.periods import Periods
@@ -131,30 +131,27 @@ def _finish_step(
 
 
 def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
-    """Raw and averaged accuracy, as record entries, and whether it is the best yet.
+    """The accuracy of the parameters and of their moving averages, as record entries,
+    and whether it is the best yet.
 
-    Only images held out of the training set may decide which step is best.
+    The moving averages decide, where the run keeps them; and only images held out of
+    the training set may decide which step is best.
     """
     split, source = parts.eval_split
     if run.eval_batches is None:
         run.eval_batches = evaluation_stream(
             source, parts.augment, run.config.batch_size, parts.part
         )
-    record, averages = {}, [False, True] if run.config.ema_decay else [False]
-    for use_averages in averages:
+    evaluations = {}
+    for use_averages in (False, True) if run.config.ema_decay else (False,):
         with run.watchdog.activity("evaluating") as beat:
-            counts = accuracy(
+            evaluations[use_averages] = accuracy(
                 run.trainer, _with_beats(run.eval_batches, beat), use_averages
             )
-        suffix = "_averaged" if use_averages else ""
-        record |= record_of(counts, split, suffix)
-        record[f"{split}_loss{suffix}"] = counts["loss"]
+    record = record_of(evaluations, split)
     run.reports.scalars(run.step, record)
-    raw = f"{record[f'{split}_accuracy']:.4f}"
-    averaged = f" ({counts['accuracy']:.4f} averaged)" if len(averages) > 1 else ""
-    tta = tta_remark(counts, run.config)
-    run.say(f"step {run.step}: {split} accuracy {raw}{averaged}{tta}")
-    run.accuracy = counts["accuracy"]
+    run.say(accuracy_line(run.step, evaluations, split, run.config))
+    run.accuracy = evaluations[max(evaluations)]["accuracy"]
     if split == "test":
         return record, False
     is_best = run.best is None or run.accuracy > run.best["accuracy"]

@@ -3,19 +3,25 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from towers import build
 from towers.config import Config, checks
 from towers.data.batches import evaluation_stream
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
+from towers.evaluation.restored import RestoredRun, find_checkpoint, load_run
 from towers.parallel import devices as parallel_devices
 from towers.parallel.trainer import Trainer
-from towers.run import checkpoint_files, checkpoints
+from towers.run import checkpoint_files
 from towers.run.folder import RunFolder
 from towers.run.log import say
 from towers.run.reports import Reports
-from towers.run.restore import check_trainer_state, newest_checkpoint, stopwatch_of
+from towers.run.restore import stopwatch_of
+
+# Results of `accuracy` by whether they are of the moving averages.
+Evaluations = Mapping[bool, Mapping[str, float]]
+
+__all__ = ["RestoredRun", "accuracy", "evaluate", "load_run"]
 
 
 def accuracy(
@@ -36,17 +42,34 @@ def accuracy(
     return result
 
 
-def record_of(counts: dict[str, float], split: str, suffix: str = "") -> dict:
-    """The accuracies of `accuracy`, with their names in records and on boards."""
-    kinds = ("accuracy", "accuracy_tta")
-    return {f"{split}_{k}{suffix}": counts[k] for k in kinds if k in counts}
+def record_of(
+    evaluations: Evaluations,
+    split: str,
+    names: Sequence[str] = ("accuracy", "accuracy_tta", "loss"),
+) -> dict[str, float]:
+    """Results of evaluations under their names in `metrics.jsonl`, `result.json` and
+    TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
+    averages."""
+    return {
+        f"{split}_{name}{'_ema' if use_averages else ''}": counts[name]
+        for use_averages, counts in evaluations.items()
+        for name in names
+        if name in counts
+    }
 
 
-def tta_remark(counts: dict[str, float], config: Config) -> str:
-    """The end of a line about an accuracy: that by test-time augmentation, if any."""
-    if "accuracy_tta" not in counts:
-        return ""
-    return f"; {counts['accuracy_tta']:.4f} by tta={config.tta}"
+def accuracy_line(
+    step: int, evaluations: Evaluations, split: str, config: Config
+) -> str:
+    """The line about the accuracies of a step."""
+    parts = []
+    for use_averages, counts in evaluations.items():
+        words = "with moving averages of the parameters " if use_averages else ""
+        words += "{accuracy:.4f} ({correct} of {images})".format(**counts)
+        if "accuracy_tta" in counts:
+            words += f", {counts['accuracy_tta']:.4f} by tta={config.tta}"
+        parts.append(words)
+    return f"step {step}: {split} accuracy {'; '.join(parts)}"
 
 
 def evaluate(
@@ -65,8 +88,8 @@ def evaluate(
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default `RunFolder.evaluation_config`.
         step: evaluate this checkpoint instead of the last.
-        use_ema: moving averages (True) or raw parameters (False); by default averages
-            where the run keeps them.
+        use_ema: only the moving averages (True) or the raw parameters (False); by
+            default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
         sleep: waits for some seconds.
@@ -76,6 +99,7 @@ def evaluate(
 
     Raises:
         CheckpointError: there is no checkpoint, or none that is valid and fits.
+        ConfigError: the data set has other classes than that of the run, for example.
     """
     checks.check_environment()
     if step and eval_interval_secs:
@@ -87,8 +111,9 @@ def evaluate(
     folder.check()
     if config is None:
         config = folder.evaluation_config()
-    if use_ema is None:
-        use_ema = config.ema_decay > 0
+    kinds = (False, True) if config.ema_decay else (False,)
+    if use_ema is not None:
+        kinds = (use_ema,)
     if use_ema and config.ema_decay == 0:
         raise ConfigError(
             "use_ema, but this run keeps no averages: its ema_decay is 0; evaluate the "
@@ -102,32 +127,46 @@ def evaluate(
     )
     for remark in devices.remarks:
         say(remark)
-    parts = build.build(config, for_training=False)
+    parts = build.build(
+        config, for_training=False, dataset_info=folder.stored_dataset_info()
+    )
     trainer = build.create_trainer(config, parts, devices)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
-    result = {}
+    result, waits_after = {}, -1
     with Reports(folder, "eval", say) as reports:
         while True:
-            checkpoint = _checkpoint(folder, step, wait=eval_interval_secs > 0)
+            checkpoint = find_checkpoint(folder, step)
+            if checkpoint is None and not eval_interval_secs:
+                raise CheckpointError(
+                    f"{folder.checkpoints} holds no checkpoint yet; train first, or "
+                    "wait with --eval_interval_secs"
+                )
             if checkpoint and checkpoint.step != result.get("step"):
                 tensors = checkpoint_files.restore_fitting(
                     checkpoint.tensors, trainer.state()
                 )
                 trainer.load(tensors)
                 with data_errors_of_tensorflow():
-                    counts = accuracy(trainer, stream, use_ema)
-                result = _result(checkpoint, counts)
-                suffix = "_averaged" if use_ema else ""
-                reports.scalars(checkpoint.step, record_of(counts, "test", suffix))
+                    evaluations = {k: accuracy(trainer, stream, k) for k in kinds}
+                result = _result(checkpoint, evaluations)
+                reports.scalars(checkpoint.step, record_of(evaluations, "test"))
                 reports.file(folder.result, json.dumps(result, indent=2) + "\n")
-                say(
-                    f"step {checkpoint.step}: accuracy {counts['accuracy']:.4f} "
-                    f"({counts['correct']} of {counts['images']})"
-                    + tta_remark(counts, config)
-                )
+                say(accuracy_line(checkpoint.step, evaluations, "test", config))
             if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
                 return result
+            if waits_after != result.get("step"):
+                waits_after = result.get("step")
+                say(_waiting_line(folder, waits_after, eval_interval_secs))
             sleep(eval_interval_secs)
+
+
+def _waiting_line(folder, step, secs):
+    """Says that a followed run is waited for, and how that ends."""
+    newer = "a checkpoint" if step is None else f"a checkpoint after step {step}"
+    line = f"waiting for {newer} in {folder.checkpoints}, looking every {secs:g} s"
+    if folder.holder() is None:
+        line += "; no process trains this run now"
+    return f"{line}. It ends with the run's last step, or with Ctrl-C"
 
 
 def _is_last(result, config, parts):
@@ -138,21 +177,6 @@ def _is_last(result, config, parts):
     if config.max_steps and result["step"] >= config.max_steps:
         return True
     return result["images"] >= config.num_epochs * parts.num_examples
-
-
-def _checkpoint(folder, step, wait):
-    """The checkpoint to evaluate; None where there is none yet, but may be later."""
-    if step:
-        checkpoint = checkpoints.restore_step(folder.checkpoints, step)
-        check_trainer_state(checkpoint)
-        return checkpoint
-    checkpoint = newest_checkpoint(folder)
-    if checkpoint is None and not wait:
-        raise CheckpointError(
-            f"{folder.checkpoints} holds no checkpoint yet; train first, or wait with "
-            "--eval_interval_secs"
-        )
-    return checkpoint
 
 
 def _free_device(device, folder):
@@ -167,16 +191,15 @@ def _free_device(device, folder):
     return device
 
 
-def _result(checkpoint, counts):
+def _result(checkpoint, evaluations):
     trainer_state = checkpoint.trainer_state
     stopwatch = stopwatch_of(trainer_state)
     images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
-    return record_of(counts, "test") | {
+    names = ("accuracy", "accuracy_tta", "loss", "correct")
+    return record_of(evaluations, "test", names) | {
         "step": checkpoint.step,
         "images": trainer_state["images_seen"],
-        "test_correct": counts["correct"],
-        "test_images": counts["images"],
-        "test_loss": counts["loss"],
+        "test_images": next(iter(evaluations.values()))["images"],
         "train_secs": stopwatch.train_secs,
         "start_secs": trainer_state.get("start_secs"),
         "images_per_sec": stopwatch.timed_steps * images_per_step / stopwatch.timed_secs

@@ -1,0 +1,213 @@
+"""A run's network without its data set: `load_run`, and what is stored for it."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import textwrap
+
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from corruptions import resign
+from example_checkpoints import STATE
+from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, arrays, saved, small_config
+
+from towers import load_run
+from towers.data import synthetic
+from towers.errors import CheckpointError, ConfigError, DataError
+from towers.evaluation import evaluate
+from towers.run.folder import RunFolder
+from towers.training import train
+
+NETWORK = """
+    import keras
+
+
+    def create_model(*, image_shape, num_classes):
+        images = keras.Input(image_shape, name="images")
+        x = keras.layers.Flatten(name="flatten")(images)
+        return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
+"""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+@pytest.fixture
+def half_way(tmp_path):
+    return small_runs.half_way(tmp_path / "run")
+
+
+def lose_the_data(monkeypatch):
+    def load(data_dir):
+        raise DataError("moved away")
+
+    monkeypatch.setattr(synthetic, "load", load)
+
+
+def without_info(workdir):
+    """Makes a run what an older version wrote."""
+    (workdir / "dataset_info.json").unlink()
+    path = saved(workdir).path
+    state = json.loads((path / STATE).read_text())
+    del state["dataset_info"]
+    resign(path, json.dumps(state))
+
+
+def test_without_the_data_the_logits_are_those_of_numpy(half_way, monkeypatch):
+    lose_the_data(monkeypatch)
+    run = load_run(half_way)
+    tensors = saved(half_way).tensors
+    assert (run.step, run.class_names) == (5, CLASS_NAMES)
+    assert run.config == small_config(max_steps=5)
+    train_images, images = arrays(NUM_TRAIN, 0)[0] / 1.0, arrays(NUM_TEST, 1)[0]
+    axes = (0, 1, 2)
+    inputs = (images - train_images.mean(axes)) / train_images.std(axes)
+    for model, kind in ((run.model, "params"), (run.model_ema, "averages")):
+        logits = inputs.reshape(NUM_TEST, -1) @ tensors[f"{kind}/logits/kernel"]
+        logits += tensors[f"{kind}/logits/bias"]
+        ours = model(run.preprocess(images)).numpy()
+        np.testing.assert_allclose(ours, logits, rtol=1e-4, atol=1e-5)
+    assert np.any(tensors["params/logits/bias"] != tensors["averages/logits/bias"])
+
+
+def test_a_network_with_a_state_and_dropout_predicts_as_it_is_evaluated(
+    tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    train(tmp_path, small_config(checkpoint_every_steps=5))
+    counts = {
+        (step, use_ema): evaluate(tmp_path, step=step)[f"test_correct{suffix}"]
+        for step in (5, 10)
+        for use_ema, suffix in ((False, ""), (True, "_ema"))
+    }
+    assert len(set(counts.values())) > 1
+    lose_the_data(monkeypatch)
+    images, labels = arrays(NUM_TEST, 1)
+    for (step, use_ema), correct in counts.items():
+        run = load_run(tmp_path, step=step)
+        model = run.model_ema if use_ema else run.model
+        assert [x.name for x in model.inputs] == ["images"]
+        logits = model(run.preprocess(images), training=False)
+        assert np.sum(np.argmax(logits, 1) == labels) == correct
+
+
+def test_the_preprocessing_can_be_a_part_of_a_graph(half_way):
+    run = load_run(half_way)
+    images = arrays(NUM_TEST, 1)[0]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, *run.image_shape], tf.uint8)])
+    def logits(images):
+        return run.model(run.preprocess(images))
+
+    expected = run.model(run.preprocess(images))
+    np.testing.assert_allclose(logits(images), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="must be uint8, got float32"):
+        run.preprocess(np.zeros((1, 8, 8, 3), np.float32))
+    with pytest.raises(ValueError, match=r"must be \[n, 8, 8, 3\], got \(1, 9, 8, 3\)"):
+        run.preprocess(np.zeros((1, 9, 8, 3), np.uint8))
+
+
+def test_without_averages_there_is_no_such_network(tmp_path):
+    train(tmp_path, small_config(ema_decay=0.0, max_steps=1))
+    run = load_run(tmp_path)
+    assert run.model_ema is None and run.model is not None
+
+
+@pytest.mark.parametrize("option", ["model", "augment"])
+def test_a_file_of_the_user_that_is_missing_is_named(tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    path = pathlib.Path("mine.py")
+    source = textwrap.dedent(NETWORK)
+    path.write_text(f"from towers.data.augment import none\n{source}")
+    name = {"model": "create_model", "augment": "none"}[option]
+    config = small_config(**{option: f"mine.py:{name}"}, max_steps=1)
+    train("run", config)
+    assert load_run("run").model is not None
+    path.unlink()
+    with pytest.raises(ConfigError, match=f"its {option}, mine.py, which is not in"):
+        _ = load_run("run").model
+
+
+def test_an_older_run_says_what_to_do_which_helps(half_way, monkeypatch):
+    without_info(half_way)
+    with pytest.raises(ConfigError, match="Continue it once.*run_train.py --workdir"):
+        load_run(half_way)
+    assert evaluate(half_way)["step"] == 5
+    train(half_way, RunFolder(half_way).stored_config())  # it is finished
+    lose_the_data(monkeypatch)
+    assert load_run(half_way).class_names == CLASS_NAMES
+
+
+def test_without_a_run_or_a_checkpoint_it_says_so(half_way, tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_run(tmp_path / "nothing")
+    shutil.rmtree(half_way / "checkpoints")
+    with pytest.raises(CheckpointError, match="no checkpoint; train first"):
+        load_run(half_way)
+
+
+def test_a_checkpoint_of_another_network_is_refused(half_way, monkeypatch):
+    small_runs.use(monkeypatch, small_runs.dropout_network)
+    with pytest.raises(CheckpointError, match="another model: params/conv1/kernel"):
+        _ = load_run(half_way).model
+
+
+# What is stored, and what it is compared with.
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "[]", '{"class_names": ["cat"]}', "of other classes"]
+)
+def test_row_34_the_checkpoint_decides_what_its_classes_are(half_way, content):
+    path = half_way / "dataset_info.json"
+    stored = json.loads(path.read_text())
+    path.unlink()
+    if content == "of other classes":
+        path.write_text(json.dumps(stored | {"class_names": list("vwxyz")}))
+    elif content is not None:
+        path.write_text(content)
+    assert load_run(half_way).class_names == CLASS_NAMES
+    assert evaluate(half_way)["step"] == 5
+    train(half_way, small_config())
+    assert json.loads(path.read_text()) == stored  # it is written anew
+
+
+def test_a_damaged_file_that_decides_is_refused_with_its_path(half_way):
+    without_info(half_way)
+    (half_way / "dataset_info.json").write_text("{")
+    for call in (load_run, evaluate):
+        with pytest.raises(ConfigError, match=r"dataset_info\.json: .*; remove it"):
+            call(half_way)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"class_names": (*"abcd", "z")}, "class 4 was e and is z"),
+        ({"class_names": tuple("abcd")}, "it had 5 classes and has 4"),
+        ({"mean": (1.0, 2.0, 3.0)}, "mean and standard deviation .* were .* and are"),
+    ],
+)
+def test_row_34_another_data_set_does_not_continue_a_run(
+    half_way, monkeypatch, change, words
+):
+    data_set = dataclasses.replace(small_runs.small_data(), **change)
+    expected = evaluate(half_way)
+    small_runs.use(monkeypatch, data_set=data_set)
+    with pytest.raises(ConfigError, match=f"{words}.*--allow_change=dataset"):
+        train(half_way, small_config())
+    if "mean" in change:  # an evaluation preprocesses as the training has done
+        assert evaluate(half_way) == expected
+    else:
+        with pytest.raises(ConfigError, match=words):
+            evaluate(half_way)
+    if words.startswith("it had"):  # the network has other logits, too
+        return
+    train(half_way, small_config(), allow_change=("dataset",))
+    stored = json.loads((half_way / "dataset_info.json").read_text())
+    assert all(tuple(stored[name]) == value for name, value in change.items())

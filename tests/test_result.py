@@ -1,0 +1,71 @@
+"""The result of a training: its history, and the trained network."""
+
+import json
+
+import numpy as np
+import pytest
+import small_runs
+from small_runs import NUM_TEST, arrays, small_config
+
+from towers import load_run
+from towers.training import train
+from towers.training.result import create_history
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+def test_the_history_is_that_of_the_file_also_of_a_run_in_two_parts(tmp_path):
+    config = small_config(eval_every_epochs=1.0, num_towers=2)
+    train(tmp_path, small_config(eval_every_epochs=1.0, max_steps=5))
+    for _ in range(2):  # the second finds the run finished
+        history = train(tmp_path, config).history
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        lines = {line["step"]: line for line in map(json.loads, lines)}
+        assert set(history) == {name for x in lines.values() for name in x} - {"step"}
+        for name in ("loss", "test_accuracy", "test_accuracy_ema", "epoch"):
+            steps, values = history[name]
+            assert steps.tolist() == [s for s, line in lines.items() if name in line]
+            assert values.tolist() == [lines[step][name] for step in steps]
+        steps, losses = history["tower_losses"]  # of one tower, then of two
+        assert losses.shape == (len(steps), 2)
+        assert np.isnan(losses[:, 1]).tolist() == [step <= 5 for step in steps]
+        assert losses[-1].tolist() == lines[steps[-1]]["tower_losses"]
+
+
+@pytest.mark.parametrize(
+    "records,expected",
+    [
+        ([], {}),
+        ([{"step": 1, "x": 2}, {"step": 3, "x": None}], {"x": [2.0, np.nan]}),
+        (
+            [{"step": 1, "x": "2"}, {"step": 2, "x": {}}, {"step": 3, "x": 4}],
+            {"x": [4]},
+        ),
+        ([{"step": 1, "x": [[1]], "y": 10**400}], {}),
+        ([{"step": 1, "x": [1, None]}, {"step": 2, "x": 5}], {"x": "rows"}),
+    ],
+)
+def test_whatever_a_file_holds_the_history_is_of_numbers(records, expected):
+    history = create_history(records)
+    assert set(history) == set(expected)
+    for name, values in expected.items():
+        if values == "rows":
+            values = [[1.0, np.nan], [5.0, np.nan]]
+        np.testing.assert_array_equal(history[name].values, np.atleast_1d(values))
+        assert history[name].steps.dtype == np.int64
+
+
+def test_the_result_holds_the_trained_network(tmp_path):
+    result = train(tmp_path, small_config(eval_every_epochs=1.0))
+    images, labels = arrays(NUM_TEST, 1)
+    inputs = result.network.preprocess(images)
+    for model, name in ((result.model, ""), (result.model_ema, "_ema")):
+        correct = np.sum(np.argmax(model(inputs), 1) == labels)
+        assert correct / NUM_TEST == result.history[f"test_accuracy{name}"].values[-1]
+    loaded = load_run(tmp_path)
+    np.testing.assert_array_equal(loaded.model(inputs), result.model(inputs))
+    kernel = result.model.get_layer("logits").kernel
+    np.testing.assert_array_equal(kernel, result.state["params/logits/kernel"])

@@ -1,0 +1,72 @@
+"""Names that other programs have for our options, to suggest ours in their place."""
+
+from collections.abc import Container, Iterable
+
+from towers.config.choices import nearest
+
+# Former name of a flag -> its name.
+RENAMED = {"views": "tta"}
+
+# Flag -> names that other programs have for it.
+SYNONYMS = {
+    "accumulate_steps": "accum accumulation accumulation_steps grad_accum "
+    "gradient_accumulation gradient_accumulation_steps",
+    "augment": "aug augmentation augmentations transform transforms data_augmentation",
+    "batch_size": "bs b batch batchsize train_batch_size global_batch_size",
+    "checkpoint_every_secs": "save_secs save_interval save_interval_secs",
+    "checkpoint_every_steps": "save_every save_every_steps save_steps save_freq",
+    "clip_norm": "clip clip_grad clip_grad_norm grad_clip gradient_clip max_grad_norm",
+    "compile": "xla jit jit_compile use_xla",
+    "config": "c cfg recipe config_file",
+    "data_dir": "data data_path data_root dataset_dir dataset_path root d",
+    "dataset": "dataset_name ds",
+    "device": "use_gpu gpu cuda cpu no_cuda accelerator",
+    "ema_decay": "ema model_ema moving_average_decay",
+    "eval_every_epochs": "eval_every eval_freq eval_interval",
+    "image_size": "img_size imgsz resolution size input_size crop_size",
+    "init_from": "pretrained finetune weights init_checkpoint load_from",
+    "keep_checkpoints": "max_to_keep keep keep_last",
+    "label_smoothing": "smoothing label_smooth",
+    "learning_rate": "lr eta base_lr initial_lr learningrate",
+    "log_every_steps": "log_every log_interval log_freq print_freq log_steps",
+    "max_steps": "steps num_steps train_steps iterations iters max_iter n_steps",
+    "model": "arch architecture net network backbone model_name",
+    "num_epochs": "epochs epoch n_epochs max_epochs train_epochs e",
+    "num_workers": "workers n np nproc num_processes processes",
+    "num_towers": "gpus num_gpus n_gpus ngpus towers num_devices devices "
+    "num_replicas nproc_per_node",
+    "optimizer": "opt optim optimiser",
+    "overwrite": "force restart clean",
+    "precision": "amp fp16 bf16 mixed_precision half dtype",
+    "schedule": "scheduler lr_schedule lr_scheduler sched learning_rate_schedule",
+    "seed": "random_seed rng_seed manual_seed",
+    "strategy": "distribution_strategy distribution parallel parallelism distributed",
+    "tta": "test_time_augmentation",
+    "use_ema": "ema averaged use_averages",
+    "validation_fraction": "val_split validation_split val_fraction",
+    "warmup_epochs": "warmup warm_up num_warmup_epochs",
+    "weight_decay": "wd l2 decay l2_reg",
+    "width": "width_multiplier width_mult alpha",
+    "workdir": "output output_dir out out_dir outdir o save_dir logdir log_dir "
+    "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run resume "
+    "resume_from",
+}
+
+
+def meant(name: str, known: Container[str]) -> str | None:
+    """The one of the known names that goes by another name elsewhere, or is written
+    with hyphens; None without one."""
+    name = name.replace("-", "_").lower()
+    if name in known:
+        return name
+    for option, names in SYNONYMS.items():
+        if option in known and name in names.split():
+            return option
+    return None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """'did you mean ...? ' for one of the names, by meaning or by spelling, or
+    nothing."""
+    by_meaning = meant(name, list(known))
+    return f"did you mean {by_meaning!r}? " if by_meaning else nearest(name, known)

@@ -1,0 +1,151 @@
+"""What a trained network needs to know of its data set: classes and preprocessing.
+
+A checkpoint has it in its trainer state, a run's folder in `dataset_info.json`, so that
+the network can be used without the images that it was trained on.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from towers.config import parse_json
+from towers.data.sources import DataSet, shown
+from towers.errors import ConfigError
+
+# Moments that differ by less are of the same images, counted by another version.
+_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """Classes and preprocessing of a data set.
+
+    Attributes:
+        name: of the data set.
+        class_names: in the order of the logits.
+        image_shape: height, width, channels of its uint8 images, before augmentation.
+        mean, deviation: mean and standard deviation of the training images, per
+            channel, in units of 0..255.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+    @classmethod
+    def of(cls, data: DataSet) -> "DatasetInfo":
+        return cls(
+            name=data.name,
+            class_names=tuple(map(str, data.class_names)),
+            image_shape=tuple(map(int, data.train.image_shape)),
+            mean=tuple(map(float, data.mean)),
+            deviation=tuple(map(float, data.deviation)),
+        )
+
+    @classmethod
+    def from_values(cls, values: Any) -> "DatasetInfo":
+        """That of a stored object.
+
+        Raises:
+            ConfigError: it is no such object.
+        """
+        fields = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(values, dict) or not values.keys() >= set(fields):
+            raise ConfigError(f"an object with {', '.join(fields)} is expected")
+        name, class_names, image_shape, *moments = (values[x] for x in fields)
+        texts = [name, *class_names] if isinstance(class_names, list) else [None]
+        if not class_names or not all(isinstance(text, str) for text in texts):
+            raise ConfigError("its name and class_names are not all texts")
+        if not _is_list_of(image_shape, int, 3) or not all(
+            0 < size < 2**31 for size in image_shape
+        ):
+            raise ConfigError(
+                "its image_shape is not a height, a width and a number of channels"
+            )
+        for numbers in moments:
+            if not _is_list_of(numbers, float, image_shape[-1]):
+                raise ConfigError("its mean and deviation are not a number per channel")
+        return cls(name, *map(tuple, (class_names, image_shape, *moments)))
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "DatasetInfo":
+        """That of a stored `dataset_info.json`; ConfigError as `from_values`."""
+        try:
+            return cls.from_values(parse_json(content))
+        except ValueError as error:
+            raise ConfigError(f"not a dataset_info.json: {error}") from None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    def preprocessing_of_run(self, data: DataSet) -> DataSet:
+        """The data set with the moments of the run in place of its own.
+
+        Raises:
+            ConfigError: it has other classes, or images of another shape.
+        """
+        differing = self._difference(DatasetInfo.of(data))
+        if differing:
+            raise ConfigError(f"the data set is not that of the run: {differing}")
+        return dataclasses.replace(data, mean=self.mean, deviation=self.deviation)
+
+    def check_training(self, data: DataSet) -> None:
+        """Refuses to continue a run with other images than it was trained on.
+
+        Raises:
+            ConfigError: what differs.
+        """
+        other = DatasetInfo.of(data)
+        differing = self._difference(other)
+        moments = np.array([self.mean, self.deviation])
+        theirs = np.array([other.mean, other.deviation])
+        if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
+            differing = (
+                "mean and standard deviation of the training images were "
+                f"{_rounded(moments)} and are {_rounded(theirs)}"
+            )
+        if differing:
+            raise ConfigError(
+                f"the data set is not that of the run: {differing}. Give the former "
+                "one, choose another --workdir, or --allow_change=dataset"
+            )
+
+    def _difference(self, other):
+        """The first difference in classes or shape, in words; empty without one."""
+        if self.image_shape != other.image_shape:
+            return (
+                f"its images were {_shape(self.image_shape)} and are "
+                f"{_shape(other.image_shape)}"
+            )
+        ours, theirs = self.class_names, other.class_names
+        if len(ours) != len(theirs):
+            return f"it had {len(ours)} classes and has {len(theirs)}"
+        for index, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+            if our != their:
+                return f"class {index} was {shown(our, 60)} and is {shown(their, 60)}"
+        return ""
+
+
+def _is_list_of(values, kind, count):
+    """Whether a value of JSON is a list of so many finite numbers of a type."""
+    kinds = (int, float) if kind is float else (int,)
+    return (
+        isinstance(values, list)
+        and len(values) == count
+        and all(type(x) in kinds and abs(x) < 2**63 for x in values)
+        and all(map(math.isfinite, values))
+    )
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _rounded(moments: np.ndarray) -> list[list[float]]:
+    return np.round(moments, 2).tolist()

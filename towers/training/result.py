@@ -1,0 +1,101 @@
+"""The result of a training: its metrics as arrays, and the trained network."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from towers.config import Config
+from towers.evaluation.restored import RestoredRun, restored_run
+from towers.run.dataset_info import DatasetInfo
+
+
+class Curve(NamedTuple):
+    """A metric over the steps: `plot(*curve)` draws it.
+
+    Attributes:
+        steps: int64 [n], increasing.
+        values: float64 [n], or [n, towers] of a metric of each tower; NaN where one was
+            not finite.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """A run after training.
+
+    Attributes:
+        path: the run's folder.
+        step: the last step taken.
+        accuracy: of the last evaluation, with the moving averages where the run keeps
+            them; None if there was none.
+        state: the canonical state, name -> host array.
+        history: the metrics in `metrics.jsonl` by name, such as "loss" and
+            "test_accuracy"; empty of a worker that is not the chief.
+        config: of the run.
+        dataset_info: classes and preprocessing of its data set.
+    """
+
+    path: pathlib.Path
+    step: int
+    accuracy: float | None
+    state: dict[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+    history: dict[str, Curve] = dataclasses.field(repr=False, compare=False)
+    config: Config = dataclasses.field(repr=False)
+    dataset_info: DatasetInfo = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def network(self) -> RestoredRun:
+        """The trained network with its preprocessing, as `towers.load_run` gives it."""
+        return restored_run(
+            self.path, self.step, self.config, self.dataset_info, self.state
+        )
+
+    @property
+    def model(self) -> keras.Model:
+        """The network with the parameters, see `RestoredRun.model`."""
+        return self.network.model
+
+    @property
+    def model_ema(self) -> keras.Model | None:
+        """The network with the moving averages of the parameters; None where the run
+        keeps none."""
+        return self.network.model_ema
+
+
+def create_history(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
+    """The curve of each metric in records of `metrics.jsonl`; what is no number, as in
+    a file that was edited, is left out."""
+    points: dict[str, list[tuple[int, np.ndarray]]] = {}
+    for record in records:
+        for name in record.keys() - {"step"}:
+            value = _numbers(record[name])
+            if value is not None:
+                points.setdefault(name, []).append((record["step"], value))
+    return {name: _curve(*zip(*points[name], strict=True)) for name in sorted(points)}
+
+
+def _numbers(value):
+    """float64, a scalar or a vector, from a value of JSON; None becomes NaN."""
+    try:
+        numbers = np.asarray(value, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return numbers if numbers.ndim < 2 and not isinstance(value, str) else None
+
+
+def _curve(steps, values):
+    """Vectors may be shorter in a part of the run, which had fewer towers."""
+    if all(value.ndim == 0 for value in values):
+        return Curve(np.array(steps, np.int64), np.array(values))
+    padded = np.full((len(values), max(value.size for value in values)), np.nan)
+    for row, value in zip(padded, values, strict=True):
+        row[: value.size] = value
+    return Curve(np.array(steps, np.int64), padded)
