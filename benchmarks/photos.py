@@ -34,7 +34,7 @@ WIDTH, HEIGHT, QUALITY, SIZE = 500, 375, 90, 64
 NOISE = 8.0
 MODEL, TOWERS = "resnet18", 2
 # More batches than any loader reads ahead.
-READY_STEPS = 8
+READY_STEPS = 20
 
 
 def create_photos(folder: pathlib.Path, count: int, dataset: dict[str, str]) -> None:
