@@ -92,6 +92,11 @@ MODELS = {
     "resnet18": Choice(
         "towers.models.resnet:create_resnet18", "18 layers, stem for small images"
     ),
+    "resnet50": Choice(
+        "towers.models.resnet:create_imagenet_resnet",
+        "50 layers with bottlenecks, for large images",
+        {"blocks": (3, 4, 6, 3)},
+    ),
     "resnet20": Choice(
         "towers.models.resnet:create_cifar_resnet", "CIFAR ResNet", {"depth": 20}
     ),
