@@ -93,13 +93,13 @@ def build(
         max_image_pixels=config.max_image_pixels,
     )
     train_source, eval_split = data_set.train, ("test", data_set.test)
+    moments = models.pixel_moments(config.model)
     try:
         augment = extend(
             create_augment(
                 config.augment,
                 data_set.train.image_shape,
-                data_set.mean,
-                data_set.deviation,
+                *(moments or (data_set.mean, data_set.deviation)),
             ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,

@@ -27,6 +27,7 @@ def check_together(config: Any) -> None:
     _check_schedule(config)
     _check_devices(config)
     _check_image_size(config)
+    _check_standardization(config)
     if _has(config, "strategy", "asynchronous"):
         _check_asynchronous(config)
     if config.compile == "xla":
@@ -80,6 +81,16 @@ def _check_image_size(config):
             f"image_size={config.image_size} with "
             f"max_image_pixels={config.max_image_pixels}: the images have "
             f"{num_pixels:,} pixels; lower the one or raise the other"
+        )
+
+
+def _check_standardization(config):
+    by_image = _has(config, "augment", "by_image")
+    if by_image and _has(config, "model", "own_moments"):
+        raise ConfigError(
+            f"augment={config.augment} with model={config.model}: the one standardizes "
+            "each image by itself, the other was made for a mean and a deviation of "
+            "its own; choose another --augment, such as pad_crop_flip"
         )
 
 
