@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import choices, factories
+from towers.errors import ConfigError
 from towers.models import applications
 from towers.models.check import IMAGES, check_network
+from towers.models.layers import BatchNormalization
 from towers.models.variables import count_bytes
 
 POLICIES = {
@@ -137,6 +139,30 @@ def initialize(model: keras.Model, seed: int) -> None:
             kernel.assign(create(kernel.shape, kernel.dtype))
 
 
+def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
+    """Has batch normalization work as in inference where its parameters are frozen.
+
+    Args:
+        model: the network.
+        frozen: names of the parameters that are not trained.
+
+    Raises:
+        ConfigError: a layer is not of `towers.models.layers` and would go on moving.
+    """
+    for layer in model.layers:
+        if not isinstance(layer, keras.layers.BatchNormalization):
+            continue
+        names = {variable.path for variable in layer.trainable_variables}
+        if not names or not names <= frozen:
+            continue
+        if not isinstance(layer, BatchNormalization):
+            raise ConfigError(
+                f"freeze: the moving averages of layer {layer.name!r} cannot be "
+                "frozen; make it a towers.models.layers.BatchNormalization"
+            )
+        layer.is_frozen = True
+
+
 def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
     """Sets the state of layers that take it from the data, such as whitening.
 
@@ -165,6 +191,19 @@ def pixel_moments(
     if "own_moments" in choice.traits:
         return applications.pixel_moments(choice.options["name"])
     return None
+
+
+def pretrained(name: str) -> dict[str, np.ndarray]:
+    """The variables by name of a network that Keras has trained on ImageNet.
+
+    Args:
+        name: value of --model, keras:NAME.
+
+    Raises:
+        OSError: they are not on this machine and cannot be fetched.
+    """
+    with keras_settings(), tf.device("CPU:0"):
+        return applications.pretrained(choices.find("model", name).options["name"])
 
 
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:

@@ -97,6 +97,35 @@ def pixel_moments(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return _moments(find_function(name))[:2]
 
 
+def pretrained(name: str) -> dict[str, np.ndarray]:
+    """The variables that Keras has trained on ImageNet, with the head of 1000 classes,
+    by their names in `create_model`. Keras fetches them once, into its own folder, and
+    checks them.
+
+    Raises:
+        OSError: they are not there and cannot be fetched.
+    """
+    function = find_function(name)
+    try:
+        stock = function(weights="imagenet")
+    except Exception as error:  # that of a download, of no class of its own
+        raise OSError(
+            f"init_from=imagenet with model=keras:{name}: {one_line(error)}; give the "
+            "file of the weights, --init_from=FILE.h5"
+        ) from error
+    names = _explicit_names(stock)
+    return {
+        f"{names[id(layer)]}/{_variable_name(layer, variable)}": variable.numpy()
+        for layer in _all_operations(stock)
+        for variable in getattr(layer, "variables", ())
+        if "seed_generator" not in variable.path
+    }
+
+
+def _variable_name(layer, variable):
+    return "gamma" if type(layer).__name__ == "LayerScale" else variable.name
+
+
 def _moments(function):
     """Mean and standard deviation per channel, and whether blue comes first.
 
