@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from towers.config.choices import nearest
@@ -54,11 +55,9 @@ def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str
     for pattern in patterns:
         fitting = {name for name in names if _fits(name, pattern)}
         if not fitting:
-            layers = [name.rpartition("/")[0] for name in names]
             raise ConfigError(
                 f"freeze: no parameter of the network fits {pattern!r}; "
-                f"{nearest(pattern.strip('*/'), [*names, *layers])}the first are "
-                + ", ".join(names[:5])
+                f"{_nearest(pattern, names)}the first are " + ", ".join(names[:5])
             )
         frozen |= fitting
     if len(frozen) == len(names):
@@ -66,6 +65,14 @@ def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str
             f"freeze={','.join(patterns)} leaves no parameter to train; freeze fewer"
         )
     return frozenset(frozen)
+
+
+def _nearest(pattern, names):
+    """The name, layer or part of one next to a pattern, or nothing."""
+    layers = [name.rpartition("/")[0] for name in names]
+    known = [*names, *layers, *(part for x in layers for part in re.split("[/_]", x))]
+    text = pattern.strip("*/")
+    return nearest(text, known) or nearest(text.rpartition("/")[0], known)
 
 
 def _fits(name, pattern):

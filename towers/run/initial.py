@@ -1,6 +1,7 @@
 """The first parameters of a run that starts from trained ones."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,11 +34,10 @@ def start_from(run: Run) -> None:
         not_used = [x.name for x in weights.all() if x.name not in used]
     if not taken:
         first = drawn[0][0] if drawn else missing[0]
-        value, where = state[first], f"nothing in {weights.path} fits"
         there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
         raise CheckpointError(
-            f"init_from={run.config.init_from}: {where}; {first} {list(value.shape)} "
-            f"{there} there"
+            f"init_from={run.config.init_from}: nothing in {weights.path} fits; "
+            f"{first} {list(state[first].shape)} {there} there"
         )
     run.trainer.load(state)
     say(f"starting from {len(taken)} variables of {weights.path}")
@@ -99,11 +99,13 @@ def _source(config) -> Iterator[Weights]:
         if weights is not None:
             yield weights
             return
-    folder = RunFolder(path)
-    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+    folder, checkpoint = RunFolder(path), None
+    if not os.path.isfile(path):
+        checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
     if checkpoint is None:
+        where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(
-            f"init_from={path}: {folder.checkpoints} holds no checkpoint; give the "
+            f"init_from={path}: {where} holds no checkpoint; give the "
             "folder of a run that was trained, a .keras or .h5 file, a SavedModel or a "
             "checkpoint of TensorFlow, or drop --init_from"
         )
