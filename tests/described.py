@@ -119,6 +119,40 @@ def resnet18() -> list:
     return _resnet(4, 2, 0, _conv_shortcut)
 
 
+def bottleneck_resnet(blocks: tuple[int, ...]) -> list:
+    """Stages of so many blocks, the stride in the 3x3 convolution."""
+    found = [
+        layer("pad", "stem_conv_pad", rows=(3, 3), columns=(3, 3)),
+        layer("conv", "stem_conv", stride=2, padding="valid"),
+        _norm("stem_norm"),
+        layer("relu", "stem_relu"),
+        layer("pad", "stem_pool_pad", rows=(1, 1), columns=(1, 1)),
+        layer("max_pool", "stem_pool", size=3, stride=2, padding="valid"),
+    ]
+    for stage, count in enumerate(blocks, start=1):
+        for block in range(1, count + 1):
+            name, last = f"stage{stage}_block{block}", found[-1].name
+            stride = 2 if stage > 1 and block == 1 else 1
+            shortcut = last
+            if block == 1:
+                shortcut = f"{name}_shortcut_norm"
+                conv = f"{name}_shortcut_conv"
+                found += [layer("conv", conv, stride=stride), _norm(shortcut)]
+            found += [
+                layer("conv", f"{name}_conv1", (last,)),
+                _norm(f"{name}_norm1"),
+                layer("relu", f"{name}_relu1"),
+                *_conv3x3(f"{name}_conv2", stride),
+                _norm(f"{name}_norm2"),
+                layer("relu", f"{name}_relu2"),
+                layer("conv", f"{name}_conv3"),
+                _norm(f"{name}_norm3"),
+                layer("add", f"{name}_add", (shortcut, f"{name}_norm3")),
+                layer("relu", f"{name}_relu3"),
+            ]
+    return found + _last()
+
+
 def wide_resnet(depth: int) -> list:
     found = [layer("conv", "stem_conv")]
     for stage in (1, 2, 3):

@@ -11,7 +11,7 @@ from keras import layers
 from oracle import layer
 
 from towers.data.streams import without_tuning
-from towers.models import initialize, keras_settings
+from towers.models import create_model, initialize, keras_settings, noise_shapes
 from towers.models.layers import Dropout, LocalResponseNormalization
 
 IMAGE_SHAPE = (8, 8, 3)
@@ -107,6 +107,33 @@ def residual_network(
         layer("dense", "logits"),
     ]
     return Network(model, described, {})
+
+
+# Height and width of the smallest images that the networks of Keras take.
+APPLICATION_SIDE = 32
+
+
+def application(name: str, dtype: str = "float64") -> Network:
+    """A network of `keras.applications`, keras:NAME, not in the oracle's words."""
+    model = create_model(
+        name,
+        image_shape=(APPLICATION_SIDE, APPLICATION_SIDE, 3),
+        num_classes=NUM_CLASSES,
+        weight_decay=WEIGHT_DECAY,
+        precision=dtype,
+        seed=3,
+    )
+    return Network(model, [], {})
+
+
+def application_batches(network: Network, batch_size: int) -> list[dict]:
+    """Two batches for it."""
+    return random_batches(
+        2,
+        batch_size,
+        image_shape=network.model.inputs[0].shape[1:],
+        noise_shapes=noise_shapes(network.model),
+    )
 
 
 NETWORKS = {"plain": plain_network, "residual": residual_network}

@@ -45,6 +45,7 @@ OTHER = {
     "epsilon": (1e-3, 1e-8),
     "trust_coefficient": (0.02, 0.01),
     "muon_momentum": (0.5, 0.7),
+    "freeze": ("stem*", "stem*,conv1/*"),
     "param_rates": ("*/bias:2", "*/bias:2,fc1/kernel:0.5:3"),
     "weight_decay": (0.0, 1.0),
     "label_smoothing": (0.1, 0.2),

@@ -55,6 +55,20 @@ def resnet18():
     return int(stem + first + 3 * stage + 512 * 10)
 
 
+def resnet50():
+    products = 112**2 * 49 * 3 * 64 + 2048 * 1000
+    inputs, side = 64, 56
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        inner = 64 * 2**stage
+        before = side * (2 if stage else 1)
+        # The first 1x1 convolution, with the stride in the 3x3, has all pixels.
+        products += before**2 * inputs * inner + side**2 * inputs * 4 * inner
+        products += side**2 * (9 + 4) * inner**2
+        products += (blocks - 1) * side**2 * (4 + 9 + 4) * inner**2
+        inputs, side = 4 * inner, side // 2
+    return products
+
+
 def cifar_resnet(depth):
     per_stage = (depth - 2) // 3
     stem, first = 32**2 * 9 * 3 * 16, per_stage * 32**2 * 9 * 16**2
@@ -93,6 +107,7 @@ def speedrun_deep():
         ("alexnet", IMAGENET, alexnet(1)),
         ("alexnet_two_columns", IMAGENET, alexnet(2)),
         ("resnet18", CIFAR10, resnet18()),
+        ("resnet50", IMAGENET, resnet50()),
         ("resnet20", CIFAR10, cifar_resnet(20)),
         ("resnet110", CIFAR10, cifar_resnet(110)),
         ("wide_resnet_28_10", CIFAR10, wide_resnet()),

@@ -28,6 +28,8 @@ COLORS, LENET = {3}, {20, 50}
 
 def networks_and_precisions():
     for model in choices.MODELS:
+        if model.endswith(choices.FAMILY):
+            continue
         for precision in choices.PRECISIONS:
             if model in ("cnn", "speedrun") or (model, precision) == (
                 "resnet20",

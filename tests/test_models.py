@@ -21,7 +21,7 @@ from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from towers.config import factories
-from towers.config.choices import MODELS, PRECISIONS
+from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models import (
     adapt,
@@ -60,6 +60,8 @@ TABLE = {
     ("alexnet_two_columns", *IMAGENET): (60_965_224, 1_448_813_632),
     ("resnet18", *CIFAR10): (11_173_962, 1_110_845_440),
     ("resnet18", *MNIST): (11_172_810, 911_601_664),
+    ("resnet50", *CIFAR10): (23_528_522, 166_862_848),
+    ("resnet50", *IMAGENET): (25_557_032, 8_178_368_512),
     ("resnet20", *CIFAR10): (269_722, 81_102_080),
     ("resnet20", *MNIST): (269_434, 61_642_496),
     ("resnet32", *CIFAR10): (464_154, 137_725_184),
@@ -90,8 +92,10 @@ PUBLISHED = {
 BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 LENET_SHAPES = [(3, 3, 1, 20), (5, 5, 20, 50), (800, 128), (128, 10)]
 
+# Those of the package; the others are in test_applications.
+OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-FAMILIES = [name for name in MODELS if name not in list(PUBLISHED)[1:5]]
+FAMILIES = [name for name in OWN if name not in list(PUBLISHED)[1:5]]
 
 SPEEDRUNS = ("speedrun", "speedrun_deep")
 NARROW = 0.125
@@ -172,9 +176,9 @@ def cnn():
 
 
 def test_every_network_is_in_the_table():
-    assert {name for name, *_ in TABLE} == set(MODELS)
+    assert {name for name, *_ in TABLE} == set(OWN)
     assert {name for name, *shape in TABLE if tuple(shape) == CIFAR10} >= {
-        name for name in MODELS if name != "cnn"
+        name for name in OWN if name != "cnn"
     }
 
 
@@ -404,6 +408,7 @@ def paper_stddev(kernel):
         ("alexnet", 24, he_stddev, 0),
         ("alexnet_two_columns", 64, paper_stddev, 1),
         ("resnet18", 24, he_stddev, None),
+        ("resnet50", 24, he_stddev, None),
         ("resnet20", 24, he_stddev, None),
         ("wide_resnet_28_10", 24, he_stddev, None),
         ("convmixer_256_8", 24, uniform_stddev, None),
@@ -573,6 +578,13 @@ SMALL = {
         {},
     ),
     "resnet18": (described.resnet18(), resnet.create_resnet18, (9, 8, 3), 1 / 16, {}),
+    "resnet14": (
+        described.bottleneck_resnet((1, 1, 2)),
+        functools.partial(resnet.create_imagenet_resnet, blocks=(1, 1, 2)),
+        (33, 30, 3),
+        1 / 16,
+        {},
+    ),
     "resnet8": (
         described.cifar_resnet(depth=8, channels=4),
         resnet.create_cifar_resnet,
@@ -633,7 +645,7 @@ def small_batches(network, num_steps, batch_size):
 
 def test_every_family_is_in_the_oracles_words():
     described_ones = {name.partition("_")[0].rstrip("0123456789") for name in SMALL}
-    of_models = {name.partition("_")[0].rstrip("0123456789") for name in MODELS}
+    of_models = {name.partition("_")[0].rstrip("0123456789") for name in OWN}
     assert described_ones == of_models - {"cnn"}
 
 
@@ -674,7 +686,7 @@ def bytes_of_a_split_in_two(model, batch_size):
     """Bytes of transfers: all that a layer reads whole except the images, each once
     whoever reads it, and the logits that the second device computed; and back."""
     images = model.inputs[0]
-    padded = [x.output for x in model.layers if x.name == "pad1"]
+    padded = [x.output for x in model.layers if x.input is images]
     read = {
         id(x.input): np.prod(x.input.shape[1:])
         for x in model.layers
@@ -694,6 +706,7 @@ def bytes_of_a_split_in_two(model, batch_size):
         slow("resnet8", 4),
         slow("convmixer_8_1", 2),
         slow("alexnet_large", 2),
+        slow("resnet14", 2),
         slow("resnet18", 2),
         slow("wide_resnet_10_2", 2),
     ],
@@ -709,7 +722,9 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     assert halves.transferred_bytes == bytes_of_a_split_in_two(network.model, 6)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet18", "wide_resnet_28_10"])
+@pytest.mark.parametrize(
+    "name", ["alexnet", "resnet18", "resnet50", "wide_resnet_28_10"]
+)
 def test_networks_that_are_not_trained_in_halves_here_can_be_split(name):
     Shards(build_model(name, *CIFAR10, NARROW), 2)
 

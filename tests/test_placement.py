@@ -214,7 +214,7 @@ PLACES = {
 }
 AXES = {
     "strategy": tuple(PLACES),
-    "model": tuple(choices.MODELS),
+    "model": tuple(x for x in choices.MODELS if not x.endswith(choices.FAMILY)),
     "precision": choices.PRECISIONS,
     "input": ("stream", "resident"),
     "accumulate_steps": (1, 2),

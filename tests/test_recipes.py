@@ -74,7 +74,8 @@ def train_two_steps(recipe, workdir, monkeypatch, **changes):
         place, _, function = choices.DATASETS[name].target.rpartition(":")
         load = functools.partial(made_up, name)
         monkeypatch.setattr(importlib.import_module(place), function, load)
-    if recipe.dataset == "image_folder":
+    if recipe.dataset == "image_folder" or recipe.dataset.startswith("tfds:"):
+        changes["dataset"] = "image_folder"
         pictures.write_folder(workdir / "data", "train", {"a": 12, "b": 12})
         changes["data_dir"] = str(workdir / "data")
     config = dataclasses.replace(

@@ -16,8 +16,9 @@ from towers import data, training
 from towers.config.storage import from_json
 from towers.data import tfds, tfds_source
 from towers.data.decoding import Decoding
-from towers.errors import TowersError
+from towers.errors import CheckpointError, TowersError
 from towers.run.metrics import last_accuracy, read_metrics
+from towers.run.weights import open_weights
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SOURCES = sorted([*(ROOT / "towers").rglob("*.py"), *ROOT.glob("run_*.py")])
@@ -140,6 +141,18 @@ def test_a_config_and_metrics_are_not_unpickled(tmp_path, bomb):
     assert read_metrics(path) == ([], True) and last_accuracy(path, 9) is None
     with pytest.raises((ValueError, TowersError)):
         from_json(bomb.decode("latin-1"))
+
+
+@pytest.mark.parametrize(
+    "name", ["a.keras", "a.h5", "a.weights.h5", "a.index", "variables/variables.index"]
+)
+def test_no_file_of_weights_is_unpickled(name, tmp_path, bomb):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(bomb)
+    with pytest.raises(CheckpointError):
+        with open_weights(str(tmp_path if "variables" in name else path)):
+            pass
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist"])

@@ -29,7 +29,8 @@ class Job:
     """What is trained, by names in `networks` and `recipes`.
 
     Attributes:
-        network: plain, local or sync; the others have batch normalization.
+        network: plain, local or sync; the others have batch normalization. Or one of
+            `keras.applications`, keras:NAME, with moments of the whole batch.
         optimizer: of the oracle.
         accumulate_steps: micro-batches of a step.
         batch_size: of a micro-batch.
@@ -57,6 +58,8 @@ class Job:
     def create_network(self):
         import networks
 
+        if self.network.startswith("keras:"):
+            return networks.application(self.network, self.dtype)
         kind = "plain" if self.network == "plain" else "residual"
         return networks.NETWORKS[kind](self.dtype)
 
@@ -69,6 +72,8 @@ class Job:
         import networks
 
         images = self.accumulate_steps * self.batch_size
+        if self.network.startswith("keras:"):
+            return networks.application_batches(self.create_network(), images)
         return networks.random_batches(10, images, seed=self.seed)
 
     def create_trainer(self, strategy, num_devices, batches, **options):
@@ -93,7 +98,7 @@ class Job:
             stream=networks.stream_of(batches),
             micro_batch_size=self.batch_size,
             accumulate_steps=self.accumulate_steps,
-            sync_batch_norm=self.network == "sync",
+            sync_batch_norm=self.network == "sync" or ":" in self.network,
             devices=[f"/CPU:{device}" for device in range(num_devices)],
             tta=create_tta(self.tta or "none"),
             **options,

@@ -11,6 +11,7 @@ from towers.config.config import options_read_by
 from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
+    parse_freeze,
     parse_optimizer_options,
     parse_param_rates,
 )
@@ -101,13 +102,13 @@ def build(
     if dataset_info is not None:
         data_set = dataset_info.preprocessing_of_run(data_set)
     train_source, eval_split = data_set.train, ("test", data_set.test)
+    moments = models.pixel_moments(config.model)
     try:
         augment = extend(
             create_augment(
                 config.augment,
                 data_set.train.image_shape,
-                data_set.mean,
-                data_set.deviation,
+                *(moments or (data_set.mean, data_set.deviation)),
             ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,
@@ -137,9 +138,18 @@ def build(
     total_steps = max(1, int(-(-images // config.images_per_step)))
     if total_steps >= 2**63:  # which a step's number cannot reach
         raise ConfigError(f"num_epochs={config.num_epochs:g}: too many; lower it")
+    names = variable_names(model.trainable_variables)
+    frozen = param_rates.match_frozen(parse_freeze(config.freeze), names)
     matched = param_rates.match_param_rates(
-        parse_param_rates(config.param_rates), variable_names(model.trainable_variables)
+        parse_param_rates(config.param_rates), names, frozen
     )
+    models.freeze_normalization(model, frozen)
+
+    def create_smaller_model(size: int) -> keras.Model:
+        smaller = create_model(size, size)
+        models.freeze_normalization(smaller, frozen)
+        return smaller
+
     phases = ()
     if for_training:
         models.adapt(model, lambda: some_images(train_source, augment))
@@ -150,7 +160,7 @@ def build(
             freezing_steps=param_rates.freezing_steps(
                 matched, num_examples, config.images_per_step
             ),
-            create_model=lambda size: create_model(size, size),
+            create_model=create_smaller_model,
         )
     # Removes the regularizers of the model where the optimizer applies weight decay.
     update = create_update(config, num_examples, model, matched)

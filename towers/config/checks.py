@@ -13,6 +13,7 @@ from towers.config.choices import TABLES, find
 from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
+    parse_freeze,
     parse_optimizer_options,
     parse_param_rates,
 )
@@ -22,11 +23,13 @@ from towers.errors import ConfigError
 def check_together(config: Any) -> None:
     """Refuses options that contradict each other, both values in the message."""
     parse_param_rates(config.param_rates)
+    parse_freeze(config.freeze)
     parse_early_sizes(config.early_sizes)
     _check_optimizer(config)
     _check_schedule(config)
     _check_devices(config)
     _check_image_size(config)
+    _check_standardization(config)
     if _has(config, "strategy", "asynchronous"):
         _check_asynchronous(config)
     if config.compile == "xla":
@@ -80,6 +83,21 @@ def _check_image_size(config):
             f"image_size={config.image_size} with "
             f"max_image_pixels={config.max_image_pixels}: the images have "
             f"{num_pixels:,} pixels; lower the one or raise the other"
+        )
+
+
+def _check_standardization(config):
+    own_moments = _has(config, "model", "own_moments")
+    if config.init_from == "imagenet" and not own_moments:
+        raise ConfigError(
+            f"init_from=imagenet with model={config.model}: Keras has weights of its "
+            "own networks alone, --model=keras:NAME; give a file or a run folder"
+        )
+    if own_moments and _has(config, "augment", "by_image"):
+        raise ConfigError(
+            f"augment={config.augment} with model={config.model}: the one standardizes "
+            "each image by itself, the other was made for a mean and a deviation of "
+            "its own; choose another --augment, such as pad_crop_flip"
         )
 
 

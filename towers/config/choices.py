@@ -61,11 +61,13 @@ DATASETS = {
     ),
 }
 
+# Trait "by_image": each image is standardized by itself.
 AUGMENTS = {
     "none": Choice("towers.data.augment:none", "standardized by the training set only"),
     "tutorial": Choice(
         "towers.data.augment:tutorial",
         "random 24x24 crop, flip, brightness, contrast, standardized per image",
+        traits=frozenset({"by_image"}),
     ),
     "pad_crop_flip": Choice(
         "towers.data.augment:pad_crop_flip", "pad by 4 pixels, crop, flip"
@@ -88,6 +90,7 @@ AUGMENTS = {
     ),
 }
 
+# Trait "own_moments": its images are standardized by its own mean and deviation.
 MODELS = {
     "cnn": Choice("towers.models.cnn:create_model", "the CIFAR-10 tutorial's network"),
     "lenet": Choice("towers.models.lenet:create_model", "LeNet with rectifiers"),
@@ -99,6 +102,11 @@ MODELS = {
     ),
     "resnet18": Choice(
         "towers.models.resnet:create_resnet18", "18 layers, stem for small images"
+    ),
+    "resnet50": Choice(
+        "towers.models.resnet:create_imagenet_resnet",
+        "50 layers with bottlenecks, for large images",
+        {"blocks": (3, 4, 6, 3)},
     ),
     "resnet20": Choice(
         "towers.models.resnet:create_cifar_resnet", "CIFAR ResNet", {"depth": 20}
@@ -134,6 +142,11 @@ MODELS = {
         "towers.models.speedrun:create_model",
         "its larger form, to 96 %",
         {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
+    ),
+    "keras:NAME": Choice(
+        "towers.models.applications:create_model",
+        "any of keras.applications, such as keras:ResNet50",
+        traits=frozenset({"own_moments"}),
     ),
 }
 

@@ -213,6 +213,12 @@ class Config:
         "fits, such as '*/bias:2', 0 to freeze them; with another number, "
         "'stem/bias:2:3', that rate falls linearly to zero over so many epochs.",
     )
+    freeze: str = option(
+        "",
+        "Patterns of the names of parameters that are not trained, such as stem*, with "
+        "commas between them. Batch normalization all of whose parameters are frozen "
+        "normalizes with its moving averages and leaves them.",
+    )
     schedule: str = option(
         "exponential",
         f"Learning rate over the images trained on: {choices.explained('schedule')}.",
@@ -373,8 +379,10 @@ class Config:
 
     init_from: str = option(
         "",
-        "Run folder whose parameters a new run starts from at step 0, where names and "
-        "shapes match; empty for drawn ones.",
+        "What has the parameters that a new run starts from at step 0, where names and "
+        "shapes match: a run folder, a .keras or .h5 file of Keras, a SavedModel, a "
+        "checkpoint of TensorFlow; or imagenet, for keras:NAME, which Keras fetches; "
+        "empty for drawn ones.",
     )
 
     # Length and periods.

@@ -117,6 +117,20 @@ def parse_param_rates(text: str) -> tuple[ParamRate, ...]:
     return tuple(rates)
 
 
+def parse_freeze(text: str) -> tuple[str, ...]:
+    """'stem*,stage1*' -> ("stem*", "stage1*"); nothing for an empty text.
+
+    Raises:
+        ConfigError: a pattern is empty.
+    """
+    patterns = tuple(part.strip() for part in text.split(",")) if text else ()
+    if not all(patterns):
+        raise ConfigError(
+            f"freeze={text!r}: a pattern is empty; write them as stem*,stage1*"
+        )
+    return patterns
+
+
 def parse_optimizer_options(text: str) -> dict[str, float]:
     """'beta3:0.99,warm:5' -> {"beta3": 0.99, "warm": 5.0}.
 

@@ -14,7 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import choices, factories
+from towers.errors import ConfigError
+from towers.models import applications
 from towers.models.check import IMAGES, check_network
+from towers.models.layers import BatchNormalization
 from towers.models.variables import count_bytes
 
 POLICIES = {
@@ -105,6 +108,15 @@ def keras_settings(policy: str = "float32"):
         keras.config.set_dtype_policy(before[0])
 
 
+# Attribute of a layer with a kernel -> that with its initializer. A separable
+# convolution has two kernels.
+INITIALIZERS = {
+    "kernel": ("kernel_initializer", "depthwise_initializer"),
+    "depthwise_kernel": ("depthwise_initializer",),
+    "pointwise_kernel": ("pointwise_initializer",),
+}
+
+
 def initialize(model: keras.Model, seed: int) -> None:
     """Draws every kernel anew from its layer's own initializer and (seed, layer name).
 
@@ -112,15 +124,43 @@ def initialize(model: keras.Model, seed: int) -> None:
     process would otherwise differ.
     """
     for layer in model.layers:
-        initializer = getattr(layer, "kernel_initializer", None)
-        if initializer is None or "seed" not in initializer.get_config():
+        for attribute, names in INITIALIZERS.items():
+            kernel = getattr(layer, attribute, None)
+            initializers = (getattr(layer, name, None) for name in names)
+            initializer = next(filter(None, initializers), None)
+            if kernel is None or initializer is None:
+                continue
+            settings = initializer.get_config()
+            if "seed" not in settings:
+                continue
+            path = layer.name if attribute == "kernel" else kernel.path
+            settings["seed"] = zlib.crc32(f"{seed}/{path}".encode()) & 0x7FFFFFFF
+            create = type(initializer).from_config(settings)
+            kernel.assign(create(kernel.shape, kernel.dtype))
+
+
+def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
+    """Has batch normalization work as in inference where its parameters are frozen.
+
+    Args:
+        model: the network.
+        frozen: names of the parameters that are not trained.
+
+    Raises:
+        ConfigError: a layer is not of `towers.models.layers` and would go on moving.
+    """
+    for layer in model.layers:
+        if not isinstance(layer, keras.layers.BatchNormalization):
             continue
-        layer_seed = zlib.crc32(f"{seed}/{layer.name}".encode()) & 0x7FFFFFFF
-        settings = initializer.get_config() | {"seed": layer_seed}
-        drawn = type(initializer).from_config(settings)(
-            layer.kernel.shape, layer.kernel.dtype
-        )
-        layer.kernel.assign(drawn)
+        names = {variable.path for variable in layer.trainable_variables}
+        if not names or not names <= frozen:
+            continue
+        if not isinstance(layer, BatchNormalization):
+            raise ConfigError(
+                f"freeze: the moving averages of layer {layer.name!r} cannot be "
+                "frozen; make it a towers.models.layers.BatchNormalization"
+            )
+        layer.is_frozen = True
 
 
 def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
@@ -136,6 +176,34 @@ def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
         examples = images()
         for layer in layers:
             layer.adapt(examples)
+
+
+def pixel_moments(
+    name: str,
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation per channel with which the images of a network are
+    standardized, where it has its own; None where those of the training set are meant.
+
+    Args:
+        name: value of --model.
+    """
+    choice = choices.find("model", name)
+    if "own_moments" in choice.traits:
+        return applications.pixel_moments(choice.options["name"])
+    return None
+
+
+def pretrained(name: str) -> dict[str, np.ndarray]:
+    """The variables by name of a network that Keras has trained on ImageNet.
+
+    Args:
+        name: value of --model, keras:NAME.
+
+    Raises:
+        OSError: they are not on this machine and cannot be fetched.
+    """
+    with keras_settings(), tf.device("CPU:0"):
+        return applications.pretrained(choices.find("model", name).options["name"])
 
 
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:

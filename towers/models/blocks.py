@@ -33,9 +33,16 @@ def convolution(
     return layers.Conv2D(filters, size, strides=stride, **settings)(x)
 
 
-def normalization(x: keras.KerasTensor, name: str) -> keras.KerasTensor:
+def normalization(
+    x: keras.KerasTensor, name: str, gamma_initializer: str = "ones"
+) -> keras.KerasTensor:
     """Batch normalization, with the smallest epsilon that its fast kernel takes."""
-    return BatchNormalization(momentum=0.9, epsilon=1.001e-5, name=name)(x)
+    return BatchNormalization(
+        momentum=0.9,
+        epsilon=1.001e-5,
+        gamma_initializer=gamma_initializer,
+        name=name,
+    )(x)
 
 
 def classifier(

@@ -173,9 +173,20 @@ class BatchNormalization(keras.layers.BatchNormalization):
     kernel normalizes with the biased variance and gives Bessel's, n / (n - 1) times as
     large, so that what goes into the moving variance is turned back: variables and
     their values are those of Keras.
+
+    Args:
+        is_frozen: normalize with the moving averages in training too, and leave them.
     """
 
+    def __init__(self, is_frozen: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.is_frozen = is_frozen
+
+    def get_config(self):
+        return super().get_config() | {"is_frozen": self.is_frozen}
+
     def call(self, inputs, training=None, mask=None):
+        training = training and not self.is_frozen
         # The kernel silently raises an epsilon that is smaller than cuDNN's.
         is_fused = (
             training

@@ -2,6 +2,7 @@
 
 import fnmatch
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from towers.config.choices import nearest
@@ -11,18 +12,27 @@ from towers.optim import schedules
 from towers.optim.schedules import Schedule
 from towers.optim.update import RateFn
 
+FROZEN = ParamRate("", 0.0)
+
 # Name of a parameter, in the order of the model -> its rate; None for the schedule's.
 Matched = Mapping[str, ParamRate | None]
 
 
-def match_param_rates(rates: Sequence[ParamRate], names: Sequence[str]) -> Matched:
-    """For each name the first of the rates whose pattern fits it.
+def match_param_rates(
+    rates: Sequence[ParamRate],
+    names: Sequence[str],
+    frozen: frozenset[str] = frozenset(),
+) -> Matched:
+    """For each name the first of the rates whose pattern fits it; that of names in
+    `frozen` is 0.
 
     Raises:
         ConfigError: a pattern is the first one of no name.
     """
     matched = {
-        name: next((r for r in rates if fnmatch.fnmatchcase(name, r.pattern)), None)
+        name: FROZEN
+        if name in frozen
+        else next((r for r in rates if _fits(name, r.pattern)), None)
         for name in names
     }
     for rate in rates:
@@ -33,6 +43,41 @@ def match_param_rates(rates: Sequence[ParamRate], names: Sequence[str]) -> Match
                 f"{nearest(rate.pattern, names)}the first are {', '.join(names[:5])}"
             )
     return matched
+
+
+def match_frozen(patterns: Sequence[str], names: Sequence[str]) -> frozenset[str]:
+    """The names that fit one of the patterns of --freeze.
+
+    Raises:
+        ConfigError: a pattern fits no name, or every name fits one.
+    """
+    frozen = set()
+    for pattern in patterns:
+        fitting = {name for name in names if _fits(name, pattern)}
+        if not fitting:
+            raise ConfigError(
+                f"freeze: no parameter of the network fits {pattern!r}; "
+                f"{_nearest(pattern, names)}the first are " + ", ".join(names[:5])
+            )
+        frozen |= fitting
+    if len(frozen) == len(names):
+        raise ConfigError(
+            f"freeze={','.join(patterns)} leaves no parameter to train; freeze fewer"
+        )
+    return frozenset(frozen)
+
+
+def _nearest(pattern, names):
+    """The name, layer or part of one next to a pattern, or nothing."""
+    layers = [name.rpartition("/")[0] for name in names]
+    known = [*names, *layers, *(part for x in layers for part in re.split("[/_]", x))]
+    text = pattern.strip("*/")
+    return nearest(text, known) or nearest(text.rpartition("/")[0], known)
+
+
+def _fits(name, pattern):
+    """True if a name fits a pattern, in which */ also stands for no layer around it."""
+    return any(fnmatch.fnmatchcase(n, pattern) for n in (name, f"/{name}"))
 
 
 def create_rate_fns(

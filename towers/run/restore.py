@@ -1,4 +1,4 @@
-"""The continuation of a run, from its newest checkpoint or another run's parameters."""
+"""The continuation of a run from its newest checkpoint."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
+from towers.run.initial import start_from
 from towers.run.log import say
 from towers.run.metrics import last_accuracy
 from towers.run.run import Run
@@ -129,8 +130,8 @@ def check_dataset(
 
 
 def restore(run: Run, checkpoint: Checkpoint | None) -> None:
-    """Continues from a checkpoint; without one, starts from the parameters of another
-    run if `init_from` names one."""
+    """Continues from a checkpoint; without one, starts from the parameters that
+    `init_from` names, if any."""
     unwritten = []
     if checkpoint is not None:
         stored = checkpoint.trainer_state
@@ -143,48 +144,7 @@ def restore(run: Run, checkpoint: Checkpoint | None) -> None:
         unwritten = stored.get("unwritten", [])
         say(f"restored step {run.step} from {checkpoint.path}")
     elif run.config.init_from:
-        _start_from(run)
+        start_from(run)
     # A step whose record is unfinished is evaluated and logged once more.
     run.reports.open_metrics(run.step - bool(run.pending_record), unwritten)
     run.accuracy = last_accuracy(run.folder.metrics, run.step)
-
-
-def _start_from(run):
-    """Loads another run's parameters and model state where name and shape match.
-
-    Moving averages start at the parameters, slots and the step at zero, as always.
-    """
-    folder = RunFolder(run.config.init_from)
-    checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
-    if checkpoint is None:
-        raise CheckpointError(
-            f"init_from={run.config.init_from}: {folder.checkpoints} holds no "
-            "checkpoint; give the folder of a run that was trained, or drop --init_from"
-        )
-    state, taken, not_taken = run.trainer.state(), set(), []
-    for name, value in state.items():
-        kind, _, variable = name.partition("/")
-        if kind not in ("params", "state", "averages"):
-            continue
-        source = f"params/{variable}" if kind == "averages" else name
-        tensor = checkpoint.tensors.get(source)
-        if tensor is not None and tensor.shape == value.shape:
-            state[name] = tensor
-            taken.add(source)
-        elif source == name:
-            there = f"is {list(tensor.shape)}" if tensor is not None else "is not"
-            not_taken.append(f"{name} {list(value.shape)} {there} there")
-    if not taken:
-        raise CheckpointError(
-            f"init_from={run.config.init_from}: nothing in {checkpoint.path} fits; "
-            f"{not_taken[0]}"
-        )
-    not_taken += [
-        f"{name} is only there"
-        for name in checkpoint.tensors
-        if name.split("/")[0] in ("params", "state") and name not in state
-    ]
-    run.trainer.load(state)
-    say(f"starting from {len(taken)} variables of {checkpoint.path}")
-    for line in not_taken:
-        say(f"not taken: {line}")

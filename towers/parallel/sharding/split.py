@@ -9,7 +9,7 @@ import inspect
 
 import keras
 import tensorflow as tf
-from keras import layers
+from keras import layers, tree
 
 from towers.errors import ConfigError
 from towers.models.activations import Gelu
@@ -99,9 +99,15 @@ class Shards:
         self._layers: dict[str, list[keras.Operation]] = {}
         if num_shards == 1:
             return
+        unsplit = {id(x) for x in model.inputs}
         with tf.device("CPU:0"):
             for layer in model.operations:
-                if not isinstance(layer, layers.InputLayer):
+                if isinstance(layer, layers.InputLayer):
+                    continue
+                if _acts_on(layer, unsplit):
+                    self._layers[layer.name] = [layer] * num_shards
+                    unsplit |= {id(x) for x in tree.flatten(layer.output)}
+                else:
                     self._layers[layer.name] = self._split(layer)
 
     def of(self, layer: keras.Operation, shard: int) -> keras.Operation:
@@ -177,6 +183,13 @@ class Shards:
             shard.build([*shape[:-1], size])
             shards.append(shard)
         return shards
+
+
+def _acts_on(layer, unsplit):
+    """True if a layer has no variables and reads tensors that no device splits."""
+    has_variables = isinstance(layer, keras.Layer) and layer.variables
+    inputs = tree.flatten(layer.input)
+    return not has_variables and all(id(x) in unsplit for x in inputs)
 
 
 def _check_columns(layer, groups, count):

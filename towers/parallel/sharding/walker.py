@@ -134,7 +134,8 @@ class Walk:
             if not replicated:
                 tensors = [self._shard(x) for x in tensors]
         if isinstance(layer, layers.BatchNormalization) and self._training:
-            if self._combine_moments is not None:
+            is_frozen = getattr(layer, "is_frozen", False)
+            if self._combine_moments is not None and not is_frozen:
                 return self._synchronize(layer, tensors[0])
         values = [
             [

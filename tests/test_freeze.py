@@ -1,0 +1,213 @@
+"""--freeze: parameters that stay, and normalization that works as in inference."""
+
+import functools
+import math
+
+import keras
+import networks
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from recipes import Recipe, assert_close, create_trainer
+from small_runs import assert_equal_states, small_config, use
+
+from towers import build, models
+from towers.errors import ConfigError
+from towers.models import initialize, keras_settings
+from towers.models.layers import BatchNormalization
+from towers.optim.param_rates import match_frozen
+from towers.optim.phases import Phase
+from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
+from towers.training import train
+
+DECAY = 0.1
+FROZEN = frozenset(
+    ["stem_conv/kernel", "stem_norm/gamma", "stem_norm/beta", "conv/kernel"]
+)
+STAYS = {"state/stem_norm/moving_mean", "state/stem_norm/moving_variance"}
+STAYS |= {f"params/{name}" for name in FROZEN}
+
+
+def create_network(*, image_shape, num_classes, width, regularizer, norm=None):
+    norm = norm or BatchNormalization
+    images = keras.Input(image_shape, name="images")
+    decayed = {"use_bias": False, "kernel_regularizer": regularizer}
+    x = layers.Conv2D(6, 3, **decayed, name="stem_conv")(images)
+    x = norm(momentum=0.9, name="stem_norm")(x)
+    x = layers.ReLU(name="stem_relu")(x)
+    x = layers.Conv2D(6, 3, **decayed, name="conv")(x)
+    x = norm(momentum=0.9, name="norm")(x)
+    x = layers.ReLU(name="relu")(x)
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    logits = layers.Dense(num_classes, kernel_regularizer=regularizer, name="logits")
+    return keras.Model(images, logits(x))
+
+
+def small_network(norm=None):
+    """In float64, with moving averages that are not those of its images."""
+    with keras_settings("float64"), tf.device("CPU:0"):
+        model = create_network(
+            image_shape=networks.IMAGE_SHAPE,
+            num_classes=networks.NUM_CLASSES,
+            width=1.0,
+            regularizer=keras.regularizers.L2(DECAY / 2),
+            norm=norm,
+        )
+        initialize(model, seed=1)
+    for variable in model.non_trainable_variables:
+        variable.assign(variable + 0.5)
+    return networks.Network(model, [], {})
+
+
+@functools.cache
+def batches():
+    found = networks.random_batches(3, 12, noise_shapes={})
+    return [x | {"images": x["images"].astype(np.float64)} for x in found]
+
+
+@functools.cache
+def trained_by_keras(recipe):
+    """By Keras: layers that are not `trainable`, optimizer, TensorFlow's tape."""
+    model = small_network(layers.BatchNormalization).model
+    for name in ("stem_conv", "stem_norm", "conv"):
+        model.get_layer(name).trainable = False
+    optimizer = keras.optimizers.SGD(0.1)
+    for step, batch in enumerate(batches()):
+        optimizer.learning_rate = recipe.rate_fn(step * len(batch["labels"]))
+        with tf.GradientTape() as tape:
+            logits = model(batch["images"], training=True)
+            loss = tf.reduce_mean(recipe.loss_fn(logits, batch["labels"]))
+            loss += tf.add_n(model.losses)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(
+            zip(
+                tape.gradient(loss, [v.value for v in variables]),
+                variables,
+                strict=True,
+            )
+        )
+    return {v.path: v.numpy() for v in model.variables}
+
+
+@pytest.mark.parametrize(
+    "cls,num_devices,options",
+    [
+        (Towers, 1, {}),
+        (Towers, 2, {"sync_batch_norm": True}),
+        (Replicated, 3, {"sync_batch_norm": True}),
+        (ModelParallel, 2, {"group_size": 2}),
+        (ModelParallel, 4, {"group_size": 2, "sync_batch_norm": True}),
+        (AsynchronousTrainer, 1, {}),
+    ],
+)
+def test_every_strategy_trains_what_keras_does_with_layers_frozen(
+    cls, num_devices, options
+):
+    network, recipe = small_network(), Recipe("sgd", ema_decay=0.0)
+    models.freeze_normalization(network.model, FROZEN)
+    phases = (Phase(math.inf, network.model, FROZEN),)
+    trainer = create_trainer(
+        cls, network, recipe, batches(), num_devices, phases=phases, **options
+    )
+    before = trainer.state()
+    trainer.train(3)
+    state = {k: v for k, v in trainer.state().items() if k != "step"}
+    kept = {k for k, v in state.items() if np.array_equal(v, before[k])}
+    assert kept == STAYS
+    expected = trained_by_keras(recipe)
+    variables = {k.partition("/")[2]: v for k, v in state.items()}
+    # SGD with float32 rates in Keras.
+    assert_close(variables, expected, 1e-8)
+
+
+def test_nothing_is_computed_for_frozen_parameters():
+    counts = []
+    for frozen in (frozenset(), FROZEN):
+        network = small_network()
+        phases = (Phase(math.inf, network.model, frozen),)
+        trainer = create_trainer(Towers, network, Recipe(), batches(), 1, phases=phases)
+        call = trainer.inspect_step.get_concrete_function(0, batches()[0])
+        wanted = [x.op.name for x in call.graph.outputs]
+        graph = tf.compat.v1.graph_util.extract_sub_graph(
+            call.graph.as_graph_def(), wanted
+        )
+        kinds = [node.op for node in graph.node]
+        counts.append([kinds.count(f"Conv2DBackprop{x}") for x in ("Filter", "Input")])
+    assert counts == [[2, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
+def test_a_run_with_frozen_parameters_continues_from_its_checkpoint(
+    optimizer, tmp_path, monkeypatch
+):
+    use(monkeypatch, create_network)
+    config = functools.partial(
+        small_config,
+        optimizer=optimizer,
+        freeze="stem*,conv/*",
+        strategy="replicated",
+        num_towers=2,
+        weight_decay=0.5,
+    )
+    whole = train(tmp_path / "whole", config(max_steps=4)).state
+    train(tmp_path / "parts", config(max_steps=2))
+    assert_equal_states(train(tmp_path / "parts", config(max_steps=4)).state, whole)
+    drawn = build.build(config()).model
+    for variable in drawn.variables:
+        kind = "params" if variable.trainable else "state"
+        name = f"{kind}/{variable.path}"
+        assert np.array_equal(whole[name], variable) == (name in STAYS), name
+
+
+def test_smaller_images_have_the_same_layers_frozen(monkeypatch):
+    use(monkeypatch, create_network)
+    config = small_config(freeze="*/stem*", early_sizes="6:0.5")
+    parts = build.build(config)
+    assert len(parts.phases) == 2
+    for phase in parts.phases:
+        found = {
+            x.name
+            for x in phase.model.layers
+            if isinstance(x, BatchNormalization) and x.is_frozen
+        }
+        assert found == {"stem_norm"}
+        assert phase.frozen == FROZEN - {"conv/kernel"}
+
+
+@pytest.mark.parametrize(
+    "patterns,expected",
+    [
+        (["stem*"], ["stem/kernel", "stem/bias"]),
+        (["*/stem*"], ["stem/kernel", "stem/bias", "inner/stem2/kernel"]),
+        (["*/bias", "stem/*"], ["stem/kernel", "stem/bias", "head/bias"]),
+    ],
+)
+def test_patterns_fit_names(patterns, expected):
+    names = ["stem/kernel", "stem/bias", "inner/stem2/kernel", "head/bias"]
+    assert match_frozen(patterns, names) == set(expected)
+
+
+@pytest.mark.parametrize(
+    "freeze,words",
+    [
+        ("stm*", r"fits 'stm\*'; did you mean 'stem'"),
+        ("conv,", "a pattern is empty"),
+        ("*", "leaves no parameter to train"),
+        ("norm/moving_mean", "fits 'norm/moving_mean'; did you mean 'norm'"),
+    ],
+)
+def test_patterns_without_sense_are_refused(freeze, words, monkeypatch):
+    use(monkeypatch, create_network)
+    with pytest.raises(ConfigError, match=f"^freeze.*{words}"):
+        build.build(small_config(freeze=freeze))
+
+
+def test_normalization_that_would_go_on_moving_is_refused():
+    model = small_network(layers.BatchNormalization).model
+    with pytest.raises(ConfigError, match="layer 'stem_norm' cannot be frozen"):
+        models.freeze_normalization(model, FROZEN)
+    models.freeze_normalization(model, frozenset(["conv/kernel"]))

@@ -1,0 +1,253 @@
+"""--init_from: weights in files that Keras and TensorFlow have written."""
+
+import functools
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from small_runs import small_config, use
+
+from towers import models
+from towers.config import Config
+from towers.errors import CheckpointError, ConfigError
+from towers.run.initial import _fill
+from towers.run.weights import open_weights
+from towers.training import train
+
+STILL = {"learning_rate": 1e-30, "weight_decay": 0.0, "max_steps": 1}
+IMAGE_SHAPE, NUM_CLASSES = (8, 8, 3), 5
+
+
+def create_network(*, image_shape, num_classes, width=1.0, regularizer=None):
+    """The network to be trained: elementary layers alone."""
+    images = keras.Input(image_shape, name="images")
+    x = layers.Conv2D(4, 3, name="conv1")(images)
+    x = layers.BatchNormalization(name="norm1")(x)
+    x = layers.Conv2D(4, 1, name="inner")(x)
+    x = layers.GlobalAveragePooling2D(name="pool1")(x)
+    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
+
+
+def create_theirs(num_classes=NUM_CLASSES):
+    """The same as somebody may have written it: a model in it, an operation that is no
+    layer, Python code in a layer, an optimizer; with random values."""
+    images = keras.Input(IMAGE_SHAPE)
+    x = layers.Conv2D(4, 3, name="conv1")(images)
+    x = layers.BatchNormalization(name="norm1")(x) + 1.0
+    x = layers.Lambda(lambda x: x - 1.0, output_shape=x.shape[1:])(x)
+    x = keras.Sequential([layers.Conv2D(4, 1, name="inner")], name="block")(x)
+    x = layers.Dropout(0.5)(x)
+    x = layers.GlobalAveragePooling2D()(x)
+    model = keras.Model(images, layers.Dense(num_classes, name="logits")(x))
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    rng = np.random.default_rng(0)
+    for variable in model.variables:
+        if variable.dtype == "float32":
+            variable.assign(rng.uniform(size=variable.shape))
+    return model
+
+
+def save_by_name(model, path):
+    """As a program for TensorFlow 1 does."""
+    by_name = {v.path: v.value for v in model.variables if "seed" not in v.path}
+    tf.compat.v1.train.Saver(by_name).save(None, str(path), write_meta_graph=False)
+
+
+WRITERS = {
+    "model.keras": lambda model, path: model.save(path),
+    "model.h5": lambda model, path: model.save(path),
+    "model.weights.h5": lambda model, path: model.save_weights(path),
+    "exported": lambda model, path: model.export(path, verbose=False),
+    "saved_model": lambda model, path: tf.saved_model.save(model, str(path)),
+    "checkpoint-1": lambda model, path: tf.train.Checkpoint(net=model).write(path),
+    "by_name": save_by_name,
+}
+
+
+@functools.cache
+def values_of(model):
+    return {v.path.rpartition("block/")[2]: v.numpy() for v in model.variables}
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return create_theirs()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, theirs):
+    """The folder of all files."""
+    folder = tmp_path_factory.mktemp("written")
+    for name, write in WRITERS.items():
+        write(theirs, folder / name)
+    return folder
+
+
+def empty_state(num_classes=NUM_CLASSES):
+    model = create_network(image_shape=IMAGE_SHAPE, num_classes=num_classes)
+    kinds = {True: "params", False: "state"}
+    state = {f"{kinds[v.trainable]}/{v.path}": np.zeros(v.shape) for v in model.weights}
+    return state | {"averages/conv1/kernel": np.zeros((3, 3, 3, 4)), "step": np.int64()}
+
+
+def fill(path, state):
+    with open_weights(str(path)) as weights:
+        return _fill(state, weights)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_variable_is_found_by_its_name(name, written, theirs):
+    state = empty_state()
+    taken, missing, drawn = fill(written / name, state)
+    assert not missing and not drawn and len(taken) == 10
+    for key, value in values_of(theirs).items():
+        kind = "state" if "moving" in key else "params"
+        if "seed" not in key:
+            np.testing.assert_array_equal(state[f"{kind}/{key}"], value, err_msg=key)
+    average = state["averages/conv1/kernel"]
+    np.testing.assert_array_equal(average, state["params/conv1/kernel"])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_head_of_other_classes_is_drawn(name, written):
+    state = empty_state(num_classes=3)
+    taken, missing, drawn = fill(written / name, state)
+    assert len(taken) == 8 and not missing
+    shapes = {key: stored.shape for key, stored in drawn}
+    assert shapes == {"params/logits/kernel": (4, 5), "params/logits/bias": (5,)}
+    assert not np.any(state["params/logits/kernel"])
+
+
+def test_a_run_says_what_it_takes_and_what_it_draws(
+    written, theirs, tmp_path, monkeypatch, capfd
+):
+    def other_head(**kwargs):
+        return create_network(**kwargs | {"num_classes": 7})
+
+    use(monkeypatch, create_network)
+    path = str(written / "model.keras")
+    state = train(tmp_path / "a", small_config(**STILL, init_from=path)).state
+    expected = values_of(theirs)
+    for key in ("conv1/kernel", "norm1/gamma", "logits/bias"):
+        np.testing.assert_array_equal(state[f"params/{key}"], expected[key])
+    assert f"starting from 10 variables of {path}" in capfd.readouterr().out
+    create_theirs(num_classes=6).save(tmp_path / "six.keras")
+    config = small_config(**STILL, init_from=str(tmp_path / "six.keras"))
+    train(tmp_path / "b", config)
+    out = capfd.readouterr().out
+    assert "starting from 8 variables of " in out
+    listed = {x for x in out.splitlines() if x.startswith("not taken: ")}
+    assert "not taken: params/logits/kernel [4, 5] is [4, 6] there" in listed
+    assert "not taken: params/logits/bias [5] is [6] there" in listed
+    assert all("logits" in x or x.endswith("only there") for x in listed)
+
+
+# Files that are damaged or lead elsewhere.
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5"])
+def test_a_link_to_another_file_is_not_followed(name, written, tmp_path):
+    secret = tmp_path / "secret.h5"
+    with h5py.File(secret, "w") as file:
+        file["data"] = np.ones((3, 3, 3, 4))
+    link = h5py.ExternalLink(str(secret), "data")
+    path = tmp_path / name
+    inside = tmp_path / "inside.h5"
+    if name == "model.keras":
+        with zipfile.ZipFile(written / name) as archive:
+            inside.write_bytes(archive.read("model.weights.h5"))
+    else:
+        inside.write_bytes((written / name).read_bytes())
+    with h5py.File(inside, "r+") as file:
+        place = {
+            "model.h5": "model_weights/conv1/conv1/kernel",
+        }.get(name, "layers/conv2d/vars/0")
+        del file[place]
+        file[place] = link
+    if name == "model.keras":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(inside, "model.weights.h5")
+    else:
+        inside.rename(path)
+    with pytest.raises(CheckpointError, match="link to another file"):
+        fill(path, empty_state())
+
+
+def test_an_archive_that_could_be_of_any_size_is_refused(tmp_path):
+    path = tmp_path / "bomb.keras"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(10**6))
+    with pytest.raises(CheckpointError, match="is compressed"):
+        fill(path, empty_state())
+
+
+@pytest.mark.parametrize("name", ["a.keras", "a.h5", "a.index", "saved/variables.x"])
+def test_what_is_no_such_file_is_refused(name, tmp_path, monkeypatch):
+    use(monkeypatch, create_network)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"no weights")
+    with pytest.raises(CheckpointError, match=f"^init_from={path}: "):
+        train(tmp_path / "run", small_config(**STILL, init_from=str(path)))
+
+
+def test_half_a_file_is_refused(written, tmp_path):
+    for name in ("model.keras", "model.h5"):
+        content = (written / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            fill(tmp_path / name, empty_state())
+
+
+# Those of Keras.
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """Keras has weights of MobileNetV3Small, as its function would fetch them."""
+    create = keras.applications.MobileNetV3Small
+
+    @functools.wraps(create)
+    def create_pretrained(weights="imagenet", **kwargs):
+        model = create(weights=None, **kwargs)
+        if weights == "imagenet":
+            fetches.append(model)
+        return model
+
+    fetches = []
+    monkeypatch.setattr(keras.applications, "MobileNetV3Small", create_pretrained)
+    return fetches
+
+
+def test_weights_of_keras_have_the_names_of_the_network(fetched):
+    name = "keras:MobileNetV3Small"
+    arrays = models.pretrained(name)
+    model = models.create_model(name, image_shape=(32, 32, 3), num_classes=10)
+    assert set(arrays) == {variable.path for variable in model.variables}
+    other = [v.path for v in model.variables if v.shape != arrays[v.path].shape]
+    assert other == ["logits/kernel", "logits/bias"]
+    [stock] = fetched
+    kernel = stock.get_layer("conv").kernel
+    np.testing.assert_array_equal(arrays["conv/kernel"], kernel)
+
+
+def test_weights_that_cannot_be_fetched_end_in_one_line(monkeypatch):
+    def offline(**_):
+        raise Exception("URL fetch failure on https://example.org: None -- refused")
+
+    monkeypatch.setattr(keras.applications, "ResNet50", offline)
+    with pytest.raises(ConfigError, match="keras.applications has"):
+        models.pretrained("keras:Unknown")
+    monkeypatch.setattr(models.applications, "find_function", lambda name: offline)
+    with pytest.raises(OSError, match="keras:ResNet50: URL fetch failure .*FILE.h5"):
+        models.pretrained("keras:ResNet50")
+
+
+def test_imagenet_is_for_networks_of_keras():
+    with pytest.raises(ConfigError, match="^init_from=imagenet with model=cnn"):
+        Config(init_from="imagenet")

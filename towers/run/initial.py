@@ -1,0 +1,114 @@
+"""The first parameters of a run that starts from trained ones."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from towers import models
+from towers.errors import CheckpointError
+from towers.run import checkpoints
+from towers.run.folder import RunFolder
+from towers.run.log import say
+from towers.run.run import Run
+from towers.run.weights import Weights, of_arrays, open_weights
+
+IMAGENET = "imagenet"
+KINDS = ("params", "state")
+
+
+def start_from(run: Run) -> None:
+    """Loads parameters and model state where name and shape match, and lists the rest.
+
+    Moving averages start at the parameters, slots and the step at zero, as always.
+
+    Raises:
+        CheckpointError: the source cannot be read, or nothing in it fits.
+        ConfigError: there are no weights for the network.
+    """
+    with _source(run.config) as weights:
+        state = run.trainer.state()
+        taken, missing, drawn = _fill(state, weights)
+        used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
+        not_used = [x.name for x in weights.all() if x.name not in used]
+    if not taken:
+        first = drawn[0][0] if drawn else missing[0]
+        there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
+        raise CheckpointError(
+            f"init_from={run.config.init_from}: nothing in {weights.path} fits; "
+            f"{first} {list(state[first].shape)} {there} there"
+        )
+    run.trainer.load(state)
+    say(f"starting from {len(taken)} variables of {weights.path}")
+    for name, stored in drawn:
+        shapes = f"{list(state[name].shape)} is {list(stored.shape)} there"
+        say(f"not taken: {name} {shapes}")
+    for name in missing:
+        say(f"not taken: {name} {list(state[name].shape)} is not there")
+    for name in not_used:
+        say(f"not taken: {name} is only there")
+
+
+def _fill(state, weights):
+    """Puts into a state what fits.
+
+    Returns:
+        Name -> array that was taken, names of variables that are missing there, and
+        (name, array) of those that have another shape there.
+    """
+    taken, missing, drawn = {}, [], []
+    layers = {}
+    for name in state:
+        kind, _, variable = name.partition("/")
+        if kind in KINDS:
+            owner = variable.rpartition("/")[0]
+            layers.setdefault(owner, []).append(variable)
+    for name, value in state.items():
+        kind, _, variable = name.partition("/")
+        if kind not in KINDS:
+            continue
+        layer = layers[variable.rpartition("/")[0]]
+        stored = weights.find(kind, variable, layer)
+        if stored is None:
+            missing.append(name)
+        elif stored.shape != value.shape:
+            drawn.append((name, stored))
+        else:
+            taken[name] = stored
+    for name, stored in taken.items():
+        state[name] = np.asarray(stored.read()).astype(state[name].dtype)
+        average = f"averages/{name.removeprefix('params/')}"
+        if name.startswith("params/") and average in state:
+            state[average] = state[name]
+    return taken, missing, drawn
+
+
+@contextlib.contextmanager
+def _source(config) -> Iterator[Weights]:
+    """The weights that `init_from` names."""
+    path = config.init_from
+    if path == IMAGENET:
+        try:
+            arrays = models.pretrained(config.model)
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
+        yield of_arrays(f"{config.model}, trained on ImageNet", arrays)
+        return
+    with open_weights(path) as weights:
+        if weights is not None:
+            yield weights
+            return
+    folder, checkpoint = RunFolder(path), None
+    if not os.path.isfile(path):
+        checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+    if checkpoint is None:
+        where = path if os.path.isfile(path) else folder.checkpoints
+        raise CheckpointError(
+            f"init_from={path}: {where} holds no checkpoint; give the "
+            "folder of a run that was trained, a .keras or .h5 file, a SavedModel or a "
+            "checkpoint of TensorFlow, or drop --init_from"
+        )
+    tensors = checkpoint.tensors
+    kept = {k: v for k, v in tensors.items() if k.partition("/")[0] in KINDS}
+    yield of_arrays(str(checkpoint.path), kept)

@@ -1,0 +1,252 @@
+"""Weights in files of other programs: Keras', SavedModels and TensorFlow checkpoints.
+
+Names, shapes and numbers are read; nothing of a file is executed, unpickled, imported
+or built. A `.keras` file is a zip archive with an HDF5 file, whose arrays are read
+without the configuration next to it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+from towers.errors import CheckpointError, one_line
+
+WEIGHTS_IN_KERAS = "model.weights.h5"
+SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+class Stored(NamedTuple):
+    """An array in a file: its name there, its shape, and what reads it."""
+
+    name: str
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """The arrays of a file.
+
+    Attributes:
+        path: of the file, for messages.
+        named: by their names.
+        ordered: by layer, in the layer's order, where they have no names of their own.
+    """
+
+    path: str
+    named: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
+    ordered: Mapping[str, Sequence[Stored]] = dataclasses.field(default_factory=dict)
+
+    def find(self, kind: str, variable: str, layer: Sequence[str]) -> Stored | None:
+        """The array of a variable; None where there is none.
+
+        Args:
+            kind: params or state.
+            variable: its name in the network, such as conv1/kernel.
+            layer: names of the variables of its layer, in the order in which Keras
+                stores them, those that are trained first.
+        """
+        for name in (f"{kind}/{variable}", variable):
+            if name in self.named:
+                return self.named[name]
+        # Within a model of models, or of an object that has the model.
+        inner = [name for name in self.named if name.endswith(f"/{variable}")]
+        if len(inner) == 1:
+            return self.named[inner[0]]
+        owner = variable.rpartition("/")[0]
+        ordered = self.ordered.get(owner, self.ordered.get(owner.rpartition("/")[2]))
+        if ordered is None or len(ordered) != len(layer):
+            return None
+        return ordered[layer.index(variable)]
+
+    def all(self) -> Iterator[Stored]:
+        yield from self.named.values()
+        for arrays in self.ordered.values():
+            yield from arrays
+
+
+def of_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> Weights:
+    """Weights that are in memory, by their names."""
+    return Weights(
+        path, {k: Stored(k, v.shape, lambda v=v: v) for k, v in arrays.items()}
+    )
+
+
+@contextlib.contextmanager
+def open_weights(path: str) -> Iterator[Weights | None]:
+    """The weights of a file or folder; None where it is of no kind that is known.
+
+    Args:
+        path: a `.keras` or HDF5 file, the folder of a SavedModel, or a checkpoint of
+            TensorFlow by its prefix, by its `.index` file or by its folder.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not what its name says.
+    """
+    prefix = _checkpoint_prefix(path)
+    try:
+        if prefix:
+            yield _read_checkpoint(path, prefix)
+        elif path.endswith(".keras") and os.path.isfile(path):
+            with _unzipped(path) as file, h5py.File(file, "r") as content:
+                yield _read_hdf5(path, content)
+        elif path.endswith((".h5", ".hdf5")) and os.path.isfile(path):
+            with h5py.File(path, "r") as content:
+                yield _read_hdf5(path, content)
+        else:
+            yield None
+    except CheckpointError:
+        raise
+    except (
+        *(OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError),
+        *(IndexError, EOFError, NotImplementedError, UnicodeError, MemoryError),
+        *(zipfile.BadZipFile, tf.errors.OpError),
+    ) as error:
+        raise CheckpointError(
+            f"init_from={path}: its weights cannot be read: {one_line(error)}"
+        ) from error
+
+
+def _checkpoint_prefix(path):
+    """That of TensorFlow's files, or nothing."""
+    for prefix in (
+        os.path.join(path, "variables", "variables"),  # of a SavedModel
+        path,
+        path.removesuffix(".index"),
+    ):
+        if os.path.isfile(f"{prefix}.index"):
+            return prefix
+    if os.path.isfile(os.path.join(path, "checkpoint")):
+        return tf.train.latest_checkpoint(path)
+    return None
+
+
+def _read_checkpoint(path, prefix):
+    """By the names that the variables had, or by where the objects had them."""
+    reader = tf.train.load_checkpoint(prefix)
+    shapes, full_names = reader.get_variable_to_shape_map(), {}
+    if GRAPH in shapes:
+        graph = trackable_object_graph_pb2.TrackableObjectGraph()
+        try:
+            graph.ParseFromString(reader.get_tensor(GRAPH))
+        except Exception as error:  # protobuf's own class, of no module that is public
+            raise ValueError(f"its graph of objects is damaged: {error}") from error
+        attributes = [x for node in graph.nodes for x in node.attributes]
+        full_names = {x.checkpoint_key: x.full_name for x in attributes}
+    named = {}
+    for key, shape in sorted(shapes.items()):
+        if key == GRAPH or "/.OPTIMIZER_SLOT/" in key:
+            continue
+        name = full_names.get(key) or ""
+        if "/" not in name or name in named:
+            name = key.removesuffix(SUFFIX)
+        named[name] = Stored(
+            name, tuple(shape), lambda key=key: np.asarray(reader.get_tensor(key))
+        )
+    return Weights(path, named)
+
+
+@contextlib.contextmanager
+def _unzipped(path):
+    """The weights of a .keras file, in a temporary file."""
+    with zipfile.ZipFile(path) as archive, tempfile.TemporaryFile() as file:
+        member = archive.getinfo(WEIGHTS_IN_KERAS)
+        # A compressed one could be of any size.
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename} is compressed, which Keras does not")
+        with archive.open(member) as content:
+            shutil.copyfileobj(content, file)
+        file.seek(0)
+        yield file
+
+
+def _read_hdf5(path, content):
+    """Of Keras 3, by layer and place; of the older form, by the names it lists."""
+    root = _own(content, "model_weights") if "model_weights" in content else content
+    if "layer_names" in root.attrs or "layer_names0" in root.attrs:
+        return _read_older_hdf5(path, root)
+    ordered = {}
+
+    def visit(group):
+        for name in group:
+            link = group.get(name, getlink=True)
+            if not isinstance(link, h5py.HardLink):
+                continue
+            child = group[name]
+            if name == "vars" and isinstance(child, h5py.Group):
+                layer = child.attrs.get("name")
+                if layer is None and len(child):
+                    raise ValueError(
+                        "it does not say which layers its weights are of; load and "
+                        "save it with Keras 3.7 or later"
+                    )
+                places = sorted(child, key=lambda x: (len(x), x))
+                if places:
+                    ordered[str(layer)] = [
+                        _stored(child, place, f"{layer}/{place}") for place in places
+                    ]
+            elif isinstance(child, h5py.Group) and name != "optimizer":
+                visit(child)
+
+    visit(root)
+    return Weights(path, ordered=ordered)
+
+
+def _read_older_hdf5(path, root):
+    named, ordered = {}, {}
+    for layer in _listed(root, "layer_names"):
+        group, stored = _own(root, layer), []
+        for name in _listed(group, "weight_names"):
+            short = name.removesuffix(":0")
+            stored.append(_stored(group, name, short))
+        named |= {x.name: x for x in stored}
+        ordered[layer] = stored
+    return Weights(path, named, ordered)
+
+
+def _listed(group, attribute):
+    """Names in an attribute, which Keras cuts into several where they are many."""
+    if attribute in group.attrs:
+        names = list(group.attrs[attribute])
+    else:
+        names, number = [], 0
+        while f"{attribute}{number}" in group.attrs:
+            names += list(group.attrs[f"{attribute}{number}"])
+            number += 1
+    return [x.decode("utf-8") if isinstance(x, bytes) else str(x) for x in names]
+
+
+def _own(group, path):
+    """A member of a group, and not what a link says that is elsewhere."""
+    for name in path.split("/"):
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise ValueError(f"{path!r} is not in it, or a link to another file")
+        group = group[name]
+    return group
+
+
+def _stored(group, path, name):
+    data = _own(group, path)
+    if not isinstance(data, h5py.Dataset) or data.external or data.is_virtual:
+        raise ValueError(f"{path!r} is no array of its own")
+
+    def read():
+        values = data[()]
+        if data.attrs.get("dtype") == "bfloat16":
+            values = np.asarray(values).view(tf.bfloat16.as_numpy_dtype)
+        elif data.dtype.kind not in "fiu":
+            raise CheckpointError(f"{name} has {data.dtype}, which are no numbers")
+        return np.asarray(values)
+
+    return Stored(name, tuple(data.shape), read)
