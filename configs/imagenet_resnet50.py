@@ -8,8 +8,8 @@ Published: 0.7640 for this network, batch 256, in 90 epochs (Goyal et al. 2017,
 arXiv:1706.02677, table 1: a top-1 error of 23.60 %), whose linear rule for the rate,
 warm-up, weight decay, Nesterov momentum and initial scales these are; it smooths
 no labels. For another batch size that rule is --learning_rate=0.1 per 256 images. Its
-images are random crops of 8 % to the whole of a photo; here they are moved by up to 4
-pixels, so that less is to be expected. Not measured here.
+random crops are of the whole photo; here they are of the stored 224x224, which they
+enlarge, so that less is to be expected. Not measured here.
 """
 
 from towers.config import Config
@@ -20,7 +20,7 @@ def get_config() -> Config:
         dataset="tfds:imagenet2012",
         image_size=224,
         model="resnet50",
-        augment="pad_crop_flip",
+        augment="random_resized_crop",
         optimizer="nesterov",
         learning_rate=0.4,
         momentum=0.9,

@@ -11,31 +11,22 @@ import concurrent.futures
 import contextlib
 import json
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from towers.errors import WorkerLostError, one_line
+from towers.errors import WorkerLostError
 from towers.parallel.devices import HOST
+from towers.parallel.lost_workers import announce_chief, lost_worker, tell_others
 
 # Ways to add up between workers; auto is nccl between GPUs, else ring.
 COMMUNICATIONS = ("auto", "ring", "nccl")
 
 # Bytes of the pieces in which a state is sent.
 _PIECE_BYTES = 2**26
-
-# What a worker tells the others of one that is lost.
-_TOLD = re.compile(r"lost: (worker \d+ \([^)]*\) (?:ended|does not answer))\.")
-
-# A key that the chief's service has.
-_CHIEF = "towers/chief"
-
-_TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
 
 class Workers:
@@ -57,7 +48,7 @@ class Workers:
         self.addresses, self.index = tuple(addresses), index
         self.size = max(len(addresses), 1)
         if self.size > 1 and self.is_chief:
-            context.context().set_config_key_value(_CHIEF, "")
+            announce_chief()
         self._add = {
             dtype: tf.function(
                 self.sum,
@@ -261,46 +252,14 @@ class Workers:
         try:
             yield
         except tf.errors.OpError as error:
-            lost = None if self._engine is None else self._lost(error.message)
+            lost = None
+            if self._engine is not None:
+                lost = lost_worker(error.message, self.addresses, self.index)
             if lost is None:
                 raise
-            self._tell_others(lost)
+            tell_others(lost)
             prepare()
             raise WorkerLostError(lost) from None
-
-    def _lost(self, message):
-        """What to say of a worker that is gone; None where the message is no such."""
-        if told := _TOLD.search(message):
-            return told[1]
-        if "Collective" not in message and "oordination" not in message:
-            return None
-        named = [int(number) for number in _TASK.findall(message)]
-        others = [i for i in named if i != self.index and i < self.size]
-        if not others and "CoordinationService" in message:
-            others = [0]  # the chief's service does not answer
-        if not others:
-            return f"a worker is lost: {one_line(message, 200)}"
-        number, how = others[0], "does not answer"
-        if "onnection reset" in message or "Socket closed" in message:
-            how = "ended"
-            if number and not self._chief_answers():
-                number, how = 0, "does not answer"  # the other one has noticed that
-        return f"worker {number} ({self.addresses[number]}) {how}"
-
-    def _chief_answers(self):
-        """Whether its service does, which a worker asks that cannot reach another."""
-        try:
-            context.context().get_config_key_value(_CHIEF, 2000)
-        except tf.errors.OpError:
-            return False
-        return True
-
-    def _tell_others(self, lost):
-        """Ends the wait of the others, who are not all connected to the lost worker."""
-        with contextlib.suppress(tf.errors.OpError):
-            context.context().report_error_to_cluster(
-                tf.errors.UNAVAILABLE, f"lost: {lost}."
-            )
 
 
 def _interruptible(function):

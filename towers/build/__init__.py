@@ -6,13 +6,12 @@ import functools
 import keras
 
 from towers import data, models
+from towers.build.pieces import create_network, create_update
 from towers.config import Config, choices, factories
 from towers.config.config import options_read_by
 from towers.config.list_options import (
     parse_early_sizes,
-    parse_epoch_factors,
     parse_freeze,
-    parse_optimizer_options,
     parse_param_rates,
 )
 from towers.data.augment import Augment, create_augment
@@ -25,7 +24,7 @@ from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
 from towers.models.variables import variable_names
-from towers.optim import losses, optimizers, param_rates, schedules
+from towers.optim import losses, param_rates
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
@@ -101,14 +100,17 @@ def build(
     )
     if dataset_info is not None:
         data_set = dataset_info.preprocessing_of_run(data_set)
+    elif moments := models.pixel_moments(config.model):
+        mean, deviation = moments
+        data_set = dataclasses.replace(data_set, mean=mean, deviation=deviation)
     train_source, eval_split = data_set.train, ("test", data_set.test)
-    moments = models.pixel_moments(config.model)
     try:
         augment = extend(
             create_augment(
                 config.augment,
                 data_set.train.image_shape,
-                *(moments or (data_set.mean, data_set.deviation)),
+                data_set.mean,
+                data_set.deviation,
             ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,
@@ -186,39 +188,6 @@ def build(
     )
 
 
-def create_network(
-    config: Config,
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    for_training: bool,
-) -> keras.Model:
-    """The network of a config, with its initial parameters.
-
-    Args:
-        config: of the run.
-        image_shape: height, width, channels of its input.
-        num_classes: number of logits.
-        for_training: False for inference, which needs less memory.
-
-    Raises:
-        ConfigError: its file is missing or wrong, or it cannot fit in memory.
-    """
-
-    def check_bytes(trainable: int, others: int) -> None:
-        sizes.check_variables(config, trainable, others, for_training)
-
-    return models.create_model(
-        config.model,
-        image_shape=image_shape,
-        num_classes=num_classes,
-        width=config.width,
-        weight_decay=config.weight_decay,
-        precision=config.precision,
-        seed=config.seed,
-        check_bytes=check_bytes,
-    )
-
-
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
     """The images of every batch that a worker computes, each on so many devices.
 
@@ -235,62 +204,6 @@ def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
     sizes = shares(config.batch_size, num_towers)
     own = sizes[first : first + count]
     return Part(sum(sizes[:first]), sum(own), config.batch_size)
-
-
-def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
-    """The learning rate over the images trained on, for so many training images."""
-    options = options_read_by(config, "schedule")
-    options["epoch_factors"] = parse_epoch_factors(config.epoch_factors)
-    return schedules.create_schedule(
-        config.schedule,
-        config.learning_rate,
-        num_examples=num_examples,
-        num_epochs=config.num_epochs,
-        warmup_epochs=config.warmup_epochs,
-        **options,
-    )
-
-
-def create_update(
-    config: Config,
-    num_examples: int,
-    model: keras.Model,
-    matched: param_rates.Matched,
-) -> Update:
-    """The optimizer with its schedules.
-
-    Args:
-        config: of the run.
-        num_examples: training images of an epoch.
-        model: the network; its regularizers are removed where the optimizer applies
-            the weight decay.
-        matched: the parameters' rates.
-    """
-    optimizer = optimizers.create_optimizer(
-        config.optimizer,
-        parse_optimizer_options(config.optimizer_options),
-        **options_read_by(config, "optimizer"),
-    )
-    decays = ()
-    if optimizer.takes_decay:
-        decays = param_rates.scale_decays(
-            losses.pop_weight_decay(model.trainable_variables), matched
-        )
-    learning_rate_fn, rate_fns = param_rates.create_rate_fns(
-        matched,
-        create_schedule(config, num_examples),
-        config.learning_rate,
-        num_examples,
-        config.images_per_step,
-    )
-    return Update(
-        optimizer=optimizer,
-        learning_rate_fn=learning_rate_fn,
-        clip_norm=config.clip_norm,
-        ema_decay=config.ema_decay,
-        decays=decays,
-        rate_fns=rate_fns,
-    )
 
 
 def create_trainer(

@@ -1,0 +1,66 @@
+"""Which worker is lost, from what TensorFlow says, and how all come to know it."""
+
+import contextlib
+import re
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from towers.errors import one_line
+
+# What a worker tells the others of one that is lost.
+_TOLD = re.compile(r"lost: (worker \d+ \([^)]*\) (?:ended|does not answer))\.")
+
+# A key that the chief's service has.
+_CHIEF = "towers/chief"
+
+_TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
+
+
+def lost_worker(message: str, addresses: Sequence[str], index: int) -> str | None:
+    """What to say of a worker that is gone; None where an error is of another kind.
+
+    Args:
+        message: of an error of TensorFlow.
+        addresses: of all workers.
+        index: of this one.
+    """
+    if told := _TOLD.search(message):
+        return told[1]
+    if "Collective" not in message and "oordination" not in message:
+        return None
+    named = [int(number) for number in _TASK.findall(message)]
+    others = [i for i in named if i != index and i < len(addresses)]
+    if not others and "CoordinationService" in message:
+        others = [0]  # the chief's service does not answer
+    if not others:
+        return f"a worker is lost: {one_line(message, 200)}"
+    number, how = others[0], "does not answer"
+    if "onnection reset" in message or "Socket closed" in message:
+        how = "ended"
+        if number and not _chief_answers():
+            number, how = 0, "does not answer"  # the other one has noticed that
+    return f"worker {number} ({addresses[number]}) {how}"
+
+
+def announce_chief() -> None:
+    """The chief does so at its start, for `lost_worker` of the others."""
+    context.context().set_config_key_value(_CHIEF, "")
+
+
+def _chief_answers():
+    """Whether its service does, which a worker asks that cannot reach another."""
+    try:
+        context.context().get_config_key_value(_CHIEF, 2000)
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def tell_others(lost: str) -> None:
+    """Ends the wait of the others, who are not all connected to the lost worker."""
+    with contextlib.suppress(tf.errors.OpError):
+        context.context().report_error_to_cluster(
+            tf.errors.UNAVAILABLE, f"lost: {lost}."
+        )
