@@ -25,6 +25,13 @@ in memory for an eighth of them. Each is set up and trained for its first epoch,
 which a folder's images are decoded, one after the other; then they train in turn, and
 last batches are drawn without training. Memory is the growth of the process at its peak
 until the end of the first epoch.
+
+    python -m benchmarks.input --photos=20000 --folder=ROOT --torch=PYTHON
+
+compares how fast photos of 500x375 are decoded: by `image_folder`, by plain `tf.data`
+and, where PYTHON is a Python that has torch and torchvision, by PyTorch's DataLoader;
+then the wait of two towers of ResNet-18 for them. The photos are made in ROOT where it
+has no `train/`. See `benchmarks/photos.py`.
 """
 
 import argparse
@@ -42,7 +49,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import measure, trainers
+from benchmarks import measure, photos, trainers
 from towers import build
 from towers.config import Config
 from towers.config import flags as config_flags
@@ -406,7 +413,13 @@ def main() -> None:
     parser.add_argument("--wait_ms", type=float, default=50.0, help="computing")
     parser.add_argument("--folder", default="", help="with train/ and test/")
     parser.add_argument("--towers", type=int, default=2, help="with --folder")
+    parser.add_argument("--photos", type=int, default=0, help="made where missing")
+    parser.add_argument("--torch", default="", help="Python with torch, with --photos")
     options = parser.parse_args()
+    if options.photos:
+        if not options.folder:
+            parser.error("--photos are made, or read, in --folder")
+        return photos.compare(options)
     if options.folder and not options.data_dir:
         parser.error("--folder is compared with --data_dir, the binary files")
     compare_files(options) if options.folder else compare_stages(options)

@@ -23,6 +23,7 @@ PROGRAMS = {
     "accuracy",
     "convolutions",
     "determinism",
+    "files",
     "gpu",
     "input",
     "kernels",
@@ -290,6 +291,24 @@ def test_a_folder_of_images_is_compared_with_a_file_of_them(tmp_path):
     )
     assert "| image folder | " in output
     assert "| image folder, 20 MB in memory | " in output
+
+
+@pytest.mark.slow
+def test_many_files_are_listed_and_removed(tmp_path):
+    folder = tmp_path / "many"
+    output = output_of(f"files --folder={folder} --num_files=2000 --device=cpu")
+    assert "| listed | " in output and "| checked | " in output
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_loaders_of_photos_are_compared(tmp_path):
+    output = output_of(
+        f"input --photos=100 --folder={tmp_path} --batch_size=8 --steps=1 --rounds=1 "
+        "--device=cpu"
+    )
+    assert "| towers | " in output and "| tf.data, reduced | " in output
+    assert "2 towers of resnet18 at 64x64" in output
 
 
 def output_of(arguments):

@@ -72,7 +72,7 @@ def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
 
 def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
     (root / "train" / "ant" / "00.png").write_bytes(b"")
-    (root / "train" / "cat" / "01.png").write_bytes(png(random_pixels(0, 9, 9)))
+    (root / "train" / "cat" / "01.png").write_bytes(png(random_pixels(0))[:-15])
     (root / "test" / "cat" / "00.png").write_bytes(b"GIF")
     code, lines, errors = run()
     assert code == 3
@@ -82,16 +82,45 @@ def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
         "train/cat/01.png",
         "test/cat/00.png",
     ]
-    assert "is 9x9 (height x width) where 8x6 is expected" in faults[1]
+    assert "cannot be decoded: Invalid PNG" in faults[1]
     assert "            ant       11        2" in lines
     assert "            cat        2        0" in lines
-    assert "stored as   8x6 (15), 9x9 (1)" in lines
+    assert "stored as   8x6 (15)" in lines
     (line,) = errors
     assert line.startswith("towers.data: 3 of 18 images of image_folder cannot be used")
 
     code, lines, _ = run("--image_size=6")
-    assert code == 3 and sum("fault " in line for line in lines) == 2
+    assert code == 3 and sum("fault " in line for line in lines) == 3
     assert "read as     6x6 (height x width), 3 channel(s)" in lines
+
+
+def test_photos_of_many_sizes_need_no_option(run, root):
+    for i in range(6):
+        content = png(random_pixels(i, 30 + i, 90 - i))
+        (root / "train" / "ant" / f"0{i}.png").write_bytes(content)
+    code, lines, errors = run()
+    assert (code, errors) == (0, [])
+    assert "read as     64x64 (height x width), 3 channel(s)" in lines
+    assert "sizes differ: resized to 64x64, --image_size=N for another" in lines[0]
+
+
+def test_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
+    (root / "train" / "cat" / "x.tiff").touch()
+    (root / "train" / "cat" / "gone.png").symlink_to(root / "nowhere")
+    (root / "train" / "more").mkdir()
+    (root / "train" / "more" / "deep").mkdir()
+    (root / "train" / "more" / "0.png").write_bytes(png(random_pixels(0)))
+    (root / "train" / "y.png").touch()
+    code, lines, (error,) = run()
+    assert code == 3 and "images      16 training, 3 test" in lines
+    faults = {
+        line.split()[1].removeprefix(f"{root}/") for line in lines if "fault" in line
+    }
+    assert faults == {
+        f"train/{name}:"
+        for name in ("cat/x.tiff", "cat/gone.png", "more/deep", "y.png")
+    }
+    assert error.startswith("towers.data: 4 of 23 images of image_folder cannot be")
 
 
 def test_row_40_an_image_of_too_many_pixels_is_named_and_not_decoded(run, root):

@@ -13,8 +13,9 @@ import tensorflow as tf
 from pictures import chunk, png, png_file, random_pixels
 
 from towers.data import encoded
-from towers.data.decoding import Decoding, Survey, decode, find_image_shape, fit
-from towers.data.encoded import EncodedSource
+from towers.data.decoding import Decoding, Survey
+from towers.data.encoded import EncodedSource, settle_size
+from towers.data.pixels import decode, fit
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11
@@ -152,7 +153,7 @@ def test_a_jpeg_file_is_decoded_whatever_its_name():
     height, width = np.mgrid[:16, :24]
     image = np.stack([4 * height, 4 * width, 50 + height + width], -1).astype(np.uint8)
     content = tf.io.encode_jpeg(image, quality=100, chroma_downsampling=False).numpy()
-    actual = decode(content, 3).numpy().astype(int)
+    actual = decode(content, 3).astype(int)
     assert np.abs(actual - image).max() <= 4
     for cut in (0, 30, len(content) // 2, len(content) - 2):
         with pytest.raises(ValueError, match="cannot be decoded|is empty"):
@@ -240,20 +241,29 @@ def test_an_image_of_the_right_size_is_left_alone():
     np.testing.assert_array_equal(fit(tf.constant(image), (8, 8), 8), image)
 
 
-def test_the_size_is_that_of_the_first_image_or_of_the_option(files):
-    assert find_image_shape(files, 3, Decoding()) == SHAPE
-    assert find_image_shape(files, 1, Decoding(image_size=5)) == (5, 5, 1)
+def test_the_size_is_that_of_the_images_or_of_the_option(files):
+    assert settle_size(files, 3, Decoding()) == (Decoding(), SHAPE, "")
+    given = Decoding(image_size=5)
+    assert settle_size(files, 1, given) == (given, (5, 5, 1), "")
     files.contents[0] = b""
-    assert "0.png: the file is empty" in message(
-        lambda: find_image_shape(files, 3, Decoding())
-    )
+    text = message(lambda: settle_size(files, 3, Decoding()))
+    assert "0.png: the file is empty" in text
     survey = Survey()
-    assert find_image_shape(files, 3, Decoding(survey=survey)) == SHAPE
-    assert list(survey.faults) == ["folder/0.png"]
+    assert settle_size(files, 3, Decoding(survey=survey))[1:] == (SHAPE, "")
     nothing = Files([b"", b""])
     assert "no image can be decoded" in message(
-        lambda: find_image_shape(nothing, 3, Decoding(survey=survey))
+        lambda: settle_size(nothing, 3, Decoding(survey=survey))
     )
+
+
+@pytest.mark.parametrize("odd", [0, NUM_EXAMPLES - 1])
+def test_images_of_several_sizes_get_one_that_is_said(files, odd):
+    files.contents[odd] = png(random_pixels(0, 6, 8))
+    decoding, shape, note = settle_size(files, 3, Decoding(cache_mb=1))
+    assert (decoding.image_size, decoding.cache_mb, shape) == (64, 1, (64, 64, 3))
+    assert "64x64" in note and "--image_size=N" in note
+    images, _ = EncodedSource(files, shape, decoding).read(tf.range(3, dtype=tf.int64))
+    assert images.shape == (3, 64, 64, 3)
 
 
 # Mean and standard deviation.

@@ -1,5 +1,6 @@
 """Image folders: how they are listed, split and refused (row 23)."""
 
+import os
 import shutil
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from pictures import png, png_file, random_pixels, write_folder
+from PIL import Image
 
 from towers import build, data, evaluation, training
 from towers.config import Config
@@ -115,12 +117,69 @@ def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
     np.testing.assert_array_equal(images[labels == 1][4], random_pixels([0, 0, 4]))
 
 
-def test_odd_sizes_are_brought_to_one(root):
+def test_images_of_several_sizes_are_brought_to_one_also_in_a_run(root):
     (root / "train" / "cat" / "03.png").write_bytes(png(random_pixels(0, 30, 40)))
-    assert "03.png: is 30x40 (height x width) where 8x6 is expected" in message(root)
     data_set = load(root, image_size=5)
     assert data_set.train.image_shape == data_set.test.image_shape == (5, 5, 3)
     assert all_of(data_set.train)[0].shape == (12, 5, 5, 3)
+    assert "sizes differ" not in data_set.origin
+    parts = build.build(
+        Config(dataset="image_folder", data_dir=str(root), model="lenet", device="cpu")
+    )
+    assert parts.data.train.image_shape == parts.data.test.image_shape == (64, 64, 3)
+    assert "sizes differ: resized to 64x64, --image_size=N for" in parts.data.origin
+    assert all_of(parts.data.test)[0].shape == (5, 64, 64, 3)
+
+
+def test_gray_and_color_images_of_all_formats_are_read_together(root):
+    pixels = random_pixels(5, 8, 6)
+    image, dogs = Image.fromarray(pixels), root / "train" / "dog"
+    image.convert("L").save(dogs / "gray.JPG", quality=100)
+    image.save(dogs / "lossless.webp", lossless=True)
+    image.save(dogs / "true.bmp")
+    image.quantize(16).save(dogs / "palette.BMP")
+    images, labels = all_of(load(root).train)
+    first, *_, gray, lossless, palette, true = images[labels == 2]
+    np.testing.assert_array_equal(first, random_pixels([0, 2, 0]))
+    assert (gray == gray[..., :1]).all() and np.ptp(gray) > 50
+    np.testing.assert_array_equal(lossless, pixels)
+    np.testing.assert_array_equal(palette, image.quantize(16).convert("RGB"))
+    np.testing.assert_array_equal(true, pixels)
+
+
+# Without a folder train/.
+
+
+def test_classes_without_a_folder_train_are_read_and_a_part_held_out(tmp_path):
+    write_folder(tmp_path, ".", {"ant": 20, "bee": 9})
+    data_set = load(tmp_path)
+    assert data_set.class_names == ("ant", "bee")
+    assert data_set.origin == f"{tmp_path} (10% of each class held out for testing)"
+    assert (data_set.train.num_examples, data_set.test.num_examples) == (26, 3)
+    # The same images are held out as in a folder train/.
+    write_folder(tmp_path / "other", "train", {"ant": 20, "bee": 9})
+    for source, other in (
+        (data_set.train, load(tmp_path / "other").train),
+        (data_set.test, load(tmp_path / "other").test),
+    ):
+        np.testing.assert_array_equal(all_of(source)[0], all_of(other)[0])
+
+
+def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
+    """Which is not the order of their bytes."""
+    names = ["\U00010000.png", "\uffee.png", "a.png"]
+    names += [os.fsdecode(b"\xff.png"), os.fsdecode(b"\x80\xc3.png")]
+    for class_name in ("b", "\u00e4"):
+        (tmp_path / "train" / class_name).mkdir(parents=True)
+        for name in names:
+            place = tmp_path / "train" / class_name / name
+            place.write_bytes(png(random_pixels(0)))
+    skipped = image_folder.Skipped()
+    listed = image_folder._list_classes(str(tmp_path / "train"), skipped, None)
+    files = image_folder.ImageFiles("root", listed)
+    expected = [f"root/{c}/{name}" for c in ("b", "\u00e4") for name in sorted(names)]
+    assert [files.place(i) for i in range(len(files))] == expected
+    assert files.labels.tolist() == [0] * 5 + [1] * 5
 
 
 # Without a folder for testing.
@@ -224,19 +283,27 @@ def broken_image(root):
 @pytest.mark.parametrize(
     "spoil,place,words",
     [
-        (empty_class, "train/eel", "holds no .png, .jpg or .jpeg file"),
-        (class_of_other_files, "train/eel", "holds no .png, .jpg or .jpeg file"),
+        (empty_class, "train/eel", "holds no .png, .jpg, .jpeg, .webp or .bmp"),
+        (
+            class_of_other_files,
+            "train/eel",
+            "holds no .png, .jpg, .jpeg, .webp or .bmp",
+        ),
         (one_class, "train", "1 folder(s), and at least two classes"),
         (no_train, "", "has no folder train/; an image folder has train/CLASS/*.png"),
         (image_of_no_class, "train/x.png", "is an image of no class"),
-        (other_kind, "train/cat/x.TIFF", "only .png, .jpg and .jpeg files are read"),
+        (
+            other_kind,
+            "train/cat/x.TIFF",
+            "only .png, .jpg, .jpeg, .webp or .bmp files are",
+        ),
         (folder_in_a_class, "train/cat/images.png", "is a folder in the folder of a"),
         (dead_link, "train/cat/x.png", "is a link that leads nowhere"),
         (unknown_class, "test/eel", "there is no such class in train/"),
         (empty_test, "test", "holds no images"),
         (one_image_each, "train", "no class has two images"),
         (empty_image, "train/ant/00.png", "the file is empty"),
-        (broken_image, "train/dog/02.png", "cannot be decoded: Invalid PNG"),
+        (broken_image, "train/dog/02.png", "cannot be decoded: it is no PNG, JPEG"),
     ],
 )
 def test_row_23_what_is_wrong_is_named(root, spoil, place, words):

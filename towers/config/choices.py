@@ -78,6 +78,14 @@ AUGMENTS = {
     "translate_4_flip": Choice(
         "towers.data.augment:translate_flip", "the same by 4 pixels", {"pixels": 4}
     ),
+    "random_resized_crop": Choice(
+        "towers.data.crops:random_resized_crop",
+        "crop of 8 % to 100 % of the area, resized; flip",
+    ),
+    "rand_augment": Choice(
+        "towers.data.rand_augment:rand_augment",
+        "the same, then two random operations on colors or places of pixels",
+    ),
 }
 
 MODELS = {

@@ -41,7 +41,7 @@ class Config:
     image_size: int = option(
         0,
         "Pixels of height and width to which the images of image_folder and tfds:NAME "
-        "are resized and cropped; 0 takes them as they are, which must be alike.",
+        "are resized and cropped; 0 takes them as they are, or at 64 if they differ.",
         read_by="dataset",
         at_least=0,
     )

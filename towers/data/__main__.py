@@ -45,7 +45,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--image_size",
         type=int,
         default=0,
-        help="height and width that images of any size are brought to; 0 for as stored",
+        help="height and width that images are brought to; 0 for as stored, or 64 "
+        "where their sizes differ",
     )
     add(
         "--max_image_pixels",

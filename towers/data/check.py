@@ -85,11 +85,12 @@ def check(
     for line in report(data_set, train, test, survey):
         say(line)
     say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
-    if survey.faults:
+    count = len(survey.faults) + len(survey.misplaced)
+    if count:
         total = data_set.train.num_examples + data_set.test.num_examples
         raise DataError(
-            f"{len(survey.faults)} of {total} images of {name} cannot be used; each is "
-            "named above: replace it, or take it away"
+            f"{count} of {total + len(survey.misplaced)} images of {name} cannot be "
+            "used; each is named above: replace it, or take it away"
         )
 
 
@@ -145,7 +146,8 @@ def report(
         ("", f"{name:{longest}} {train.labels[label]:8,} {test.labels[label]:8,}")
         for label, name in enumerate(data_set.class_names)
     ]
-    lines += [("fault", f"{place}: {words}") for place, words in survey.faults.items()]
+    faults = survey.misplaced | survey.faults
+    lines += [("fault", f"{place}: {words}") for place, words in faults.items()]
     return [f"{name:11} {text}" for name, text in lines]
 
 

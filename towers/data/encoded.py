@@ -5,6 +5,7 @@ reading is a look-up. Nothing else is kept: the data set may be larger than memo
 """
 
 import atexit
+import dataclasses
 import threading
 import time
 
@@ -12,8 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data import streams
-from towers.data.decoding import Decoding, Encoded, decode, fit, refuse
-from towers.data.sources import Source, channel_counts, moments
+from towers.data.decoding import (
+    DEFAULT_IMAGE_SIZE,
+    NUM_COMPARED,
+    Decoding,
+    Encoded,
+    refuse,
+)
+from towers.data.pixels import read_image, upright_size
+from towers.data.sources import Source, channel_counts, moments, shown
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 # Mean and standard deviation are those of so many training images, drawn at random with
@@ -145,11 +153,46 @@ class EncodedSource:
     def _decode(self, index):
         try:
             content, label = self._encoded.read(index)
-            image = decode(content, self.image_shape[-1], self._decoding)
-            return fit(image, self.image_shape[:2], self._decoding.image_size), label
+            return read_image(content, self.image_shape, self._decoding), label
         except (OSError, ValueError) as error:
             refuse(self._encoded, index, error, self._decoding.survey)
             return np.uint8(0), -1
+
+
+def settle_size(
+    encoded: Encoded, channels: int, decoding: Decoding
+) -> tuple[Decoding, tuple[int, int, int], str]:
+    """The shape to read images in.
+
+    That is the square of `image_size`. Without one it is the size of the images, where
+    NUM_COMPARED of them, taken at equal distances, are alike, else the square of
+    DEFAULT_IMAGE_SIZE.
+
+    Returns:
+        The decoding with the `image_size` that is used, the shape, and a note for the
+        user where nobody asked for it, or "".
+
+    Raises:
+        DataError: an image of those cannot be read, or with a survey none of them.
+    """
+    if decoding.image_size:
+        return decoding, (decoding.image_size, decoding.image_size, channels), ""
+    sizes, count = set(), min(len(encoded), NUM_COMPARED)
+    for index in np.linspace(0, len(encoded) - 1, count).astype(int).tolist():
+        try:
+            sizes.add(upright_size(encoded.read(index)[0], decoding))
+        except (OSError, ValueError) as error:
+            if decoding.survey is None:  # else it is found again with all others
+                refuse(encoded, index, error, None)
+    if not sizes:
+        raise DataError(
+            f"{shown(encoded.place(0))} and all that follow: no image can be decoded"
+        )
+    if len(sizes) == 1:
+        return decoding, (*sizes.pop(), channels), ""
+    size = DEFAULT_IMAGE_SIZE
+    note = f"sizes differ: resized to {size}x{size}, --image_size=N for another size"
+    return dataclasses.replace(decoding, image_size=size), (size, size, channels), note
 
 
 def images_at_once(source: Source, most: int) -> int:

@@ -1,42 +1,63 @@
-"""The number of pixels of an image file, read from its header.
+"""Format, size and number of pixels of an image file, read from its header.
 
 Of the formats that `decoding.decode` takes: PNG, JPEG, GIF, BMP and still WebP.
 """
 
 import struct
+from typing import NamedTuple
 
 import tensorflow as tf
 
 GIF_EXTENSION, GIF_IMAGE = 0x21, 0x2C
 
 
-def num_pixels(content: bytes) -> int | None:
-    """Pixels that decoding a file would make, all frames of an animation together.
+class Header(NamedTuple):
+    """What the header of an image file says.
 
-    Args:
-        content: of the file.
-
-    Returns:
-        None where the header gives none, or is of another format, such as JPEG XL.
+    Attributes:
+        format: "PNG", "JPEG", "GIF", "BMP" or "WEBP".
+        height, width: as stored, whatever the orientation; of GIF those of the screen.
+        num_pixels: that decoding makes, all frames of an animation together.
     """
+
+    format: str
+    height: int
+    width: int
+    num_pixels: int
+
+
+def read_header(content: bytes) -> Header | None:
+    """The header of an image file; None where it is damaged, or of another format, such
+    as JPEG XL."""
     try:
         if content.startswith(b"\x89PNG\r\n\x1a\n"):
             width, height = struct.unpack_from(">II", content, 16)
-            return width * height
+            return Header("PNG", height, width, width * height)
         if content.startswith(b"\xff\xd8\xff"):
             # Read by the library that decodes it, which knows where headers may be.
             height, width, _ = tf.io.extract_jpeg_shape(content).numpy().tolist()
-            return width * height
+            return Header("JPEG", height, width, width * height)
         if content.startswith(b"GIF8"):
-            return _gif_pixels(content)
+            width, height = struct.unpack_from("<HH", content, 6)
+            return Header("GIF", height, width, _gif_pixels(content))
         if content.startswith(b"BM"):
-            width, height = struct.unpack_from("<ii", content, 18)
-            return abs(width * height)  # a negative height counts from the top
+            width, height = _bmp_size(content)
+            return Header("BMP", height, width, width * height)
         if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-            return _webp_pixels(content)
+            size = _webp_size(content)
+            return size and Header("WEBP", *size, size[0] * size[1])
     except (struct.error, IndexError, tf.errors.OpError):
         pass
     return None
+
+
+def _bmp_size(content: bytes) -> tuple[int, int]:
+    """Width and height; the oldest header, of 12 bytes, has them in 16 bits."""
+    (header_bytes,) = struct.unpack_from("<I", content, 14)
+    width, height = struct.unpack_from(
+        "<HH" if header_bytes == 12 else "<Ii", content, 18
+    )
+    return width, abs(height)  # a negative height counts from the top
 
 
 def _gif_pixels(content: bytes) -> int:
@@ -64,24 +85,24 @@ def _gif_pixels(content: bytes) -> int:
     return total
 
 
-def _webp_pixels(content: bytes) -> int | None:
-    """Pixels of the image; None for an animation (RFC 9649).
+def _webp_size(content: bytes) -> tuple[int, int] | None:
+    """Height and width of the image; None for an animation (RFC 9649).
 
     The first chunk is the image, lossy or lossless, or the header of an extended file.
     """
     kind = content[12:16]
     if kind == b"VP8 " and content[23:26] == b"\x9d\x01\x2a":
         width, height = struct.unpack_from("<HH", content, 26)
-        return (width & 0x3FFF) * (height & 0x3FFF)  # above are bits of the scale
+        return height & 0x3FFF, width & 0x3FFF  # above are bits of the scale
     if kind == b"VP8L" and content[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", content, 21)
-        return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+        return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
     if kind == b"VP8X" and not content[20] & 0x02:
         low_width, high_width, low_height, high_height = struct.unpack_from(
             "<HBHB", content, 24
         )
         width, height = high_width << 16 | low_width, high_height << 16 | low_height
-        return (width + 1) * (height + 1)
+        return height + 1, width + 1
     return None
 
 

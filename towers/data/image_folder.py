@@ -1,16 +1,16 @@
-"""A folder of image files, one folder a class: `train/CLASS/*.png|jpg|jpeg`.
+"""A folder of image files, one folder a class: `train/CLASS/*` or `CLASS/*`.
 
 Names are read at the start, contents when they are needed.
 """
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from towers.data.decoding import AS_STORED, Decoding, find_image_shape
-from towers.data.encoded import EncodedSource, sampled_moments
+from towers.data.decoding import AS_STORED, Decoding, Survey
+from towers.data.encoded import EncodedSource, sampled_moments, settle_size
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -20,38 +20,60 @@ from towers.data.sources import (
 )
 from towers.errors import DataError
 
-ENDINGS = (".png", ".jpg", ".jpeg")
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+ENDINGS_TEXT = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
 # Images of other formats, which are refused and not silently skipped.
 OTHER_IMAGES = tuple(
-    ".avif .bmp .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff .webp".split()
+    ".avif .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff".split()
 )
 TEST_FOLDERS = ("test", "val", "validation")
 CHANNELS = 3
 
 LAYOUT = (
-    "an image folder has train/CLASS/*.png|jpg|jpeg and, if it has images for testing, "
-    "test/, val/ or validation/ alike; --data_dir names the folder that train/ is in"
+    "an image folder has train/CLASS/*.png|jpg|webp|bmp and, if it has images for "
+    "testing, test/, val/ or validation/ alike, or CLASS/* alone; --data_dir names the "
+    "folder that train/ or the classes are in"
 )
+
+
+@dataclasses.dataclass
+class Skipped:
+    """Files that are no images: their number and the first path."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, path: str) -> None:
+        self.count += 1
+        self.first = self.first or path
+
+
+# (path, words): what to do about an entry that is not as it should be.
+Refuse = Callable[[str, str], None]
 
 
 class ImageFiles:
     """The image files of a list of classes; an `Encoded`.
 
+    The names are in one buffer, with their ends in an array: as Python's strings those
+    of ImageNet would take four times the memory.
+
     Args:
         folder: that the folders of the classes are in.
-        names: per class, in the order of the labels, its folder and its files.
+        names: per class, in the order of the labels, its folder and its files, the name
+            of each file followed by a zero byte.
     """
 
-    def __init__(self, folder: str, names: dict[str, list[str]]):
-        self.labels = np.repeat(
-            np.arange(len(names), dtype=np.int32), [len(x) for x in names.values()]
-        )
+    def __init__(self, folder: str, names: dict[str, bytes]):
+        counts = [files.count(0) for files in names.values()]
+        self.labels = np.repeat(np.arange(len(names), dtype=np.int32), counts)
         self._folder = folder
         self._classes = list(names)
-        self._names = [name for files in names.values() for name in files]
+        self._names = b"".join(names.values())
+        self._ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._ends)
 
     def read(self, index: int) -> tuple[bytes, int]:
         with open(self.place(index), "rb") as file:
@@ -59,20 +81,24 @@ class ImageFiles:
 
     def place(self, index: int) -> str:
         class_name = self._classes[self.labels[index]]
-        return os.path.join(self._folder, class_name, self._names[index])
+        begin = self._ends[index - 1] + 1 if index else 0
+        name = os.fsdecode(self._names[begin : self._ends[index]])
+        return os.path.join(self._folder, class_name, name)
 
 
 def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     """Lists an image folder; its files are decoded when they are read.
 
-    The classes are the folders in `train/`, their order is that of the names, and so is
-    the order of the files. Names that begin with a dot are skipped, as are files
-    that are no images; `origin` counts those. Without a folder for testing a tenth of
-    each class is held out, drawn at random, the same in every run.
+    The classes are the folders in `train/`, or without one, and without a folder for
+    testing, those in `data_dir`. Their order is that of the names, and so is the order
+    of the files. Names that begin with a dot are skipped, as are files that are no
+    images; `origin` counts those. Without a folder for testing a tenth of each class is
+    held out, drawn at random, the same in every run.
 
     Args:
         data_dir: the folder; empty means `data`.
-        decoding: size of the images, and their cache.
+        decoding: size of the images, and their cache. With a survey, images of other
+            kinds and the like are recorded and left out.
 
     Returns:
         Sources of uint8 [n, height, width, 3]. Mean and standard deviation
@@ -84,11 +110,9 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
             files of other kinds, or an image of the sample cannot be read.
     """
     root = data_folder(data_dir)
-    folder = os.path.join(root, "train")
-    if not os.path.isdir(folder):
-        raise DataError(f"{root} has no folder train/; {LAYOUT}")
-    skipped = []
-    names = _list_classes(folder, skipped)
+    folder = _training_folder(root)
+    skipped, refuse = Skipped(), _create_refuse(decoding.survey)
+    names = _list_classes(folder, skipped, refuse)
     if len(names) < 2:
         raise DataError(
             f"{folder}: {len(names)} folder(s), and at least two classes are needed; "
@@ -97,30 +121,28 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     for class_name, files in names.items():
         if not files:
             raise DataError(
-                f"{shown(os.path.join(folder, class_name))}: holds no .png, .jpg or "
-                ".jpeg file; remove the folder, or put the images of the class there"
+                f"{shown(os.path.join(folder, class_name))}: holds no {ENDINGS_TEXT} "
+                "file; remove the folder, or put the images of the class there"
             )
     files = ImageFiles(folder, names)
-    image_shape = find_image_shape(files, CHANNELS, decoding)
+    decoding, image_shape, note = settle_size(files, CHANNELS, decoding)
     train = EncodedSource(files, image_shape, decoding)
     test_folders = [x for x in TEST_FOLDERS if os.path.isdir(os.path.join(root, x))]
     if test_folders:
-        test = _load_test(
-            os.path.join(root, test_folders[0]),
-            list(names),
-            train,
-            decoding,
-            skipped,
-        )
+        test_folder = os.path.join(root, test_folders[0])
+        test_names = _list_classes(test_folder, skipped, refuse)
+        test = _load_test(test_folder, test_names, list(names), train, decoding)
         split = f"{test_folders[0]}/ for testing"
         if test_folders[1:]:
             split += f", {test_folders[1]}/ unused"
     else:
         train, test = split_off_test(train, files.labels, folder)
         split = f"{TEST_FRACTION:.0%} of each class held out for testing"
+    if note:
+        split += f"; {note}"
     mean, deviation = sampled_moments(train)
-    if skipped:
-        split += f"; {len(skipped)} other file(s), as {shown(skipped[0])}, skipped"
+    if skipped.count:
+        split += f"; {skipped.count} other file(s), as {shown(skipped.first)}, skipped"
     return DataSet(
         name="image_folder",
         train=train,
@@ -132,17 +154,27 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     )
 
 
-def _load_test(folder, class_names, train, decoding, skipped):
+def _training_folder(root):
+    """`train/`, or the root where it has the classes."""
+    folder = os.path.join(root, "train")
+    if os.path.isdir(folder):
+        return folder
+    has_test = any(os.path.isdir(os.path.join(root, name)) for name in TEST_FOLDERS)
+    if has_test or not os.path.isdir(root):
+        raise DataError(f"{root} has no folder train/; {LAYOUT}")
+    return root
+
+
+def _load_test(folder, names, class_names, train, decoding):
     """The images for testing, of the classes and with the shape of those for training;
     they are kept where there is room left."""
-    names = _list_classes(folder, skipped)
     unknown = sorted(set(names) - set(class_names))
     if unknown:
         raise DataError(
             f"{shown(os.path.join(folder, unknown[0]))}: there is no such class in "
             f"train/; that has {shown(', '.join(class_names[:20]), 100)}"
         )
-    files = ImageFiles(folder, {name: names.get(name, []) for name in class_names})
+    files = ImageFiles(folder, {name: names.get(name, b"") for name in class_names})
     if not len(files):
         raise DataError(f"{folder}: holds no images; {LAYOUT}")
     return EncodedSource(
@@ -152,38 +184,52 @@ def _load_test(folder, class_names, train, decoding, skipped):
     )
 
 
-def _list_classes(folder: str, skipped: list[str]) -> dict[str, list[str]]:
-    """Class -> its image files, both in the order of the names."""
+def _create_refuse(survey: Survey | None) -> Refuse:
+    """Records in a survey what cannot be used; without one the first is an error."""
+
+    def refuse(path, words):
+        if survey is None:
+            raise DataError(f"{shown(path)}: {words}")
+        survey.misplaced[shown(path)] = words
+
+    return refuse
+
+
+def _list_classes(folder: str, skipped: Skipped, refuse: Refuse) -> dict[str, bytes]:
+    """Class -> its image files, as `ImageFiles` takes them; both in the order of the
+    names."""
     names = {}
     for entry in _entries(folder):
         if entry.is_dir():
-            names[entry.name] = sorted(_list_images(entry.path, skipped))
+            images = sorted(_list_images(entry.path, skipped, refuse))
+            names[entry.name] = b"".join(os.fsencode(f"{name}\0") for name in images)
         elif entry.name.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
-            raise DataError(f"{shown(entry.path)}: is an image of no class; {LAYOUT}")
+            refuse(entry.path, f"is an image of no class; {LAYOUT}")
         else:
-            skipped.append(entry.path)
+            skipped.add(entry.path)
     return dict(sorted(names.items()))
 
 
-def _list_images(folder: str, skipped: list[str]) -> Iterator[str]:
+def _list_images(folder: str, skipped: Skipped, refuse: Refuse) -> Iterator[str]:
     for entry in _entries(folder):
         # The listing has the kind of each entry; no file is inspected.
         if entry.name.lower().endswith(ENDINGS) and entry.is_file():
             yield entry.name
         elif entry.is_dir():
-            raise DataError(
-                f"{shown(entry.path)}: is a folder in the folder of a class, which "
-                "holds images only; move them up, or the folder away"
+            refuse(
+                entry.path,
+                "is a folder in the folder of a class, which holds images only; move "
+                "them up, or the folder away",
             )
         elif entry.name.lower().endswith(OTHER_IMAGES):
-            raise DataError(
-                f"{shown(entry.path)}: only .png, .jpg and .jpeg files are read; "
-                "convert it, or move it away"
+            refuse(
+                entry.path,
+                f"only {ENDINGS_TEXT} files are read; convert it, or move it away",
             )
         elif entry.is_symlink() and not os.path.exists(entry.path):
-            raise DataError(f"{shown(entry.path)}: is a link that leads nowhere")
+            refuse(entry.path, "is a link that leads nowhere")
         else:
-            skipped.append(entry.path)
+            skipped.add(entry.path)
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry]:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from towers.data import indexed, tfds
-from towers.data.decoding import AS_STORED, Decoding, find_image_shape
-from towers.data.encoded import EncodedSource, sampled_moments
+from towers.data.decoding import AS_STORED, Decoding
+from towers.data.encoded import EncodedSource, sampled_moments, settle_size
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -107,7 +107,7 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
             )
         train_images = open_split("train")
         channels = 1 if image.shape[-1] == 1 else 3
-        image_shape = find_image_shape(train_images, channels, decoding)
+        decoding, image_shape, note = settle_size(train_images, channels, decoding)
         train = EncodedSource(train_images, image_shape, decoding)
         for split in TEST_SPLITS:
             images = split in builder.info.splits and open_split(split)
@@ -122,6 +122,8 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
             train, test = split_off_test(train, np.zeros(len(train_images)), folder)
             origin = f"{TEST_FRACTION:.0%} held out for testing"
     mean, deviation = sampled_moments(train)
+    if note:
+        origin += f"; {note}"
     return DataSet(
         name=PREFIX + name,
         train=train,

@@ -1,0 +1,154 @@
+"""Crops of random sizes and shapes, resized to the size of the images.
+
+As `RandomResizedCrop` of torchvision, with its defaults, for a whole batch.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from towers.data.augment import Augment, choose, standardize
+from towers.data.randomness import Draw
+
+SCALE = (0.08, 1.0)  # share of the area
+RATIO = (3 / 4, 4 / 3)  # width over height
+ATTEMPTS = 10
+
+
+class Boxes(NamedTuple):
+    """Rectangles in the images of a batch: whole numbers, float32 [n] each."""
+
+    tops: tf.Tensor
+    lefts: tf.Tensor
+    heights: tf.Tensor
+    widths: tf.Tensor
+
+
+def random_resized_crop(
+    image_shape: tuple[int, int, int],
+    mean: Sequence[float],
+    deviation: Sequence[float],
+) -> Augment:
+    """A crop of 8 % to 100 % of the area, its sides in a ratio of 3:4 to 4:3, resized,
+    and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6)."""
+    evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
+
+    def train(images, draw):
+        return evaluate(crop_resize_flip(images, draw))
+
+    return Augment(train, evaluate, image_shape)
+
+
+def crop_resize_flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+    """A random crop of each image, resized, every other one mirrored.
+
+    Args:
+        images: [n, height, width, channels], any dtype.
+        draw: gives "flip" [n, 1], and what `random_boxes` takes.
+
+    Returns:
+        float32 [n, height, width, channels].
+    """
+    n, height, width, _ = images.shape
+    boxes = random_boxes(draw, n, height, width)
+    return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
+
+
+def random_boxes(draw: Draw, n: int, height: int, width: int) -> Boxes:
+    """Rectangles as torchvision draws them: of ATTEMPTS the first that fits into the
+    image, else the middle of the image in the nearest allowed ratio.
+
+    Args:
+        draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
+        n, height, width: of the images.
+    """
+    area_share, aspect = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
+    areas = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * area_share)
+    low, high = map(math.log, RATIO)
+    aspects = tf.exp(low + (high - low) * aspect)
+    heights = tf.round(tf.sqrt(areas / aspects))
+    widths = tf.round(tf.sqrt(areas * aspects))
+    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    fits = tf.cast(fits, tf.float32)
+    # 1 at the first that fits. Of equal entries `argmax` may take any.
+    is_first = fits * tf.cast(tf.cumsum(fits, axis=1, exclusive=True) < 1, tf.float32)
+    heights = tf.reduce_sum(heights * is_first, 1)
+    widths = tf.reduce_sum(widths * is_first, 1)
+    rows, columns = tf.unstack(draw("crop_place", [n, 2]), axis=1)
+    tops, lefts = (
+        choose(rows, height - heights + 1),
+        choose(columns, width - widths + 1),
+    )
+    middle_height = min(height, round(width / RATIO[0]))
+    middle_width = min(width, round(height * RATIO[1]))
+    middle = Boxes(
+        (height - middle_height) // 2,
+        (width - middle_width) // 2,
+        middle_height,
+        middle_width,
+    )
+    drawn = Boxes(tops, lefts, heights, widths)
+    return Boxes(
+        *(
+            tf.where(heights > 0, x, float(y))
+            for x, y in zip(drawn, middle, strict=True)
+        )
+    )
+
+
+def resized(images: tf.Tensor, boxes: Boxes, is_flipped: tf.Tensor) -> tf.Tensor:
+    """A part of each image, enlarged to the size of the image by bilinear
+    interpolation, which takes nothing from outside of the part.
+
+    Args:
+        images: [n, height, width, channels], any dtype.
+        boxes: of the parts, inside the images.
+        is_flipped: bool [n, 1], whether a part is mirrored.
+
+    Returns:
+        float32 [n, height, width, channels].
+    """
+    n, height, width, channels = images.shape
+    images = tf.cast(images, tf.float32)
+    counts = functools.partial(tf.range, dtype=tf.float32)
+    upper, lower, down = _between(counts(height)[None], boxes.heights, height)
+    columns = tf.where(is_flipped, width - 1 - counts(width), counts(width))
+    left, right, across = _between(columns, boxes.widths, width)
+
+    # On a GPU int32 is computed by the host.
+    tops, lefts = (tf.cast(x, tf.int64)[:, None] for x in boxes[:2])
+    firsts = tops + height * tf.range(n, dtype=tf.int64)[:, None]
+    rows = tf.reshape(images, [n * height, width * channels])
+    first, second = (tf.gather(rows, firsts + x) for x in (upper, lower))
+    images = first + down[:, :, None] * (second - first)
+
+    firsts = width * tf.reshape(tf.range(n * height, dtype=tf.int64), [n, height, 1])
+    pixels = tf.reshape(images, [n * height * width, channels])
+    first, second = (
+        tf.gather(pixels, firsts + (lefts + x)[:, None]) for x in (left, right)
+    )
+    return first + across[:, None, :, None] * (second - first)
+
+
+def _between(places, lengths, size):
+    """The places in a part of the image between which places of the result lie.
+
+    Args:
+        places: float32 [n or 1, size], whole numbers.
+        lengths: of the parts, float32 [n].
+        size: of the result.
+
+    Returns:
+        int64 [n, size] of the first and of the second, and float32 [n, size], the share
+        of the second.
+    """
+    # Not a division: see `augment.standardize`.
+    centers = (places + 0.5) * (lengths * (1 / size))[:, None] - 0.5
+    last = lengths[:, None] - 1
+    centers = tf.clip_by_value(centers, 0.0, last)
+    first = tf.floor(centers)
+    second = tf.minimum(first + 1, last)
+    return tf.cast(first, tf.int64), tf.cast(second, tf.int64), centers - first

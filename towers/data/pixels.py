@@ -1,0 +1,269 @@
+"""Decoding of image files to pixels of one size, upright.
+
+TensorFlow decodes PNG, JPEG and GIF. Of BMP it reads no palettes, and of WebP no
+transparency: these are left to Pillow.
+"""
+
+import contextlib
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from PIL import BmpImagePlugin, WebPImagePlugin
+
+from towers.data.decoding import AS_STORED, Decoding
+from towers.data.headers import Header, read_header
+from towers.data.orientation import SIDEWAYS, orientation, upright
+from towers.errors import one_line
+
+# A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which its
+# shorter side is at least so many times the wanted one. The filter does the rest, so
+# little is lost; Pillow's `thumbnail` has the same number as `reducing_gap`.
+OVERSAMPLING = 2
+RATIOS = (8, 4, 2, 1)
+
+# The classes, not Image.open, which has a limit of pixels of its own.
+BY_PILLOW = {
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "WEBP": WebPImagePlugin.WebPImageFile,
+}
+
+# Decoding a window costs more for each pixel than decoding all (measured: a quarter
+# less pixels took as long), so it must have at most this share of them.
+MOST_OF_WINDOW = 0.5
+
+
+def decode(content: bytes, channels: int, decoding: Decoding = AS_STORED) -> np.ndarray:
+    """uint8 [height, width, channels] of an image file, upright.
+
+    The content decides, not the name. TensorFlow would decode other formats as well; a
+    file whose header `read_header` does not know is not given to it.
+
+    Raises:
+        ValueError: it is none, is damaged or too large. A JPEG file has no checksums:
+            where bits have changed it may still be decoded to something else.
+    """
+    header = check_header(content, decoding)
+    image = np.asarray(_decode_stored(content, header, channels))
+    return upright(image, orientation(content, header))
+
+
+def read_image(
+    content: bytes, image_shape: tuple[int, int, int], decoding: Decoding
+) -> np.ndarray:
+    """An image file in the shape that a source has.
+
+    With an `image_size` that is the middle square, see `fit`; of a JPEG file it may be
+    decoded at a reduced scale.
+
+    Returns:
+        uint8 of `image_shape`.
+
+    Raises:
+        ValueError: as `decode`; or it has another size and must not be resized.
+    """
+    header, survey = check_header(content, decoding), decoding.survey
+    turned, channels = orientation(content, header), image_shape[-1]
+    window = None
+    if header.format == "JPEG" and decoding.image_size and survey is None:
+        window = _reduced(header, decoding.image_size)
+    if window is not None:
+        image = _decode_window(content, window, channels)
+        image = middle(image, header[1:3], decoding.image_size, window)
+        return upright(image, turned)
+    image = _decode_stored(content, header, channels)
+    height, width, _ = image.shape
+    if survey is not None:
+        survey.add_size(*((width, height) if turned in SIDEWAYS else (height, width)))
+    if decoding.image_size:
+        return upright(fit(image, image_shape[:2], decoding.image_size), turned)
+    return fit(upright(np.asarray(image), turned), image_shape[:2], 0)
+
+
+def upright_size(content: bytes, decoding: Decoding) -> tuple[int, int]:
+    """Height and width of `decode`'s result, of most formats without decoding.
+
+    Raises:
+        ValueError: as `decode`, though damage behind the header is not found.
+    """
+    header = check_header(content, decoding)
+    if header.format == "GIF":  # whose frames may be smaller than the screen
+        return decode(content, 3, decoding).shape[:2]
+    sideways = orientation(content, header) in SIDEWAYS
+    return (header.width, header.height) if sideways else (header.height, header.width)
+
+
+def check_header(content: bytes, decoding: Decoding) -> Header:
+    """The header of an image file that may be decoded.
+
+    Raises:
+        ValueError: it is no image, or has too many pixels.
+    """
+    if not content:
+        raise ValueError("the file is empty")
+    header = read_header(content)
+    if header is None or not header.num_pixels:
+        raise ValueError(
+            "cannot be decoded: it is no PNG, JPEG, GIF, BMP or still WebP file, or "
+            "its header is damaged"
+        )
+    if header.num_pixels > decoding.max_pixels:
+        raise ValueError(
+            f"has {header.num_pixels:,} pixels, and at most max_image_pixels="
+            f"{decoding.max_pixels} are decoded; shrink it, or raise "
+            "--max_image_pixels"
+        )
+    return header
+
+
+@contextlib.contextmanager
+def _errors_of_tensorflow():
+    """Those of decoding as a ValueError of one line."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        words = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", one_line(error))
+        raise ValueError(f"cannot be decoded: {words}") from None
+
+
+def _decode_stored(content, header, channels):
+    """uint8 [height, width, channels], a tensor or array, whatever the orientation."""
+    if header.format in BY_PILLOW:
+        return _decode_by_pillow(content, header, channels)
+    with _errors_of_tensorflow():
+        return tf.raw_ops.DecodeImage(
+            contents=tf.constant(content),  # the operation itself takes twice as long
+            channels=channels,
+            dtype=tf.uint8,
+            expand_animations=False,
+        )
+
+
+def _decode_by_pillow(content, header, channels):
+    try:
+        with BY_PILLOW[header.format](io.BytesIO(content)) as image:
+            if image.size != (header.width, header.height):
+                raise ValueError(f"its header is damaged: it says {image.size}")
+            pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    except Exception as error:  # Pillow names no class for damaged files
+        raise ValueError(f"cannot be decoded: {one_line(error)}") from None
+    return pixels.reshape(header.height, header.width, channels)
+
+
+class Window(NamedTuple):
+    """The part of an image that is decoded, in pixels of the reduced scale.
+
+    Attributes:
+        ratio: pixels of the image along the side of a reduced one.
+        top, left, height, width: of the part.
+        is_whole: whether it is all of the image.
+    """
+
+    ratio: int = 1
+    top: int = 0
+    left: int = 0
+    height: int = 0
+    width: int = 0
+    is_whole: bool = True
+
+
+def _reduced(header: Header, image_size: int) -> Window | None:
+    """What to decode of a JPEG file for its middle square; None for all at full scale.
+
+    The window holds all pixels that the filter of `fit` weighs.
+    """
+    shorter = min(header.height, header.width)
+    ratio = next(
+        (r for r in RATIOS if shorter >= r * OVERSAMPLING * image_size), RATIOS[-1]
+    )
+    if ratio == 1:
+        return None
+    reach = shorter / (ratio * image_size) + 1
+    ranges = []
+    for length in (header.height, header.width):
+        whole = math.ceil(length / ratio)
+        first = math.floor((length - shorter) / 2 / ratio - reach)
+        end = math.ceil((length + shorter) / 2 / ratio + reach)
+        ranges.append((max(first, 0), min(end, whole) - max(first, 0), whole))
+    (top, height, full_height), (left, width, full_width) = ranges
+    if height * width > MOST_OF_WINDOW * full_height * full_width:
+        return Window(ratio)
+    return Window(ratio, top, left, height, width, is_whole=False)
+
+
+def _decode_window(content, window, channels):
+    with _errors_of_tensorflow():
+        contents = tf.constant(content)
+        if window.is_whole:
+            return tf.raw_ops.DecodeJpeg(
+                contents=contents, channels=channels, ratio=window.ratio
+            )
+        return tf.raw_ops.DecodeAndCropJpeg(
+            contents=contents,
+            crop_window=window[1:5],
+            channels=channels,
+            ratio=window.ratio,
+        )
+
+
+def fit(
+    image: tf.Tensor | np.ndarray, size: Sequence[int], image_size: int
+) -> np.ndarray:
+    """The middle square of an image, resized with a triangular filter that widens as
+    the image shrinks, so that every pixel of the square counts.
+
+    Args:
+        image: uint8 [height, width, channels].
+        size: (height, width) of the result.
+        image_size: height and width where the image may be resized, else 0.
+
+    Returns:
+        uint8 [*size, channels].
+
+    Raises:
+        ValueError: the image has another size and must not be resized.
+    """
+    height, width, _ = image.shape
+    if (height, width) == tuple(size):
+        return np.asarray(image)
+    if not image_size:
+        raise ValueError(
+            f"is {height}x{width} (height x width) where {size[0]}x{size[1]} is "
+            "expected; --image_size=N resizes and crops all images"
+        )
+    return middle(image, (height, width), image_size, Window())
+
+
+def middle(
+    image: tf.Tensor | np.ndarray,
+    stored_size: Sequence[int],
+    image_size: int,
+    window: Window,
+) -> np.ndarray:
+    """As `fit`, of an image of which a window was decoded.
+
+    Args:
+        image: uint8 [window height, window width, channels].
+        stored_size: (height, width) of the whole image at full scale.
+        image_size: height and width of the result.
+        window: the decoded part.
+    """
+    scale = image_size / min(stored_size)
+    reduced = scale * window.ratio
+    translation = [
+        (image_size - scale * length) / 2 + reduced * first
+        for length, first in zip(stored_size, (window.top, window.left), strict=True)
+    ]
+    resized = tf.raw_ops.ScaleAndTranslate(
+        images=tf.expand_dims(image, 0),
+        size=(image_size, image_size),
+        scale=[reduced, reduced],
+        translation=translation,
+        kernel_type="triangle",
+        antialias=True,
+    )
+    return np.clip(np.rint(resized[0].numpy()), 0, 255).astype(np.uint8)
