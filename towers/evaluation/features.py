@@ -121,10 +121,22 @@ def cut_off(model: keras.Model, layer: str) -> keras.Model:
     Raises:
         ConfigError: there is no such layer.
     """
-    names = [x.name for x in model.layers if not isinstance(x, keras.layers.InputLayer)]
-    if layer not in names:
+    outputs = {}
+
+    def call(operation, *args, **kwargs):
+        outputs[operation.name] = operation(*args, **kwargs)
+        return outputs[operation.name]
+
+    # `layer.output` may be of another network that the layer is part of as well.
+    keras.models.clone_model(
+        model,
+        input_tensors=model.input,
+        clone_function=lambda layer: layer,
+        call_function=call,
+    )
+    if layer not in outputs:
         raise ConfigError(
-            f"features={layer}: there is no such layer; {nearest(layer, names)}layers: "
-            f"{', '.join(names)}"
+            f"features={layer}: there is no such layer; {nearest(layer, outputs)}"
+            f"layers: {', '.join(outputs)}"
         )
-    return keras.Model(model.inputs, model.get_layer(layer).output, name=model.name)
+    return keras.Model(model.inputs, outputs[layer], name=model.name)

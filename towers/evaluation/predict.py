@@ -178,8 +178,12 @@ def _open(output: str):
     if not output:
         yield sys.stdout
         return
-    with open(output, "w", encoding="utf-8", errors="surrogateescape") as stream:
+    stream = open(output, "w", encoding="utf-8", errors="surrogateescape")
+    try:
         yield stream
+    finally:
+        with contextlib.suppress(OSError):  # of what could not be flushed before
+            stream.close()
 
 
 @contextlib.contextmanager
