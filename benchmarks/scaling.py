@@ -26,30 +26,19 @@ What is not measured here has a source:
 """
 
 import argparse
-import functools
 import json
 import math
-import os
 import pathlib
-import statistics
-import tempfile
-import time
 from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks import input as input_benchmark
-from benchmarks import measure, paper, trainers, workers
-from towers import build
+from benchmarks import loopback, measure, one_device, paper
 from towers.config import Config
-from towers.config import flags as config_flags
 from towers.errors import ConfigError
-from towers.parallel.devices import Devices
 from towers.parallel.multi_worker import PACK_MB
-from towers.run import checkpoints
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-RECIPES = FOLDER.parent / "configs"
 COMPUTE = FOLDER / "2026-11-23-one_device.json"
 WORKERS = FOLDER / "2026-11-23-workers.json"
 HOUR = 3600.0
@@ -86,22 +75,6 @@ COLUMNS = {
     "ms a step in all": "step x time factor",
     "images/s": "n b / ms a step in all",
     "efficiency": "T / ms a step in all",
-}
-
-CHECK_COLUMNS = {
-    "network, processes": "p, on c cores",
-    "compute, ms": (
-        "max(E[max of p], p u / c), of a process alone with its part of the batch on "
-        "its cores; u is its processor time a step"
-    ),
-    "all-reduce, ms": (
-        "(2 (p-1) K hops + 2 (p-1)/p B / bandwidth) max(1, p/c); hop and bandwidth are "
-        "those of all-reduces of two processes, so that for two it is a measured one"
-    ),
-    "measured alone, error": "without the step, and predicted / that - 1",
-    "step, ms": "the sum of the two",
-    "measured, error": "the step of the processes, and predicted / that - 1",
-    "processes / towers": "predicted, and measured, over the step of p towers",
 }
 
 
@@ -142,72 +115,6 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
                 f"--gpus={num_gpus} do not fill machines of {options.gpus_per_machine}"
             )
     return options
-
-
-# Measuring one device.
-
-
-def measure_device(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
-    """The numbers of one network on one device."""
-    recipe = config_flags.load_recipe(f"cifar10_{model}", RECIPES)
-    fields = trainers.STEP_ALONE | measure.dataset(options)
-    fields |= {"model": model, "batch_size": options.batch_size, "num_towers": 1}
-    fields |= {"device": options.device, "augment": recipe.augment}
-    started = time.perf_counter()
-    process = measure.Worker(FOLDER.parent, fields, options.device, 1, ready=False)
-    start_secs = time.perf_counter() - started
-    process.close()
-
-    config = Config(**fields)
-    parts = build.build(config)
-    trainer = trainers.create_trainer(config, trainers.on_still_batch(parts), chosen)
-    trainer.train(5)
-    step_secs = []
-    measure.in_turn(
-        {"step": lambda: step_secs.append(_secs(lambda: trainer.train(1)))},
-        options.calls,
-    )
-    stream = iter(parts.train_batches.stream(0))
-    input_benchmark.draw(stream, input_benchmark.FILLING_STEPS)
-    drawing_secs = _secs(lambda: input_benchmark.draw(stream, options.steps * 10))
-    state = trainer.state()
-    with tempfile.TemporaryDirectory() as folder:
-        save_secs = [
-            _secs(lambda step=step: checkpoints.save(folder, step, trainer.state(), {}))
-            for step in range(5)
-        ]
-    summed = [x for name, x in state.items() if name.startswith(("params/", "state/"))]
-    return {
-        "kind": chosen.kind,
-        "images": config.batch_size,
-        "step_secs": [round(secs, 7) for secs in step_secs[1:]],
-        "num_bytes": sum(x.nbytes for x in summed if x.dtype.kind == "f"),
-        "input_images_per_sec": round(
-            options.steps * 10 * config.batch_size / drawing_secs
-        ),
-        "save_secs": round(statistics.median(save_secs), 4),
-        "start_secs": round(start_secs, 2),
-    }
-
-
-def _secs(function):
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
-
-
-def measure_devices(options: argparse.Namespace) -> dict:
-    load = os.getloadavg()[0]
-    chosen = measure.all_devices(options.device, 1)
-    rate = measure.matrix_rate(devices=chosen.towers[:1])
-    models = {name: measure_device(options, chosen, name) for name in options.models}
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": measure.machine(),
-        "load": load,
-        "matrix_rate": rate,
-        "models": models,
-    }
 
 
 # On paper.
@@ -298,49 +205,6 @@ def paper_table(options: argparse.Namespace, model: str, numbers: dict) -> str:
     return "\n".join(lines)
 
 
-def check_row(row: dict, network: paper.Network) -> str:
-    median = functools.cache(lambda name: statistics.median(row[f"{name}_secs"]))
-    alone = paper.Alone(
-        row["alone_secs"],
-        row["alone_processor_secs"],
-        row["bytes"],
-        row["buffers"],
-    )
-    compute, reduced = paper.predicted(
-        row["workers"], alone, network, row["machine_cores"]
-    )
-
-    def with_error(predicted, measured):
-        return f"{1e3 * measured:.2f}, {predicted / measured - 1:+.1%}"
-
-    step = compute + reduced
-    return measure.table_row(
-        f"{row['model']}, {row['workers']}",
-        f"{1e3 * compute:.2f}",
-        f"{1e3 * reduced:.2f}",
-        with_error(reduced, median("all_reduce")) if row["workers"] > 1 else "",
-        f"{1e3 * step:.2f}",
-        with_error(step, median("processes")),
-        f"{step / median('towers'):.3f}, {median('processes') / median('towers'):.3f}",
-    )
-
-
-def check_table(measured: dict) -> str:
-    """The predictions of what `benchmarks.workers` has measured."""
-    rows = measured["rows"]
-    lines = [
-        "\n## The same formulas on one machine, and their error\n",
-        f"Processes on loopback, measured on {measured['date']}: "
-        f"{measured['machine']}, batch {rows[0]['batch_size']} over all; load average "
-        f"{measured['load']:.2f} before.\n",
-        measure.table_head(" | ".join(CHECK_COLUMNS)),
-    ]
-    for row in rows:
-        if network := workers.loopback_of(rows, row["model"]):
-            lines.append(check_row(row, network))
-    return "\n".join(lines)
-
-
 def legend(columns: dict[str, str]) -> str:
     return "\n" + "\n".join(f"- {name}: {text}." for name, text in columns.items())
 
@@ -363,14 +227,14 @@ def print_paper(options: argparse.Namespace) -> None:
         print(paper_table(options, model, numbers["models"][model]))
     print(legend(COLUMNS))
     if options.workers.exists():
-        print(check_table(json.loads(options.workers.read_text())))
-        print(legend(CHECK_COLUMNS))
+        print(loopback.check_table(json.loads(options.workers.read_text())))
+        print(legend(loopback.COLUMNS))
 
 
 def main() -> None:
     options = parse_options()
     if options.measure:
-        text = json.dumps(measure_devices(options))
+        text = json.dumps(one_device.measure_models(options))
         options.measure.write_text(text + "\n")
         print(text)
     else:

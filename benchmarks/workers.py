@@ -29,7 +29,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks import measure, paper, trainers
+from benchmarks import loopback, measure, trainers
 from benchmarks.processes import Processes, loopback_bytes
 from towers.parallel.devices import num_cores
 
@@ -179,19 +179,6 @@ def shares_row(numbers: dict) -> str:
     )
 
 
-def loopback_of(rows: Sequence[dict], model: str) -> paper.Network | None:
-    """The network that two processes have measured; None where there were none."""
-    for row in rows:
-        if row["model"] == model and row["workers"] == 2:
-            return paper.loopback(
-                statistics.median(row["number_secs"]),
-                statistics.median(row["all_reduce_secs"]),
-                row["bytes"],
-                row["buffers"],
-            )
-    return None
-
-
 def main() -> None:
     options = parse_options()
     load = os.getloadavg()[0]
@@ -228,7 +215,7 @@ def main() -> None:
             write(shares_row(row))
     write(f"\n{measure.rates_text(rates)} before and after.")
     for model in options.models:
-        network = loopback_of(rows, model)
+        network = loopback.network_of(rows, model)
         if network:
             write(
                 f"\nBy two processes of {model}: latency of a hop "

@@ -16,6 +16,7 @@ KINDS = (
     "corruptions tried",
     "inputs fuzzed",
     "steps soaked",
+    "workers lost",
 )
 
 

@@ -347,8 +347,16 @@ def parts_of(sizes):
     ]
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
-@pytest.mark.parametrize("sizes", [[13], [7, 6], [5, 4, 4], [1, 12]], ids=str)
+@pytest.mark.parametrize(
+    "sizes,augment",
+    [
+        ([5, 4, 4], "pad_crop_flip"),
+        ([7, 6], "tutorial"),
+        ([1, 12], "translate_flip"),
+        *itertools.starmap(slow, itertools.product(([13], [5, 4, 4]), AUGMENTS)),
+    ],
+    ids=str,
+)
 def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
     """With everything that draws numbers or mixes neighbors, over 3 micro-batches."""
     whole = train_batches(

@@ -89,6 +89,8 @@ def test_traits_of_optimizers_are_those_that_they_show():
     for name, row in choices.OPTIMIZERS.items():
         optimizer = factories.create("optimizer", name, momentum=0.9)
         assert optimizer.elementwise == ("whole_parameters" not in row.traits), name
+        sums = optimizer.needs_norms or not optimizer.elementwise
+        assert sums == ("sums" in row.traits), name
 
 
 def test_reading_the_tables_imports_neither_tensorflow_nor_keras():

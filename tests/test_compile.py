@@ -20,7 +20,7 @@ from towers.training import train
     [
         (Towers, 3, "plain", 1),
         (Replicated, 2, "residual", 1),
-        (AsynchronousTrainer, 1, "residual", 1),
+        slow(AsynchronousTrainer, 1, "residual", 1),
         slow(Towers, 2, "residual", 2),
         slow(Replicated, 3, "plain", 2),
     ],

@@ -5,6 +5,7 @@ import math
 import pytest
 import tensorflow as tf
 import traced
+from marks import slow
 
 from towers.parallel import crossings
 from towers.parallel.crossings import per_step, summed
@@ -44,7 +45,7 @@ def assert_about(actual, expected, little=LITTLE):
     assert expected - 1 < actual <= expected + little, (actual, expected)
 
 
-@pytest.mark.parametrize("accumulate_steps", [1, 3])
+@pytest.mark.parametrize("accumulate_steps", [slow(1), 3])
 @pytest.mark.parametrize("model,num_towers", [("lenet", 3), ("speedrun", 2)])
 def test_towers_fetch_all_variables_and_return_gradients_and_state(
     model, num_towers, accumulate_steps
@@ -82,7 +83,7 @@ def test_a_streamed_batch_goes_to_the_first_tower_once_and_on_to_the_others():
 
 
 @pytest.mark.parametrize(
-    "all_reduce,num_towers", [("star", 3), ("ring", 3), ("tree", 4)]
+    "all_reduce,num_towers", [("star", 3), slow("ring", 3), slow("tree", 4)]
 )
 def test_replicas_send_what_the_all_reduce_needs(all_reduce, num_towers):
     trained = traced.on_gpus(

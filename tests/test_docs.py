@@ -49,6 +49,9 @@ OTHERS = {
     "requeue": "#SBATCH",
 }
 
+# Metrics whose names begin as those of tests do.
+METRICS = {"test_accuracy", "test_accuracy_ema"}
+
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 each_picture = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
 each_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -56,7 +59,7 @@ each_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 def flags_of(script):
     """The names of a script's flags: its own, and those of Config that it takes."""
-    found = {"help"}
+    found = {"help", "version"}
     for node in ast.walk(ast.parse((ROOT / script).read_text())):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -206,7 +209,7 @@ def test_tests_that_are_named_exist(page):
     tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
     known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))
     for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text()):
-        assert name in known | set(tests), name
+        assert name in known | set(tests) | METRICS, name
 
 
 # README.

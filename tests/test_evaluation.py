@@ -189,10 +189,13 @@ def test_following_evaluates_each_new_checkpoint_until_the_last(
     result = evaluate(workdir, config, eval_interval_secs=7.0, sleep=sleep)
     assert result["step"] == 10
     assert sleep.slept == [7.0] * 3
-    steps = re.findall(
-        r"^step (\d+): test accuracy", capfd.readouterr().out, re.MULTILINE
-    )
+    out = capfd.readouterr().out
+    steps = re.findall(r"^step (\d+): test accuracy", out, re.MULTILINE)
     assert steps == ["4", "8", "10"]
+    waits = re.findall(r"^waiting for (.*) in .*every 7 s", out, re.MULTILINE)
+    after = "a checkpoint after step"
+    assert waits == ["a checkpoint", f"{after} 4", f"{after} 8"]
+    assert "no process trains this run now" in out
 
 
 def test_following_ends_where_max_steps_ends_the_run(workdir):

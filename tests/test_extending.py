@@ -8,6 +8,7 @@ import shlex
 
 import numpy as np
 import pytest
+from marks import slow
 
 from towers.config import Config, choices
 from towers.config.flags import define_config_flags, given_flags
@@ -80,7 +81,10 @@ def test_every_example_has_a_run_folder_of_its_own():
     assert len(set(folders)) == len(folders)
 
 
-@pytest.mark.parametrize("heading", EXAMPLES)
+@pytest.mark.parametrize(
+    "heading",
+    [h if h in ("A network", "A strategy") else slow(h) for h in EXAMPLES],
+)
 def test_an_example_trains_two_steps_from_outside(heading, folder):
     [(name, source)] = BLOCK.findall(EXAMPLES[heading])
     (folder / name).write_text(source)

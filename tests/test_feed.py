@@ -295,7 +295,13 @@ def test_streamed_images_cross_once_as_they_are_stored():
 # Which augmentation a GPU can run.
 
 
-@pytest.mark.parametrize("augment", AUGMENTS)
+@pytest.mark.parametrize(
+    "augment",
+    [
+        slow(name) if name in ("none", "tutorial", "translate_4_flip") else name
+        for name in AUGMENTS
+    ],
+)
 def test_gpus_have_kernels_for_every_augmentation(augment):
     """With everything that may be added to it."""
     shape = (26, 26, 3)

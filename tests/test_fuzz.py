@@ -39,7 +39,7 @@ from towers.run.stopwatch import Stopwatch
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 # Inputs of each test in the fast suite, which are the same each time.
-FEW = 100
+FEW = 30
 # Processor time that an input may take.
 MOST_SECS = 1.0
 

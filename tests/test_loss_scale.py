@@ -22,7 +22,7 @@ from towers.training import train
 
 KINDS = [
     (Towers, {}),
-    (Replicated, {}),
+    slow(Replicated, {}),
     (ModelParallel, {"group_size": 2}),
     slow(Towers, {"sync_batch_norm": True}),
     slow(Towers, {"accumulate_steps": 2}),
@@ -171,7 +171,7 @@ def test_a_run_in_float16_logs_its_scale_and_another_strategy_continues(
 
 
 @pytest.mark.parametrize(
-    "before,after", [("float32", "float16"), ("float16", "float32")]
+    "before,after", [slow("float32", "float16"), ("float16", "float32")]
 )
 def test_a_run_may_be_allowed_another_precision(before, after, tmp_path, monkeypatch):
     small_runs.use(monkeypatch, small_runs.full_network)

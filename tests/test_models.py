@@ -691,7 +691,7 @@ def bytes_of_a_split_in_two(model, batch_size):
     [
         ("lenet", 4),
         ("alexnet_two_columns", 4),
-        ("resnet8", 4),
+        slow("resnet8", 4),
         slow("convmixer_8_1", 2),
         slow("alexnet_large", 2),
         slow("resnet18", 2),

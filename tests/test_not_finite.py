@@ -6,6 +6,7 @@ import networks
 import numpy as np
 import pytest
 import small_runs
+from marks import slow
 from recipes import Recipe, create_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -80,7 +81,9 @@ def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, option
     assert np.any(after[kernel] != before[kernel])
 
 
-@each_kind
+@pytest.mark.parametrize(
+    "cls,num_devices,options", [KINDS[1], *(slow(*kind) for kind in KINDS)]
+)
 def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
     """Also where another trainer goes on in the middle of a row."""
     network, batches = networks.plain_network(), batches_with("g" + 9 * "b" + "g")

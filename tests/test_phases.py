@@ -93,7 +93,7 @@ def resized(images):
         slow(Towers, 2, 2, {"compile_towers": True}),
         slow(Towers, 3, 1, {"sync_batch_norm": True}),
         slow(Replicated, 2, 2, {"accumulate_steps": 2}),
-        (ModelParallel, 4, 2, {"group_size": 2}),
+        slow(ModelParallel, 4, 2, {"group_size": 2}),
         (AsynchronousTrainer, 1, 1, {}),
     ],
 )

@@ -35,7 +35,7 @@ def batches_of(num_examples, batch_size, augment, mixed=False):
     )
 
 
-@pytest.mark.parametrize("first_step", [0, 5])
+@pytest.mark.parametrize("first_step", [slow(0), 5])
 @pytest.mark.parametrize(
     "num_examples,batch_size,augment,mixed",
     [

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small_runs
 from keras import layers
+from marks import slow
 from small_runs import small_config
 
 from towers.errors import CheckpointError, ConfigError
@@ -145,7 +146,7 @@ def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
         np.testing.assert_array_equal(written.tensors[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("failing", [2, 10])
+@pytest.mark.parametrize("failing", [2, slow(10)])
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     tmp_path, monkeypatch, failing
 ):

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import measure, paper, scaling, workers
+from benchmarks import loopback, measure, paper, scaling
 from towers import build
 from towers.config import Config
 
@@ -310,18 +310,20 @@ def test_the_faster_all_reduce_counts():
 
 def alone(**changes):
     fields = {"step_secs": [0.02], "processor_secs": 0.02}
-    return paper.Alone(**fields | {"num_bytes": 1_000_000, "num_buffers": 1} | changes)
+    return loopback.Alone(
+        **fields | {"num_bytes": 1_000_000, "num_buffers": 1} | changes
+    )
 
 
 def test_two_processes_are_predicted_to_reduce_as_measured():
-    net = paper.loopback(0.001, 0.004, 1_000_000, 1)
-    assert paper.predicted(2, alone(), net, 2) == pytest.approx((0.02, 0.004))
-    assert paper.predicted(1, alone(), net, 2) == pytest.approx((0.02, 0.0))
+    net = loopback.fitted(0.001, 0.004, 1_000_000, 1)
+    assert loopback.predicted(2, alone(), net, 2) == pytest.approx((0.02, 0.004))
+    assert loopback.predicted(1, alone(), net, 2) == pytest.approx((0.02, 0.0))
 
 
 def test_more_processes_than_cores_share_them():
-    net = paper.loopback(0.001, 0.004, 1_000_000, 1)
-    compute_secs, reduce_secs = paper.predicted(4, alone(), net, 2)
+    net = loopback.fitted(0.001, 0.004, 1_000_000, 1)
+    compute_secs, reduce_secs = loopback.predicted(4, alone(), net, 2)
     assert compute_secs == pytest.approx(4 * 0.02 / 2)
     hops, transfer = 6 * 0.0005, 2 * 3 / 4 * 0.003
     assert reduce_secs == pytest.approx(2 * (hops + transfer))
@@ -401,9 +403,9 @@ def test_options_that_make_no_sense_end_in_one_line(files, capsys):
 
 
 def test_a_row_without_two_processes_predicts_nothing():
-    assert workers.loopback_of([ROW | {"workers": 3}], "cnn") is None
-    assert workers.loopback_of([ROW], "resnet20") is None
-    assert workers.loopback_of([ROW], "cnn").outer_hop_secs == 0.0005
+    assert loopback.network_of([ROW | {"workers": 3}], "cnn") is None
+    assert loopback.network_of([ROW], "resnet20") is None
+    assert loopback.network_of([ROW], "cnn").outer_hop_secs == 0.0005
 
 
 @pytest.mark.slow

@@ -421,11 +421,11 @@ def test_a_replica_that_differs_is_named():
 @pytest.mark.parametrize(
     "cls,num_devices,options",
     [
-        (Towers, 1, {}),
+        slow(Towers, 1, {}),
         (Towers, 3, {}),
-        (Towers, 8, {}),
+        slow(Towers, 8, {}),
         (Replicated, 3, {}),
-        (Replicated, 8, {}),
+        slow(Replicated, 8, {}),
         (ModelParallel, 4, {"group_size": 2}),
     ],
 )
@@ -482,7 +482,7 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
 
 @pytest.mark.parametrize(
     "cls,options",
-    [(Towers, {}), (Replicated, {}), (ModelParallel, {"group_size": 2})],
+    [(Towers, {}), slow(Replicated, {}), slow(ModelParallel, {"group_size": 2})],
 )
 def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
     cls, options, monkeypatch
@@ -610,14 +610,14 @@ FAULTS = [
     slow(summed_gradients, "model_parallel"),
     slow(equal_weights, "towers"),
     (equal_weights, "replicated"),
-    (skipped_tower, "towers"),
+    slow(skipped_tower, "towers"),
     slow(skipped_tower, "model_parallel"),
     (short_all_reduce, "replicated"),
     slow(clipped_before_the_mean, "towers"),
     (clipped_before_the_mean, "replicated"),
-    (clipped_before_the_mean, "model_parallel"),
+    slow(clipped_before_the_mean, "model_parallel"),
     (norm_of_a_shard, "model_parallel"),
-    (decay_per_tower, "towers"),
+    slow(decay_per_tower, "towers"),
     slow(decay_per_tower, "replicated"),
     slow(decay_per_tower, "model_parallel"),
     (late_rate, "towers"),

@@ -30,6 +30,7 @@ from towers.config import FIELDS
 from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError
 from towers.evaluation import evaluate
+from towers.parallel.trainer import describe_towers
 from towers.training import train
 
 WAIT_SECS = 30  # for what should come at once
@@ -290,6 +291,19 @@ def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, chan
     values = {name: FIELDS[name].type(value) for name, value in options.items()}
     config = dataclasses.replace(config, **values)
     assert train(tmp_path, config, allow_change=allowed.split()).step == 10
+
+
+@pytest.mark.parametrize(
+    "sizes,num_devices,line",
+    [
+        ([128], 1, "1 tower with 128 images"),
+        ([128], 4, "1 tower of 4 devices with 128 images"),
+        ([64, 64], 4, "2 towers of 2 devices with 64 images each"),
+        ([4, 3, 3], 3, "3 towers with 3 or 4 images each"),
+    ],
+)
+def test_the_banner_says_towers_and_devices(sizes, num_devices, line):
+    assert describe_towers(sizes, num_devices) == line
 
 
 def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):

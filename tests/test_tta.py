@@ -1,10 +1,13 @@
 """Test-time augmentation against NumPy."""
 
+import itertools
+
 import keras
 import networks
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers.config.choices import TTA
@@ -12,6 +15,7 @@ from towers.data.tta import create_tta
 from towers.models import initialize, keras_settings
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.eval_step import least_confident
+from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
@@ -58,17 +62,27 @@ def linear_network():
     return networks.Network(model, [], {})
 
 
+PLACES = [
+    (Towers, 3, {}),
+    (Replicated, 2, {}),
+    (AsynchronousTrainer, 2, {}),
+    (Towers, 7, {}),  # more than images of which it is unsure
+    (ModelParallel, 4, {"group_size": 2}),
+]
+
+
 @pytest.mark.parametrize(
-    "cls,num_devices,options",
+    "name,cls,num_devices,options",
     [
-        (Towers, 3, {}),
-        (Replicated, 2, {}),
-        (AsynchronousTrainer, 2, {}),
-        (Towers, 7, {}),  # more than images of which it is unsure
-        (ModelParallel, 4, {"group_size": 2}),
+        *((name, *PLACES[0]) for name in TTA),
+        *(("translate_unsure", *place) for place in PLACES[1:]),
+        *(
+            slow(name, *place)
+            for name, place in itertools.product(TTA, PLACES[1:])
+            if name != "translate_unsure"
+        ),
     ],
 )
-@pytest.mark.parametrize("name", list(TTA))
 def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, options):
     network = linear_network()
     batches = networks.random_batches(2, 13)
@@ -113,3 +127,49 @@ def test_of_a_batch_the_least_confident_images_are_chosen_and_none_that_is_not_m
         found = least_confident(batch, logits, share)
         np.testing.assert_array_equal(found["labels"], labels)
         np.testing.assert_array_equal(found["weights"], np.ones(len(labels)))
+
+
+@pytest.mark.parametrize("num_towers,num_images", [(1, 13), (8, 24), (4, 128)])
+def test_workers_choose_as_one_device_does_whatever_their_parts(num_towers, num_images):
+    """Of two workers; images that do not divide all go to the first towers."""
+    logits = np.random.default_rng(num_images).normal(size=(num_images, 3))
+    sizes = shares(num_images, 2 * num_towers)
+    split = sum(sizes[:num_towers])
+    places = slice(split), slice(split, num_images)
+    for share in (0.1, 0.25, 0.5):
+        one = least_confident(
+            {"weights": np.ones(num_images), "place": np.arange(num_images)},
+            tf.constant(logits),
+            share,
+        )
+        chosen = []
+        for index, part in enumerate(places):
+            batch = {"weights": np.ones(num_images), "place": np.arange(num_images)}
+            found = least_confident(
+                {name: values[part] for name, values in batch.items()},
+                tf.constant(logits[part]),
+                share,
+                Gathered(index, logits, split),
+                num_towers,
+            )
+            kept = found["weights"].numpy() > 0
+            chosen += found["place"].numpy()[kept].tolist()
+        assert sorted(chosen) == sorted(one["place"].numpy().tolist())
+
+
+class Gathered:
+    """One of two workers, for which the margins of all are known."""
+
+    size = 2
+
+    def __init__(self, index, logits, split):
+        self.index = index
+        first, second = -np.sort(-logits)[:, :2].T
+        owners = np.arange(len(logits)) >= split
+        self._pairs = np.stack([first - second, owners], 1)
+
+    def gather(self, pairs):
+        np.testing.assert_allclose(
+            pairs, self._pairs[self._pairs[:, 1] == self.index], rtol=1e-12
+        )
+        return tf.constant(self._pairs)

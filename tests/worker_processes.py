@@ -10,6 +10,8 @@ import functools
 import json
 import os
 import pathlib
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from collections.abc import Mapping
 import numpy as np
 
 HERE = pathlib.Path(__file__).resolve().parent
+# Of a job; workers that wait for each other would wait for ever.
+MOST_SECS = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +150,8 @@ class WorkerProcesses:
             print(json.dumps(dataclasses.asdict(job)), file=process.stdin, flush=True)
         results = []
         for process, log in zip(self._processes, self._logs, strict=True):
-            path = process.stdout.readline().strip()
+            ready, _, _ = select.select([process.stdout], [], [], MOST_SECS)
+            path = process.stdout.readline().strip() if ready else ""
             assert path, log.read_text()[-3000:]
             with np.load(path) as arrays:
                 results.append(dict(arrays))
@@ -161,11 +166,16 @@ class WorkerProcesses:
         return self
 
     def __exit__(self, *_) -> None:
-        for process in self._processes:
-            process.stdin.close()
-            process.stdout.close()
-        for process, log in zip(self._processes, self._logs, strict=True):
-            assert process.wait(30) == 0, log.read_text()[-3000:]
+        try:
+            for process in self._processes:
+                process.stdin.close()
+                process.stdout.close()
+            for process, log in zip(self._processes, self._logs, strict=True):
+                assert process.wait(30) == 0, log.read_text()[-3000:]
+        finally:
+            for process in self._processes:
+                process.kill()
+                process.wait()
 
 
 def free_ports(count: int) -> list[int]:
@@ -198,7 +208,10 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     devices.configure("cpu", num_devices)
+    signals = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
+    assert_started(workers, signals)
     strategy = functools.partial(MultiWorker, workers=workers)
     for number, line in enumerate(sys.stdin):
         job = Job(**json.loads(line))
@@ -214,7 +227,8 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
                 trainer.load(workers.broadcast(dict(state)))
         result = {}
         for call, num_steps in enumerate(job.calls):
-            metrics = trainer.train(workers.agree(num_steps, False))
+            num_steps, _ = workers.agree(num_steps, False, False)
+            metrics = trainer.train(num_steps)
             result |= {f"metrics/{call}/{k}": v for k, v in metrics.items()}
         result |= trainer.state()
         if job.tta:
@@ -225,7 +239,23 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         path = pathlib.Path(folder, f"{number}-{index}.npz")
         np.savez(path, **result)
         print(path, flush=True)
-    workers.agree(0, False)
+    workers.agree(0, False, False)
+
+
+def assert_started(workers, signals):
+    """Signals are served, and workers tell each other what they have."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals == [signal.SIGTERM]
+
+    def text_of(index):
+        return {"worker": index, "text": 100 * index * "é"}
+
+    given = workers.exchange(text_of(workers.index))
+    assert given == [text_of(index) for index in range(workers.size)]
+    # The chief's word counts, and a stop of any worker.
+    is_last = workers.index == workers.size - 1
+    assert workers.agree(3 + workers.index, workers.is_chief, False) == (3, True)
+    assert workers.agree(3, False, is_last) == (0, False)
 
 
 if __name__ == "__main__":

@@ -122,6 +122,8 @@ def build(
         raise ConfigError(str(error)) from None
     # An evaluation takes its batches from the test images.
     images_per_step = config.images_per_step if for_training else config.batch_size
+    if part is not None:
+        images_per_step = images_per_step * part.size // part.whole
     sizes.check_batch(config, images_per_step, augment.image_shape)
 
     def create_model(height: int, width: int) -> keras.Model:

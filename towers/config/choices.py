@@ -157,12 +157,12 @@ OPTIMIZERS = {
     "lars": Choice(
         "towers.optim.optimizers:lars",
         "layer-wise rates, for large batches",
-        traits=frozenset({"scale_free"}),
+        traits=frozenset({"scale_free", "sums"}),
     ),
     "muon": Choice(
         "towers.optim.optimizers:muon",
         "orthogonalized momentum for convolutions, nesterov for the rest",
-        traits=frozenset({"scale_free", "whole_parameters"}),
+        traits=frozenset({"scale_free", "sums", "whole_parameters"}),
     ),
 }
 

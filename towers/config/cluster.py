@@ -17,6 +17,9 @@ from towers.errors import ConfigError
 # Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
 _JOBS = ("chief", "master", "worker")
 
+# The origin of a cluster that Slurm describes.
+SLURM = "Slurm"
+
 _PRIVATE_WAY_OUT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
     "--allow_public_address if a firewall protects it"
@@ -172,7 +175,7 @@ def _of_slurm(environ):
         _, index = resolver.get_task_info()
     except (ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"the variables of Slurm: {error}") from None
-    cluster = _checked(tasks, index, "Slurm")
+    cluster = _checked(tasks, index, SLURM)
     node = environ.get("SLURMD_NODENAME", cluster.address.rpartition(":")[0])
     if not cluster.address.startswith(f"{node}:"):
         raise ConfigError(

@@ -9,7 +9,9 @@ its only word, and looks whether the others do.
 import contextlib
 import faulthandler
 import os
+import signal
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -26,7 +28,8 @@ HEARTBEAT_SECS = 10.0
 # Workers that are waited for are named after so many seconds.
 _PATIENCE_SECS = 10.0
 
-# TensorFlow's servers find each other within this time, or the process ends.
+# TensorFlow's servers find each other within this time, or the process ends with exit
+# code 1.
 _START_SECS = 120.0
 
 
@@ -54,8 +57,8 @@ def connect(
         say: takes a line for the user.
 
     Raises:
-        ConfigError: the server cannot start.
-        WorkerLostError: not all workers came.
+        ConfigError: this worker cannot listen, or the list of another one differs.
+        WorkerLostError: not all workers came, or the server did not start.
     """
     _wait_for_all(addresses, index, wait_secs, say)
     # gRPC would ask a proxy for the other workers.
@@ -84,8 +87,12 @@ def connect(
         shutdown_barrier_timeout_in_ms=1000,
         coordinated_jobs=[jobs],
     )
-    # Where one ends at this very moment, TensorFlow would wait for it for ever.
-    faulthandler.dump_traceback_later(_START_SECS, exit=True)
+    # TensorFlow takes SIGTERM for itself.
+    handler = signal.getsignal(signal.SIGTERM)
+    # Where one ends at this very moment, TensorFlow would wait for it for ever. The
+    # standard error of a notebook may be no file.
+    with contextlib.suppress(AttributeError, OSError, RuntimeError):
+        faulthandler.dump_traceback_later(_START_SECS, exit=True)
     try:
         engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except RuntimeError as error:
@@ -100,6 +107,8 @@ def connect(
         ) from None
     finally:
         faulthandler.cancel_dump_traceback_later()
+        if threading.current_thread() is threading.main_thread() and handler:
+            signal.signal(signal.SIGTERM, handler)
     return Workers(engine, addresses, index)
 
 
@@ -111,10 +120,7 @@ def _wait_for_all(addresses, index, wait_secs, say):
     with _listening(int(addresses[index].rpartition(":")[2])) as listener:
         while missing:
             missing = [i for i in missing if not _is_there(i, addresses[i], greeting)]
-            with contextlib.suppress(BlockingIOError):
-                while True:  # those who look whether this worker is there
-                    with listener.accept()[0] as other:
-                        other.sendall(greeting)
+            _greet(listener, greeting)
             waited = time.monotonic() - begun
             names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
             if missing and waited > wait_secs:
@@ -128,9 +134,22 @@ def _wait_for_all(addresses, index, wait_secs, say):
                 time.sleep(0.1)
 
 
+def _greet(listener, greeting):
+    """Answers those who look whether this worker is there."""
+    for _ in range(100):  # then it looks itself, however many strangers come
+        try:
+            other = listener.accept()[0]
+        except BlockingIOError:
+            return
+        with other, contextlib.suppress(OSError):  # it may be gone again
+            other.sendall(greeting)
+
+
 def _listening(port):
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
     try:
-        listener = socket.create_server(("", port))
+        listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
     except OSError as error:
         raise ConfigError(
             f"this worker cannot listen on port {port}: {error.strerror}; end the "
@@ -141,10 +160,10 @@ def _listening(port):
 
 
 def _is_there(index, address, greeting):
-    """Whether a worker waits, or its TensorFlow has started and greets otherwise.
+    """Whether a worker waits, or its TensorFlow has started.
 
     Raises:
-        ConfigError: it waits for other workers than this one.
+        ConfigError: it waits for other workers than this one, or is none.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -158,5 +177,11 @@ def _is_there(index, address, greeting):
         raise ConfigError(
             f"worker {index} ({address}) has another list of workers; give all of them "
             "the same, in the same order"
+        )
+    is_http_2 = heard[3:4] == b"\x04"  # gRPC begins with a frame of settings
+    if heard and heard != greeting and not is_http_2:
+        raise ConfigError(
+            f"worker {index} ({address}): what listens there is not TensorFlow; give "
+            "the ports of the workers"
         )
     return bool(heard)

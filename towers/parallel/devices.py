@@ -1,9 +1,11 @@
 """The devices of the towers."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
 import pathlib
+import platform
 import re
 import warnings
 
@@ -126,6 +128,15 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def processor_name() -> str:
+    """The model of the CPU, as far as the system tells it."""
+    with contextlib.suppress(OSError):
+        table = pathlib.Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*: (.*)$", table, re.M):
+            return found[1]
+    return platform.processor()
 
 
 def _make_logical_cpus(count, core_per_tower):

@@ -114,7 +114,11 @@ class Evaluator:
             with tf.device(HOST):
                 batch = dict(batch) | {"logits": tf.concat(logits, 0)}
                 batch = least_confident(
-                    batch, batch["logits"], self._tta.fraction, self._workers
+                    batch,
+                    batch["logits"],
+                    self._tta.fraction,
+                    self._workers,
+                    len(self._devices),
                 )
             pieces = self._split(batch)
             logits = [piece.pop("logits") for piece in pieces]
@@ -169,6 +173,7 @@ def least_confident(
     logits: tf.Tensor,
     fraction: float,
     workers: Workers = ALONE,
+    num_towers: int = 1,
 ) -> dict[str, tf.Tensor]:
     """Part of a batch, those images whose two largest logits differ least.
 
@@ -179,16 +184,20 @@ def least_confident(
         workers: each has its part of a batch, and the fraction is one of the whole.
             A worker then gets at least its images of that fraction; "weights" of the
             others are 0.
+        num_towers: of each worker: by so many images its part may be smaller than that
+            of another one.
     """
     best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
     margin = tf.where(batch["weights"] > 0, best - second, math.inf)
     [count] = margin.shape
+    num_least = math.ceil(fraction * count)
     if workers.size > 1:
         is_chosen = _is_least(margin, fraction, workers)
         weights = tf.where(is_chosen, batch["weights"], 0.0)
         batch = dict(batch) | {"weights": weights}
-        fraction = min(1.0, fraction * workers.size * (count + 1) / count)
-    chosen = tf.math.top_k(-margin, math.ceil(fraction * count)).indices
+        most = math.ceil(fraction * workers.size * (count + num_towers))
+        num_least = min(count, most)
+    chosen = tf.math.top_k(-margin, num_least).indices
     return {name: tf.gather(value, chosen) for name, value in batch.items()}
 
 

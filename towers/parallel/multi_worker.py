@@ -90,6 +90,11 @@ class MultiWorker:
             f"{workers.size} worker(s) with {count} tower(s) each; a copy on every "
             f"device, all-reduce {all_reduce}"
         ]
+        if workers.size == 1:
+            self.description = [
+                f"1 worker with {count} tower(s): as replicated; the options of the "
+                "all-reduce between workers have no effect"
+            ]
 
     def average(self, results):
         if self._workers.size == 1:

@@ -260,13 +260,7 @@ class Trainer(abc.ABC):
             )
         if any("GPU" in device for device in self.devices):
             lines += self._host_remark()
-        least, most = min(self.sizes), max(self.sizes)
-        share = f"{most}" if least == most else f"{least} or {most}"
-        count, size = len(self.sizes), len(self.devices) // len(self.sizes)
-        towers = "1 tower" if count == 1 else f"{count} towers"
-        each = "" if count == 1 else " each"
-        of_devices = f" of {size} devices{each and ' each,'}" if size > 1 else ""
-        return [*lines, f"{towers}{of_devices} with {share} images{each}"]
+        return [*lines, describe_towers(self.sizes, len(self.devices))]
 
     def _host_remark(self):
         """A line about operations that a GPU should run and cannot, if there are any.
@@ -288,6 +282,17 @@ class Trainer(abc.ABC):
         upper bound, of the traced phase with most of them, without what frozen
         parameters save."""
         return self.network.transferred_bytes
+
+
+def describe_towers(sizes: Sequence[int], num_devices: int) -> str:
+    """A line with the number of towers, the images of each and, where a tower is a
+    group of devices, the devices."""
+    share = " or ".join(map(str, sorted({min(sizes), max(sizes)})))
+    group_size = num_devices // len(sizes)
+    of_devices = f" of {group_size} devices" if group_size > 1 else ""
+    if len(sizes) == 1:
+        return f"1 tower{of_devices} with {share} images"
+    return f"{len(sizes)} towers{of_devices} with {share} images each"
 
 
 def _joined(shards):

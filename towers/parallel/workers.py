@@ -7,16 +7,17 @@ one process has one worker, and nothing is started.
 All workers call the same functions of `Workers` in the same order.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from towers.errors import WorkerLostError, one_line
 from towers.parallel.devices import HOST
@@ -48,8 +49,14 @@ class Workers:
         self._engine = engine
         self.addresses, self.index = tuple(addresses), index
         self.size = max(len(addresses), 1)
-        self._num_exchanges = 0
-        self._add = tf.function(self.sum, autograph=False)
+        self._add = {
+            dtype: tf.function(
+                self.sum,
+                autograph=False,
+                input_signature=[[tf.TensorSpec([None], dtype)]],
+            )
+            for dtype in (np.int64, np.float64)
+        }
 
     @property
     def is_chief(self) -> bool:
@@ -149,18 +156,38 @@ class Workers:
     # Between compiled calls.
 
     def add(self, values: np.ndarray) -> np.ndarray:
-        """The sum of an array over all workers."""
-        with self.noticing_losses():
-            [added] = self._add([tf.constant(values)])
-            return added.numpy()
+        """The sum of an array over all workers.
 
-    def agree(self, num_steps: int, stop: bool) -> int:
-        """The number of steps to take next: the chief's, or 0 if any worker stops."""
+        Args:
+            values: int64 or float64.
+
+        Raises:
+            WorkerLostError: not all of them take part.
+        """
+
+        def added():
+            with self.noticing_losses():
+                [total] = self._add[values.dtype.type]([tf.constant(values.ravel())])
+                return total.numpy().reshape(values.shape)
+
+        return _interruptible(added)
+
+    def agree(self, num_steps: int, save: bool, stop: bool) -> tuple[int, bool]:
+        """What all do next.
+
+        Args:
+            num_steps: to take, if this is the chief.
+            save: whether to save after them, if this is the chief.
+            stop: whether this worker has to stop.
+
+        Returns:
+            The chief's number of steps, or 0 if any worker stops; whether it saves.
+        """
         if self._engine is None:
-            return 0 if stop else num_steps
-        own = num_steps if self.is_chief else 0
-        num_steps, num_stopping = self.add(np.array([own, stop], np.int64))
-        return 0 if num_stopping else int(num_steps)
+            return 0 if stop else num_steps, save
+        own = [num_steps, save] if self.is_chief else [0, 0]
+        num_steps, save, num_stopping = self.add(np.array([*own, stop], np.int64))
+        return 0 if num_stopping else int(num_steps), bool(save)
 
     def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The chief's arrays, bit for bit, in place of the own ones.
@@ -185,47 +212,33 @@ class Workers:
             first += array.nbytes
         return arrays
 
-    def exchange(self, own: Any, timeout_secs: float = 60.0) -> list[Any]:
+    def exchange(self, own: Any) -> list[Any]:
         """What each worker gives, in their order.
 
-        All have read it when it returns, so that each may end for what it has read.
+        All have it when this returns, so that each may end for what it has read.
 
         Args:
             own: as JSON takes it.
-            timeout_secs: so long it waits for each of the others.
 
         Raises:
-            WorkerLostError: one gave nothing.
+            WorkerLostError: one of them is gone.
         """
         if self._engine is None:
             return [own]
-        self._num_exchanges += 1
-        name = f"towers/{self._num_exchanges}"
-        service = context.context()
-        service.set_config_key_value(f"{name}/{self.index}", json.dumps(own))
-        given = []
-        for index in range(self.size):
-            try:
-                text = service.get_config_key_value(
-                    f"{name}/{index}", int(1000 * timeout_secs)
-                )
-            except tf.errors.OpError as error:
-                raise WorkerLostError(
-                    f"worker {index} ({self.addresses[index]}) gave no answer within "
-                    f"{timeout_secs:g} s: {one_line(error.message, 150)}"
-                ) from None
-            given.append(json.loads(text))
-        # The chief's process has the service: it must not end while others read.
-        service.set_config_key_value(f"{name}/{self.index}/read", "")
-        awaited = [f"{name}/0/all"]
-        if self.is_chief:
-            awaited = [f"{name}/{index}/read" for index in range(1, self.size)]
-        with contextlib.suppress(tf.errors.OpError):  # one that ends has read
-            for key in awaited:
-                service.get_config_key_value(key, int(1000 * timeout_secs))
-        if self.is_chief:
-            service.set_config_key_value(f"{name}/0/all", "")
-        return given
+        content = json.dumps(own).encode()
+        sizes = np.zeros(self.size, np.int64)
+        sizes[self.index] = len(content)
+        sizes = self.add(sizes)
+        # Each adds its own row to zeros.
+        table = np.zeros((self.size, 8 * math.ceil(sizes.max() / 8)), np.uint8)
+        table[self.index, : len(content)] = np.frombuffer(content, np.uint8)
+        rows = self.add(table.view(np.int64)).view(np.uint8)
+        with contextlib.suppress(WorkerLostError):  # one that has read may end
+            self.add(np.zeros(1, np.int64))
+        return [
+            json.loads(row[:size].tobytes())
+            for row, size in zip(rows, sizes, strict=True)
+        ]
 
     @contextlib.contextmanager
     def noticing_losses(
@@ -259,6 +272,28 @@ class Workers:
         if "onnection reset" in message or "Socket closed" in message:
             how = "ended"
         return f"worker {others[0]} ({self.addresses[others[0]]}) {how}"
+
+
+def _interruptible(function):
+    """Calls a function that waits in TensorFlow, where no signal is served.
+
+    In the main thread it waits for another one, so that signals are served.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function()
+    outcome = concurrent.futures.Future()
+
+    def call():
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # A daemon: the process can end while it waits.
+    threading.Thread(target=call, daemon=True).start()
+    while not concurrent.futures.wait([outcome], timeout=0.1).done:
+        pass
+    return outcome.result()
 
 
 ALONE = Workers()

@@ -12,11 +12,11 @@ import tensorflow as tf
 import towers
 from towers.config import FIELDS, Config
 from towers.config.choices import find
-from towers.config.cluster import Cluster, check_addresses, find_cluster
+from towers.config.cluster import SLURM, Cluster, check_addresses, find_cluster
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.parallel.connect import HEARTBEAT_SECS, connect
-from towers.parallel.devices import Devices
+from towers.parallel.devices import Devices, num_cores, processor_name
 from towers.parallel.workers import ALONE, Workers
 from towers.run.log import say
 from towers.run.run import Run
@@ -28,6 +28,9 @@ START_SECS = 600.0
 
 # Options of a machine, in which workers may differ.
 OWN_OPTIONS = ("data_dir", "image_cache_mb", "device_memory_mb", "stuck_after_secs")
+
+# Training images that are compared between workers.
+NUM_CHECKED = 16
 
 # The activity of a worker that is ahead of others.
 WAITING = "waiting for the other workers"
@@ -50,6 +53,8 @@ def cluster_of(
     if cluster is None or cluster.size == 1:
         return None
     if "processes" not in find("strategy", config.strategy).traits:
+        if cluster.origin == SLURM:
+            return None  # several runs of one process each, such as a sweep
         raise ConfigError(
             f"{cluster.origin} names {cluster.size} workers, but "
             f"strategy={config.strategy} trains in one process; set "
@@ -96,11 +101,31 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         "NumPy": np.__version__,
         "devices": f"{len(devices.towers)} {devices.kind}",
     }
+    if _sums_in_update(config):
+        own |= _arithmetic(devices)
     options = {
         name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
     }
     check_alike(workers, own | options)
     return workers
+
+
+def _sums_in_update(config):
+    """Whether every worker adds up in an update by itself, so that these sums have to
+    round alike: norms, and Muon's products."""
+    optimizer = find("optimizer", config.optimizer)
+    in_update = "sums" in optimizer.traits or optimizer.is_in_a_file
+    return bool(config.clip_norm) or in_update
+
+
+def _arithmetic(devices):
+    """What the rounding of a sum depends on."""
+    if devices.kind == "GPU":
+        gpus = tf.config.list_physical_devices("GPU")
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+        return {"GPUs": sorted({x.get("device_name", "") for x in details})}
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
+    return {"threads (TF_NUM_INTRAOP_THREADS)": threads, "processor": processor_name()}
 
 
 def check_data(workers: Workers, data: DataSet, num_examples: int) -> None:
@@ -109,12 +134,15 @@ def check_data(workers: Workers, data: DataSet, num_examples: int) -> None:
     Raises:
         ConfigError: what differs.
     """
+    if workers.size == 1:
+        return
     own = {
         "training images": num_examples,
         "test images": data.test.num_examples,
         "classes": list(data.class_names),
         "mean": list(data.mean),
         "deviation": list(data.deviation),
+        f"the checksum of {NUM_CHECKED} training images": _checksum(data.train),
     }
     check_alike(workers, own)
 
@@ -124,7 +152,8 @@ def check_alike(workers: Workers, own: Mapping[str, Any]) -> None:
     chief, *others = workers.exchange(own)
     for index, other in enumerate(others, start=1):
         differing = [
-            f"{name} is {chief.get(name)!r} there and {other.get(name)!r} here"
+            f"{name} is {other.get(name)!r:.60} and that of the chief "
+            f"{chief.get(name)!r:.60}"
             for name in {**chief, **other}
             if chief.get(name) != other.get(name)
         ]
@@ -135,8 +164,19 @@ def check_alike(workers: Workers, own: Mapping[str, Any]) -> None:
             )
 
 
+def _checksum(source):
+    """Of some images, over the whole data set, and their labels."""
+    places = np.linspace(0, source.num_examples - 1, NUM_CHECKED).astype(np.int64)
+    images, labels = source.read(tf.constant(places))
+    content = b"".join(
+        x if isinstance(x, bytes) else x.tobytes() for x in images.numpy()
+    )
+    return zlib.crc32(labels.numpy().tobytes(), zlib.crc32(content))
+
+
 def start_from_chief(run: Run) -> None:
-    """Gives every worker the state and the progress that the chief has restored."""
+    """Gives every worker the state and the progress that the chief has restored; to be
+    called inside of `Watchdog.run`."""
     if run.workers.size == 1:
         return
     progress = {
@@ -145,21 +185,33 @@ def start_from_chief(run: Run) -> None:
         "pending_record": run.pending_record,
         "accuracy": run.accuracy,
     }
-    progress, *_ = run.workers.exchange(progress)
+    state = run.trainer.state()
+    with run.watchdog.activity(WAITING):
+        progress, *_ = run.workers.exchange(progress)
+        state = run.workers.broadcast(state)
     for name, value in progress.items():
         setattr(run, name, value)
-    run.trainer.load(run.workers.broadcast(run.trainer.state()))
+    run.trainer.load(state)
     if not run.workers.is_chief:
         run.stopwatch = Stopwatch()
 
 
-def agree_on_steps(run: Run, num_steps: int) -> int:
-    """The steps that all workers take next, as the chief has it; 0 after a signal to
-    any of them."""
+def agree_on_steps(run: Run, num_steps: int, save: bool) -> tuple[int, bool]:
+    """What all workers do next, as the chief has it.
+
+    Args:
+        num_steps: to take.
+        save: whether to save after them.
+
+    Returns:
+        The same of the chief; no steps after a signal to any worker.
+    """
     with run.watchdog.activity(WAITING):
-        num_steps = run.workers.agree(num_steps, run.watchdog.stop_requested)
+        num_steps, save = run.workers.agree(
+            num_steps, save, run.watchdog.stop_requested
+        )
     run.stopped = not num_steps
-    return num_steps
+    return num_steps, save
 
 
 def wait_for_chief(run: Run) -> None:
@@ -173,7 +225,7 @@ def wait_for_chief(run: Run) -> None:
 
     def meet():
         with run.watchdog.activity(WAITING):
-            run.workers.agree(0, False)
+            run.workers.agree(0, False, False)
 
     try:
         run.watchdog.run(meet)
@@ -203,7 +255,8 @@ def check_copies_of_workers(run: Run) -> None:
     own = {
         k: zlib.crc32(np.ascontiguousarray(v)) for k, v in run.trainer.state().items()
     }
-    chief, *others = run.workers.exchange(own)
+    with run.watchdog.activity(WAITING):
+        chief, *others = run.workers.exchange(own)
     for index, other in enumerate(others, start=1):
         for name in chief:
             if chief[name] != other[name]:

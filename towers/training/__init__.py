@@ -106,7 +106,6 @@ def train(
         if is_chief:
             lock.describe(device=devices.kind)
         workers = join(cluster, config, devices)
-        stack.enter_context(workers.noticing_losses())
         part = build.part_of(config, devices, workers)
         parts = build.build(config, part=part)
         check_dataset(parts.data, checkpoint, allow_change)
@@ -163,7 +162,7 @@ def train(
             restore(run, checkpoint)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, run.dataset_info.to_json())
-        start_from_chief(run)
+        watchdog.run(start_from_chief, run)
 
         # Train.
         if run.step < last_step or run.pending_record:
@@ -226,7 +225,7 @@ def _train_and_save(
     watchdog = run.watchdog
     try:
         try:
-            with data_errors_of_tensorflow():
+            with data_errors_of_tensorflow(), run.workers.noticing_losses():
                 watchdog.run(train_loop, run, parts, after_call)
         except Preempted:
             pass  # an activity was abandoned; the state is that of a finished step
@@ -250,6 +249,8 @@ def _train_and_save(
     if stopped and (run.step < run.last_step or run.pending_record):
         signal = watchdog.stopped_by or "a signal to another worker"
         saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
+        if not run.workers.is_chief:
+            saved = f"the chief saves step {run.step} of {run.last_step}"
         raise Preempted(
             f"stopped by {signal}: {saved if run.step else 'no step was taken'}; the "
             f"same command {'without --overwrite ' if overwrite else ''}continues"

@@ -43,15 +43,14 @@ def train_loop(
         run.background.check()
         if run.lock:
             run.lock.check()
-        num_steps = agree_on_steps(
-            run,
-            min(
-                periods.next_due(run.step) - run.step,
-                run.last_step - run.step,
-                config.steps_per_loop,
-                stopwatch.steps_in(CALL_SECS),
-            ),
+        num_steps = min(
+            periods.next_due(run.step) - run.step,
+            run.last_step - run.step,
+            config.steps_per_loop,
+            stopwatch.steps_in(CALL_SECS),
         )
+        overdue = time.monotonic() - run.saved_at > config.checkpoint_every_secs > 0
+        num_steps, overdue = agree_on_steps(run, num_steps, overdue)
         if not num_steps:
             break
         started = time.monotonic()
@@ -92,7 +91,7 @@ def train_loop(
             _summarize(run, parts)
 
         # Evaluate and save.
-        _finish_step(run, parts, periods)
+        _finish_step(run, parts, periods, overdue)
         after_call()
 
 
@@ -113,7 +112,9 @@ def _summarize(run: Run, parts: build.Parts) -> None:
     run.reports.images(step, batch["images"], "next_batch")
 
 
-def _finish_step(run: Run, parts: build.Parts, periods: Periods) -> None:
+def _finish_step(
+    run: Run, parts: build.Parts, periods: Periods, overdue: bool = False
+) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
     record, is_best = dict(run.pending_record), False
     if periods.evaluates(run.step):
@@ -122,11 +123,10 @@ def _finish_step(run: Run, parts: build.Parts, periods: Periods) -> None:
     if record.keys() - {"step", "epoch"}:
         run.reports.record(record)
     run.pending_record = None
-    if periods.saves(run.step):
+    saves = is_best or overdue or periods.saves(run.step)
+    if saves or run.step == run.last_step:
         check_copies_of_workers(run)
-    every_secs = run.config.checkpoint_every_secs
-    overdue = time.monotonic() - run.saved_at > every_secs > 0
-    if is_best or overdue or periods.saves(run.step):
+    if saves:
         save(run)
 
 

@@ -1,0 +1,94 @@
+"""What workers compare, with what others would give in place of their answers."""
+
+import contextlib
+import types
+
+import numpy as np
+import pytest
+
+from towers.config import Config
+from towers.config.cluster import Cluster
+from towers.data.sources import ArraySource, DataSet
+from towers.errors import ConfigError, NumericError
+from towers.parallel.devices import Devices
+from towers.run import cluster
+
+ADDRESSES = ("a:1", "b:1", "c:1")
+CPU = Devices("CPU", ("/CPU:0",))
+
+
+class Answers:
+    """Workers that all have what this one has, but for some changes of the last."""
+
+    index, size, addresses, is_chief = 0, 3, ADDRESSES, True
+
+    def __init__(self, **changes):
+        self._changes = changes
+
+    def exchange(self, own):
+        return [own, own, own | self._changes]
+
+
+def data_set(images):
+    source = ArraySource(images, np.arange(len(images)) % 3)
+    return DataSet("made up", source, source, ("x", "y", "z"), (0.0,), (1.0,), "")
+
+
+def test_a_copy_that_differs_is_named():
+    state = {"params/a": np.ones(3), "params/b": np.zeros(3)}
+    trainer = types.SimpleNamespace(state=lambda: state)
+    watchdog = types.SimpleNamespace(activity=contextlib.nullcontext)
+    run = types.SimpleNamespace(workers=Answers(), trainer=trainer, watchdog=watchdog)
+    cluster.check_copies_of_workers(run)
+    run.workers = Answers(**{"params/b": 7})
+    with pytest.raises(NumericError, match=r"params/b of worker 2 \(c:1\) differs"):
+        cluster.check_copies_of_workers(run)
+
+
+def test_other_pixels_of_as_many_images_are_refused():
+    images = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8)
+    given = []
+
+    def record(own):
+        given.append(own)
+        return [own] * 3
+
+    workers = Answers()
+    workers.exchange = record
+    for brighter in (0, 1):
+        cluster.check_data(workers, data_set(images ^ brighter), 40)
+    same, other = given
+    different = {name for name in same if same[name] != other[name]}
+    assert different == {"the checksum of 16 training images"}
+    with pytest.raises(ConfigError, match="worker 2 .* the checksum of 16 training"):
+        cluster.check_data(Answers(**other), data_set(images), 40)
+
+
+@pytest.mark.parametrize(
+    "changes,are_compared",
+    [
+        ({}, False),
+        ({"clip_norm": 1.0}, True),
+        ({"optimizer": "lars"}, True),
+        ({"optimizer": "muon"}, True),
+        ({"optimizer": "adamw"}, False),
+    ],
+)
+def test_where_an_update_has_sums_their_rounding_must_be_alike(
+    changes, are_compared, monkeypatch
+):
+    """Each worker adds up by itself: the bits depend on its threads."""
+    seen = {}
+    monkeypatch.setattr(cluster, "connect", lambda *_, **__: Answers())
+    monkeypatch.setattr(cluster, "check_alike", lambda _, own: seen.update(own))
+    config = Config(strategy="multi_worker", model="speedrun", **changes)
+    cluster.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU)
+    assert seen["devices"] == "1 CPU"
+    assert ("processor" in seen) == are_compared
+
+
+def test_runs_of_one_process_in_a_step_of_slurm_are_their_own():
+    by_slurm = Cluster(ADDRESSES, 0, "Slurm")
+    assert cluster.cluster_of(Config(), by_slurm, False) is None
+    with pytest.raises(ConfigError, match="set --strategy=multi_worker"):
+        cluster.cluster_of(Config(), Cluster(ADDRESSES, 0, "TF_CONFIG"), False)

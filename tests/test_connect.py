@@ -1,0 +1,120 @@
+"""The wait for other workers, among strangers; TensorFlow's server is not started."""
+
+import concurrent.futures
+import contextlib
+import socket
+import struct
+import threading
+
+import pytest
+from worker_processes import free_ports
+
+from towers.errors import ConfigError, WorkerLostError
+from towers.parallel.connect import _wait_for_all as wait_for_all
+
+# The first frame of a server of gRPC: length 6, type 4. RFC 9113, 6.5.
+SETTINGS = bytes([0, 0, 6, 4, 0, 0, 0, 0, 0]) + bytes(6)
+
+
+def quiet(line):
+    pass
+
+
+def addresses_of(count, host="127.0.0.1"):
+    return [f"{host}:{port}" for port in free_ports(count)]
+
+
+@contextlib.contextmanager
+def server_of(greeting, address):
+    """What listens at the port of an address, and greets everybody."""
+    stop, port = threading.Event(), int(address.rpartition(":")[2])
+    with socket.create_server(
+        ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+    ) as server:
+        server.settimeout(0.1)
+
+        def serve():
+            while not stop.is_set():
+                with contextlib.suppress(OSError), server.accept()[0] as other:
+                    other.sendall(greeting)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        stop.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def started(addresses, index, secs=20):
+    """A worker that waits for the others, then has a server; its future."""
+    end, found = threading.Event(), concurrent.futures.Future()
+
+    def work():
+        try:
+            wait_for_all(addresses, index, secs, quiet)
+        except Exception as error:
+            found.set_exception(error)
+            return
+        with server_of(SETTINGS, addresses[index]):
+            found.set_result(None)
+            end.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield found
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_workers_find_each_other_in_any_order(host):
+    addresses = addresses_of(3, host)
+    with contextlib.ExitStack() as stack:
+        for found in [stack.enter_context(started(addresses, i)) for i in (2, 0, 1)]:
+            found.result(20)
+
+
+def test_strangers_do_not_end_the_wait():
+    addresses = addresses_of(2)
+    port = int(addresses[0].rpartition(":")[2])
+    with started(addresses, 0) as waiting:
+        for number in range(150):
+            with contextlib.suppress(ConnectionRefusedError):
+                with socket.create_connection(("127.0.0.1", port)) as stranger:
+                    if number % 2:  # closed with a reset
+                        reset = struct.pack("ii", 1, 0)
+                        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+                    else:
+                        stranger.sendall(b"\0" * 1000)
+        assert not waiting.done()
+        with started(addresses, 1) as other:
+            waiting.result(20), other.result(20)
+
+
+def test_a_worker_that_does_not_come_is_named():
+    addresses = addresses_of(2)
+    with pytest.raises(WorkerLostError) as caught:
+        wait_for_all(addresses, 0, 0.3, quiet)
+    assert f"worker 1 ({addresses[1]}) did not come within 0.3 s" in str(caught.value)
+
+
+def test_what_is_no_worker_is_refused_and_a_server_of_grpc_is_taken():
+    addresses = addresses_of(2)
+    with server_of(b"SSH-2.0-OpenSSH_9.2\r\n", addresses[1]):
+        with pytest.raises(ConfigError, match="not TensorFlow") as caught:
+            wait_for_all(addresses, 0, 20, quiet)
+    assert f"worker 1 ({addresses[1]})" in str(caught.value)
+    with server_of(SETTINGS, addresses[1]):
+        wait_for_all(addresses, 0, 20, quiet)
+
+
+def test_another_list_of_workers_is_refused():
+    addresses = addresses_of(3)
+    with started(addresses[:2], 1, secs=1) as other:
+        with pytest.raises(ConfigError, match="another list of workers"):
+            wait_for_all(addresses, 0, 20, quiet)
+        with pytest.raises((ConfigError, WorkerLostError)):
+            other.result(20)
