@@ -28,12 +28,13 @@ from towers import build, data
 from towers.config import Config
 from towers.data.augment import none
 from towers.data.batches import TrainBatches
+from towers.parallel.devices import Devices
 
 WIDTH, HEIGHT, QUALITY, SIZE = 500, 375, 90, 64
 NOISE = 8.0
 MODEL, TOWERS = "resnet18", 2
 # More batches than any loader reads ahead.
-READY_STEPS = 8
+READY_STEPS = 20
 
 
 def create_photos(folder: pathlib.Path, count: int, dataset: dict[str, str]) -> None:
@@ -124,9 +125,10 @@ def compare_decoding(folder: pathlib.Path, options: argparse.Namespace) -> None:
         loader.close()
 
 
-def measure_wait(folder: pathlib.Path, options: argparse.Namespace) -> None:
+def measure_wait(
+    folder: pathlib.Path, options: argparse.Namespace, chosen: Devices
+) -> None:
     """The share of the time in which two towers wait for decoded photos."""
-    chosen = measure.all_devices(options.device, TOWERS, core_per_tower=True)
     config = Config(
         dataset="image_folder",
         data_dir=str(folder),
@@ -161,6 +163,8 @@ def measure_wait(folder: pathlib.Path, options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Makes the photos where they are not there, and measures."""
+    # Before anything else: TensorFlow makes its devices once.
+    chosen = measure.all_devices(options.device, TOWERS, core_per_tower=True)
     folder = pathlib.Path(options.folder)
     if not (folder / "train").is_dir():
         create_photos(folder, options.photos, measure.dataset(options))
@@ -176,4 +180,4 @@ def compare(options: argparse.Namespace) -> None:
     for path in files:
         path.read_bytes()
     compare_decoding(folder, options)
-    measure_wait(folder, options)
+    measure_wait(folder, options, chosen)

@@ -80,7 +80,7 @@ AUGMENTS = {
     ),
     "random_resized_crop": Choice(
         "towers.data.crops:random_resized_crop",
-        "crop of 8 % to 100 % of the area, resized; flip",
+        "crop of random size and shape, resized; flip",
     ),
     "rand_augment": Choice(
         "towers.data.rand_augment:rand_augment",
