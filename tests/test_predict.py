@@ -12,6 +12,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+import sklearn.metrics
 import small_runs
 from pictures import random_pixels
 from PIL import Image, ImageOps
@@ -365,3 +366,50 @@ def test_the_program_predicts_and_names_what_cannot_be_read(tmp_path):
         text=True,
     )
     assert done.returncode == 0 and "rror" not in done.stderr
+
+
+@pytest.mark.slow
+def test_cifar10_as_files_gives_the_predictions_of_the_evaluation(tmp_path):
+    """With TOWERS_TEST_DATA, a folder that holds cifar-10-batches-bin/."""
+    data = os.environ.get("TOWERS_TEST_DATA")
+    if not data:
+        pytest.skip("TOWERS_TEST_DATA names no folder with CIFAR-10")
+    batches = pathlib.Path(data) / "cifar-10-batches-bin"
+    class_names = (batches / "batches.meta.txt").read_text().split()
+    records = np.fromfile(batches / "test_batch.bin", np.uint8).reshape(-1, 3073)
+    for name in class_names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    for index, record in enumerate(records):
+        image = record[1:].reshape(3, 32, 32).transpose(1, 2, 0)
+        path = tmp_path / "photos" / class_names[record[0]] / f"{index:05}.png"
+        Image.fromarray(image).save(path)
+
+    def run(program, *flags):
+        command = [sys.executable, ROOT / program, "--workdir=run", "--device=cpu"]
+        subprocess.run([*command, *flags], cwd=tmp_path, check=True)
+
+    options = ["--config=cifar10_lenet", f"--data_dir={data}", "--max_steps=300"]
+    run("run_train.py", *options)
+    run("run_eval.py", "--num_towers=2")
+    run("run_predict.py", "photos", "--csv", "--output=predictions.csv")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    with open(tmp_path / "predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    labels, predictions = ([x[key] for x in rows] for key in ("label", "class_1"))
+    kind = "_ema" if "test_correct_ema" in result else ""
+    correct = sum(x == y for x, y in zip(labels, predictions, strict=True))
+    assert len(rows) == 10_000 and correct == result[f"test_correct{kind}"] > 3000
+    np.testing.assert_array_equal(
+        result[f"test_confusion_matrix{kind}"],
+        sklearn.metrics.confusion_matrix(labels, predictions, labels=class_names),
+    )
+    wrong = {
+        int(pathlib.Path(row["path"]).stem): (row["label"], row["class_1"])
+        for row in rows
+        if row["label"] != row["class_1"]
+    }
+    with open(tmp_path / "run" / "mistakes.csv", newline="") as file:
+        assert wrong == {
+            int(row["index"]): (row["label"], row["prediction"])
+            for row in csv.DictReader(file)
+        }
