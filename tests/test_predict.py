@@ -398,7 +398,7 @@ def test_cifar10_as_files_gives_the_predictions_of_the_evaluation(tmp_path):
     labels, predictions = ([x[key] for x in rows] for key in ("label", "class_1"))
     kind = "_ema" if "test_correct_ema" in result else ""
     correct = sum(x == y for x, y in zip(labels, predictions, strict=True))
-    assert len(rows) == 10_000 and correct == result[f"test_correct{kind}"] > 3000
+    assert len(rows) == 10_000 and correct == result[f"test_correct{kind}"] > 2500
     np.testing.assert_array_equal(
         result[f"test_confusion_matrix{kind}"],
         sklearn.metrics.confusion_matrix(labels, predictions, labels=class_names),
