@@ -221,6 +221,21 @@ def test_features_are_the_activations_of_a_layer(
     assert len(os.listdir(tmp_path)) == 2
 
 
+def test_a_network_in_16_bits_predicts_and_gives_its_features(
+    photos, tmp_path, capfd, monkeypatch
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    train(tmp_path / "run", small_config(max_steps=1, precision="bfloat16"))
+    capfd.readouterr()
+    predict(tmp_path / "run", [str(photos)], form="json")
+    assert len(capfd.readouterr().out.splitlines()) == NUM_TEST
+    output = str(tmp_path / "x.npz")
+    predict(tmp_path / "run", [str(photos)], features="pool1", output=output)
+    with np.load(output) as file:
+        assert file["features"].dtype == np.float32
+        assert file["features"].shape == (NUM_TEST, 3, 3, 4)
+
+
 def test_a_wrong_layer_is_answered_with_those_there_are(workdir, photos):
     with pytest.raises(ConfigError, match="did you mean 'logits'. layers: flatten, lo"):
         predict(workdir, [str(photos)], features="logit")

@@ -48,9 +48,7 @@ class FeaturesFile:
     def write(
         self, paths: Sequence[str], labels: Sequence[int], features: np.ndarray
     ) -> None:
-        """The rows of a batch."""
-        if features.dtype != np.float64:
-            features = features.astype(np.float32)  # NumPy has no bfloat16
+        """The rows of a batch: features [n, ...] of a type that NumPy has."""
         self._shape, self._dtype = features.shape[1:], features.dtype
         self._features.write(features.tobytes())
         self._labels.write(np.array(labels, "<i8").tobytes())

@@ -22,6 +22,7 @@ from towers.evaluation.restored import RestoredRun, kinds_of_parameters, load_ru
 from towers.evaluation.rows import FORMS, Rows
 from towers.parallel.eval_step import Evaluator
 from towers.parallel.inference import create_predictor
+from towers.run import sizes
 from towers.run.folder import RunFolder
 from towers.run.log import remark
 
@@ -68,10 +69,13 @@ def predict(
     if features and form != "table":
         raise ConfigError(f"features={features} with form={form}: one of the two")
     check_paths(paths)
-    folder, run = RunFolder(workdir), load_run(workdir, step=step)
+    folder = RunFolder(workdir)
+    folder.check()
     config = config or folder.evaluation_config()
-    *_, averages = kinds_of_parameters(run.config, use_ema)
+    *_, averages = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, remark)
+    run = load_run(workdir, step=step)
+    sizes.check_batch(config, config.batch_size, run.input_shape)
     model = run.model_ema if averages else run.model
     if features:
         model = cut_off(model, features)
@@ -169,6 +173,8 @@ def _outputs(
         inputs = {"images": images, "weights": weights}
         [outputs] = network.predictions([inputs])
         result = outputs.get("logits_tta", outputs["logits"])
+        if result.dtype.itemsize < 4:  # NumPy has no bfloat16
+            result = result.astype(np.float32)
         yield [file.path for file in batch], result
 
 
