@@ -92,7 +92,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
 ):
     result = evaluate(workdir, CONFIG)
     assert result["step"] == 10
-    assert capfd.readouterr().out.splitlines()[-1] == (
+    assert capfd.readouterr().out.splitlines()[0] == (
         f"step 10: test accuracy {result['test_accuracy']:.4f} "
         f"({result['test_correct']} of {NUM_TEST}); with moving averages of the "
         f"parameters {result['test_accuracy_ema']:.4f} "

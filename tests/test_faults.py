@@ -24,6 +24,7 @@ from towers.run import checkpoints
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRAIN = [ROOT / "run_train.py"]
 EVALUATE = [ROOT / "run_eval.py"]
+PREDICT = [ROOT / "run_predict.py"]
 SMALL = ROOT / "tests" / "train_small.py"
 
 WAIT_SECS = 120  # for what takes some seconds on an idle machine
@@ -200,18 +201,19 @@ def catches_sigterm(program):
 
 @pytest.mark.skipif(not HAS_PROC, reason="no /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("command", [TRAIN, EVALUATE])
+@pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
 def test_row_39_a_signal_while_python_imports(start, command, number):
     program = start(command, "--workdir=run")
     program.wait_until(lambda: catches_sigterm(program))
     program.process.send_signal(number)
     assert program.wait(STOP_SECS) == 75
-    assert program.output == (
-        f"stopped by {number.name}, nothing to save; the same command continues\n"
-    )
+    words = "nothing to save; the same command continues"
+    if command == PREDICT:
+        words = "the same command begins again"
+    assert program.output == f"stopped by {number.name}, {words}\n"
 
 
-@pytest.mark.parametrize("command", [TRAIN, EVALUATE])
+@pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
 def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(command):
     script = (
         "import runpy, signal, sys\n"
@@ -499,11 +501,14 @@ def test_train_evaluate_and_continue_with_the_commands_themselves(
 
     program = start(EVALUATE, "--workdir=run", "--num_towers=3", "--device=cpu")
     assert program.wait() == 0, program.output
-    last = program.output.splitlines()[-1]
-    assert re.fullmatch(
-        r"step 3: test accuracy 0\.\d{4} \(\d+ of 2000\); with .*", last
+    assert re.search(
+        r"^step 3: test accuracy 0\.\d{4} \(\d+ of 2000\); with ",
+        program.output,
+        re.MULTILINE,
     )
+    assert len(program.output.splitlines()) < 20
     assert (tmp_path / "run" / "result.json").exists()
+    assert (tmp_path / "run" / "mistakes.csv").exists()
 
     assert "no checkpoint of step 2" in fails(4, EVALUATE, "--workdir=run", "--step=2")
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "aside")

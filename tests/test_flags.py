@@ -367,7 +367,13 @@ def test_the_synonyms_are_of_flags_and_of_one_each():
 
 @pytest.mark.parametrize(
     "program",
-    [["run_train.py"], ["run_eval.py"], ["-m", "towers.launch"], ["-m", "towers.data"]],
+    [
+        ["run_train.py"],
+        ["run_eval.py"],
+        ["run_predict.py"],
+        ["-m", "towers.launch"],
+        ["-m", "towers.data"],
+    ],
 )
 def test_each_program_has_a_version_and_a_short_help(program):
     versions, help_text = (
@@ -383,7 +389,9 @@ def test_each_program_has_a_version_and_a_short_help(program):
     assert versions.returncode == 0, versions.stderr
     assert versions.stdout.startswith(f"towers {towers.__version__}")
     assert len(versions.stdout.splitlines()) == 1
-    assert "num_workers" in help_text.stdout or "--data_dir" in help_text.stdout
+    assert any(
+        name in help_text.stdout for name in ("num_workers", "--data_dir", "--features")
+    )
 
 
 def test_help_shows_every_option():

@@ -502,7 +502,8 @@ def test_what_the_image_copies_exists_and_is_sent():
             copied |= set(sources)
     for source in copied:
         assert (ROOT / source).exists() and is_sent(source), source
-    assert {"run_train.py", "run_eval.py", "configs", "towers"} <= copied
+    assert {"run_train.py", "run_eval.py", "run_predict.py"} <= copied
+    assert {"configs", "towers"} <= copied
     scripts = [s for s in copied if s.endswith(".py")]
     for script in scripts:
         for node in ast.walk(ast.parse((ROOT / script).read_text())):

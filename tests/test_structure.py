@@ -12,7 +12,7 @@ from towers.config.flags import load_recipe, recipe_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "towers"
-ENTRY_POINTS = [ROOT / "run_train.py", ROOT / "run_eval.py"]
+ENTRY_POINTS = [ROOT / f"run_{name}.py" for name in ("train", "eval", "predict")]
 RECIPES = ROOT / "configs"
 
 # A package imports only packages of lower levels. Packages of one level do not import

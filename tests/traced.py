@@ -34,7 +34,7 @@ class Traced:
             "weights": tf.TensorSpec([size]),
         }
         batch = {name: batch[name] for name in ("images", "labels", "weights")}
-        count_batch = self.trainer._evaluator._count_batch
+        count_batch = self.trainer.evaluator._count_batch
         return Call(count_batch.get_concrete_function(batch, False).graph)
 
     def inspection(self) -> Call:

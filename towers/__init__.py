@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "evaluate", "load_run", "train"]
+__all__ = ["Config", "evaluate", "load_run", "predict", "train"]
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -122,6 +122,54 @@ def evaluate(
         step=step,
         use_ema=use_ema,
         eval_interval_secs=eval_interval_secs,
+    )
+
+
+def predict(
+    workdir: str | os.PathLike,
+    paths: Sequence[str],
+    config: "Config | None" = None,
+    *,
+    step: int = 0,
+    use_ema: bool | None = None,
+    top: int = 5,
+    form: str = "table",
+    features: str = "",
+    output: str = "",
+) -> None:
+    """Writes the predictions for image files, or the activations of a layer.
+
+    Args:
+        workdir: the run's folder; neither its data set nor its recipe is needed.
+        paths: image files of any size, and folders of files.
+        config: the run's, with the device, towers, batch size and test-time
+            augmentation of the prediction; by default the stored one, on all devices
+            that there are.
+        step: of the checkpoint; 0 for the newest one that is valid.
+        use_ema: the moving averages (True) or the raw parameters (False); by default
+            the averages, where the run keeps them.
+        top: classes of each image.
+        form: "table", "csv" or "json", a line for each image.
+        features: layer whose activations are written instead, to an `.npz` file with
+            "features", "names" and "labels".
+        output: path of a file; by default standard output, or `features.npz`.
+
+    Raises:
+        TowersError: see `towers.errors`; such as a DataError where files cannot be
+            read: they are named on standard error, and the others are done.
+    """
+    with quiet_imports():
+        from towers.evaluation import predict
+    predict.predict(
+        workdir,
+        paths,
+        config,
+        step=step,
+        use_ema=use_ema,
+        top=top,
+        form=form,
+        features=features,
+        output=output,
     )
 
 

@@ -177,12 +177,22 @@ def config_of_flags(
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 
 
-def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequence[str]:
-    """Gives flags the values of a command line; returns the program's name alone.
+def parse(
+    argv: Sequence[str],
+    values: flags.FlagValues = flags.FLAGS,
+    *,
+    takes_paths: bool = False,
+) -> Sequence[str]:
+    """Gives flags the values of a command line.
+
+    Returns:
+        The program's name, and where it takes paths these, which may stand before,
+        between and after the flags.
 
     Raises:
         ConfigError: a flag is unknown or its value wrong, or there is something else.
     """
+    values.set_gnu_getopt(takes_paths)
     for argument in argv[1:]:
         # absl's search for the nearest flag recurses once per character.
         name = argument.partition("=")[0]
@@ -200,7 +210,7 @@ def parse(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> Sequen
         elif meant and isinstance(error, flags.UnrecognizedFlagError):
             message = f"Unknown command line flag '{unknown}'. Did you mean: {meant} ?"
         raise ConfigError(message) from None
-    if len(rest) > 1:
+    if len(rest) > 1 and not takes_paths:
         raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
     return rest
 

@@ -125,6 +125,10 @@ class EncodedSource:
             tf.ensure_shape(labels, indices.shape),
         )
 
+    def place(self, index: int) -> str:
+        """The location of an image, such as its path."""
+        return self._encoded.place(index)
+
     def _read(self, indices):
         with _reads:
             return self._look_up(indices)

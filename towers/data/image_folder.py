@@ -11,6 +11,7 @@ import numpy as np
 
 from towers.data.decoding import AS_STORED, Decoding, Survey
 from towers.data.encoded import EncodedSource, sampled_moments, settle_size
+from towers.data.paths import ENDINGS, ENDINGS_TEXT, OTHER_IMAGES
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -20,12 +21,6 @@ from towers.data.sources import (
 )
 from towers.errors import DataError
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-ENDINGS_TEXT = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
-# Images of other formats, which are refused and not silently skipped.
-OTHER_IMAGES = tuple(
-    ".avif .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff".split()
-)
 TEST_FOLDERS = ("test", "val", "validation")
 CHANNELS = 3
 

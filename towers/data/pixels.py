@@ -5,6 +5,7 @@ transparency: these are left to Pillow.
 """
 
 import contextlib
+import dataclasses
 import io
 import math
 import re
@@ -73,7 +74,7 @@ def read_image(
         window = _reduced(header, decoding.image_size)
     if window is not None:
         image = _decode_window(content, window, channels)
-        image = middle(image, header[1:3], decoding.image_size, window)
+        image = middle(image, header[1:3], image_shape[:2], window)
         return upright(image, turned)
     image = _decode_stored(content, header, channels)
     height, width, _ = image.shape
@@ -82,6 +83,27 @@ def read_image(
     if decoding.image_size:
         return upright(fit(image, image_shape[:2], decoding.image_size), turned)
     return fit(upright(np.asarray(image), turned), image_shape[:2], 0)
+
+
+def resize_image(
+    content: bytes, image_shape: tuple[int, int, int], decoding: Decoding
+) -> np.ndarray:
+    """An image file of any size in the shape that a network was trained on.
+
+    Of a square shape that is `read_image` with that `image_size`. Otherwise the largest
+    part in the middle that has the shape's proportions is resized.
+
+    Returns:
+        uint8 of `image_shape`.
+
+    Raises:
+        ValueError: as `decode`.
+    """
+    height, width, channels = image_shape
+    if height == width:
+        decoding = dataclasses.replace(decoding, image_size=height)
+        return read_image(content, image_shape, decoding)
+    return fit(decode(content, channels, decoding), (height, width), max(height, width))
 
 
 def upright_size(content: bytes, decoding: Decoding) -> tuple[int, int]:
@@ -213,13 +235,13 @@ def _decode_window(content, window, channels):
 def fit(
     image: tf.Tensor | np.ndarray, size: Sequence[int], image_size: int
 ) -> np.ndarray:
-    """The middle square of an image, resized with a triangular filter that widens as
-    the image shrinks, so that every pixel of the square counts.
+    """The middle of an image, for a square the largest one, resized with a triangular
+    filter that widens as the image shrinks, so that every pixel of it counts.
 
     Args:
         image: uint8 [height, width, channels].
         size: (height, width) of the result.
-        image_size: height and width where the image may be resized, else 0.
+        image_size: 0 where the image must not be resized.
 
     Returns:
         uint8 [*size, channels].
@@ -235,13 +257,13 @@ def fit(
             f"is {height}x{width} (height x width) where {size[0]}x{size[1]} is "
             "expected; --image_size=N resizes and crops all images"
         )
-    return middle(image, (height, width), image_size, Window())
+    return middle(image, (height, width), size, Window())
 
 
 def middle(
     image: tf.Tensor | np.ndarray,
     stored_size: Sequence[int],
-    image_size: int,
+    size: Sequence[int],
     window: Window,
 ) -> np.ndarray:
     """As `fit`, of an image of which a window was decoded.
@@ -249,18 +271,20 @@ def middle(
     Args:
         image: uint8 [window height, window width, channels].
         stored_size: (height, width) of the whole image at full scale.
-        image_size: height and width of the result.
+        size: (height, width) of the result.
         window: the decoded part.
     """
-    scale = image_size / min(stored_size)
+    scale = max(new / old for new, old in zip(size, stored_size, strict=True))
     reduced = scale * window.ratio
     translation = [
-        (image_size - scale * length) / 2 + reduced * first
-        for length, first in zip(stored_size, (window.top, window.left), strict=True)
+        (new - scale * old) / 2 + reduced * first
+        for new, old, first in zip(
+            size, stored_size, (window.top, window.left), strict=True
+        )
     ]
     resized = tf.raw_ops.ScaleAndTranslate(
         images=tf.expand_dims(image, 0),
-        size=(image_size, image_size),
+        size=tuple(size),
         scale=[reduced, reduced],
         translation=translation,
         kernel_type="triangle",

@@ -115,10 +115,19 @@ class Subset:
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._source.read(tf.gather(self._indices, indices))
 
+    def place(self, index: int) -> str:
+        """As `place_of`, for an example of the subset."""
+        return place_of(self._source, int(self._indices[index]))
+
 
 def num_bytes(source: Source) -> int | None:
     """Of the images of a source that lies in memory; None where it does not."""
     return getattr(source, "num_bytes", None)
+
+
+def place_of(source: Source, index: int) -> str:
+    """The location of an example that is read from a file; empty where it is not."""
+    return source.place(index) if hasattr(source, "place") else ""
 
 
 @dataclasses.dataclass(frozen=True)

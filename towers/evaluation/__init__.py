@@ -1,16 +1,23 @@
 """Evaluation of a run's checkpoints: every test image exactly once."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from towers import build
 from towers.config import Config, checks
 from towers.data.batches import evaluation_stream
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
-from towers.evaluation.restored import RestoredRun, find_checkpoint, load_run
-from towers.parallel import devices as parallel_devices
+from towers.evaluation import devices
+from towers.evaluation.figures import Outcomes, figures
+from towers.evaluation.report import mistakes_csv, table, to_json
+from towers.evaluation.restored import (
+    RestoredRun,
+    find_checkpoint,
+    kinds_of_parameters,
+    load_run,
+)
 from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files
 from towers.run.folder import RunFolder
@@ -18,8 +25,22 @@ from towers.run.log import say
 from towers.run.reports import Reports
 from towers.run.restore import stopwatch_of
 
-# Results of `accuracy` by whether they are of the moving averages.
-Evaluations = Mapping[bool, Mapping[str, float]]
+# Results of `accuracy` or `figures` by whether they are of the moving averages.
+Evaluations = Mapping[bool, Mapping[str, Any]]
+
+# The figures in `result.json`, in their order.
+NAMES = (
+    "accuracy",
+    "accuracy_interval",
+    "accuracy_tta",
+    "top5_accuracy",
+    "top5_accuracy_interval",
+    "loss",
+    "correct",
+    "macro_f1",
+    "calibration_error",
+)
+TABLES = ("classes", "confusion_matrix")
 
 __all__ = ["RestoredRun", "accuracy", "evaluate", "load_run"]
 
@@ -46,7 +67,7 @@ def record_of(
     evaluations: Evaluations,
     split: str,
     names: Sequence[str] = ("accuracy", "accuracy_tta", "loss"),
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Results of evaluations under their names in `metrics.jsonl`, `result.json` and
     TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
     averages."""
@@ -111,26 +132,12 @@ def evaluate(
     folder.check()
     if config is None:
         config = folder.evaluation_config()
-    kinds = (False, True) if config.ema_decay else (False,)
-    if use_ema is not None:
-        kinds = (use_ema,)
-    if use_ema and config.ema_decay == 0:
-        raise ConfigError(
-            "use_ema, but this run keeps no averages: its ema_decay is 0; evaluate the "
-            "parameters with --nouse_ema"
-        )
-    devices = parallel_devices.configure(
-        _free_device(config.device, folder),
-        config.num_towers,
-        config.device_order,
-        config.device_memory_mb,
-    )
-    for remark in devices.remarks:
-        say(remark)
+    kinds = kinds_of_parameters(config, use_ema)
+    used = devices.configure(config, folder, say)
     parts = build.build(
         config, for_training=False, dataset_info=folder.stored_dataset_info()
     )
-    trainer = build.create_trainer(config, parts, devices)
+    trainer = build.create_trainer(config, parts, used)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
     result, waits_after = {}, -1
     with Reports(folder, "eval", say) as reports:
@@ -146,18 +153,32 @@ def evaluate(
                     checkpoint.tensors, trainer.state()
                 )
                 trainer.load(tensors)
-                with data_errors_of_tensorflow():
-                    evaluations = {k: accuracy(trainer, stream, k) for k in kinds}
+                evaluations, mistakes = _compute(trainer, stream, kinds, parts.data)
                 result = _result(checkpoint, evaluations)
                 reports.scalars(checkpoint.step, record_of(evaluations, "test"))
-                reports.file(folder.result, json.dumps(result, indent=2) + "\n")
+                reports.file(folder.result, to_json(result))
+                reports.file(folder.mistakes, mistakes)
                 say(accuracy_line(checkpoint.step, evaluations, "test", config))
             if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
+                for line in table(evaluations):
+                    say(line)
+                say(f"the images that are predicted wrongly: {folder.mistakes}")
                 return result
             if waits_after != result.get("step"):
                 waits_after = result.get("step")
                 say(_waiting_line(folder, waits_after, eval_interval_secs))
             sleep(eval_interval_secs)
+
+
+def _compute(trainer, stream, kinds, data):
+    """The figures by whether they are of the moving averages, and the text of
+    `mistakes.csv`, of the last of them."""
+    evaluations = {}
+    for kind in kinds:
+        with data_errors_of_tensorflow():
+            outcomes = Outcomes.of(trainer.evaluator.predictions(stream, kind))
+        evaluations[kind] = figures(outcomes, data.class_names)
+    return evaluations, mistakes_csv(outcomes, data.test, data.class_names)
 
 
 def _waiting_line(folder, step, secs):
@@ -179,24 +200,11 @@ def _is_last(result, config, parts):
     return result["images"] >= config.num_epochs * parts.num_examples
 
 
-def _free_device(device, folder):
-    """The device, or the CPU where a training run holds the GPUs."""
-    holder = folder.holder()
-    if device == "auto" and holder and holder.get("device") == "GPU":
-        say(
-            f"process {holder.get('pid', '?')} trains this run on the GPUs, so the "
-            "evaluation runs on the CPU"
-        )
-        return "cpu"
-    return device
-
-
 def _result(checkpoint, evaluations):
     trainer_state = checkpoint.trainer_state
     stopwatch = stopwatch_of(trainer_state)
     images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
-    names = ("accuracy", "accuracy_tta", "loss", "correct")
-    return record_of(evaluations, "test", names) | {
+    of_run = {
         "step": checkpoint.step,
         "images": trainer_state["images_seen"],
         "test_images": next(iter(evaluations.values()))["images"],
@@ -206,3 +214,5 @@ def _result(checkpoint, evaluations):
         if stopwatch.timed_secs
         else None,
     }
+    tables = record_of(evaluations, "test", TABLES)
+    return record_of(evaluations, "test", NAMES) | of_run | tables

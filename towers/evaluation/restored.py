@@ -164,6 +164,28 @@ def find_checkpoint(folder: RunFolder, step: int = 0) -> Checkpoint | None:
     return checkpoint
 
 
+def kinds_of_parameters(config: Config, use_ema: bool | None) -> tuple[bool, ...]:
+    """Whether the parameters that are evaluated are the moving averages; the last of
+    them are those that the run reports.
+
+    Args:
+        config: of the run.
+        use_ema: only the averages (True) or the raw parameters (False); None for both,
+            where the run keeps averages.
+
+    Raises:
+        ConfigError: averages of a run that keeps none.
+    """
+    if use_ema and not config.ema_decay:
+        raise ConfigError(
+            "use_ema, but this run keeps no averages: its ema_decay is 0; take the "
+            "parameters with --nouse_ema"
+        )
+    if use_ema is not None:
+        return (use_ema,)
+    return (False, True) if config.ema_decay else (False,)
+
+
 def load_variables(
     model: keras.Model, tensors: Mapping[str, np.ndarray], kind: str = "params"
 ) -> None:

@@ -2,7 +2,7 @@
 
 import collections
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +17,7 @@ from towers.parallel.workers import ALONE, Workers
 
 
 class Evaluator:
-    """Counts correct predictions over batches.
+    """Computes the logits of batches, and counts correct predictions.
 
     Args:
         strategy: holds the variables.
@@ -40,6 +40,7 @@ class Evaluator:
         self._strategy, self._network, self._loss_fn = strategy, network, loss_fn
         self._devices, self._tta, self._workers = devices, tta, workers
         self._count_batch = tf.function(self._count, autograph=False)
+        self._predict_batch = tf.function(self._predict, autograph=False)
 
     def __call__(
         self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
@@ -54,6 +55,52 @@ class Evaluator:
         names = sorted(totals)
         added = self._workers.add(np.array([totals[name] for name in names]))
         return dict(zip(names, added.tolist(), strict=True))
+
+    def predictions(
+        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Computes batches with "weights" in one process.
+
+        Yields:
+            Per batch, for its n images of weight 1: "logits" [n, num_classes]; where it
+            has labels, "labels" and "loss" [n]; with test-time augmentation
+            "logits_tta", float64 [n, num_classes].
+        """
+        for batch in batches:
+            counts = np.asarray(batch["weights"]) > 0
+            outputs = self._predict_batch(dict(batch), use_averages)
+            yield {name: value.numpy()[counts] for name, value in outputs.items()}
+
+    def _predict(self, batch, use_averages):
+        """The outputs for one batch, in the graph."""
+        fetched = self._strategy.fetch(use_averages)
+        pieces = self._split(batch)
+        logits = self._logits(fetched, pieces)
+        with tf.device(HOST):
+            outputs = {"logits": tf.concat(logits, 0)}
+            if "labels" in batch:
+                outputs["labels"] = tf.identity(batch["labels"])
+                outputs["loss"] = self._loss_fn(outputs["logits"], batch["labels"])
+        if not self._tta.transforms:
+            return outputs
+        with tf.device(HOST):
+            places = tf.range(batch["weights"].shape[0])
+            if self._tta.fraction < 1:
+                batch = dict(batch) | {"places": places, "logits": outputs["logits"]}
+                batch = least_confident(batch, batch["logits"], self._tta.fraction)
+                places = batch.pop("places")
+        if self._tta.fraction < 1:
+            pieces = self._split(batch)
+            logits = [piece.pop("logits") for piece in pieces]
+        means = self._mean_logits(fetched, pieces, logits)
+        with tf.device(HOST):
+            # The others keep their prediction.
+            outputs["logits_tta"] = tf.tensor_scatter_nd_update(
+                tf.cast(outputs["logits"], tf.float64),
+                places[:, tf.newaxis],
+                tf.concat(means, 0),
+            )
+        return outputs
 
     def _count(self, batch, use_averages):
         """The counts of one batch, in the graph."""
@@ -84,7 +131,7 @@ class Evaluator:
 
     def _split(self, batch):
         """Per tower its part of a batch; of a small one some towers have none."""
-        size = batch["labels"].shape[0]
+        size = batch["weights"].shape[0]
         with tf.device(HOST):
             return split_batch(batch, shares(size, min(size, len(self._devices))))
 

@@ -61,6 +61,9 @@ class Trainer(abc.ABC):
         skip_not_finite: whether a step that is not finite is skipped, see `not_finite`.
         workers: processes that train together, each with so many devices.
         **options: of the strategy.
+
+    Attributes:
+        evaluator: computes logits on all devices.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Trainer(abc.ABC):
             self._skipped = SkippedSteps() if skip_not_finite else None
         # In inference synchronized batch normalization is like any other.
         inference_network = self.network if size > 1 else whole
-        self._evaluator = Evaluator(
+        self.evaluator = Evaluator(
             self.strategy, inference_network, loss_fn, lead_devices, tta, workers
         )
 
@@ -194,7 +197,7 @@ class Trainer(abc.ABC):
         """
         if use_averages and not self._update_fn.ema_decay:
             raise ValueError("this run keeps no moving averages: its ema_decay is 0")
-        return self._evaluator(batches, use_averages)
+        return self.evaluator(batches, use_averages)
 
     def state(self) -> dict[str, np.ndarray]:
         """The canonical state: name -> host array, in a fixed order.

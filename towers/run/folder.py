@@ -6,6 +6,7 @@ checkpoints/       one folder per save
 metrics.jsonl      a line per step that was logged
 tensorboard/       event files
 result.json        the last evaluation by run_eval.py
+mistakes.csv       the test images that it predicts wrongly
 """
 
 import contextlib
@@ -49,6 +50,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.result = self.path / "result.json"
+        self.mistakes = self.path / "mistakes.csv"
 
     def create(self) -> None:
         """Makes the folder, or refuses one that cannot be written or where something
@@ -88,7 +90,8 @@ class RunFolder:
                 )
 
     def _files(self):
-        return self.config, self.dataset_info, self.metrics, self.result
+        reports = self.metrics, self.result, self.mistakes
+        return self.config, self.dataset_info, *reports
 
     def clear(self) -> None:
         """Removes the files of earlier runs, and nothing else that is in the folder.

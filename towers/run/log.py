@@ -1,5 +1,6 @@
 """The lines that a run prints."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,13 @@ def say(line: str) -> None:
         sys.stdout = open(os.devnull, "w")
     except (OSError, ValueError):  # ValueError: standard output is closed
         pass
+
+
+def remark(line: str) -> None:
+    """Prints one plain line on standard error, at once, where standard output has a
+    program's results; does nothing where that fails."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        print(f"{printable(line)}\n", end="", file=sys.stderr, flush=True)
 
 
 def duration(secs: float) -> str:

@@ -8,13 +8,20 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_CODE = 75  # that of towers.errors.Preempted
 
 
-def exit_on_signals() -> None:
+def exit_on_signals(
+    words: str = "nothing to save; the same command continues", stream: str = "stdout"
+) -> None:
     """From here on a signal ends the process: until a watchdog takes over, there is
-    nothing to save."""
+    nothing to save.
+
+    Args:
+        words: what is said then.
+        stream: of `sys`, where it is said.
+    """
 
     def stop(number, frame):
         name = signal.Signals(number).name
-        line = f"stopped by {name}, nothing to save; the same command continues\n"
+        line = f"stopped by {name}, {words}\n"
         # The signal may have interrupted a print, which cannot be nested, and nobody
         # may be left to read the line.
         try:
@@ -22,7 +29,7 @@ def exit_on_signals() -> None:
         except (AttributeError, OSError, RuntimeError, ValueError):
             pass
         try:
-            os.write(sys.stdout.fileno(), line.encode())
+            os.write(getattr(sys, stream).fileno(), line.encode())
         except (AttributeError, OSError, ValueError):
             pass
         os._exit(_EXIT_CODE)

@@ -1,0 +1,206 @@
+"""The figures of an evaluation equal scikit-learn's, and formulas written anew."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import small_runs
+from sklearn import metrics
+from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
+
+from towers import load_run
+from towers.data.sources import ArraySource
+from towers.evaluation import evaluate
+from towers.evaluation.figures import Outcomes, figures, wilson_interval
+from towers.evaluation.report import mistakes_csv, table
+from towers.training import train
+
+
+def random_batch(num_images, num_classes, seed, scale=3.0):
+    """A batch as `Evaluator.predictions` gives it; the last class has no image, and the
+    one before is never predicted."""
+    rng = np.random.default_rng(seed)
+    logits = scale * rng.standard_normal((num_images, num_classes)).astype(np.float32)
+    labels = rng.integers(0, num_classes - 1, num_images, dtype=np.int32)
+    logits[np.arange(num_images), labels] += rng.choice([0, 2 * scale], num_images)
+    logits[:, -2] = logits.min(1) - 1
+    loss = -np.log(probabilities_of(logits)[np.arange(num_images), labels])
+    return {"logits": logits, "labels": labels, "loss": loss}
+
+
+def probabilities_of(logits):
+    powers = np.exp(logits.astype(np.float64))
+    return powers / powers.sum(1, keepdims=True)
+
+
+def compare_with_sklearn(found, labels, logits, suffix="", prefix=""):
+    """All figures of an evaluation that scikit-learn has."""
+
+    def value(name):
+        return found[f"{prefix}{name}{suffix}"]
+
+    classes, predictions = np.arange(logits.shape[1]), logits.argmax(1)
+    expected = metrics.confusion_matrix(labels, predictions, labels=classes)
+    np.testing.assert_array_equal(value("confusion_matrix"), expected)
+    columns = metrics.precision_recall_fscore_support(
+        labels, predictions, labels=classes, zero_division=0
+    )
+    for name, column in zip(
+        ("precision", "recall", "f1", "images"), columns, strict=True
+    ):
+        ours = [row[name] for row in value("classes")]
+        np.testing.assert_allclose(ours, column, rtol=1e-12, err_msg=name)
+    assert value("macro_f1") == pytest.approx(np.mean(columns[2]), rel=1e-12)
+    accuracy = metrics.accuracy_score(labels, predictions)
+    assert value("accuracy") == pytest.approx(accuracy, rel=1e-12)
+    losses = metrics.log_loss(labels, probabilities_of(logits), labels=classes)
+    assert value("loss") == pytest.approx(losses, rel=1e-5)
+    if logits.shape[1] > 5:
+        top = metrics.top_k_accuracy_score(labels, logits, k=5, labels=classes)
+        assert value("top5_accuracy") == pytest.approx(top, rel=1e-12)
+    else:
+        assert f"{prefix}top5_accuracy{suffix}" not in found
+
+
+@pytest.mark.parametrize("num_classes", [3, 10, 100])
+def test_random_predictions_equal_sklearn(num_classes):
+    batches = [random_batch(count, num_classes, seed=count) for count in (70, 130, 1)]
+    names = [f"class {i}" for i in range(num_classes)]
+    found = figures(Outcomes.of(batches), names)
+    assert json.loads(json.dumps(found)) == found
+    labels, logits = (
+        np.concatenate([x[name] for x in batches]) for name in ("labels", "logits")
+    )
+    compare_with_sklearn(found, labels, logits)
+    assert found["classes"][-1]["recall"] == found["classes"][-2]["precision"] == 0
+    assert found["images"] == 201 and 0 < found["correct"] < 201
+
+
+@pytest.mark.parametrize("trials", [1, 7, 100, 10_000])
+def test_the_wilson_interval_solves_its_equation(trials):
+    """Its ends are the shares p with |observed - p| = z * sqrt(p (1 - p) / n)."""
+    z = 1.959963984540054
+    for successes in {0, 1, trials // 3, trials}:
+        share = successes / trials
+        ends = np.roots([1 + z**2 / trials, -2 * share - z**2 / trials, share**2])
+        np.testing.assert_allclose(
+            wilson_interval(successes, trials), np.sort(ends.real), atol=1e-9
+        )
+    # statsmodels 0.15.0: proportion_confint(7, 20, method="wilson")
+    of_statsmodels = [0.18119182410108203, 0.5671457233147638]
+    np.testing.assert_allclose(wilson_interval(7, 20), of_statsmodels, rtol=1e-14)
+    assert wilson_interval(0, 0) == [0, 1]
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_the_calibration_error_equals_a_plain_loop(scale):
+    batch = random_batch(500, 7, seed=3, scale=scale)
+    probabilities = probabilities_of(batch["logits"]).max(1)
+    correct = batch["logits"].argmax(1) == batch["labels"]
+    expected = 0.0
+    for number in range(15):
+        low, high = number / 15, (number + 1) / 15
+        chosen = [low < p <= high for p in probabilities]
+        if any(chosen):
+            distance = correct[chosen].mean() - probabilities[chosen].mean()
+            expected += np.mean(chosen) * abs(distance)
+    found = figures(Outcomes.of([batch]), "abcdefg")["calibration_error"]
+    assert found == pytest.approx(expected, rel=1e-9) and expected > 0.01
+
+
+def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
+    logits = np.zeros((8, 8), np.float32)
+    labels = np.arange(8, dtype=np.int32)
+    outcomes = Outcomes.of([{"logits": logits, "labels": labels, "loss": labels}])
+    assert outcomes.correct.tolist() == [True] + [False] * 7
+    assert outcomes.in_top.tolist() == [True] * 5 + [False] * 3
+
+
+def test_numbers_that_are_not_finite_are_predictions_too():
+    batch = random_batch(9, 6, seed=0)
+    batch["logits"][:] = np.nan
+    found = figures(Outcomes.of([batch]), "abcdef")
+    assert found["images"] == 9 and found["top5_accuracy"] == 0
+
+
+def test_the_table_is_short_whatever_the_classes():
+    names = [f"class number {i}" for i in range(1000)]
+    found = figures(Outcomes.of([random_batch(300, 1000, seed=0)]), names)
+    lines = table({False: found, True: found})
+    assert len(lines) < 16 and max(map(len, lines)) < 260
+    assert "  lowest F1 of 1000 classes" in "\n".join(lines)
+
+
+# Of a run.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        train(workdir, small_config())
+    return workdir
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+def test_the_figures_of_a_run_equal_sklearn_and_mistakes_are_listed(trained):
+    result = evaluate(trained)
+    assert json.loads((trained / "result.json").read_text()) == result
+    run = load_run(trained)
+    images, labels = arrays(NUM_TEST, 1)
+    for suffix, model in (("", run.model), ("_ema", run.model_ema)):
+        logits = model(run.preprocess(images)).numpy()
+        compare_with_sklearn(result, labels, logits, suffix, "test_")
+    with open(trained / "mistakes.csv", newline="") as file:
+        mistakes = list(csv.DictReader(file))
+    wrong = np.flatnonzero(logits.argmax(1) != labels)
+    assert 0 < len(wrong) == NUM_TEST - result["test_correct_ema"]
+    for row, index in zip(mistakes, wrong, strict=True):
+        assert (int(row["index"]), row["path"]) == (index, "")
+        assert row["label"] == CLASS_NAMES[labels[index]]
+        assert row["prediction"] == CLASS_NAMES[logits[index].argmax()]
+        probability = probabilities_of(logits)[index].max()
+        assert float(row["probability"]) == pytest.approx(probability, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "replicated", "num_towers": 3, "batch_size": 7},
+        {"strategy": "async_towers", "num_towers": 2, "batch_size": 5},
+        {"strategy": "model_parallel", "group_size": 2, "num_towers": 4},
+    ],
+    ids=lambda options: options["strategy"],
+)
+def test_the_figures_are_the_same_under_every_strategy(trained, options):
+    expected = evaluate(trained)
+    mistakes = (trained / "mistakes.csv").read_text()
+    found = evaluate(trained, small_config(**{"batch_size": 500} | options))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if "loss" in name or "calibration" in name:  # of rounded logits
+            assert found[name] == pytest.approx(value, rel=1e-5)
+        else:
+            assert found[name] == value, name
+    assert (trained / "mistakes.csv").read_text() == mistakes
+
+
+def test_a_mistake_has_the_path_of_its_file():
+    class Source(ArraySource):
+        def place(self, index):
+            return f"test/a,b/{index}.png"
+
+    batch = random_batch(3, 4, seed=0)
+    batch["labels"][:] = batch["logits"].argmin(1)
+    text = mistakes_csv(
+        Outcomes.of([batch]), Source(np.zeros((3, 2, 2, 1), np.uint8), [0] * 3), "wxyz"
+    )
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["path"] for row in rows] == [f"test/a,b/{i}.png" for i in range(3)]

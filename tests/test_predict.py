@@ -1,0 +1,430 @@
+"""Predictions and features for image files; "row" is one of reliability.md."""
+
+import collections
+import csv
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import sklearn.metrics
+import small_runs
+from pictures import random_pixels
+from PIL import Image, ImageOps
+from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
+
+from towers import load_run
+from towers.data import streams
+from towers.data.decoding import Decoding
+from towers.data.paths import walk
+from towers.data.pixels import read_image, resize_image
+from towers.data.unlabeled import AHEAD, Labels, read_files
+from towers.errors import ConfigError, DataError
+from towers.evaluation import evaluate
+from towers.evaluation.predict import predict
+from towers.run.folder import RunFolder
+from towers.training import train
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    """A run of ten steps."""
+    workdir = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        train(workdir, small_config())
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """The test images as PNG files in folders of their classes."""
+    root = tmp_path_factory.mktemp("photos")
+    for index, (image, label) in enumerate(zip(*arrays(NUM_TEST, 1), strict=True)):
+        folder = root / CLASS_NAMES[label]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(image).save(folder / f"{index:02}.png")
+    return root
+
+
+def images_of(paths):
+    return np.stack([np.asarray(Image.open(path)) for path in paths])
+
+
+def expected_logits(workdir, paths, use_averages=True):
+    run = load_run(workdir)
+    model = run.model_ema if use_averages else run.model
+    return model(run.preprocess(images_of(paths))).numpy().astype(np.float64)
+
+
+def sorted_files(folder):
+    return [str(path) for path in sorted(folder.glob("*/*.png"))]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_towers": 3, "batch_size": 7}, {"num_towers": 1, "batch_size": 1}],
+)
+def test_the_best_classes_have_their_probabilities(workdir, photos, capfd, options):
+    paths = sorted_files(photos)
+    logits = expected_logits(workdir, paths)
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    config = RunFolder(workdir).evaluation_config(**options)
+    predict(workdir, [str(photos)], config, top=3, form="json")
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["path"] for row in rows] == paths
+    for row, path, expected in zip(rows, paths, probabilities, strict=True):
+        assert row["label"] == pathlib.Path(path).parent.name
+        best = [CLASS_NAMES[i] for i in np.argsort(-expected)[:3]]
+        assert [x["class"] for x in row["predictions"]] == best
+        found = [x["probability"] for x in row["predictions"]]
+        np.testing.assert_allclose(found, np.sort(expected)[::-1][:3], atol=1e-5)
+
+
+def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):
+    outputs = {}
+    for form in ("json", "csv", "table"):
+        predict(workdir, [str(photos)], form=form, top=9)
+        outputs[form] = capfd.readouterr().out
+    rows = list(csv.DictReader(io.StringIO(outputs["csv"])))
+    lines = outputs["table"].splitlines()
+    for line, row, text in zip(lines, rows, outputs["json"].splitlines(), strict=True):
+        values = json.loads(text)
+        assert (row["path"], row["label"]) == (values["path"], values["label"])
+        assert line.endswith(f"  {values['path']}")
+        assert len(values["predictions"]) == len(CLASS_NAMES)
+        for place, best in enumerate(values["predictions"], start=1):
+            assert row[f"class_{place}"] == best["class"]
+            assert float(row[f"probability_{place}"]) == best["probability"]
+            assert line.split()[2 * place - 2] == best["class"]
+    predict(workdir, [str(photos)], form="csv", top=9, output=str(tmp_path / "x.csv"))
+    assert (tmp_path / "x.csv").read_text() == outputs["csv"]
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("use_ema,tta", [(True, "none"), (False, "mirror")])
+def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
+    workdir, photos, capfd, use_ema, tta
+):
+    config = RunFolder(workdir).evaluation_config(tta=tta)
+    result = evaluate(workdir, config, use_ema=use_ema)
+    accuracy = result[f"test_accuracy{'_tta' * (tta != 'none')}{'_ema' * use_ema}"]
+    correct = round(accuracy * NUM_TEST)
+    capfd.readouterr()
+    predict(workdir, [str(photos)], config, use_ema=use_ema)
+    out, err = capfd.readouterr()
+    assert (
+        f"of {NUM_TEST} images in folders of their classes {correct} are predicted "
+        f"correctly ({correct / NUM_TEST:.4f})"
+    ) in err.splitlines()
+    words = "moving averages of the parameters" if use_ema else "parameters"
+    assert f"predicting with the {words} of step 10" in err.splitlines()
+    assert len(out.splitlines()) == NUM_TEST
+
+
+def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
+    workdir, photos, capfd, tmp_path
+):
+    paths = sorted_files(photos)[:2]
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    (tmp_path / "photo.heic").write_bytes(b"of another format")
+    (tmp_path / "notes.txt").write_text("is skipped")
+    os.mkfifo(tmp_path / "waiting.jpg")
+    (tmp_path / "lost.png").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    with pytest.raises(DataError, match="5 of 7 files cannot be read; each is named"):
+        predict(workdir, [paths[0], str(tmp_path), paths[1]], form="csv")
+    out, err = capfd.readouterr()
+    assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == paths
+    for name, words in {
+        "broken.png": "it is no PNG, JPEG",
+        "photo.heic": "it is no PNG, JPEG",
+        "waiting.jpg": "is no file",
+        "lost.png": "No such file",
+        "loop": "is a link to a folder that it is in",
+    }.items():
+        [line] = [x for x in err.splitlines() if str(tmp_path / name) in x]
+        assert words in line
+
+
+@pytest.mark.parametrize(
+    "paths,words",
+    [([], "no images: give files"), (["no/such.png"], "no/such.png: there is no such")],
+)
+def test_wrong_paths_are_refused(workdir, paths, words):
+    with pytest.raises(DataError, match=words):
+        predict(workdir, paths)
+
+
+def test_a_folder_without_images_is_refused(workdir, tmp_path):
+    with pytest.raises(DataError, match="no image; of a folder the .png, .jpg"):
+        predict(workdir, [str(tmp_path)])
+
+
+def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path):
+    for name, features in (("x.csv", ""), ("x.npz", "logits")):
+        output = str(tmp_path / "nowhere" / name)
+        with pytest.raises(ConfigError, match=f"{output}: cannot be written: No such"):
+            predict(workdir, [str(photos)], output=output, features=features)
+    with pytest.raises(ConfigError, match="/dev/full: cannot be written: No space"):
+        predict(workdir, [str(photos)], output="/dev/full")
+
+
+# Features.
+
+
+@pytest.fixture(scope="module")
+def deep_run(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("deep")
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch, small_runs.full_network)
+        train(workdir, small_config(max_steps=2))
+    return workdir
+
+
+@pytest.mark.parametrize("layer", ["pool1", "logits"])
+def test_features_are_the_activations_of_a_layer(
+    deep_run, photos, tmp_path, monkeypatch, layer
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    paths = sorted_files(photos)
+    Image.fromarray(arrays(1, 5)[0][0]).save(tmp_path / "\u00e9.png")
+    paths.append(str(tmp_path / "\u00e9.png"))
+    config = RunFolder(deep_run).evaluation_config(batch_size=7, num_towers=2)
+    output = tmp_path / "features.npz"
+    predict(deep_run, paths, config, features=layer, output=str(output))
+    run = load_run(deep_run)
+    model = run.model_ema
+    if layer == "pool1":
+        model = keras.Model(model.inputs, model.get_layer(layer).output)
+    expected = model(run.preprocess(images_of(paths))).numpy()
+    with np.load(output) as file:
+        assert sorted(file) == ["features", "labels", "names"]
+        np.testing.assert_allclose(file["features"], expected, rtol=1e-4, atol=1e-5)
+        assert file["features"].dtype == np.float32
+        assert file["names"].tolist() == paths
+        labels = [CLASS_NAMES.index(pathlib.Path(x).parent.name) for x in paths[:-1]]
+        assert file["labels"].tolist() == [*labels, -1]
+    assert os.listdir(tmp_path).count("features.npz") == 1
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_network_in_16_bits_predicts_and_gives_its_features(
+    photos, tmp_path, capfd, monkeypatch
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    train(tmp_path / "run", small_config(max_steps=1, precision="bfloat16"))
+    capfd.readouterr()
+    predict(tmp_path / "run", [str(photos)], form="json")
+    assert len(capfd.readouterr().out.splitlines()) == NUM_TEST
+    output = str(tmp_path / "x.npz")
+    predict(tmp_path / "run", [str(photos)], features="pool1", output=output)
+    with np.load(output) as file:
+        assert file["features"].dtype == np.float32
+        assert file["features"].shape == (NUM_TEST, 3, 3, 4)
+
+
+def test_a_wrong_layer_is_answered_with_those_there_are(workdir, photos):
+    with pytest.raises(ConfigError, match="did you mean 'logits'. layers: flatten, lo"):
+        predict(workdir, [str(photos)], features="logit")
+    with pytest.raises(ConfigError, match="features=logits with form=csv"):
+        predict(workdir, [str(photos)], features="logits", form="csv")
+
+
+# Files.
+
+
+def test_folders_are_walked_in_order_and_nothing_is_listed_ahead(tmp_path):
+    for name in (
+        "b/2.png",
+        "b/10.JPG",
+        "b/a/x.webp",
+        "a.gif",
+        ".hid/x.png",
+        "b/.x.png",
+    ):
+        path = tmp_path / "first" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "first" / "c").symlink_to(tmp_path / "first" / "b")
+    (tmp_path / "second").mkdir()
+    (tmp_path / "odd").touch()
+    names = ["first", "second", "odd"]
+    faults = []
+    paths = walk([str(tmp_path / x) for x in names], lambda *x: faults.append(x))
+    found = [next(paths)]
+    (tmp_path / "second" / "new.bmp").touch()
+    found += paths
+    expected = "a.gif b/10.JPG b/2.png b/a/x.webp c/10.JPG c/2.png c/a/x.webp".split()
+    expected = [f"first/{name}" for name in expected] + ["second/new.bmp", "odd"]
+    assert found == [str(tmp_path / name) for name in expected]
+    assert not faults
+
+
+def test_a_folder_that_goes_deep_is_walked(tmp_path):
+    path = tmp_path
+    for _ in range(60):
+        path = path / "d"
+        path.mkdir()
+    (path / "x.png").touch()
+    assert list(walk([str(tmp_path)], None)) == [str(path / "x.png")]
+
+
+def test_only_a_few_images_are_read_ahead(photos):
+    paths = collections.deque(sorted_files(photos) * 40)
+    total = len(paths)
+    files = read_files(iter(paths.popleft, None), (8, 8, 3), Decoding())
+    next(files)
+    assert total - len(paths) <= AHEAD * streams.NUM_THREADS + 1 < total / 2
+    files.close()
+
+
+def test_any_size_and_format_is_read_as_an_image_folder_does():
+    pixels = random_pixels(0, 40, 90)
+    exif = Image.Exif()
+    exif[274] = 6
+    for kind in ("PNG", "JPEG", "WEBP", "BMP"):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, kind, exif=exif)
+        content = file.getvalue()
+        expected = read_image(content, (16, 16, 3), Decoding(image_size=16))
+        found = resize_image(content, (16, 16, 3), Decoding())
+        np.testing.assert_array_equal(found, expected)
+        # Neither does a network for images that are no squares refuse it.
+        found = resize_image(content, (10, 20, 3), Decoding()).astype(int)
+        turned = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+        expected = ImageOps.fit(turned, (20, 10), Image.Resampling.BILINEAR)
+        assert np.abs(found - np.asarray(expected)).max() <= 4
+        assert resize_image(content, (16, 16, 1), Decoding()).shape == (16, 16, 1)
+
+
+def test_the_label_is_the_class_whose_name_the_folder_has():
+    labels = Labels(["cat", "dog"])
+    assert [labels(x) for x in ("dog/1.png", "/x/cat/y.jpg", "x.png", "dogs/dog")] == [
+        1,
+        0,
+        -1,
+        -1,
+    ]
+
+
+# The program.
+
+
+def test_row_44_the_program_ends_in_one_line(workdir, photos, tmp_path):
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, ROOT / "run_predict.py", *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    for arguments, code, words in [
+        ([f"--workdir={tmp_path}"], 3, "no images: give files"),
+        ([f"--workdir={workdir}", "no.png"], 3, "no.png: there is no such file"),
+        ([f"--workdir={tmp_path}", photos], 2, "holds no run"),
+        ([photos], 2, "--workdir"),
+        (
+            [photos, f"--workdir={workdir}", "--json", "--csv"],
+            2,
+            "At most one of (json, csv)",
+        ),
+        ([photos, f"--workdir={workdir}", "--tpo=3"], 2, "Did you mean: top ?"),
+    ]:
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (code, ""), arguments
+        [line] = done.stderr.splitlines()
+        assert line.startswith("run_predict.py: ") and words in line
+
+
+@pytest.mark.slow
+def test_the_program_predicts_and_names_what_cannot_be_read(tmp_path):
+    """With the command itself; flags stand before, between and after the paths."""
+    flags = "--dataset=embedded --width=0.25 --device=cpu --max_steps=2 --workdir=run"
+    command = [sys.executable, ROOT / "run_train.py", *flags.split()]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    Image.fromarray(random_pixels(0, 50, 60)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").touch()
+    command = [sys.executable, ROOT / "run_predict.py", "--workdir=run", "b.png"]
+    done = subprocess.run(
+        [*command, "--json", "a.png", "--top=2", "--num_towers=2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    [line] = done.stdout.splitlines()
+    assert json.loads(line)["path"] == "a.png"
+    assert len(json.loads(line)["predictions"]) == 2
+    *_, fault, last = done.stderr.splitlines()
+    assert fault == "b.png: the file is empty"
+    assert last.startswith("run_predict.py: 1 of 2 files cannot be read")
+    assert done.returncode == 3
+    # Nobody reads the lines: `| head`.
+    pipe = f"{sys.executable} {command[1]} --workdir=run a.png | true"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", pipe],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "rror" not in done.stderr
+
+
+@pytest.mark.slow
+def test_cifar10_as_files_gives_the_predictions_of_the_evaluation(tmp_path):
+    """With TOWERS_TEST_DATA, a folder that holds cifar-10-batches-bin/."""
+    data = os.environ.get("TOWERS_TEST_DATA")
+    if not data:
+        pytest.skip("TOWERS_TEST_DATA names no folder with CIFAR-10")
+    batches = pathlib.Path(data) / "cifar-10-batches-bin"
+    class_names = (batches / "batches.meta.txt").read_text().split()
+    records = np.fromfile(batches / "test_batch.bin", np.uint8).reshape(-1, 3073)
+    for name in class_names:
+        (tmp_path / "photos" / name).mkdir(parents=True)
+    for index, record in enumerate(records):
+        image = record[1:].reshape(3, 32, 32).transpose(1, 2, 0)
+        path = tmp_path / "photos" / class_names[record[0]] / f"{index:05}.png"
+        Image.fromarray(image).save(path)
+
+    def run(program, *flags):
+        command = [sys.executable, ROOT / program, "--workdir=run", "--device=cpu"]
+        subprocess.run([*command, *flags], cwd=tmp_path, check=True)
+
+    options = ["--config=cifar10_lenet", f"--data_dir={data}", "--max_steps=300"]
+    run("run_train.py", *options)
+    run("run_eval.py", "--num_towers=2")
+    run("run_predict.py", "photos", "--csv", "--output=predictions.csv")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    with open(tmp_path / "predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    labels, predictions = ([x[key] for x in rows] for key in ("label", "class_1"))
+    kind = "_ema" if "test_correct_ema" in result else ""
+    correct = sum(x == y for x, y in zip(labels, predictions, strict=True))
+    assert len(rows) == 10_000 and correct == result[f"test_correct{kind}"] > 2500
+    np.testing.assert_array_equal(
+        result[f"test_confusion_matrix{kind}"],
+        sklearn.metrics.confusion_matrix(labels, predictions, labels=class_names),
+    )
+    wrong = {
+        int(pathlib.Path(row["path"]).stem): (row["label"], row["class_1"])
+        for row in rows
+        if row["label"] != row["class_1"]
+    }
+    with open(tmp_path / "run" / "mistakes.csv", newline="") as file:
+        assert wrong == {
+            int(row["index"]): (row["label"], row["prediction"])
+            for row in csv.DictReader(file)
+        }

@@ -1,0 +1,86 @@
+"""Paths of image files. Imports no TensorFlow."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from towers.errors import DataError, one_line, printable
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+ENDINGS_TEXT = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
+# Images of other formats, which are named and not silently skipped.
+OTHER_IMAGES = tuple(
+    ".avif .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff".split()
+)
+
+
+def check_paths(paths: Sequence[str]) -> None:
+    """Refuses a command without paths, or with one where there is nothing.
+
+    Raises:
+        DataError: see above.
+    """
+    if not paths:
+        raise DataError("no images: give files, or folders of files")
+    for path in paths:
+        if not os.path.exists(path):
+            raise DataError(f"{printable(path)}: there is no such file or folder")
+
+
+def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
+    """The image files of paths, in their order.
+
+    Of a folder these are the files in it and below whose names end like those of
+    images, in the order of the names; names that begin with a dot are skipped. Links
+    are followed. A path of a file is taken whatever its name. The names of one folder
+    and those above it are in memory.
+
+    Args:
+        paths: files and folders.
+        fail: takes the path of a folder that cannot be listed, and the reason.
+    """
+    for path in paths:
+        if os.path.isdir(path):
+            yield from _walk_folder(path, fail)
+        else:
+            yield path
+
+
+def _walk_folder(folder, fail):
+    # Per folder on the way down its identity, and what is left to visit in it.
+    levels = [(None, iter([(folder, True)]))]
+    while levels:
+        path, is_folder = next(levels[-1][1], ("", False))
+        if is_folder:
+            try:
+                status = os.stat(path)
+                identity = status.st_dev, status.st_ino
+                if any(identity == other for other, _ in levels):
+                    raise ValueError("is a link to a folder that it is in")
+                levels.append((identity, _entries(path)))
+            except (OSError, ValueError) as error:
+                fail(path, reason(error))
+        elif path:
+            yield path
+        else:
+            levels.pop()
+
+
+def _entries(folder):
+    """(path, whether it is a folder) of the folders and images in a folder, sorted."""
+    endings, names, folders = (*ENDINGS, *OTHER_IMAGES), [], set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                folders.add(entry.name)
+            elif not entry.name.lower().endswith(endings):
+                continue
+            names.append(entry.name)
+    names.sort()
+    return ((os.path.join(folder, name), name in folders) for name in names)
+
+
+def reason(error: Exception) -> str:
+    """Why a file or folder cannot be read, in a line."""
+    return getattr(error, "strerror", None) or one_line(error)

@@ -1,0 +1,89 @@
+"""Image files of any size for a trained network, as many as there may be.
+
+Of a million files the pixels of a few dozen are in memory, and besides those of the
+batch that is computed.
+"""
+
+import collections
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data import streams
+from towers.data.decoding import Decoding
+from towers.data.paths import reason
+from towers.data.pixels import resize_image
+from towers.data.sources import shown
+
+# Images that are read ahead, for each thread that reads.
+AHEAD = 4
+
+
+class ImageFile(NamedTuple):
+    """An image that was read, or could not be.
+
+    Attributes:
+        path: of its file.
+        image: uint8 [height, width, channels]; None where it cannot be used.
+        fault: why.
+    """
+
+    path: str
+    image: np.ndarray | None
+    fault: str = ""
+
+
+def read_files(
+    paths: Iterable[str], image_shape: tuple[int, int, int], decoding: Decoding
+) -> Iterator[ImageFile]:
+    """Reads image files in threads, ahead of their use, and gives them in their order.
+
+    Args:
+        paths: of the files.
+        image_shape: height, width, channels of the images that a network was trained
+            on; see `pixels.resize_image`.
+        decoding: limit of pixels.
+    """
+
+    def read(path):
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ValueError("is no file")  # a FIFO would be waited for
+            with open(path, "rb") as file, tf.device("CPU:0"):
+                image = resize_image(file.read(), image_shape, decoding)
+        except (OSError, ValueError, MemoryError) as error:
+            return ImageFile(path, None, reason(error))
+        return ImageFile(path, image)
+
+    pool = ThreadPoolExecutor(streams.NUM_THREADS)
+    try:
+        pending = collections.deque()
+        for path in paths:
+            pending.append(pool.submit(read, path))
+            if len(pending) > AHEAD * streams.NUM_THREADS:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Labels:
+    """The label of a file in a folder that has the name of a class.
+
+    Args:
+        class_names: in the order of the labels.
+    """
+
+    def __init__(self, class_names: Sequence[str]):
+        self._labels = {name: label for label, name in enumerate(class_names)}
+
+    def __call__(self, path: str) -> int:
+        """-1 where the folder's name is that of no class."""
+        folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
+        return self._labels.get(shown(folder), -1)

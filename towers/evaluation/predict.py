@@ -1,0 +1,208 @@
+"""Predictions of a run's network for image files; no data set is needed."""
+
+import contextlib
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from towers.config import Config
+from towers.data.decoding import Decoding
+from towers.data.paths import ENDINGS_TEXT, check_paths, walk
+from towers.data.sources import shown
+from towers.data.tta import create_tta
+from towers.data.unlabeled import ImageFile, Labels, read_files
+from towers.errors import ConfigError, DataError
+from towers.evaluation import devices
+from towers.evaluation.features import FeaturesFile, cut_off
+from towers.evaluation.restored import RestoredRun, kinds_of_parameters, load_run
+from towers.evaluation.rows import FORMS, Rows
+from towers.parallel.eval_step import Evaluator
+from towers.parallel.inference import create_predictor
+from towers.run import sizes
+from towers.run.folder import RunFolder
+from towers.run.log import remark
+
+
+def predict(
+    workdir: str | os.PathLike,
+    paths: Sequence[str],
+    config: Config | None = None,
+    *,
+    step: int = 0,
+    use_ema: bool | None = None,
+    top: int = 5,
+    form: str = "table",
+    features: str = "",
+    output: str = "",
+) -> None:
+    """Writes the predictions for image files, or the activations of a layer.
+
+    Results go to standard output or a file, batch by batch, in the order of the files;
+    remarks, and the files that cannot be read, to standard error. The label of a file
+    in a folder with the name of a class is that class.
+
+    Args:
+        workdir: the run's folder.
+        paths: files, and folders of files, see `unlabeled.walk`.
+        config: the run's, with the device, towers, batch size and test-time
+            augmentation of the prediction; by default `RunFolder.evaluation_config`.
+        step: of the checkpoint; 0 for the newest one that is valid.
+        use_ema: the moving averages (True) or the raw parameters (False); by default
+            the averages, where the run keeps them.
+        top: classes of each image.
+        form: of the lines, see `Rows`.
+        features: layer whose activations are written instead, see `FeaturesFile`.
+        output: path of a file; by default standard output, or `features.npz`.
+
+    Raises:
+        ConfigError, CheckpointError, RunFolderError: as `load_run`; or there is no such
+            layer, or the output cannot be written.
+        DataError: a path is wrong; there are no images, or some cannot be read: the
+            others are done.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
+    if features and form != "table":
+        raise ConfigError(f"features={features} with form={form}: one of the two")
+    check_paths(paths)
+    folder = RunFolder(workdir)
+    folder.check()
+    config = config or folder.evaluation_config()
+    *_, averages = kinds_of_parameters(config, use_ema)
+    used = devices.configure(config, folder, remark)
+    run = load_run(workdir, step=step)
+    sizes.check_batch(config, config.batch_size, run.input_shape)
+    model = run.model_ema if averages else run.model
+    if features:
+        model = cut_off(model, features)
+        if config.tta != "none":
+            remark(f"tta={config.tta} is not used for features")
+    tta = create_tta("none" if features else config.tta)
+    network = create_predictor(model, used.towers, tta)
+    kind = "moving averages of the parameters" if averages else "parameters"
+    remark(f"predicting with the {kind} of step {run.step}")
+
+    counts = _Counts(Labels(run.class_names))
+    files = read_files(
+        walk(paths, counts.fail),
+        run.image_shape,
+        Decoding(max_pixels=config.max_image_pixels),
+    )
+    batches = _outputs(run, network, counts.readable(files), config.batch_size)
+    with contextlib.ExitStack() as stack:
+        with _errors_of_output(output):
+            if features:
+                sink = stack.enter_context(FeaturesFile(output or "features.npz"))
+            else:
+                stream = stack.enter_context(_open(output))
+                sink = Rows(stream, form, run.class_names, top)
+        for names, outputs in batches:
+            labels = [counts.labels(name) for name in names]
+            if not features:
+                counts.add(labels, outputs)
+            with _errors_of_output(output):
+                sink.write(names, labels, outputs)
+        with _errors_of_output(output):
+            sink.finish()
+    counts.finish(paths)
+
+
+class _Counts:
+    """What is said at the end."""
+
+    def __init__(self, labels: Labels):
+        self.labels = labels
+        self._num_read = self._num_failed = self._num_labeled = self._num_correct = 0
+
+    def fail(self, path: str, reason: str) -> None:
+        self._num_failed += 1
+        remark(f"{shown(path)}: {reason}")
+
+    def readable(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
+        for file in files:
+            if file.image is None:
+                self.fail(file.path, file.fault)
+            else:
+                self._num_read += 1
+                yield file
+
+    def add(self, labels: Sequence[int], logits: np.ndarray) -> None:
+        self._num_labeled += sum(label >= 0 for label in labels)
+        self._num_correct += int(np.sum(np.argmax(logits, 1) == labels))
+
+    def finish(self, paths: Sequence[str]) -> None:
+        if self._num_labeled:
+            accuracy = self._num_correct / self._num_labeled
+            remark(
+                f"of {self._num_labeled} images in folders of their classes "
+                f"{self._num_correct} are predicted correctly ({accuracy:.4f})"
+            )
+        if self._num_failed:
+            total = self._num_read + self._num_failed
+            raise DataError(
+                f"{self._num_failed} of {total} files cannot be read; each is named "
+                "above"
+            )
+        if not self._num_read:
+            raise DataError(
+                f"{shown(', '.join(paths))}: no image; of a folder the {ENDINGS_TEXT} "
+                "files are taken"
+            )
+
+
+def _outputs(
+    run: RestoredRun, network: Evaluator, files: Iterable[ImageFile], batch_size: int
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """Per batch the paths and the output of the network for each."""
+    is_traced = False
+    files = iter(files)
+    while batch := list(itertools.islice(files, batch_size)):
+        images = np.stack([file.image for file in batch])
+        weights = np.ones(len(batch), np.float32)
+        missing = batch_size - len(batch) if is_traced else 0
+        if missing:  # a batch of another size would be traced anew
+            images = np.pad(images, [(0, missing), (0, 0), (0, 0), (0, 0)])
+            weights = np.pad(weights, (0, missing))
+        is_traced = True
+        with tf.device("CPU:0"):
+            images, weights = run.preprocess(images), tf.constant(weights)
+        inputs = {"images": images, "weights": weights}
+        [outputs] = network.predictions([inputs])
+        result = outputs.get("logits_tta", outputs["logits"])
+        if result.dtype.itemsize < 4:  # NumPy has no bfloat16
+            result = result.astype(np.float32)
+        yield [file.path for file in batch], result
+
+
+@contextlib.contextmanager
+def _open(output: str):
+    """The stream of the results."""
+    if not output:
+        yield sys.stdout
+        return
+    stream = open(output, "w", encoding="utf-8", errors="surrogateescape")
+    try:
+        yield stream
+    finally:
+        with contextlib.suppress(OSError):  # of what could not be flushed before
+            stream.close()
+
+
+@contextlib.contextmanager
+def _errors_of_output(output: str):
+    """Those of writing as a line. Where nobody reads any more, as of `| head`, there is
+    nothing left to do."""
+    try:
+        yield
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")
+        sys.exit()
+    except OSError as error:
+        raise ConfigError(
+            f"{output or 'standard output'}: cannot be written: "
+            f"{error.strerror or error}"
+        ) from None
