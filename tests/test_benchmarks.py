@@ -14,8 +14,10 @@ import tensorflow as tf
 import test_cifar10
 
 from benchmarks import accuracy, gpu, kernels, measure, proofs, setting, step
+from towers.config import Config
 from towers.config.choices import STRATEGIES
 from towers.parallel import placement
+from towers.training import train
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
@@ -23,6 +25,7 @@ PROGRAMS = {
     "accuracy",
     "convolutions",
     "determinism",
+    "exports",
     "gpu",
     "input",
     "kernels",
@@ -290,6 +293,17 @@ def test_a_folder_of_images_is_compared_with_a_file_of_them(tmp_path):
     )
     assert "| image folder | " in output
     assert "| image folder, 20 MB in memory | " in output
+
+
+@pytest.mark.slow
+def test_exports_are_compared_with_their_run(tmp_path):
+    small = {"dataset": "embedded", "model": "lenet", "width": 0.2, "device": "cpu"}
+    train(tmp_path / "run", Config(**small, max_steps=2, eval_every_epochs=0.0))
+    output = output_of(f"exports --runs={tmp_path / 'run'} --num_images=600")
+    for words in ("(the trainer's)", "saved_model", "keras", "tflite int8"):
+        assert f"| run | {words} | " in output
+    rows = [line.split(" | ") for line in output.splitlines() if "| run |" in line]
+    assert float(rows[1][2]) < 1e-4 and rows[0][5] == rows[1][5]
 
 
 def output_of(arguments):

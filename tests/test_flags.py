@@ -367,7 +367,13 @@ def test_the_synonyms_are_of_flags_and_of_one_each():
 
 @pytest.mark.parametrize(
     "program",
-    [["run_train.py"], ["run_eval.py"], ["-m", "towers.launch"], ["-m", "towers.data"]],
+    [
+        ["run_train.py"],
+        ["run_eval.py"],
+        ["run_export.py"],
+        ["-m", "towers.launch"],
+        ["-m", "towers.data"],
+    ],
 )
 def test_each_program_has_a_version_and_a_short_help(program):
     versions, help_text = (
