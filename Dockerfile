@@ -29,7 +29,7 @@ RUN case "$CUDA" in \
         --no-build-isolation --use-pep517 -r "$lock" \
     && rm /tmp/build.lock
 
-COPY run_train.py run_eval.py run_predict.py ./
+COPY run_train.py run_eval.py run_predict.py run_export.py ./
 COPY configs configs
 COPY towers towers
 

@@ -14,8 +14,10 @@ import tensorflow as tf
 import test_cifar10
 
 from benchmarks import accuracy, gpu, kernels, measure, proofs, setting, step
+from towers.config import Config
 from towers.config.choices import STRATEGIES
 from towers.parallel import placement
+from towers.training import train
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
@@ -24,6 +26,7 @@ PROGRAMS = {
     "convolutions",
     "determinism",
     "files",
+    "exports",
     "gpu",
     "input",
     "kernels",
@@ -309,6 +312,16 @@ def test_loaders_of_photos_are_compared(tmp_path):
     )
     assert "| towers | " in output and "| tf.data, reduced | " in output
     assert "2 towers of resnet18 at 64x64" in output
+
+
+def test_exports_are_compared_with_their_run(tmp_path):
+    small = {"dataset": "embedded", "model": "lenet", "width": 0.2, "device": "cpu"}
+    train(tmp_path / "run", Config(**small, max_steps=2, eval_every_epochs=0.0))
+    output = output_of(f"exports --runs={tmp_path / 'run'} --num_images=600")
+    for words in ("(the trainer's)", "saved_model", "keras", "tflite int8"):
+        assert f"| run | {words} | " in output
+    rows = [line.split(" | ") for line in output.splitlines() if "| run |" in line]
+    assert float(rows[1][2]) < 1e-4 and rows[0][5] == rows[1][5]
 
 
 def output_of(arguments):

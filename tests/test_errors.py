@@ -14,6 +14,7 @@ EXIT_CODES = {
     "ConfigError": 2,
     "DataError": 3,
     "CheckpointError": 4,
+    "ExportError": 4,
     "RunFolderError": 4,
     "NumericError": 5,
     "StuckError": 6,

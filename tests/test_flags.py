@@ -371,6 +371,7 @@ def test_the_synonyms_are_of_flags_and_of_one_each():
         ["run_train.py"],
         ["run_eval.py"],
         ["run_predict.py"],
+        ["run_export.py"],
         ["-m", "towers.launch"],
         ["-m", "towers.data"],
     ],

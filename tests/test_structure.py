@@ -12,7 +12,9 @@ from towers.config.flags import load_recipe, recipe_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "towers"
-ENTRY_POINTS = [ROOT / f"run_{name}.py" for name in ("train", "eval", "predict")]
+ENTRY_POINTS = [
+    ROOT / f"run_{name}.py" for name in ("train", "eval", "predict", "export")
+]
 RECIPES = ROOT / "configs"
 
 # A package imports only packages of lower levels. Packages of one level do not import
@@ -25,7 +27,7 @@ LEVELS = {
     "run": 4,
     "build": 5,
     "evaluation": 6,
-    "training": 7,
+    **dict.fromkeys(["export", "training"], 7),
     "launch": 8,
     "on_ray": 9,
 }
@@ -43,6 +45,9 @@ COMMAND_LINES = (
     "towers/launch/__main__.py",
     "towers/on_ray.py",
 )
+
+# It runs in a process of its own, to show that an export needs nothing of towers.
+OUTSIDE = "towers/export/outside.py"
 
 # Config is unpacked in build: of its package others know the tables and lists alone.
 CONFIG_FREE = ("data", "models", "optim")
@@ -81,6 +86,8 @@ def complaints(path, source):
             yield f"{name}: flags outside of the command line"
         if parts[0] != "towers" or package == "__init__":
             continue
+        if path == OUTSIDE:
+            yield f"{name}: not for a program outside of towers"
         other = parts[1] if len(parts) > 1 and parts[1] in LEVELS else package
         if other != package and LEVELS[other] >= LEVELS[package] and not is_program:
             yield f"{name} is not below {package}"
@@ -129,6 +136,10 @@ def test_modules_keep_the_rules(package):
         ("towers/launch/x.py", "from towers.training import train"),
         ("towers/launch/x.py", "from towers.run.log import say"),
         ("towers/training.py", "from towers.launch.cluster import launch"),
+        ("towers/training/x.py", "from towers.export import export"),
+        ("towers/export/x.py", "from towers.training import train"),
+        ("towers/evaluation/x.py", "from towers.export import export"),
+        ("towers/export/outside.py", "from towers.errors import one_line"),
         ("towers/launch/x.py", "from towers.on_ray import run"),
         ("towers/on_ray.py", "from towers.training import train"),
         ("towers/run/utils.py", ""),
@@ -139,10 +150,10 @@ def test_each_rule_can_be_broken(path, source):
     assert list(complaints(path, source))
 
 
-def test_the_package_has_ten_names_and_the_launchers():
+def test_the_package_has_eleven_names_and_the_launchers():
     names = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
     assert names - {"__init__", "__pycache__"} == set(LEVELS)
-    assert len(set(LEVELS) - set(LAUNCHERS)) == 10
+    assert len(set(LEVELS) - set(LAUNCHERS)) == 11
 
 
 def test_a_command_refuses_wrong_flags_before_it_imports_tensorflow():

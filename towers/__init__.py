@@ -34,7 +34,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _CHATTER = re.compile(
-    r"WARNING: All log messages before absl|[IWE]0000 |To enable the "
+    r"WARNING: All log messages before absl|[IWE]0000 |To enable the |fully_quantize: "
 )
 
 
@@ -198,7 +198,8 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
 @contextlib.contextmanager
 def quiet_imports():
     """Imports TensorFlow inside without the lines that it prints before it can be
-    silenced: it logs while its libraries are loaded, before it reads its log level."""
+    silenced: it logs while its libraries are loaded, before it reads its log level. Its
+    converter to TFLite prints past that level, too."""
     stderr = captured = None
     with contextlib.suppress(OSError):
         stderr = os.dup(2)

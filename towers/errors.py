@@ -51,6 +51,12 @@ class RunFolderError(TowersError):
     exit_code = 4
 
 
+class ExportError(TowersError):
+    """An export cannot be written, or does not give the logits of the run."""
+
+    exit_code = 4
+
+
 class NumericError(TowersError):
     """A loss or a gradient is not finite."""
 

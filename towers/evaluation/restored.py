@@ -33,6 +33,7 @@ class RestoredRun:
         config: of the run.
         class_names: in the order of the logits.
         image_shape: height, width, channels of the images that `preprocess` takes.
+        mean, deviation: of the training images, per channel, in units of 0..255.
         input_shape: height, width, channels of the input of the network.
         preprocess: uint8 images [n, *image_shape] -> float32 [n, *input_shape], as in
             an evaluation; made of TensorFlow operations.
@@ -44,6 +45,8 @@ class RestoredRun:
     config: Config
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
     input_shape: tuple[int, int, int]
     preprocess: Callable[[np.ndarray | tf.Tensor], tf.Tensor] = dataclasses.field(
         repr=False, compare=False
@@ -59,21 +62,32 @@ class RestoredRun:
             ConfigError: the network is in a file that is missing.
             CheckpointError: the checkpoint is of another network.
         """
-        return self._create_model("params")
+        return without_noise(self.network())
 
     @functools.cached_property
     def model_ema(self) -> keras.Model | None:
         """As `model`, with the moving averages of the parameters; None where the run
         keeps none."""
-        return self._create_model("averages") if self.config.ema_decay else None
+        if not self.config.ema_decay:
+            return None
+        return without_noise(self.network("averages"))
 
-    def _create_model(self, kind):
+    def network(self, kind: str = "params") -> keras.Model:
+        """A new network as it is trained: with dropout, and an input of noise for each
+        such layer.
+
+        Args:
+            kind: "params", or "averages" for the moving averages.
+
+        Raises:
+            ConfigError, CheckpointError: as `model`.
+        """
         _check_file(self.path, self.config, "model")
         model = build.create_network(
             self.config, self.input_shape, len(self.class_names), for_training=False
         )
         load_variables(model, self.tensors, kind)
-        return without_noise(model)
+        return model
 
 
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
@@ -144,6 +158,8 @@ def restored_run(
         config=config,
         class_names=info.class_names,
         image_shape=info.image_shape,
+        mean=info.mean,
+        deviation=info.deviation,
         input_shape=augment.image_shape,
         preprocess=preprocess,
         tensors=tensors,

@@ -77,7 +77,9 @@ def local_response_normalization(
         raise ValueError(f"{groups} groups do not divide {channels} channels")
     pieces = [*before, x, *after]
     center = len(before)
-    bands = _bands([p.shape[-1] for p in pieces], center, depth_radius, groups, x.dtype)
+    bands = channel_bands(
+        [p.shape[-1] for p in pieces], center, depth_radius, groups, x.dtype
+    )
 
     def product(values, band, transpose=False):
         flat = tf.reshape(values, [-1, values.shape[-1]])
@@ -113,7 +115,7 @@ def local_response_normalization(
     return normalize(*pieces)
 
 
-def _bands(sizes, center, depth_radius, groups, dtype):
+def channel_bands(sizes, center, depth_radius, groups, dtype):
     """Per piece a matrix [its channels, channels of the center piece], 1 for those
     within the radius, else 0.
 

@@ -1,8 +1,10 @@
 """The signals that stop a run. Imports nothing that takes time."""
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_CODE = 75  # that of towers.errors.Preempted
@@ -36,3 +38,34 @@ def exit_on_signals(
 
     for number in STOP_SIGNALS:
         signal.signal(number, stop)
+
+
+@contextlib.contextmanager
+def preemptible() -> Iterator[None]:
+    """Inside, a signal raises KeyboardInterrupt in the main thread, so that what was
+    begun is cleared away; those that follow are ignored until then.
+
+    Raises:
+        Preempted: there was one.
+    """
+    names = []
+
+    def interrupt(number, frame):
+        for other in STOP_SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        names.append(signal.Signals(number).name)
+        raise KeyboardInterrupt
+
+    former = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
+    try:
+        yield
+    except BaseException:
+        if not names:
+            raise
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    if names:
+        from towers.errors import Preempted
+
+        raise Preempted(f"stopped by {names[0]}, nothing is written; start it again")

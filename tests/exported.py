@@ -1,0 +1,56 @@
+"""Runs with random values in place of trained ones, to be exported."""
+
+import pathlib
+
+import numpy as np
+
+from towers import build
+from towers.config import Config
+from towers.data.augment import create_augment
+from towers.evaluation.restored import RestoredRun, restored_run
+from towers.run.dataset_info import DatasetInfo
+
+CLASS_NAMES = ("cat", "dog", "größer als", "a\tb", "e", "f", "g", "h", "i", "j")
+MEAN, DEVIATION = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+
+
+def random_run(
+    model: str,
+    augment: str = "none",
+    image_shape: tuple[int, int, int] = (32, 32, 3),
+    **options,
+) -> RestoredRun:
+    """A run of a network, all of whose values are drawn, also those that begin as 0 or
+    1; its moving averages differ from its parameters."""
+    config = Config(**{"width": 0.25, **options}, model=model, augment=augment)
+    channels = image_shape[-1]
+    info = DatasetInfo(
+        "drawn", CLASS_NAMES, image_shape, MEAN[:channels], DEVIATION[:channels]
+    )
+    shape = create_augment(augment, image_shape, info.mean, info.deviation).image_shape
+    network = build.create_network(config, shape, len(CLASS_NAMES), False)
+    rng = np.random.default_rng(0)
+
+    def drawn(variable):
+        values = variable.numpy()
+        scale = 0.5 * values.std() + 0.05 * np.abs(values).mean() + 0.02
+        values = values + rng.normal(0, scale, values.shape)
+        return np.abs(values).astype("float32") if is_variance(variable) else values
+
+    tensors = {}
+    for variable in network.trainable_variables:
+        for kind in ("params", "averages"):
+            tensors[f"{kind}/{variable.path}"] = drawn(variable).astype("float32")
+    for variable in network.non_trainable_variables:
+        tensors[f"state/{variable.path}"] = drawn(variable).astype("float32")
+    return restored_run(pathlib.Path("a run"), 7, config, info, tensors)
+
+
+def is_variance(variable):
+    return variable.path.endswith("moving_variance")
+
+
+def random_images(run: RestoredRun, count: int = 4) -> np.ndarray:
+    """uint8 [count, *run.image_shape]."""
+    rng = np.random.default_rng(1)
+    return rng.integers(0, 256, (count, *run.image_shape)).astype(np.uint8)

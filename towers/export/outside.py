@@ -1,0 +1,73 @@
+"""A program that loads an export as others do, and predicts; it imports no towers.
+
+    python -P towers/export/outside.py FORMAT EXPORT IMAGES.npy RESULT.npz
+
+IMAGES holds uint8 [n, height, width, channels]. RESULT gets "logits" [n, classes] and
+"class_names" [classes]. The first image goes through the network alone, the others in
+batches of at most 100, so that the size of a batch is seen to be free.
+"""
+
+import json
+import sys
+import zipfile
+
+import numpy as np
+
+BATCH_SIZE = 100
+
+
+def saved_model(path):
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(path)
+    predict = loaded.signatures["serving_default"]
+    names = loaded.signatures["class_names"]()["class_names"].numpy()
+    return [name.decode() for name in names], lambda images: predict(
+        images=tf.constant(images)
+    )["logits"].numpy()
+
+
+def keras(path):
+    import keras
+
+    model = keras.saving.load_model(path)
+    with zipfile.ZipFile(path) as archive:
+        names = json.loads(archive.read("class_names.json"))
+    return names, model.predict_on_batch
+
+
+def tflite(path):
+    try:
+        from ai_edge_litert.interpreter import Interpreter
+    except ImportError:
+        import tensorflow as tf
+
+        Interpreter = tf.lite.Interpreter
+
+    predict = Interpreter(path).get_signature_runner()
+    with zipfile.ZipFile(path) as archive:
+        names = archive.read("labels.txt").decode().splitlines()
+    return names, lambda images: predict(images=images)["logits"]
+
+
+def onnx(path):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+    return names, lambda images: session.run(["logits"], {"images": images})[0]
+
+
+def main(format, export, images, result):
+    names, predict = globals()[format](export)
+    images = np.load(images)
+    pieces = [images[:1]]
+    pieces += [images[i : i + BATCH_SIZE] for i in range(1, len(images), BATCH_SIZE)]
+    logits = np.concatenate([np.asarray(predict(piece)) for piece in pieces])
+    if "towers" in sys.modules:
+        raise RuntimeError("an export needs towers")
+    np.savez(result, logits=logits, class_names=np.array(names))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
