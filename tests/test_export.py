@@ -17,7 +17,7 @@ from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small
 
 from towers import export as exports
 from towers.config.choices import AUGMENTS, MODELS
-from towers.data import decoding, synthetic
+from towers.data import pixels, synthetic
 from towers.errors import ConfigError, DataError, ExportError
 from towers.evaluation.restored import without_noise
 from towers.export import (
@@ -149,10 +149,10 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
     files, images = [], []
     for size, kind in zip(sizes, ("PNG", "BMP", "PNG", "JPEG"), strict=True):
         file = io.BytesIO()
-        pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, kind)
+        drawn = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(drawn).save(file, kind)
         files.append(file.getvalue())
-        images.append(decoding.fit(decoding.decode(files[-1], 3), (32, 32), 32))
+        images.append(pixels.fit(pixels.decode(files[-1], 3), (32, 32), 32))
     logits = signatures["encoded_images"](encoded_images=tf.constant(files))["logits"]
     results = signatures["serving_default"](images=tf.constant(np.stack(images)))
     np.testing.assert_allclose(logits, results["logits"], rtol=1e-4, atol=1e-6)

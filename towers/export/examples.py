@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from towers import data
-from towers.data.decoding import Decoding, decode
+from towers.data.decoding import Decoding
+from towers.data.pixels import resize_image
 from towers.data.sources import Source, shown
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
 from towers.evaluation import RestoredRun
-from towers.export.saved_model import middle
 
 NUM_COMPARED, NUM_CALIBRATION = 64, 256
 
@@ -91,13 +91,11 @@ def read_files(run: RestoredRun, paths: Sequence[str]) -> np.ndarray:
     Raises:
         DataError: one is no image, or there is none.
     """
-    *size, channels = run.image_shape
     options = Decoding(max_pixels=run.config.max_image_pixels)
     images = []
     for path in _files(paths)[:NUM_CALIBRATION]:
         try:
-            image = decode(path.read_bytes(), channels, options)
-            images.append(middle(tf.convert_to_tensor(image), size).numpy())
+            images.append(resize_image(path.read_bytes(), run.image_shape, options))
         except (OSError, ValueError) as error:
             words = getattr(error, "strerror", None) or one_line(error)
             raise DataError(f"images: {shown(str(path))}: {words}") from None
