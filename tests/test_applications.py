@@ -108,6 +108,7 @@ def test_a_network_gives_the_logits_of_keras(name, mean, deviation):
     np.testing.assert_allclose(logits, expected, atol=1e-5 * scale)
 
 
+@pytest.mark.slow
 def test_names_and_values_depend_on_the_arguments_alone():
     """The second network of a process is the first one again; its layers are ours where
     Keras' normalize or drop."""
@@ -217,6 +218,7 @@ def test_two_steps_of_two_workers_equal_those_of_one_device(name, tmp_path):
     assert_close({k: v for k, v in state.items() if k in one.state()}, one.state())
 
 
+@pytest.mark.slow
 def test_what_no_device_can_split_is_refused_by_its_layer():
     network = networks.application(f"keras:{SMALL}")
     batches = networks.application_batches(network, 4)

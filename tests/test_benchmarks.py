@@ -314,6 +314,7 @@ def test_loaders_of_photos_are_compared(tmp_path):
     assert "2 towers of resnet18 at 64x64" in output
 
 
+@pytest.mark.slow
 def test_exports_are_compared_with_their_run(tmp_path):
     small = {"dataset": "embedded", "model": "lenet", "width": 0.2, "device": "cpu"}
     train(tmp_path / "run", Config(**small, max_steps=2, eval_every_epochs=0.0))

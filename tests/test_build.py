@@ -214,6 +214,7 @@ def test_parameters_whose_rate_has_ended_are_frozen():
     ]
 
 
+@pytest.mark.slow
 def test_a_factor_of_zero_freezes_from_the_start(tmp_path):
     few_layers = {"model": "speedrun", "param_rates": "logits/*:1,*:0"}
     _, found = phases_of(**few_layers)

@@ -17,6 +17,7 @@ from towers.config.choices import TABLES
 from towers.data.augment import Augment
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, DataError
+from towers.optim import optimizers
 from towers.optim.optimizers import Optimizer
 from towers.optim.schedules import Schedule
 
@@ -269,6 +270,7 @@ def test_a_model_that_is_given_twice_is_refused(tmp_path):
 # Hyperparameters without a flag.
 
 OPTIMIZER = """
+from towers.optim import optimizers
 from towers.optim.optimizers import Optimizer
 from towers.optim.schedules import Schedule
 
@@ -281,12 +283,12 @@ def create(*, momentum, strength=1.0):
 
 def optimizer_of(path, text):
     options = config.list_options.parse_optimizer_options(text)
-    return build.optimizers.create_optimizer(path, options, momentum=0.5, rho=0.1)
+    return optimizers.create_optimizer(path, options, momentum=0.5, rho=0.1)
 
 
 def test_an_optimizer_gets_the_options_that_have_no_flag(tmp_path):
     path = write(tmp_path, OPTIMIZER) + ":create"
-    context = build.optimizers.UpdateContext(tf.constant(0.5), None)
+    context = optimizers.UpdateContext(tf.constant(0.5), None)
     for text, expected in (("", 0.5), ("strength:2", 0.0)):
         optimizer = optimizer_of(path, text)
         param, _ = optimizer.update(tf.constant(1.0), {}, tf.constant(1.0), context)

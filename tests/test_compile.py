@@ -66,6 +66,7 @@ def test_a_bad_tower_is_named():
         towers.train(3)
 
 
+@pytest.mark.slow
 def test_a_run_may_be_continued_with_another_compiler(tmp_path, monkeypatch):
     small_runs.use(monkeypatch, small_runs.dropout_network)
     whole = train(tmp_path / "whole", small_runs.small_config()).state

@@ -113,7 +113,7 @@ def test_what_is_no_worker_is_refused_and_a_server_of_grpc_is_taken():
 
 def test_another_list_of_workers_is_refused():
     addresses = addresses_of(3)
-    with started(addresses[:2], 1, secs=1) as other:
+    with started(addresses[:2], 1, secs=5) as other:
         with pytest.raises(ConfigError, match="another list of workers"):
             wait_for_all(addresses, 0, 20, quiet)
         with pytest.raises((ConfigError, WorkerLostError)):

@@ -159,6 +159,7 @@ def test_a_subset_reads_its_own_examples(loaded):
     np.testing.assert_array_equal(labels, loaded.train_labels[listed])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("standardized", [False, slow(True)])
 def test_ridge_regression_on_the_pixels_stays_under_60_percent(loaded, standardized):
     train = loaded.train_images.reshape(10_000, -1).astype(np.float32) / 255

@@ -16,7 +16,7 @@ from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
 from towers import export as exports
-from towers.config.choices import AUGMENTS, MODELS
+from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import pixels, synthetic
 from towers.errors import ConfigError, DataError, ExportError
 from towers.evaluation.restored import without_noise
@@ -34,6 +34,8 @@ from towers.export.stock import stock_network, with_preprocessing
 from towers.training import train
 
 DEPENDABLE = [name for name, row in FORMATS.items() if not row.packages]
+NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
+NETWORKS += ["keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
 FAST_NETWORKS = ("cnn", "convmixer_256_8", "resnet20", "speedrun")
 
 
@@ -104,9 +106,12 @@ def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision
     assert 0 < np.abs(logits - expected).max() < most * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", [n if n in FAST_NETWORKS else slow(n) for n in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST_NETWORKS else slow(name) for name in NETWORKS],
+)
 def test_stock_layers_compute_what_ours_do(name):
-    run = random_run(name, width=0.1)
+    run = random_run(name, width=1.0 if ":" in name else 0.1)
     trained = run.network()
     network = stock_network(trained)
     assert all(type(x).__module__.startswith("keras.") for x in network.layers)

@@ -139,7 +139,10 @@ def uninterrupted(tmp_path_factory):
         (["--max_steps=many"], r"flag --max_steps=many"),
         (["--strategy=tower"], r"strategy='tower': did you mean 'towers'"),
         (["--batch_size=4", "--num_towers=8"], r"batch_size=4 with num_towers=8: .*--"),
-        (["--optimizer=nesterov"], r"optimizer=nesterov with momentum=0.0: .*--"),
+        (
+            ["--optimizer=nesterov", "--momentum=0"],
+            r"optimizer=nesterov with momentum=0.0: .*--",
+        ),
         (["--learning_rate=-1"], r"learning_rate=-1.0: must be above 0"),
         (
             ["--config=quickstrat"],

@@ -26,15 +26,15 @@ LEAST_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
 COLORS, LENET = {3}, {20, 50}
 
 
+FAST = [("cnn", "float32"), ("speedrun", "bfloat16"), ("resnet20", "float16")]
+
+
 def networks_and_precisions():
     for model in choices.MODELS:
         if model.endswith(choices.FAMILY):
             continue
         for precision in choices.PRECISIONS:
-            if model in ("cnn", "speedrun") or (model, precision) == (
-                "resnet20",
-                "float16",
-            ):
+            if (model, precision) in FAST:
                 yield pytest.param((model, precision), id=f"{model}-{precision}")
             else:
                 yield slow((model, precision), id=f"{model}-{precision}")

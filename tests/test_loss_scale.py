@@ -23,7 +23,7 @@ from towers.training import train
 KINDS = [
     (Towers, {}),
     slow(Replicated, {}),
-    (ModelParallel, {"group_size": 2}),
+    slow(ModelParallel, {"group_size": 2}),
     slow(Towers, {"sync_batch_norm": True}),
     slow(Towers, {"accumulate_steps": 2}),
 ]
@@ -94,6 +94,7 @@ def test_an_infinity_in_one_tower_passes_the_step_over_for_all(cls, options):
     assert np.any(moved["params/logits/kernel"] != before["params/logits/kernel"])
 
 
+@pytest.mark.slow
 def test_one_step_equals_two_calls_and_a_continued_state():
     network = networks.residual_network("mixed_float16")
     batches = networks.random_batches(5, 16)

@@ -113,6 +113,7 @@ def test_an_account_adds_variables_of_all_copies_and_says_what_it_is():
         check_budget([first, second], 1.9)
 
 
+@pytest.mark.slow
 def test_a_network_too_large_for_one_device_trains_on_four(tmp_path, capsys):
     """The reason for worker groups: each of four needs less than one that is alone."""
     network = {"width": 1.0, "augment": "none", "max_steps": 1, "batch_size": 40}

@@ -133,6 +133,7 @@ def test_asynchronous_towers_go_from_phase_to_phase():
     assert all(np.isfinite(x["loss"]) for x in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [Towers, slow(AsynchronousTrainer)])
 def test_the_account_is_that_of_the_phase_that_takes_the_most(cls):
     """The second: whole images, and nothing frozen."""
@@ -160,6 +161,7 @@ def test_a_phase_is_traced_once_and_when_its_first_step_is_taken():
     assert counts == [1, 2, 3, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [slow({}), {"input": "resident"}])
 def test_a_run_in_two_parts_goes_through_its_phases(
     options, tmp_path, monkeypatch, capfd

@@ -369,6 +369,7 @@ def test_the_cases_have_every_pair():
     )
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_of_a_tower_has_its_kernels():
     calls = traced.on_gpus(model="resnet20", compile="xla").trainer.calls()
     compiled = [

@@ -48,7 +48,6 @@ REFUSED = {
 # In the fast suite: one of each kind of network and of data.
 FAST = {
     "cifar10_cnn",
-    "cifar10_resnet20",
     "cifar10_speedrun",
     "fashion_mnist_lenet",
     "image_folder_resnet18",

@@ -93,6 +93,7 @@ def test_row_10_would_notice_other_random_numbers(tmp_path, monkeypatch):
         assert_equal_states(state, expected.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, slow(8)])
 def test_row_10_also_where_batches_straddle_epochs(tmp_path, stop):
     config = small_config(

@@ -39,6 +39,7 @@ ALLOWED = {
     ("towers/config/factories.py", "exec_module"): "FILE.py:FUNCTION of the user",
     ("towers/parallel/devices.py", "importlib"): "metadata: versions of packages",
     ("towers/run/checkpoint_files.py", "importlib"): "metadata: versions of packages",
+    ("towers/config/flags.py", "importlib"): "metadata: versions for --version",
     ("towers/data/download.py", "subprocess"): "our own function in a new process",
     ("towers/export/__init__.py", "importlib"): "find_spec: is a package installed",
     ("towers/export/story.py", "importlib"): "rows of our table",

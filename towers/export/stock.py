@@ -23,6 +23,7 @@ from towers.models.layers import (
     PadChannels,
     channel_bands,
 )
+from towers.models.stock_layers import LayerScale, ReverseChannels
 from towers.models.whitening import Whitening
 
 # Of a tensor of a network that is being built.
@@ -173,13 +174,22 @@ def _pad_channels(layer):
     return lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
 
 
+def _layer_scale(layer):
+    """A factor for every channel is a depthwise convolution of one pixel."""
+    [gamma] = layer.get_weights()
+    stock = layers.DepthwiseConv2D(1, use_bias=False, name=layer.name)
+    return _with_values(stock, [gamma.reshape(1, 1, -1, 1)])
+
+
 _MAKE = {
     BatchNormalization: _batch_normalization,
     Dropout: lambda layer: layers.Dropout(layer.rate, name=layer.name),
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,
+    LayerScale: _layer_scale,
     LocalResponseNormalization: _local_response_normalization,
     PadChannels: _pad_channels,
+    ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
     SameConv2D: _same_convolution,
     Whitening: _whitening,
 }
