@@ -108,7 +108,8 @@ def _is_ours(serialized):
 
 
 def _batch_normalization(layer):
-    stock = layers.BatchNormalization.from_config(_settings(layer))
+    stock = layers.BatchNormalization.from_config(_settings(layer, "is_frozen"))
+    stock.trainable = not layer.is_frozen
     return _with_values(stock, layer.get_weights())
 
 
