@@ -60,6 +60,8 @@ def _chief_answers():
 
 def tell_others(lost: str) -> None:
     """Ends the wait of the others, who are not all connected to the lost worker."""
+    if lost.startswith("worker 0 "):
+        return  # the chief's service is gone: to tell it would wait, for ever
     with contextlib.suppress(tf.errors.OpError):
         context.context().report_error_to_cluster(
             tf.errors.UNAVAILABLE, f"lost: {lost}."
