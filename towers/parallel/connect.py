@@ -117,10 +117,10 @@ def _wait_for_all(addresses, index, wait_secs, say):
     greeting = f"towers {zlib.crc32(','.join(addresses).encode()):08x}\n".encode()
     begun, is_patient = time.monotonic(), True
     missing = [i for i in range(len(addresses)) if i != index]
-    with _listening(int(addresses[index].rpartition(":")[2])) as listener:
+    port = int(addresses[index].rpartition(":")[2])
+    with _listening(port) as listener, _greeting(listener, greeting):
         while missing:
             missing = [i for i in missing if not _is_there(i, addresses[i], greeting)]
-            _greet(listener, greeting)
             waited = time.monotonic() - begun
             names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
             if missing and waited > wait_secs:
@@ -134,15 +134,26 @@ def _wait_for_all(addresses, index, wait_secs, say):
                 time.sleep(0.1)
 
 
-def _greet(listener, greeting):
-    """Answers those who look whether this worker is there."""
-    for _ in range(100):  # then it looks itself, however many strangers come
-        try:
-            other = listener.accept()[0]
-        except BlockingIOError:
-            return
-        with other, contextlib.suppress(OSError):  # it may be gone again
-            other.sendall(greeting)
+@contextlib.contextmanager
+def _greeting(listener, greeting):
+    """Answers those who look whether this worker is there, in a thread: two that look
+    for each other must not wait for each other."""
+    stop = threading.Event()
+    listener.settimeout(0.1)
+
+    def answer():
+        while not stop.is_set():
+            # Nobody has come, or the other one is gone again.
+            with contextlib.suppress(OSError), listener.accept()[0] as other:
+                other.sendall(greeting)
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _listening(port):
@@ -155,7 +166,6 @@ def _listening(port):
             f"this worker cannot listen on port {port}: {error.strerror}; end the "
             "process that does, or take another port"
         ) from None
-    listener.setblocking(False)
     return listener
 
 
