@@ -134,7 +134,7 @@ def test_asynchronous_towers_go_from_phase_to_phase():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [Towers, slow(AsynchronousTrainer)])
+@pytest.mark.parametrize("cls", [Towers, AsynchronousTrainer])
 def test_the_account_is_that_of_the_phase_that_takes_the_most(cls):
     """The second: whole images, and nothing frozen."""
     network, phases = small_and_large()
@@ -162,7 +162,7 @@ def test_a_phase_is_traced_once_and_when_its_first_step_is_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [slow({}), {"input": "resident"}])
+@pytest.mark.parametrize("options", [{}, {"input": "resident"}])
 def test_a_run_in_two_parts_goes_through_its_phases(
     options, tmp_path, monkeypatch, capfd
 ):

@@ -49,10 +49,7 @@ def predict(
             f"it ends with {one_line(lines[-1], 200)} (exit {done.returncode})"
         )
     with np.load(result, allow_pickle=False) as values:
-        logits, names = (
-            values["logits"],
-            tuple(map(printable, values["class_names"].tolist())),
-        )
+        logits, names = values["logits"], values["class_names"].tolist()
     for file in (given, result):
         file.unlink()
     return logits, tuple(map(printable, names))
