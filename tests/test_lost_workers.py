@@ -136,14 +136,14 @@ def assert_the_others_stop(network, run, fault, victim):
     return secs
 
 
-def lost_and_continued(network, folder, fault, victim, step, count=NUM_WORKERS):
-    """The state of a run that lost a worker and went on with so many; the seconds
-    until the others stopped."""
+def lost_and_continued(network, folder, fault, victim, step, count=NUM_WORKERS, *more):
+    """The state of a run that lost a worker and went on with so many (and more flags);
+    the seconds until the others stopped."""
     with Run(network, folder) as run:
         run.wait_for_step(step)
         run.wait_for_checkpoint()
         secs = assert_the_others_stop(network, run, fault, victim)
-    with Run(network, folder, count) as run:
+    with Run(network, folder, count, *more) as run:
         assert run.wait() == [0] * count, run.output()
         assert "restored step" in run.logs[0].read_text()
         return run.state(), secs
@@ -173,12 +173,18 @@ def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fewer", [1, 2])
-def test_row_28_a_run_continues_with_fewer_workers(
-    fewer, network, uninterrupted, tmp_path
-):
-    state, _ = lost_and_continued(network, tmp_path, "kill", 2, 8, NUM_WORKERS - fewer)
-    for name, value in uninterrupted.items():
-        np.testing.assert_allclose(state[name], value, rtol=1e-3, atol=1e-4)
+def test_row_28_a_run_continues_with_fewer_workers(fewer, network, tmp_path):
+    """To step 12: there another seed is 0.2 apart, and 1, 2 and 3 towers of one process
+    up to 3.5e-5; after 40 steps at this rate such noise has grown to 5e-3."""
+    (tmp_path / "whole").mkdir()
+    to_step_12 = "--max_steps=12"
+    with Run(network, tmp_path / "whole", NUM_WORKERS, to_step_12) as run:
+        assert run.wait() == [0] * NUM_WORKERS, run.output()
+        whole = run.state()
+    count = NUM_WORKERS - fewer
+    state, _ = lost_and_continued(network, tmp_path, "kill", 2, 5, count, to_step_12)
+    for name, value in whole.items():
+        np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
 def test_row_28_33_when_a_worker_is_killed_the_other_stops_and_a_restart_resumes(
