@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -10,7 +11,7 @@ from tensorflow.python.eager import context
 from towers.errors import one_line
 
 # What a worker tells the others of one that is lost.
-_TOLD = re.compile(r"lost: (worker \d+ \([^)]*\) (?:ended|does not answer))\.")
+_TOLD = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
 
 # A key that the chief's service has.
 _CHIEF = "towers/chief"
@@ -18,8 +19,17 @@ _CHIEF = "towers/chief"
 _TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
 
-def lost_worker(message: str, addresses: Sequence[str], index: int) -> str | None:
-    """What to say of a worker that is gone; None where an error is of another kind.
+class LostWorker(NamedTuple):
+    """A worker that is gone: its number, None where unknown, and what to say of it."""
+
+    number: int | None
+    text: str
+
+
+def lost_worker(
+    message: str, addresses: Sequence[str], index: int
+) -> LostWorker | None:
+    """The worker that an error tells of; None where the error is of another kind.
 
     Args:
         message: of an error of TensorFlow.
@@ -27,7 +37,7 @@ def lost_worker(message: str, addresses: Sequence[str], index: int) -> str | Non
         index: of this one.
     """
     if told := _TOLD.search(message):
-        return told[1]
+        return LostWorker(int(told[2]), told[1])
     if "Collective" not in message and "oordination" not in message:
         return None
     named = [int(number) for number in _TASK.findall(message)]
@@ -35,13 +45,13 @@ def lost_worker(message: str, addresses: Sequence[str], index: int) -> str | Non
     if not others and "CoordinationService" in message:
         others = [0]  # the chief's service does not answer
     if not others:
-        return f"a worker is lost: {one_line(message, 200)}"
+        return LostWorker(None, f"a worker is lost: {one_line(message, 200)}")
     number, how = others[0], "does not answer"
     if "onnection reset" in message or "Socket closed" in message:
         how = "ended"
         if number and not _chief_answers():
             number, how = 0, "does not answer"  # the other one has noticed that
-    return f"worker {number} ({addresses[number]}) {how}"
+    return LostWorker(number, f"worker {number} ({addresses[number]}) {how}")
 
 
 def announce_chief() -> None:
@@ -58,11 +68,11 @@ def _chief_answers():
     return True
 
 
-def tell_others(lost: str) -> None:
+def tell_others(lost: LostWorker) -> None:
     """Ends the wait of the others, who are not all connected to the lost worker."""
-    if lost.startswith("worker 0 "):
+    if lost.number == 0:
         return  # the chief's service is gone: to tell it would wait, for ever
     with contextlib.suppress(tf.errors.OpError):
         context.context().report_error_to_cluster(
-            tf.errors.UNAVAILABLE, f"lost: {lost}."
+            tf.errors.UNAVAILABLE, f"lost: {lost.text}."
         )

@@ -259,7 +259,7 @@ class Workers:
                 raise
             tell_others(lost)
             prepare()
-            raise WorkerLostError(lost) from None
+            raise WorkerLostError(lost.text) from None
 
 
 def _interruptible(function):
