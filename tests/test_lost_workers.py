@@ -128,7 +128,6 @@ def assert_the_others_stop(network, run, fault, victim):
     secs = time.monotonic() - began
     if fault == "cut":  # it stops as well: to it the others are gone
         assert run.processes[victim].wait(BOUND_SECS) == 75, run.output()
-        network.plug(victim, "up")
     else:
         run.processes[victim].send_signal(signal.SIGKILL)
         run.processes[victim].wait()
@@ -142,7 +141,11 @@ def lost_and_continued(network, folder, fault, victim, step, count=NUM_WORKERS, 
     with Run(network, folder) as run:
         run.wait_for_step(step)
         run.wait_for_checkpoint()
-        secs = assert_the_others_stop(network, run, fault, victim)
+        try:
+            secs = assert_the_others_stop(network, run, fault, victim)
+        finally:
+            if fault == "cut":
+                network.plug(victim, "up")
     with Run(network, folder, count, *more) as run:
         assert run.wait() == [0] * count, run.output()
         assert "restored step" in run.logs[0].read_text()

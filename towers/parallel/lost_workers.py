@@ -16,6 +16,9 @@ _TOLD = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\."
 # A key that the chief's service has.
 _CHIEF = "towers/chief"
 
+# In errors of calls to TensorFlow's service, which is the chief's.
+_CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"
+
 _TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
 
@@ -42,8 +45,8 @@ def lost_worker(
         return None
     named = [int(number) for number in _TASK.findall(message)]
     others = [i for i in named if i != index and i < len(addresses)]
-    if not others and "CoordinationService" in message:
-        others = [0]  # the chief's service does not answer
+    if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
+        others = [0]  # it did not answer, perhaps to another worker, named as well
     if not others:
         return LostWorker(None, f"a worker is lost: {one_line(message, 200)}")
     number, how = others[0], "does not answer"
@@ -70,7 +73,7 @@ def _chief_answers():
 
 def tell_others(lost: LostWorker) -> None:
     """Ends the wait of the others, who are not all connected to the lost worker."""
-    if lost.number == 0:
+    if lost.number == 0 or not _chief_answers():
         return  # the chief's service is gone: to tell it would wait, for ever
     with contextlib.suppress(tf.errors.OpError):
         context.context().report_error_to_cluster(
