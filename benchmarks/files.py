@@ -10,9 +10,11 @@ and what of it stays, and removes the folder:
 - `loaded`: all that `data.load` does: listing, sizes, test images, moments.
 - `started`: from a Config to the end of the first step of LeNet at 14x14.
 - `checked`: `python -m towers.data`, which reads and decodes every file.
+`--stages=listed,checked` takes some of them.
 """
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -74,7 +76,7 @@ def report(name: str, stage: Callable[[], object], chosen) -> None:
     print(measure.table_row(name, *row), flush=True)
 
 
-def listed(folder: pathlib.Path) -> image_folder.ImageFiles:
+def listed(folder: pathlib.Path, chosen) -> image_folder.ImageFiles:
     train = str(folder / "train")
     skipped = image_folder.Skipped()
     return image_folder.ImageFiles(
@@ -82,13 +84,17 @@ def listed(folder: pathlib.Path) -> image_folder.ImageFiles:
     )
 
 
-def as_strings(folder: pathlib.Path) -> list[str]:
+def as_strings(folder: pathlib.Path, chosen) -> list[str]:
     classes = sorted(os.listdir(folder / "train"))
     return [
         os.path.join(folder, "train", name, file)
         for name in classes
         for file in sorted(os.listdir(folder / "train" / name))
     ]
+
+
+def loaded(folder: pathlib.Path, chosen) -> object:
+    return data.load("image_folder", str(folder))
 
 
 def started(folder: pathlib.Path, chosen) -> object:
@@ -105,21 +111,28 @@ def started(folder: pathlib.Path, chosen) -> object:
     return trainer
 
 
-def checked(folder: pathlib.Path) -> None:
+def checked(folder: pathlib.Path, chosen) -> None:
     with contextlib.redirect_stdout(sys.stderr):
-        check.check(
-            "image_folder",
-            str(folder),
-            grid_path=str(folder / "grid.png"),
-            say=lambda line: None,
-        )
+        check.check("image_folder", str(folder), grid_path=str(folder / "grid.png"))
+
+
+STAGES = {
+    "as strings": as_strings,
+    "listed": listed,
+    "loaded": loaded,
+    "started": started,
+    "checked": checked,
+}
 
 
 def main() -> None:
     parser = measure.create_parser(__doc__, steps=1, rounds=1)
     parser.add_argument("--folder", required=True, help="is made, and removed")
     parser.add_argument("--num_files", type=int, default=1_000_000)
+    parser.add_argument("--stages", type=measure.names, default=list(STAGES))
     options = parser.parse_args()
+    if not set(options.stages) <= set(STAGES):
+        parser.error(f"--stages takes {', '.join(STAGES)}")
     folder = pathlib.Path(options.folder)
     folder.mkdir()  # no folder of somebody else's is removed
     chosen = measure.all_devices(options.device, 1)
@@ -135,11 +148,9 @@ def main() -> None:
             ),
             flush=True,
         )
-        report("as strings", lambda: as_strings(folder), chosen)
-        report("listed", lambda: listed(folder), chosen)
-        report("loaded", lambda: data.load("image_folder", str(folder)), chosen)
-        report("started", lambda: started(folder, chosen), chosen)
-        report("checked", lambda: checked(folder), chosen)
+        for name in options.stages:
+            stage = functools.partial(STAGES[name], folder, chosen)
+            report(name, stage, chosen)
         load = " ".join(f"{x:.1f}" for x in os.getloadavg())
         print(f"\nLoad of the machine at the end: {load}")
     finally:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -114,6 +114,12 @@ def in_turn(
                 wall[name].append(time.perf_counter() - started)
                 processor[name].append(time.process_time() - used)
     return wall, processor
+
+
+def draw(batches: Iterator, num_steps: int) -> None:
+    """Takes so many batches from a stream."""
+    for _ in range(num_steps):
+        next(batches)
 
 
 def ratios(

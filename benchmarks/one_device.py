@@ -7,8 +7,7 @@ import statistics
 import tempfile
 import time
 
-from benchmarks import input as input_benchmark
-from benchmarks import measure, trainers
+from benchmarks import measure, overlap, trainers
 from towers import build
 from towers.config import Config
 from towers.config import flags as config_flags
@@ -54,8 +53,8 @@ def _measure(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
         options.calls,
     )
     stream = iter(parts.train_batches.stream(0))
-    input_benchmark.draw(stream, input_benchmark.FILLING_STEPS)
-    drawing_secs = _secs(lambda: input_benchmark.draw(stream, options.steps * 10))
+    measure.draw(stream, overlap.FILLING_STEPS)
+    drawing_secs = _secs(lambda: measure.draw(stream, options.steps * 10))
     state = trainer.state()
     with tempfile.TemporaryDirectory() as folder:
         save_secs = [

@@ -17,17 +17,26 @@ class Loader:
 
     Args:
         python: of the venv.
-        folder: with `train/CLASS/*.jpg`.
+        folder: with `CLASS/*.jpg`.
         size: height and width of the images.
         batch_size: of the batches.
+        ratio: 1 to decode at full scale, 2 at half of it.
 
     Attributes:
-        versions: of torch, torchvision and Pillow.
+        versions: of PyTorch, torchvision, Pillow and its JPEG library, in words.
     """
 
-    def __init__(self, python: str, folder: pathlib.Path, size: int, batch_size: int):
+    def __init__(
+        self,
+        python: str,
+        folder: pathlib.Path,
+        size: int,
+        batch_size: int,
+        ratio: int,
+    ):
+        numbers = map(str, (size, batch_size, ratio))
         self._process = subprocess.Popen(
-            [python, __file__, str(folder), str(size), str(batch_size)],
+            [python, __file__, str(folder), *numbers],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -52,14 +61,26 @@ class Loader:
         return line
 
 
-def serve(folder: str, size: int, batch_size: int) -> None:
-    import PIL
+def open_reduced(path: str, ratio: int):
+    """The Pillow image of a JPEG file, decoded at a part of its scale."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        image.draft("RGB", (image.width // ratio, image.height // ratio))
+        return image.convert("RGB")
+
+
+def serve(folder: str, size: int, batch_size: int, ratio: int) -> None:
+    import functools
+
+    import PIL.features
     import torch
     import torchvision
     from torchvision import datasets, transforms
 
+    reduced = functools.partial(open_reduced, ratio=ratio)
     images = datasets.ImageFolder(
-        os.path.join(folder, "train"),
+        folder,
         transforms.Compose(
             [
                 transforms.Resize(size),
@@ -67,6 +88,7 @@ def serve(folder: str, size: int, batch_size: int) -> None:
                 transforms.PILToTensor(),
             ]
         ),
+        loader=datasets.folder.default_loader if ratio == 1 else reduced,
     )
     loader = torch.utils.data.DataLoader(
         images,
@@ -83,8 +105,15 @@ def serve(folder: str, size: int, batch_size: int) -> None:
             yield from loader
 
     batches = endless()
-    versions = torch.__version__, torchvision.__version__, PIL.__version__
-    print(json.dumps(" ".join(versions)), flush=True)
+    is_turbo = PIL.features.check_feature("libjpeg_turbo")
+    jpeg = PIL.features.version_feature("libjpeg_turbo") if is_turbo else None
+    versions = (
+        f"PyTorch {torch.__version__}, torchvision {torchvision.__version__}, Pillow "
+        f"{PIL.__version__} with "
+        + (f"libjpeg-turbo {jpeg}" if jpeg else "libjpeg")
+        + f", {os.cpu_count()} workers"
+    )
+    print(json.dumps(versions), flush=True)
     for line in sys.stdin:
         for _ in range(int(line)):
             next(batches)
@@ -92,4 +121,4 @@ def serve(folder: str, size: int, batch_size: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    serve(sys.argv[1], *map(int, sys.argv[2:]))

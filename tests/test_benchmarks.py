@@ -310,7 +310,7 @@ def test_loaders_of_photos_are_compared(tmp_path):
         f"input --photos=100 --folder={tmp_path} --batch_size=8 --steps=1 --rounds=1 "
         "--device=cpu"
     )
-    assert "| towers | " in output and "| tf.data, reduced | " in output
+    assert "| towers | " in output and "| tf.data, half | " in output
     assert "2 towers of resnet18 at 64x64" in output
 
 

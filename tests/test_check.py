@@ -3,6 +3,7 @@
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -11,6 +12,7 @@ import tensorflow as tf
 from pictures import png, png_file, random_pixels, write_folder
 
 from towers.config.choices import DATASETS
+from towers.data import check, streams
 from towers.data.__main__ import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -68,6 +70,49 @@ def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
         np.testing.assert_array_equal(cell[5::6, 5::6], expected)
     assert (picture[52:, 38 * 3 :] == 128).all()  # the class has only three
     assert (picture[:2] == 128).all()
+
+
+def test_large_images_are_shrunk_in_the_picture(run, root, tmp_path):
+    """600x400 pixels: every third is drawn."""
+    for path in root.glob("*/*/*.png"):
+        path.write_bytes(png(random_pixels(0, 600, 400)))
+    assert run("--grid=drawn.png")[0] == 0
+    picture = tf.io.decode_png((tmp_path / "drawn.png").read_bytes()).numpy()
+    assert picture.shape == (2 * 202 + 2, 10 * 136 + 2, 3)
+    expected = random_pixels(0, 600, 400)[::3, ::3]
+    np.testing.assert_array_equal(picture[2:202, 2:136], expected)
+
+
+def test_every_core_decodes(monkeypatch):
+    """Each read waits until as many others have begun as there are cores."""
+    num_cores = 2 * streams.NUM_CALLS
+    monkeypatch.setattr("os.cpu_count", lambda: num_cores)
+    monkeypatch.setattr(streams, "NUM_THREADS", num_cores)
+    together = threading.Barrier(num_cores)
+
+    def read(indices):
+        together.wait(timeout=60)
+        return np.zeros((len(indices), 2, 2, 3), np.uint8), np.zeros(1, np.int32)
+
+    class Source:
+        num_examples, image_shape = 2 * num_cores, (2, 2, 3)
+
+        def read(self, indices):
+            return tf.numpy_function(read, [indices], [tf.uint8, tf.int32])
+
+    monkeypatch.setattr(check, "BATCH_SIZE", 1)
+    assert check.read_through(Source(), 1).labels.tolist() == [2 * num_cores]
+
+
+def test_the_progress_of_a_long_check_is_said():
+    secs, lines = iter([0, 10, 30, 30, 59, 60, 61]), []
+    count_read = check.progress(1_100_000, lines.append, lambda: next(secs))
+    for _ in range(4):
+        count_read(1000)
+    assert lines == [
+        "read        2,000 of 1,100,000 images",
+        "read        4,000 of 1,100,000 images",
+    ]
 
 
 def test_row_23_every_image_that_cannot_be_used_is_named(run, root):

@@ -6,13 +6,14 @@ towers; its exit code is DEFECT.
 """
 
 import contextlib
+import difflib
 import os
 import platform
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
@@ -108,6 +109,12 @@ def printable(text: str) -> str:
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """'did you mean ...? ' for the nearest of some names, or nothing."""
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:

@@ -5,25 +5,24 @@ import functools
 
 import keras
 
-from towers import data, models
-from towers.build.pieces import create_network, create_update
+from towers import models
+from towers.build.images import (
+    create_augmentation,
+    load_data_set,
+    split_for_evaluation,
+)
+from towers.build.pieces import create_network, create_update, match_parameters
 from towers.config import Config, choices, factories
 from towers.config.config import options_read_by
-from towers.config.list_options import (
-    parse_early_sizes,
-    parse_freeze,
-    parse_param_rates,
-)
-from towers.data.augment import Augment, create_augment
-from towers.data.batches import TrainBatches, hold_out, some_images
-from towers.data.distortions import extend
+from towers.config.list_options import parse_early_sizes
+from towers.data.augment import Augment
+from towers.data.batches import TrainBatches, some_images
 from towers.data.mixing import create_mix
 from towers.data.part import Part
 from towers.data.resident import ResidentBatches
 from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
-from towers.models.variables import variable_names
 from towers.optim import losses, param_rates
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
@@ -91,60 +90,23 @@ def build(
         DataError: the data set is missing or invalid.
         ConfigError: the options do not fit the data set.
     """
-    data_set = data.load(
-        config.dataset,
-        config.data_dir,
-        image_size=config.image_size,
-        image_cache_mb=config.image_cache_mb,
-        max_image_pixels=config.max_image_pixels,
-    )
-    if dataset_info is not None:
-        data_set = dataset_info.preprocessing_of_run(data_set)
-    elif moments := models.pixel_moments(config.model):
-        mean, deviation = moments
-        data_set = dataclasses.replace(data_set, mean=mean, deviation=deviation)
-    train_source, eval_split = data_set.train, ("test", data_set.test)
-    try:
-        augment = extend(
-            create_augment(
-                config.augment,
-                data_set.train.image_shape,
-                data_set.mean,
-                data_set.deviation,
-            ),
-            color_jitter=config.color_jitter,
-            random_erasing=config.random_erasing,
-            cutout_size=config.cutout_size,
-        )
-        if config.validation_fraction:
-            train_source, held_out = hold_out(
-                data_set.train, config.validation_fraction, config.seed
-            )
-            eval_split = ("validation", held_out)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    data_set = load_data_set(config, dataset_info)
+    augment = create_augmentation(config, data_set)
+    train_source, eval_split = split_for_evaluation(config, data_set)
+    part = part or Part.all_of(config.batch_size)
     # An evaluation takes its batches from the test images.
     images_per_step = config.images_per_step if for_training else config.batch_size
-    if part is not None:
-        images_per_step = images_per_step * part.size // part.whole
+    images_per_step = images_per_step * part.size // part.whole
     sizes.check_batch(config, images_per_step, augment.image_shape)
 
     def create_model(height: int, width: int) -> keras.Model:
         shape = (height, width, augment.image_shape[-1])
         return create_network(config, shape, len(data_set.class_names), for_training)
 
-    part = part or Part.all_of(config.batch_size)
     model = create_model(*augment.image_shape[:2])
     num_examples = train_source.num_examples
-    images = config.num_epochs * num_examples
-    total_steps = max(1, int(-(-images // config.images_per_step)))
-    if total_steps >= 2**63:  # which a step's number cannot reach
-        raise ConfigError(f"num_epochs={config.num_epochs:g}: too many; lower it")
-    names = variable_names(model.trainable_variables)
-    frozen = param_rates.match_frozen(parse_freeze(config.freeze), names)
-    matched = param_rates.match_param_rates(
-        parse_param_rates(config.param_rates), names, frozen
-    )
+    total_steps = num_steps(config, num_examples)
+    matched, frozen = match_parameters(config, model)
     models.freeze_normalization(model, frozen)
 
     def create_smaller_model(size: int) -> keras.Model:
@@ -186,6 +148,19 @@ def build(
         total_steps=total_steps,
         part=part,
     )
+
+
+def num_steps(config: Config, num_examples: int) -> int:
+    """Steps of a run on so many training images, at least one.
+
+    Raises:
+        ConfigError: there are too many.
+    """
+    images = config.num_epochs * num_examples
+    steps = max(1, int(-(-images // config.images_per_step)))
+    if steps >= 2**63:  # which a step's number cannot reach
+        raise ConfigError(f"num_epochs={config.num_epochs:g}: too many; lower it")
+    return steps
 
 
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:

@@ -5,7 +5,13 @@ import keras
 from towers import models
 from towers.config import Config
 from towers.config.config import options_read_by
-from towers.config.list_options import parse_epoch_factors, parse_optimizer_options
+from towers.config.list_options import (
+    parse_epoch_factors,
+    parse_freeze,
+    parse_optimizer_options,
+    parse_param_rates,
+)
+from towers.models.variables import variable_names
 from towers.optim import losses, optimizers, param_rates, schedules
 from towers.optim.update import Update
 from towers.run import sizes
@@ -56,6 +62,20 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
         warmup_epochs=config.warmup_epochs,
         **options,
     )
+
+
+def match_parameters(
+    config: Config, model: keras.Model
+) -> tuple[param_rates.Matched, frozenset[str]]:
+    """The rates of the parameters of a network, and the names of the frozen ones.
+
+    Raises:
+        ConfigError: a pattern fits no parameter, or all are frozen.
+    """
+    names = variable_names(model.trainable_variables)
+    frozen = param_rates.match_frozen(parse_freeze(config.freeze), names)
+    rates = parse_param_rates(config.param_rates)
+    return param_rates.match_param_rates(rates, names, frozen), frozen
 
 
 def create_update(

@@ -7,12 +7,11 @@ a Python file of the user. `towers.config.factories` imports and calls the targe
 """
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from towers.errors import ConfigError
+from towers.errors import ConfigError, nearest
 
 # Ends the name of a family of choices: tfds:NAME takes any name after "tfds:".
 FAMILY = "NAME"
@@ -245,13 +244,8 @@ TTA = {
     ),
 }
 
-# Choices that are not functions.
-INPUTS = ("auto", "stream", "resident")
-COMPILERS = ("none", "xla")
+# Of the option precision.
 PRECISIONS = ("float32", "bfloat16", "float16")
-ALL_REDUCES = ("auto", "star", "tree", "ring", "nccl")
-DEVICES = ("auto", "cpu", "gpu")
-ON_NONFINITE = ("stop", "skip")
 
 # The default of max_image_pixels.
 MAX_IMAGE_PIXELS = 50_000_000
@@ -304,9 +298,3 @@ def explained(option: str) -> str:
     if option in CLOSED:
         return ", ".join(rows)
     return f"{', '.join(rows)}, or {IN_A_FILE} for one of your own"
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """'did you mean ...? ' for the nearest of some names, or nothing."""
-    close = difflib.get_close_matches(str(name), list(names), n=1)
-    return f"did you mean {close[0]!r}? " if close else ""

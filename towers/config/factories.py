@@ -18,8 +18,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from towers.config.choices import find, nearest
-from towers.errors import ConfigError, TowersError, one_line
+from towers.config.choices import find
+from towers.errors import ConfigError, TowersError, nearest, one_line
 
 _loaded_files: set[str] = set()
 

@@ -5,11 +5,10 @@ import os
 import pathlib
 import re
 
-from towers.config.choices import nearest
 from towers.config.config import FIELDS, Config
 from towers.config.factories import importing_from, line_of_error
 from towers.config.synonyms import suggestion
-from towers.errors import ConfigError, one_line
+from towers.errors import ConfigError, nearest, one_line
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterable
 
-from towers.config.choices import nearest
+from towers.errors import nearest
 
 # Former name of a flag -> its name.
 RENAMED = {"views": "tta"}

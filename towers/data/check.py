@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,13 +17,17 @@ from towers.data.encoded import images_at_once
 from towers.data.sources import DataSet, Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
-# The picture: so many classes at most, so many images of each, so many pixels at least.
+# The picture: so many classes at most, so many images of each, and pixels of their
+# longer side; larger images would take gigabytes.
 GRID_CLASSES = 20
 GRID_IMAGES = 10
 CELL_PIXELS = 48
+MOST_CELL_PIXELS = 256
 GAP_PIXELS = 2
 
 BATCH_SIZE = 100
+# Between lines that say how many images have been read.
+PROGRESS_SECS = 30
 # Kinds of stored sizes that are listed one by one.
 LISTED_SIZES = 5
 
@@ -34,12 +39,18 @@ class Statistics:
     Attributes:
         labels: int64 [num_classes], images of each class that can be read.
         values: float64 [channels, 256], how often each value stands in each channel.
-        samples: label -> the first images of the class.
+        samples: label -> the first images of the class; of large ones every second,
+            third, ... pixel.
     """
 
     labels: np.ndarray
     values: np.ndarray
     samples: dict[int, list[np.ndarray]]
+
+
+def print_line(line: str) -> None:
+    """Prints it at once, also into a pipe."""
+    print(line, flush=True)
 
 
 def check(
@@ -49,14 +60,17 @@ def check(
     image_size: int = 0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     grid_path: str = "",
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print_line,
 ) -> None:
     """Reads every image once, says what there is, and draws some.
+
+    Memory is bounded, whatever the number of images: each core decodes a batch, see
+    `images_at_once`.
 
     Args:
         name, data_dir, image_size, max_image_pixels: see `data.load`.
         grid_path: PNG file for the picture; empty for NAME.png in the working folder.
-        say: takes a line of the report.
+        say: takes a line of the report, and before it those of the progress.
 
     Raises:
         DataError: the data set cannot be loaded, or images cannot be read; those are
@@ -77,9 +91,11 @@ def check(
         survey=survey,
     )
     survey.sizes.clear()
+    sources = data_set.train, data_set.test
+    count_read = progress(sum(source.num_examples for source in sources), say)
     train, test = (
-        read_through(source, len(data_set.class_names))
-        for source in (data_set.train, data_set.test)
+        read_through(source, len(data_set.class_names), count_read)
+        for source in sources
     )
     _write(grid_path, grid(train, data_set.train.image_shape))
     for line in report(data_set, train, test, survey):
@@ -94,27 +110,59 @@ def check(
         )
 
 
-def read_through(source: Source, num_classes: int) -> Statistics:
-    """Reads every image of a source once.
+def progress(
+    total: int,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[int], None]:
+    """A function that takes the number of images of each batch that was read, and says
+    every PROGRESS_SECS how many of all that were."""
+    done, said_at = 0, clock()
+
+    def count_read(num_images: int) -> None:
+        nonlocal done, said_at
+        done += num_images
+        if clock() - said_at >= PROGRESS_SECS:
+            said_at = clock()
+            say(f"{'read':11} {done:,} of {total:,} images")
+
+    return count_read
+
+
+def read_through(
+    source: Source,
+    num_classes: int,
+    count_read: Callable[[int], None] = lambda num_images: None,
+) -> Statistics:
+    """Reads every image of a source once, a batch on each core.
+
+    Args:
+        source: the images.
+        num_classes: of the labels.
+        count_read: is called with the number of images of each batch that was read.
 
     Raises:
         DataError: one cannot be read, and there is no survey to record that.
     """
+    num_calls = max(streams.NUM_CALLS, os.cpu_count())
     batches = tf.data.Dataset.range(source.num_examples)
     batches = batches.batch(images_at_once(source, BATCH_SIZE))
-    batches = batches.map(source.read, num_parallel_calls=streams.NUM_CALLS)
+    batches = batches.map(source.read, num_parallel_calls=num_calls)
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
+    step = _pixel_step(source.image_shape)
     with data_errors_of_tensorflow():
         for images, labels in streams.without_tuning(batches).as_numpy_iterator():
+            count_read(len(labels))
             images, labels = images[labels >= 0], labels[labels >= 0]
             counts += np.bincount(labels, minlength=num_classes)
             values += channel_counts(images)
             for label, examples in samples.items():
                 missing = GRID_IMAGES - len(examples)
-                if missing:
-                    examples.extend(images[labels == label][:missing])
+                # Copies: a view would keep its whole batch in memory.
+                for place in np.flatnonzero(labels == label)[:missing]:
+                    examples.append(images[place, ::step, ::step].copy())
     return Statistics(counts, values, samples)
 
 
@@ -171,8 +219,10 @@ def _numbers(values) -> str:
 
 
 def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarray:
-    """uint8 [height, width, 3]: a row for each class, small images enlarged."""
-    height, width, _ = image_shape
+    """uint8 [height, width, 3]: a row for each class, small images enlarged and large
+    ones shrunk."""
+    step = _pixel_step(image_shape)
+    height, width = (-(-pixels // step) for pixels in image_shape[:2])
     factor = -(-CELL_PIXELS // max(height, width))
     cell = np.array([height, width]) * factor + GAP_PIXELS
     rows, columns = len(statistics.samples), GRID_IMAGES
@@ -184,6 +234,11 @@ def grid(statistics: Statistics, image_shape: tuple[int, int, int]) -> np.ndarra
             # A gray image is copied to all three channels.
             picture[top : top + len(large), left : left + large.shape[1]] = large
     return picture
+
+
+def _pixel_step(image_shape):
+    """Which pixels of an image are drawn: every so many-th."""
+    return -(-max(image_shape[:2]) // MOST_CELL_PIXELS)
 
 
 def _write(path, picture):

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from towers.config.choices import nearest
-from towers.errors import ConfigError
+from towers.errors import ConfigError, nearest
 
 
 class FeaturesFile:

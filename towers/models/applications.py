@@ -15,8 +15,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from towers.config.choices import nearest
-from towers.errors import ConfigError, one_line
+from towers.errors import ConfigError, nearest, one_line
 from towers.models.layers import BatchNormalization, Dropout, GroupedConv2D
 from towers.models.stock_layers import LayerScale, ReverseChannels
 

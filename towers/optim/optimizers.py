@@ -13,8 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from towers.config import factories
-from towers.config.choices import nearest
-from towers.errors import ConfigError
+from towers.errors import ConfigError, nearest
 
 Slots = dict[str, tf.Tensor]
 

@@ -5,9 +5,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from towers.config.choices import nearest
 from towers.config.list_options import ParamRate
-from towers.errors import ConfigError
+from towers.errors import ConfigError, nearest
 from towers.optim import schedules
 from towers.optim.schedules import Schedule
 from towers.optim.update import RateFn

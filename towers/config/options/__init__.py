@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from towers.config import choices as tables
-from towers.errors import ConfigError
+from towers.errors import ConfigError, nearest
 
 INT64 = 2**63
 
@@ -102,5 +102,5 @@ def _check_choice(field, value):
     elif choices and value not in choices:
         raise ConfigError(
             f"{field.name}={_short(value)}: "
-            f"{tables.nearest(value, choices)}must be one of " + ", ".join(choices)
+            f"{nearest(value, choices)}must be one of " + ", ".join(choices)
         )
