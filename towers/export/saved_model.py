@@ -92,7 +92,8 @@ def decode(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
     as EXIF says.
 
     Args:
-        content: a string; PNG, JPEG, BMP or the first frame of a GIF.
+        content: a string; PNG or JPEG; for three channels also BMP without a palette,
+            and the first frame of a GIF.
         image_shape: height, width, channels of the result.
 
     Returns:
