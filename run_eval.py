@@ -39,7 +39,7 @@ def main(_):
     folder = RunFolder(WORKDIR.value)
     evaluate(
         folder.path,
-        folder.evaluation_config(**config_flags.given_flags()),
+        folder.evaluation_config(STEP.value, **config_flags.given_flags()),
         step=STEP.value,
         use_ema=USE_EMA.value,
         eval_interval_secs=EVAL_INTERVAL_SECS.value,

@@ -18,6 +18,7 @@ def random_run(
     model: str,
     augment: str = "none",
     image_shape: tuple[int, int, int] = (32, 32, 3),
+    deviation: tuple[float, ...] = DEVIATION,
     **options,
 ) -> RestoredRun:
     """A run of a network, all of whose values are drawn, also those that begin as 0 or
@@ -25,7 +26,7 @@ def random_run(
     config = Config(**{"width": 0.25, **options}, model=model, augment=augment)
     channels = image_shape[-1]
     info = DatasetInfo(
-        "drawn", CLASS_NAMES, image_shape, MEAN[:channels], DEVIATION[:channels]
+        "drawn", CLASS_NAMES, image_shape, MEAN[:channels], deviation[:channels]
     )
     shape = create_augment(augment, image_shape, info.mean, info.deviation).image_shape
     network = build.create_network(config, shape, len(CLASS_NAMES), False)

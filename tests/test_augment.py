@@ -154,6 +154,16 @@ def test_none_trains_on_what_it_evaluates():
     assert drawn.numbers == {}
 
 
+def test_a_channel_that_is_the_same_everywhere_becomes_0():
+    """As the red one of green fluorescence."""
+    images = random_images(2)
+    images[..., 0] = 7
+    found = standardize(tf.constant(images), (7.0, 120.0, 140.0), (0.0, 60.0, 70.0))
+    expected = (images[..., 1:] - [120, 140]) / [60, 70]
+    np.testing.assert_array_equal(found[..., 0], 0)
+    np.testing.assert_allclose(found[..., 1:], expected, rtol=1e-6, atol=1e-6)
+
+
 def test_standardize_works_per_channel():
     images = np.stack([np.full((2, 2), value, np.uint8) for value in (100, 180, 0)], -1)
     found = standardize(tf.constant(images[None]), MEAN, DEVIATION)

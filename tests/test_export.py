@@ -145,6 +145,13 @@ def test_stock_layers_preprocess_as_an_evaluation(augment, image_shape):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_stock_layers_preprocess_a_channel_that_is_the_same_everywhere():
+    run = random_run("lenet", deviation=(0.0, 62.1, 66.7))
+    network, images = stock_network(run.network()), random_images(run)
+    logits = with_preprocessing(network, run)(images)
+    np.testing.assert_allclose(logits, network(run.preprocess(images)), rtol=1e-4)
+
+
 def test_a_saved_model_takes_files_of_images(tmp_path):
     run = random_run("lenet")
     saved_model.write(tmp_path / "model", stock_network(run.network()), run)
@@ -227,6 +234,40 @@ def test_row_45_an_earlier_export_is_replaced_if_that_is_wanted(
     )
 
 
+@pytest.mark.parametrize("format", ["saved_model", "keras"])
+def test_row_45_what_appears_meanwhile_is_not_touched(half_way, monkeypatch, format):
+    output = half_way / f"mine{FORMATS[format].suffix}"
+
+    def predict(*args):
+        output.write_text("mine")
+        return predict_here(*args)
+
+    monkeypatch.setattr(check, "predict", predict)
+    with pytest.raises(ConfigError, match=f"{output} (exists|is a file)"):
+        export(half_way, format, output)
+    assert output.read_text() == "mine"
+
+
+def test_row_45_an_export_that_gets_no_name_leaves_the_earlier_one(
+    tmp_path, monkeypatch
+):
+    output = tmp_path / "model"
+    output.mkdir()
+    (output / "saved_model.pb").write_text("earlier")
+    before, rename = small_runs.snapshot(tmp_path), os.rename
+
+    def fail_once(source, target):
+        if target == output:
+            monkeypatch.setattr(os, "rename", rename)
+            raise OSError("no name")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail_once)
+    with pytest.raises(ExportError, match="no name"), staging.staged(output) as path:
+        path.mkdir()
+    assert small_runs.snapshot(tmp_path) == before
+
+
 @pytest.mark.parametrize("format", DEPENDABLE)
 def test_row_45_on_a_full_disk_nothing_is_left(small_disk, format):
     run = random_run("lenet", width=2.0)  # of 2 MB
@@ -260,17 +301,19 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, monkeyp
 # Images to compare with.
 
 
-def lose_the_data(monkeypatch):
+def lose_the_data(monkeypatch, error=DataError):
     def load(data_dir):
-        raise DataError("moved away")
+        raise error("moved away")
 
     monkeypatch.setattr(synthetic, "load", load)
 
 
+@pytest.mark.parametrize("error", [DataError, ConfigError])
 def test_without_the_data_set_images_are_drawn_and_said_so(
-    half_way, same_process, monkeypatch, capsys
+    half_way, same_process, monkeypatch, capsys, error
 ):
-    lose_the_data(monkeypatch)
+    """It may be in a file of the user that is missing: a ConfigError."""
+    lose_the_data(monkeypatch, error)
     export(half_way, "keras")
     assert "on 64 drawn images, as the data set cannot be" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="precision=int8 .*--images"):
@@ -292,6 +335,10 @@ def test_files_of_images_take_the_place_of_the_data_set(
     (folder / "8.png").write_text("no image")
     with pytest.raises(DataError, match="images: .*8.png: "):
         export(half_way, "saved_model", images=[str(folder)])
+    (folder / "8.png").unlink()
+    os.mkfifo(folder / "8.png")
+    with pytest.raises(DataError, match="images: .*8.png: is no file"):
+        export(half_way, "saved_model", images=folder)
 
 
 # Files of the user.

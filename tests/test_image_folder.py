@@ -258,6 +258,11 @@ def dead_link(root):
     (root / "train" / "cat" / "x.png").symlink_to(root / "nowhere")
 
 
+def link_in_a_circle(root):
+    (root / "train" / "circle").symlink_to("circle")
+    (root / "train" / "cat" / "x.png").symlink_to("x.png")
+
+
 def unknown_class(root):
     (root / "test" / "eel").mkdir()
 
@@ -299,6 +304,7 @@ def broken_image(root):
         ),
         (folder_in_a_class, "train/cat/images.png", "is a folder in the folder of a"),
         (dead_link, "train/cat/x.png", "is a link that leads nowhere"),
+        (link_in_a_circle, "train/cat/x.png", "is a link that leads nowhere"),
         (unknown_class, "test/eel", "there is no such class in train/"),
         (empty_test, "test", "holds no images"),
         (one_image_each, "train", "no class has two images"),

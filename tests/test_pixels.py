@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pictures import random_pixels
-from PIL import Image
+from PIL import Image, ImageOps
 
 from towers.data import pixels
 from towers.data.decoding import Decoding
@@ -77,6 +77,39 @@ def test_the_limit_of_pixels_holds_for_every_format(kind):
     for call in (decode, lambda *args: read_image(args[0], (4, 4, 3), args[2])):
         with pytest.raises(ValueError, match="at most max_image_pixels=62 "):
             call(content, 3, Decoding(image_size=4, max_pixels=62))
+
+
+def test_formats_that_tensorflow_decodes_to_colors_only_become_gray():
+    file = file_of(RGB.quantize(8), "GIF")
+    expected = Image.open(io.BytesIO(file)).convert("RGB").convert("L")
+    np.testing.assert_array_equal(decode(file, 1)[..., 0], expected)
+    file = file_of(photo(60, 200).convert("CMYK"), "JPEG", quality=95)
+    expected = Image.open(io.BytesIO(file)).convert("RGB").convert("L")
+    assert np.abs(decode(file, 1)[..., 0].astype(int) - expected).max() <= 5
+    found = read_image(file, (10, 10, 1), Decoding(image_size=10))[..., 0]
+    expected = ImageOps.fit(expected, (10, 10), Image.Resampling.BILINEAR)
+    assert np.abs(found.astype(int) - expected).max() <= 5
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("shape", [(4, 900), (900, 4), (40, 900), (300, 300)])
+def test_of_a_long_image_only_the_middle_is_scaled(monkeypatch, shape):
+    """A line of 50,000,000 pixels, each column enlarged, would take gigabytes."""
+    shapes = []
+
+    def resample(image, *args):
+        shapes.append(tuple(image.shape[:2]))
+        return original(image, *args)
+
+    original = pixels.resample
+    monkeypatch.setattr(pixels, "resample", resample)
+    image = random_pixels(0, *shape)
+    expected = ImageOps.fit(Image.fromarray(image), (16, 16), Image.Resampling.BILINEAR)
+    found = fit(image, (16, 16), 16)
+    assert np.abs(found.astype(int) - np.asarray(expected)).max() <= 2
+    assert max(shapes[0]) <= min(shape) * 1.2 + 6
 
 
 # Reduced scales.

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -144,7 +145,8 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     os.mkfifo(tmp_path / "waiting.jpg")
     (tmp_path / "lost.png").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to(tmp_path)
-    with pytest.raises(DataError, match="5 of 7 files cannot be read; each is named"):
+    (tmp_path / "circle.jpg").symlink_to("circle.jpg")
+    with pytest.raises(DataError, match="6 of 8 files cannot be read; each is named"):
         predict(workdir, [paths[0], str(tmp_path), paths[1]], form="csv")
     out, err = capfd.readouterr()
     assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == paths
@@ -154,6 +156,7 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
         "waiting.jpg": "is no file",
         "lost.png": "No such file",
         "loop": "is a link to a folder that it is in",
+        "circle.jpg": "Too many levels",
     }.items():
         [line] = [x for x in err.splitlines() if str(tmp_path / name) in x]
         assert words in line
@@ -166,6 +169,47 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
 def test_wrong_paths_are_refused(workdir, paths, words):
     with pytest.raises(DataError, match=words):
         predict(workdir, paths)
+
+
+def test_one_path_of_any_kind_is_taken(workdir, photos, capfd):
+    [path, *_] = sorted_files(photos)
+    outputs = []
+    for paths in (path, pathlib.Path(path), [pathlib.Path(path)]):
+        predict(workdir, paths, form="json")
+        outputs.append(capfd.readouterr().out)
+    assert json.loads(outputs[0])["path"] == path and len(set(outputs)) == 1
+    with pytest.raises(ConfigError, match="top=0: must be at least 1"):
+        predict(workdir, path, top=0)
+
+
+def test_a_name_that_is_no_text_comes_out_in_its_bytes(
+    workdir, photos, tmp_path, monkeypatch
+):
+    name = os.fsencode(tmp_path) + b"/\xff.png"
+    shutil.copy(sorted_files(photos)[0], name)
+    output = io.BytesIO()
+    stdout = io.TextIOWrapper(output, "utf-8")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    predict(workdir, os.fsdecode(name), form="csv")
+    assert output.getvalue().splitlines()[1].startswith(name + b",")
+    assert stdout.errors == "strict"
+    stdout = io.TextIOWrapper(output, "ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    os.rename(name, tmp_path / "\u00e9.png")
+    with pytest.raises(ConfigError, match="standard output: cannot be written: 'ascii"):
+        predict(workdir, tmp_path / "\u00e9.png", form="csv")
+
+
+def test_a_rejected_checkpoint_is_told_on_standard_error(
+    workdir, photos, tmp_path, capfd
+):
+    copy = shutil.copytree(workdir, tmp_path / "copy")
+    newest = copy / "checkpoints" / "step-00000011"
+    shutil.copytree(copy / "checkpoints" / "step-00000010", newest)
+    (newest / "MANIFEST.json").write_text("damaged")
+    predict(copy, sorted_files(photos)[:1], form="json")
+    out, err = capfd.readouterr()
+    assert json.loads(out) and "rejected checkpoint" in err
 
 
 def test_a_folder_without_images_is_refused(workdir, tmp_path):
@@ -236,6 +280,21 @@ def test_a_network_in_16_bits_predicts_and_gives_its_features(
         assert file["features"].shape == (NUM_TEST, 3, 3, 4)
 
 
+def test_features_replace_files_alone(workdir, photos, tmp_path):
+    """As root a rename would replace /dev/null, too."""
+    paths, pipe = sorted_files(photos)[:2], tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="pipe: cannot be written: is there and no"):
+        predict(workdir, paths, features="logits", output=pipe)
+    assert pipe.is_fifo()
+    link = tmp_path / "link.npz"
+    link.symlink_to("target.npz")
+    predict(workdir, paths, features="logits", output=link)
+    with np.load(tmp_path / "target.npz") as file:
+        assert file["names"].tolist() == paths
+    assert link.is_symlink()
+
+
 def test_a_wrong_layer_is_answered_with_those_there_are(workdir, photos):
     with pytest.raises(ConfigError, match="did you mean 'logits'. layers: flatten, lo"):
         predict(workdir, [str(photos)], features="logit")
@@ -283,11 +342,12 @@ def test_a_folder_that_goes_deep_is_walked(tmp_path):
 
 
 def test_only_a_few_images_are_read_ahead(photos):
-    paths = collections.deque(sorted_files(photos) * 40)
+    ahead = AHEAD * streams.NUM_THREADS
+    paths = collections.deque(sorted_files(photos) * ahead)
     total = len(paths)
     files = read_files(iter(paths.popleft, None), (8, 8, 3), Decoding())
     next(files)
-    assert total - len(paths) <= AHEAD * streams.NUM_THREADS + 1 < total / 2
+    assert total - len(paths) <= ahead + 1 < total / 2
     files.close()
 
 

@@ -112,6 +112,15 @@ def test_the_preprocessing_can_be_a_part_of_a_graph(half_way):
         run.preprocess(np.zeros((1, 9, 8, 3), np.uint8))
 
 
+def test_an_older_step_has_the_options_that_it_was_trained_with(half_way):
+    changed = small_config(augment="translate_flip")
+    train(half_way, changed, allow_change=("augment",))
+    for step, augment in ((5, "pad_crop_flip"), (10, changed.augment)):
+        assert load_run(half_way, step=step).config.augment == augment
+        assert RunFolder(half_way).evaluation_config(step).augment == augment
+    assert load_run(half_way).config.augment == changed.augment
+
+
 def test_without_averages_there_is_no_such_network(tmp_path):
     train(tmp_path, small_config(ema_decay=0.0, max_steps=1))
     run = load_run(tmp_path)

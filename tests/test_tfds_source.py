@@ -248,6 +248,17 @@ def test_a_disk_that_is_too_small_is_told_with_both_numbers(
     assert "needs 1000" in text and text.endswith("bytes, and 5 are free")
 
 
+def test_a_copy_that_is_not_used_any_more_is_closed(tmp_path):
+    examples = [(b"ab", 0), (b"cde", 1)]
+    path = str(tmp_path / "copy")
+    copy = indexed.open_or_copy(path, "of a test", 2, 5, lambda: examples)
+    assert copy.read(1) == (b"cde", 1)
+    descriptor = copy._file
+    del copy
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
 def test_a_folder_that_cannot_be_written_is_named(prepared, tmp_path, monkeypatch):
     def refuse(path, *args, **kwargs):
         if str(path).endswith(".lock"):

@@ -202,6 +202,9 @@ def test_half_a_file_is_refused(written, tmp_path):
         (tmp_path / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(CheckpointError, match="cannot be read"):
             fill(tmp_path / name, empty_state())
+    (tmp_path / "checkpoint").write_bytes(b"\xff is no text")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        fill(tmp_path, empty_state())
 
 
 # Those of Keras.

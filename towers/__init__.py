@@ -17,13 +17,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers.config import Config
     from towers.config.cluster import Cluster
+    from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
     from towers.training.result import TrainResult
 
@@ -127,7 +128,7 @@ def evaluate(
 
 def predict(
     workdir: str | os.PathLike,
-    paths: Sequence[str],
+    paths: "Paths",
     config: "Config | None" = None,
     *,
     step: int = 0,
@@ -135,20 +136,20 @@ def predict(
     top: int = 5,
     form: str = "table",
     features: str = "",
-    output: str = "",
+    output: str | os.PathLike = "",
 ) -> None:
     """Writes the predictions for image files, or the activations of a layer.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
-        paths: image files of any size, and folders of files.
+        paths: one or several image files of any size, or folders of files.
         config: the run's, with the device, towers, batch size and test-time
             augmentation of the prediction; by default the stored one, on all devices
             that there are.
         step: of the checkpoint; 0 for the newest one that is valid.
         use_ema: the moving averages (True) or the raw parameters (False); by default
             the averages, where the run keeps them.
-        top: classes of each image.
+        top: classes of each image, at least 1.
         form: "table", "csv" or "json", a line for each image.
         features: layer whose activations are written instead, to an `.npz` file with
             "features", "names" and "labels".

@@ -158,10 +158,11 @@ def create_augment(
 def standardize(
     images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
 ) -> tf.Tensor:
-    """(pixel - mean) / deviation per channel, all in units of 0..255."""
+    """(pixel - mean) / deviation per channel, all in units of 0..255; a deviation of 0,
+    of a channel that is the same in all training images, counts as 1."""
     # Not a division: a graph turns one by a constant into this product, an eager call
     # and `tf.data` do not, and a batch should be the same bits in all of them.
-    factors = [1 / value for value in deviation]
+    factors = [1 / (value or 1) for value in deviation]
     *_, width, _ = images.shape
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
     rows = (tf.cast(flat_rows(images), tf.float32) - means) * factors

@@ -18,12 +18,14 @@ class Header(NamedTuple):
         format: "PNG", "JPEG", "GIF", "BMP" or "WEBP".
         height, width: as stored, whatever the orientation; of GIF those of the screen.
         num_pixels: that decoding makes, all frames of an animation together.
+        is_cmyk: of a JPEG file, whether it has four channels.
     """
 
     format: str
     height: int
     width: int
     num_pixels: int
+    is_cmyk: bool = False
 
 
 def read_header(content: bytes) -> Header | None:
@@ -35,8 +37,8 @@ def read_header(content: bytes) -> Header | None:
             return Header("PNG", height, width, width * height)
         if content.startswith(b"\xff\xd8\xff"):
             # Read by the library that decodes it, which knows where headers may be.
-            height, width, _ = tf.io.extract_jpeg_shape(content).numpy().tolist()
-            return Header("JPEG", height, width, width * height)
+            height, width, channels = tf.io.extract_jpeg_shape(content).numpy().tolist()
+            return Header("JPEG", height, width, width * height, channels == 4)
         if content.startswith(b"GIF8"):
             width, height = struct.unpack_from("<HH", content, 6)
             return Header("GIF", height, width, _gif_pixels(content))

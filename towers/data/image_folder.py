@@ -11,7 +11,13 @@ import numpy as np
 
 from towers.data.decoding import AS_STORED, Decoding, Survey
 from towers.data.encoded import EncodedSource, sampled_moments, settle_size
-from towers.data.paths import ENDINGS, ENDINGS_TEXT, OTHER_IMAGES
+from towers.data.paths import (
+    ENDINGS,
+    ENDINGS_TEXT,
+    OTHER_IMAGES,
+    is_file,
+    is_folder,
+)
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -195,7 +201,7 @@ def _list_classes(folder: str, skipped: Skipped, refuse: Refuse) -> dict[str, by
     names."""
     names = {}
     for entry in _entries(folder):
-        if entry.is_dir():
+        if is_folder(entry):
             images = sorted(_list_images(entry.path, skipped, refuse))
             names[entry.name] = b"".join(os.fsencode(f"{name}\0") for name in images)
         elif entry.name.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
@@ -208,9 +214,9 @@ def _list_classes(folder: str, skipped: Skipped, refuse: Refuse) -> dict[str, by
 def _list_images(folder: str, skipped: Skipped, refuse: Refuse) -> Iterator[str]:
     for entry in _entries(folder):
         # The listing has the kind of each entry; no file is inspected.
-        if entry.name.lower().endswith(ENDINGS) and entry.is_file():
+        if entry.name.lower().endswith(ENDINGS) and is_file(entry):
             yield entry.name
-        elif entry.is_dir():
+        elif is_folder(entry):
             refuse(
                 entry.path,
                 "is a folder in the folder of a class, which holds images only; move "

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import weakref
 import zipfile
 from collections.abc import Callable, Iterable
 
@@ -36,6 +37,7 @@ class IndexedFile:
                 self._offsets, self._labels = index["offsets"], index["labels"]
                 self.origin = str(index["origin"])
             self._file = os.open(self._path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
             size = os.fstat(self._file).st_size
         except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise DataError(

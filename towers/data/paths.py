@@ -13,17 +13,25 @@ OTHER_IMAGES = tuple(
 )
 
 
-def check_paths(paths: Sequence[str]) -> None:
-    """Refuses a command without paths, or with one where there is nothing.
+# One path, or several.
+Paths = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def check_paths(paths: Paths) -> list[str]:
+    """The paths as texts.
 
     Raises:
-        DataError: see above.
+        DataError: there are none, or there is nothing at one.
     """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
     if not paths:
         raise DataError("no images: give files, or folders of files")
+    paths = list(map(os.fspath, paths))
     for path in paths:
         if not os.path.exists(path):
             raise DataError(f"{printable(path)}: there is no such file or folder")
+    return paths
 
 
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
@@ -72,13 +80,30 @@ def _entries(folder):
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if is_folder(entry):
                 folders.add(entry.name)
             elif not entry.name.lower().endswith(endings):
                 continue
             names.append(entry.name)
     names.sort()
     return ((os.path.join(folder, name), name in folders) for name in names)
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+    """Whether an entry is a folder, or a link to one; False where a link cannot be
+    followed, such as one to itself."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def is_file(entry: os.DirEntry) -> bool:
+    """As `is_folder`, of a regular file."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 def reason(error: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from PIL import BmpImagePlugin, WebPImagePlugin
+from PIL import BmpImagePlugin, Image, WebPImagePlugin
 
 from towers.data.decoding import AS_STORED, Decoding
 from towers.data.headers import Header, read_header
@@ -49,7 +49,7 @@ def decode(content: bytes, channels: int, decoding: Decoding = AS_STORED) -> np.
             where bits have changed it may still be decoded to something else.
     """
     header = check_header(content, decoding)
-    image = np.asarray(_decode_stored(content, header, channels))
+    image = np.asarray(_decode(content, header, channels))
     return upright(image, orientation(content, header))
 
 
@@ -73,10 +73,10 @@ def read_image(
     if header.format == "JPEG" and decoding.image_size and survey is None:
         window = _reduced(header, decoding.image_size)
     if window is not None:
-        image = _decode_window(content, window, channels)
+        image = _decode(content, header, channels, window)
         image = middle(image, header[1:3], image_shape[:2], window)
         return upright(image, turned)
-    image = _decode_stored(content, header, channels)
+    image = _decode(content, header, channels)
     height, width, _ = image.shape
     if survey is not None:
         survey.add_size(*((width, height) if turned in SIDEWAYS else (height, width)))
@@ -152,8 +152,15 @@ def _errors_of_tensorflow():
         raise ValueError(f"cannot be decoded: {words}") from None
 
 
-def _decode_stored(content, header, channels):
-    """uint8 [height, width, channels], a tensor or array, whatever the orientation."""
+def _decode(content, header, channels, window=None):
+    """uint8 [height, width, channels], a tensor or array, whatever the orientation; of
+    the window, where one is given."""
+    if channels == 1 and (header.format == "GIF" or header.is_cmyk):
+        # TensorFlow decodes them to colors only.
+        image = Image.fromarray(np.asarray(_decode(content, header, 3, window)))
+        return np.asarray(image.convert("L"))[..., np.newaxis]
+    if window is not None:
+        return _decode_window(content, window, channels)
     if header.format in BY_PILLOW:
         return _decode_by_pillow(content, header, channels)
     with _errors_of_tensorflow():
@@ -198,18 +205,32 @@ def _reduced(header: Header, image_size: int) -> Window | None:
 
     The window holds all pixels that the filter of `fit` weighs.
     """
-    shorter = min(header.height, header.width)
+    stored_size = header.height, header.width
+    shorter = min(stored_size)
     ratio = next(
         (r for r in RATIOS if shorter >= r * OVERSAMPLING * image_size), RATIOS[-1]
     )
     if ratio == 1:
         return None
-    reach = shorter / (ratio * image_size) + 1
+    return _window(stored_size, (image_size, image_size), ratio)
+
+
+def _window(stored_size, size, ratio) -> Window:
+    """The part of an image that the filter of `fit` weighs, or all of the image where
+    the part would not be much smaller.
+
+    Args:
+        stored_size: (height, width) of the image at full scale.
+        size: (height, width) of the result.
+        ratio: of the scale at which it is decoded.
+    """
+    step = min(old / new for old, new in zip(stored_size, size, strict=True))
+    reach = max(step / ratio, 1) + 1
     ranges = []
-    for length in (header.height, header.width):
-        whole = math.ceil(length / ratio)
-        first = math.floor((length - shorter) / 2 / ratio - reach)
-        end = math.ceil((length + shorter) / 2 / ratio + reach)
+    for length, new in zip(stored_size, size, strict=True):
+        whole, part = math.ceil(length / ratio), step * new
+        first = math.floor((length - part) / 2 / ratio - reach)
+        end = math.ceil((length + part) / 2 / ratio + reach)
         ranges.append((max(first, 0), min(end, whole) - max(first, 0), whole))
     (top, height, full_height), (left, width, full_width) = ranges
     if height * width > MOST_OF_WINDOW * full_height * full_width:
@@ -257,7 +278,13 @@ def fit(
             f"is {height}x{width} (height x width) where {size[0]}x{size[1]} is "
             "expected; --image_size=N resizes and crops all images"
         )
-    return middle(image, (height, width), size, Window())
+    window = _window((height, width), size, ratio=1)
+    if not window.is_whole:
+        # The kernel scales all columns of the rows first: those of a line of 50,000,000
+        # pixels would take gigabytes.
+        _, top, left, *lengths, _ = window
+        image = image[top : top + lengths[0], left : left + lengths[1]]
+    return middle(image, (height, width), size, window)
 
 
 def middle(
@@ -282,12 +309,32 @@ def middle(
             size, stored_size, (window.top, window.left), strict=True
         )
     ]
-    resized = tf.raw_ops.ScaleAndTranslate(
-        images=tf.expand_dims(image, 0),
-        size=tuple(size),
-        scale=[reduced, reduced],
+    resized = resample(image, size, reduced, translation).numpy()
+    return np.clip(np.rint(resized), 0, 255).astype(np.uint8)
+
+
+def resample(
+    image: tf.Tensor | np.ndarray,
+    size: Sequence[int] | tf.Tensor,
+    scale: float | tf.Tensor,
+    translation: Sequence[float] | tf.Tensor,
+) -> tf.Tensor:
+    """An image moved and scaled with the filter of `fit`, in eager calls and in graphs.
+
+    Args:
+        image: uint8 [height, width, channels].
+        size: (height, width) of the result.
+        scale: of both sides.
+        translation: (down, right), in pixels of the result.
+
+    Returns:
+        float32 [*size, channels].
+    """
+    return tf.raw_ops.ScaleAndTranslate(
+        images=image[tf.newaxis],
+        size=size,
+        scale=[scale, scale],
         translation=translation,
         kernel_type="triangle",
         antialias=True,
-    )
-    return np.clip(np.rint(resized[0].numpy()), 0, 255).astype(np.uint8)
+    )[0]

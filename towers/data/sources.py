@@ -102,6 +102,7 @@ class Subset:
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self._source = source
+        self._places = indices
         with tf.device("CPU:0"):
             self._indices = tf.constant(indices, tf.int64)
 
@@ -117,7 +118,7 @@ class Subset:
 
     def place(self, index: int) -> str:
         """As `place_of`, for an example of the subset."""
-        return place_of(self._source, int(self._indices[index]))
+        return place_of(self._source, int(self._places[index]))
 
 
 def num_bytes(source: Source) -> int | None:

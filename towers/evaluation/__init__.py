@@ -102,21 +102,10 @@ def evaluate(
     eval_interval_secs: float = 0.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict:
-    """Evaluates the last checkpoint of a run on all test images and reports it.
+    """See `towers.evaluate`.
 
     Args:
-        workdir: the run's folder.
-        config: the run's, with the device, towers, strategy and batch size of the
-            evaluation; by default `RunFolder.evaluation_config`.
-        step: evaluate this checkpoint instead of the last.
-        use_ema: only the moving averages (True) or the raw parameters (False); by
-            default both, where the run keeps averages.
-        eval_interval_secs: look for a new checkpoint this often until the run's last
-            step is evaluated; 0 evaluates once.
         sleep: waits for some seconds.
-
-    Returns:
-        The content of `result.json`.
 
     Raises:
         CheckpointError: there is no checkpoint, or none that is valid and fits.
@@ -131,11 +120,11 @@ def evaluate(
     folder = RunFolder(workdir)
     folder.check()
     if config is None:
-        config = folder.evaluation_config()
+        config = folder.evaluation_config(step)
     kinds = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, say)
     parts = build.build(
-        config, for_training=False, dataset_info=folder.stored_dataset_info()
+        config, for_training=False, dataset_info=folder.stored_dataset_info(step)
     )
     trainer = build.create_trainer(config, parts, used)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)

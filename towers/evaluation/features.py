@@ -5,6 +5,7 @@ and cannot be changed in an archive; so the rows wait in nameless temporary file
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -26,15 +27,18 @@ class FeaturesFile:
     manager, which removes the temporary files.
 
     Args:
-        path: of the file.
+        path: of the file; of a link the file that it leads to is written.
 
     Raises:
-        OSError: its folder cannot be written.
+        OSError: its folder cannot be written, or it is there and no file, such as
+            /dev/null, which a rename would replace.
     """
 
     def __init__(self, path: str):
-        self._path = path
-        folder = os.path.dirname(path) or "."
+        self._path = os.path.realpath(path)
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
+            raise OSError(errno.EINVAL, "is there and no file")
+        folder = os.path.dirname(self._path)
         with contextlib.ExitStack() as stack:
             self._features, self._names, self._labels = (
                 stack.enter_context(tempfile.TemporaryFile(dir=folder))

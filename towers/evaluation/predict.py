@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers.config import Config
 from towers.data.decoding import Decoding
-from towers.data.paths import ENDINGS_TEXT, check_paths, walk
+from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, reason, walk
 from towers.data.sources import shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import ImageFile, Labels, read_files
@@ -29,7 +29,7 @@ from towers.run.log import remark
 
 def predict(
     workdir: str | os.PathLike,
-    paths: Sequence[str],
+    paths: Paths,
     config: Config | None = None,
     *,
     step: int = 0,
@@ -37,26 +37,12 @@ def predict(
     top: int = 5,
     form: str = "table",
     features: str = "",
-    output: str = "",
+    output: str | os.PathLike = "",
 ) -> None:
-    """Writes the predictions for image files, or the activations of a layer.
+    """See `towers.predict`.
 
-    Results go to standard output or a file, batch by batch, in the order of the files;
-    remarks, and the files that cannot be read, to standard error. The label of a file
+    The output is written batch by batch, in the order of the files. The label of a file
     in a folder with the name of a class is that class.
-
-    Args:
-        workdir: the run's folder.
-        paths: files, and folders of files, see `unlabeled.walk`.
-        config: the run's, with the device, towers, batch size and test-time
-            augmentation of the prediction; by default `RunFolder.evaluation_config`.
-        step: of the checkpoint; 0 for the newest one that is valid.
-        use_ema: the moving averages (True) or the raw parameters (False); by default
-            the averages, where the run keeps them.
-        top: classes of each image.
-        form: of the lines, see `Rows`.
-        features: layer whose activations are written instead, see `FeaturesFile`.
-        output: path of a file; by default standard output, or `features.npz`.
 
     Raises:
         ConfigError, CheckpointError, RunFolderError: as `load_run`; or there is no such
@@ -68,13 +54,16 @@ def predict(
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
     if features and form != "table":
         raise ConfigError(f"features={features} with form={form}: one of the two")
-    check_paths(paths)
+    if top < 1:
+        raise ConfigError(f"top={top}: must be at least 1")
+    paths = check_paths(paths)
+    output = os.fspath(output) or ("features.npz" if features else "")
     folder = RunFolder(workdir)
     folder.check()
-    config = config or folder.evaluation_config()
+    config = config or folder.evaluation_config(step)
     *_, averages = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, remark)
-    run = load_run(workdir, step=step)
+    run = load_run(workdir, step=step, log=remark)
     sizes.check_batch(config, config.batch_size, run.input_shape)
     model = run.model_ema if averages else run.model
     if features:
@@ -96,7 +85,7 @@ def predict(
     with contextlib.ExitStack() as stack:
         with _errors_of_output(output):
             if features:
-                sink = stack.enter_context(FeaturesFile(output or "features.npz"))
+                sink = stack.enter_context(FeaturesFile(output))
             else:
                 stream = stack.enter_context(_open(output))
                 sink = Rows(stream, form, run.class_names, top)
@@ -180,9 +169,19 @@ def _outputs(
 
 @contextlib.contextmanager
 def _open(output: str):
-    """The stream of the results."""
+    """The stream of the results, which takes names of files that are no text."""
     if not output:
-        yield sys.stdout
+        stream, reconfigure = sys.stdout, getattr(sys.stdout, "reconfigure", None)
+        if reconfigure is None:  # such as a notebook's
+            yield stream
+            return
+        errors = stream.errors
+        reconfigure(errors="surrogateescape")
+        try:
+            yield stream
+        finally:
+            with contextlib.suppress(OSError):
+                reconfigure(errors=errors)
         return
     stream = open(output, "w", encoding="utf-8", errors="surrogateescape")
     try:
@@ -201,8 +200,7 @@ def _errors_of_output(output: str):
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")
         sys.exit()
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:
         raise ConfigError(
-            f"{output or 'standard output'}: cannot be written: "
-            f"{error.strerror or error}"
+            f"{output or 'standard output'}: cannot be written: {reason(error)}"
         ) from None

@@ -20,6 +20,7 @@ from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
+from towers.run.log import say
 from towers.run.restore import check_trainer_state, dataset_info_of, newest_checkpoint
 
 
@@ -90,12 +91,13 @@ class RestoredRun:
         return model
 
 
-def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
-    """The network of a run with its trained parameters; needs no data set, no recipe.
+def load_run(
+    workdir: str | os.PathLike, *, step: int = 0, log: Callable[[str], None] = say
+) -> RestoredRun:
+    """See `towers.load_run`.
 
     Args:
-        workdir: the run's folder.
-        step: of the checkpoint; 0 for the newest one that is valid.
+        log: takes a line for each checkpoint that is rejected.
 
     Raises:
         ConfigError: there is no run, the run is too old to have class names, or a file
@@ -106,8 +108,8 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
     checks.check_environment()
     folder = RunFolder(workdir)
     folder.check()
-    config = folder.stored_config()
-    checkpoint = find_checkpoint(folder, step)
+    config = folder.stored_config(step)
+    checkpoint = find_checkpoint(folder, step, log)
     if checkpoint is None:
         raise CheckpointError(f"{folder.checkpoints} holds no checkpoint; train first")
     info = dataset_info_of(checkpoint.trainer_state) or folder.stored_dataset_info()
@@ -166,15 +168,17 @@ def restored_run(
     )
 
 
-def find_checkpoint(folder: RunFolder, step: int = 0) -> Checkpoint | None:
+def find_checkpoint(
+    folder: RunFolder, step: int = 0, log: Callable[[str], None] = say
+) -> Checkpoint | None:
     """The checkpoint of a step, or for 0 the newest valid one; None where a run has
-    none at all.
+    none at all. `log` takes a line for each one that is rejected.
 
     Raises:
         CheckpointError: that of the step is missing or invalid, or none is valid.
     """
     if not step:
-        return newest_checkpoint(folder)
+        return newest_checkpoint(folder, log)
     checkpoint = checkpoints.restore_step(folder.checkpoints, step)
     check_trainer_state(checkpoint)
     return checkpoint

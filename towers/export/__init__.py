@@ -7,10 +7,10 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
-from collections.abc import Sequence
 
 from towers import quiet_imports
 from towers.config import checks
+from towers.data.paths import Paths
 from towers.errors import ConfigError
 
 
@@ -55,7 +55,7 @@ def export(
     precision: str = "float32",
     step: int = 0,
     data_dir: str = "",
-    images: Sequence[str] = (),
+    images: Paths = (),
     overwrite: bool = False,
 ) -> pathlib.Path:
     """Writes the network of a run, with its preprocessing and its class names, in the

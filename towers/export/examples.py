@@ -1,15 +1,15 @@
 """Images for an export: to compare its logits on, and to calibrate it with."""
 
-import os
-import pathlib
-from collections.abc import Sequence
+import contextlib
+import itertools
 
 import numpy as np
 import tensorflow as tf
 
 from towers import data
+from towers.data import unlabeled
 from towers.data.decoding import Decoding
-from towers.data.pixels import resize_image
+from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk
 from towers.data.sources import Source, shown
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
 from towers.evaluation import RestoredRun
@@ -18,7 +18,7 @@ NUM_COMPARED, NUM_CALIBRATION = 64, 256
 
 
 def images_of(
-    run: RestoredRun, *, data_dir: str = "", paths: Sequence[str] = ()
+    run: RestoredRun, *, data_dir: str = "", paths: Paths = ()
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
     """Images to compare with and to calibrate with, uint8 [n, *run.image_shape].
 
@@ -28,7 +28,7 @@ def images_of(
 
     Args:
         data_dir: of the data set, if it is not where it was.
-        paths: image files, and folders of them.
+        paths: image files, and folders of them; none for the data set.
 
     Returns:
         Both arrays, and what they are, in words.
@@ -40,15 +40,8 @@ def images_of(
     if paths:
         images = read_files(run, paths)
         return images[:NUM_COMPARED], images[:NUM_CALIBRATION], "of the given images"
-    config = run.config
     try:
-        data_set = data.load(
-            config.dataset,
-            data_dir or config.data_dir,
-            image_size=config.image_size,
-            image_cache_mb=0.0,
-            max_image_pixels=config.max_image_pixels,
-        )
+        data_set = _load(run.config, data_dir)
         for source in (data_set.test, data_set.train):
             if tuple(source.image_shape) != run.image_shape:
                 raise ConfigError(
@@ -63,6 +56,19 @@ def images_of(
             raise
         words = f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
         return drawn(run.image_shape, NUM_COMPARED), None, words
+
+
+def _load(config, data_dir):
+    try:
+        return data.load(
+            config.dataset,
+            data_dir or config.data_dir,
+            image_size=config.image_size,
+            image_cache_mb=0.0,
+            max_image_pixels=config.max_image_pixels,
+        )
+    except ConfigError as error:  # such as one in a file that is not here
+        raise DataError(str(error)) from None
 
 
 def _some(source: Source, most: int) -> np.ndarray:
@@ -82,38 +88,31 @@ def drawn(image_shape: tuple[int, int, int], count: int) -> np.ndarray:
     return (images + rng.integers(0, 32, images.shape)).astype(np.uint8)
 
 
-def read_files(run: RestoredRun, paths: Sequence[str]) -> np.ndarray:
+def read_files(run: RestoredRun, paths: Paths) -> np.ndarray:
     """The middle of image files, resized to the run's, uint8 [n, *run.image_shape].
 
     Args:
-        paths: files, and folders all of whose files are read; at most NUM_CALIBRATION.
+        paths: files, and folders, see `walk`; at most NUM_CALIBRATION are read.
 
     Raises:
-        DataError: one is no image, or there is none.
+        DataError: one cannot be read, or there is none.
     """
-    options = Decoding(max_pixels=run.config.max_image_pixels)
+
+    def fail(path, reason):
+        raise DataError(f"images: {shown(path)}: {reason}")
+
+    paths = check_paths(paths)
+    decoding = Decoding(max_pixels=run.config.max_image_pixels)
+    files = unlabeled.read_files(walk(paths, fail), run.image_shape, decoding)
     images = []
-    for path in _files(paths)[:NUM_CALIBRATION]:
-        try:
-            images.append(resize_image(path.read_bytes(), run.image_shape, options))
-        except (OSError, ValueError) as error:
-            words = getattr(error, "strerror", None) or one_line(error)
-            raise DataError(f"images: {shown(str(path))}: {words}") from None
+    with contextlib.closing(files):
+        for file in itertools.islice(files, NUM_CALIBRATION):
+            if file.image is None:
+                fail(file.path, file.fault)
+            images.append(file.image)
     if not images:
-        raise DataError(f"images={shown(','.join(paths))}: there is no file")
+        raise DataError(
+            f"images={shown(','.join(paths))}: no image; of a folder the "
+            f"{ENDINGS_TEXT} files are taken"
+        )
     return np.stack(images)
-
-
-def _files(paths):
-    found = []
-    for path in map(pathlib.Path, paths):
-        if path.is_dir():
-            found += sorted(
-                pathlib.Path(folder, name)
-                for folder, _, names in os.walk(path)
-                for name in names
-                if not name.startswith(".")
-            )
-        else:
-            found.append(path)
-    return found

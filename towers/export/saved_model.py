@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.data.pixels import resample
 from towers.evaluation import RestoredRun
 
 # The signature that TensorFlow Serving calls if none is named.
@@ -91,7 +92,8 @@ def decode(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
     as EXIF says.
 
     Args:
-        content: a string; PNG, JPEG, BMP or the first frame of a GIF.
+        content: a string; PNG or JPEG; for three channels also BMP without a palette,
+            and the first frame of a GIF.
         image_shape: height, width, channels of the result.
 
     Returns:
@@ -103,8 +105,7 @@ def decode(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
 
 
 def middle(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """The middle of an image, resized as `towers.data` does it, with a triangular
-    filter that widens as the image shrinks; in operations of a graph.
+    """As `pixels.middle`, of an image whose size is known in the graph only.
 
     Args:
         image: uint8 [height, width, channels].
@@ -114,14 +115,7 @@ def middle(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
         uint8 [*size, channels].
     """
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
-    size = tf.constant(size, tf.float32)
-    scale = tf.reduce_max(size / stored)
-    resized = tf.raw_ops.ScaleAndTranslate(
-        images=image[None],
-        size=tf.cast(size, tf.int32),
-        scale=tf.stack([scale, scale]),
-        translation=(size - scale * stored) / 2,
-        kernel_type="triangle",
-        antialias=True,
-    )[0]
+    wanted = tf.constant(size, tf.float32)
+    scale = tf.reduce_max(wanted / stored)
+    resized = resample(image, size, scale, (wanted - scale * stored) / 2)
     return tf.saturate_cast(tf.round(resized), tf.uint8)

@@ -103,10 +103,15 @@ def _commit(path, output):
         for name in names:
             files.sync(pathlib.Path(folder, name))
         files.sync(pathlib.Path(folder))
-    if path.is_dir():
-        if files.kind(output) is not None:  # a folder is not replaced in one piece
-            os.rename(output, path.with_name("replaced"))
-    else:
+    if not path.is_dir():
         files.sync(path)
-    os.rename(path, output)
+    replaced = path.with_name(f"replaced-{path.name}")
+    try:
+        if path.is_dir() and files.kind(output) is not None:
+            os.rename(output, replaced)  # a folder is not replaced in one piece
+        os.rename(path, output)
+    except BaseException:
+        if files.kind(replaced) is not None and files.kind(output) is None:
+            os.rename(replaced, output)
+        raise
     files.sync(output.parent)

@@ -226,7 +226,9 @@ def with_preprocessing(network: keras.Model, run: RestoredRun) -> keras.Model:
 def _alike(images, run):
     """`augment.standardize`, with the moments of the training images."""
     return layers.Normalization(
-        mean=run.mean, variance=[x**2 for x in run.deviation], name="standardize"
+        mean=run.mean,
+        variance=[(x or 1) ** 2 for x in run.deviation],
+        name="standardize",
     )(images)
 
 

@@ -3,12 +3,12 @@
 import dataclasses
 import importlib
 import pathlib
-from collections.abc import Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.data.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
 from towers.evaluation import RestoredRun, load_run
 from towers.evaluation.restored import without_noise
@@ -28,7 +28,7 @@ def export(
     precision: str,
     step: int,
     data_dir: str,
-    images: Sequence[str],
+    images: Paths,
     overwrite: bool,
 ) -> pathlib.Path:
     """See `towers.export.export`."""
@@ -69,6 +69,7 @@ def export(
                 f"and {tolerance:g} is allowed for {precision}"
             )
         num_bytes = files.num_bytes(path)
+        staging.check_output(output, row.suffix, overwrite)  # minutes later
     say(
         f"{output}: {num_bytes:,} bytes. Loaded in a new process, its logits differ "
         f"from those of the run by at most {difference:.2g} of the largest "

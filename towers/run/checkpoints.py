@@ -143,7 +143,9 @@ def restore_latest(
     )
 
 
-def newest_value(folder: str | Path, key: str, read: Callable[[Any], T]) -> T | None:
+def stored_value(
+    folder: str | Path, key: str, read: Callable[[Any], T], step: int = 0
+) -> T | None:
     """A value of the newest checkpoint whose trainer state is valid; the tensors are
     not read. None where there is no such checkpoint.
 
@@ -151,10 +153,12 @@ def newest_value(folder: str | Path, key: str, read: Callable[[Any], T]) -> T | 
         folder: the run's folder of checkpoints.
         key: of the value in the trainer state, such as "config".
         read: takes what the trainer state holds; ConfigError where it is no such value.
+        step: of a checkpoint that is tried before the newest one.
     """
-    for step in reversed(list_steps(folder)):
+    steps = sorted(list_steps(folder), key=lambda x: (x != step, -x))
+    for candidate in steps:
         try:
-            path = Path(folder) / _step_name(step)
+            path = Path(folder) / _step_name(candidate)
             return read(checkpoint_files.read_trainer_state(path)[key])
         except (CheckpointError, ConfigError, KeyError):
             continue

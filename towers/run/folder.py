@@ -128,19 +128,23 @@ class RunFolder:
         """True where there is a config.json, or a checkpoint with a Config."""
         if _kind(self.config) is not None:
             return True
-        return self._newest_value("config", from_values) is not None
+        return self._stored_value("config", from_values) is not None
 
-    def stored_config(self) -> Config:
+    def stored_config(self, step: int = 0) -> Config:
         """The Config of the run in this folder.
 
-        The newest checkpoint decides about all options that change the mathematics;
+        The checkpoint decides about all options that change the mathematics;
         config.json, where there is one, about the others.
+
+        Args:
+            step: of the checkpoint, as options may have been allowed to change since;
+                0, or where it is none, for the newest one.
 
         Raises:
             ConfigError: there is no run, or no Config can be read.
             RunFolderError: the folder cannot be looked into.
         """
-        trained = self._newest_value("config", from_values)
+        trained = self._stored_value("config", from_values, step)
         if trained is None:
             return self._config_of_file()
         try:
@@ -152,9 +156,10 @@ class RunFolder:
         except ConfigError:  # missing, damaged, or it contradicts the checkpoint
             return trained
 
-    def stored_dataset_info(self) -> "DatasetInfo | None":
+    def stored_dataset_info(self, step: int = 0) -> "DatasetInfo | None":
         """Classes and preprocessing of the run's data set, from the newest checkpoint
-        that has them, else from dataset_info.json; None where neither does.
+        that has them, or that of a step, else from dataset_info.json; None where
+        neither does.
 
         Raises:
             ConfigError: the file is damaged.
@@ -162,7 +167,7 @@ class RunFolder:
         """
         with quiet_imports():  # of TensorFlow
             from towers.run.dataset_info import DatasetInfo
-        trained = self._newest_value("dataset_info", DatasetInfo.from_values)
+        trained = self._stored_value("dataset_info", DatasetInfo.from_values, step)
         if trained is not None:
             return trained
         try:
@@ -175,14 +180,14 @@ class RunFolder:
             reason = error
         raise ConfigError(f"{self.dataset_info}: {reason}; remove it")
 
-    def _newest_value(self, key, read):
-        """`checkpoints.newest_value`; None without a folder of checkpoints."""
+    def _stored_value(self, key, read, step=0):
+        """`checkpoints.stored_value`; None without a folder of checkpoints."""
         if _kind(self.checkpoints) != "a folder":
             return None
         with quiet_imports():  # of TensorFlow
             from towers.run import checkpoints
 
-        return checkpoints.newest_value(self.checkpoints, key, read)
+        return checkpoints.stored_value(self.checkpoints, key, read, step)
 
     def _config_of_file(self):
         try:
@@ -197,17 +202,18 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{self.config}: {error.strerror or error}") from None
 
-    def evaluation_config(self, **changes) -> Config:
+    def evaluation_config(self, step: int = 0, **changes) -> Config:
         """The stored Config, with the device, the towers and the batch size of an
         evaluation in place of those of the training.
 
         Args:
+            step: of the checkpoint, as in `stored_config`.
             **changes: options that the evaluation sets otherwise.
 
         Raises:
             ConfigError: as `stored_config`, or the options do not fit.
         """
-        stored = self.stored_config()
+        stored = self.stored_config(step)
         settings = {
             "device": "auto",
             "device_order": "",

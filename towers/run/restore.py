@@ -1,7 +1,7 @@
 """The continuation of a run from its newest checkpoint."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,16 @@ from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch
 
 
-def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """The newest valid checkpoint of a run; None where there is none at all.
+def newest_checkpoint(
+    folder: RunFolder, log: Callable[[str], None] = say
+) -> Checkpoint | None:
+    """The newest valid checkpoint of a run; None where there is none at all. `log`
+    takes a line for each one that is rejected.
 
     Raises:
         CheckpointError: there are checkpoints and none is valid.
     """
-    return checkpoints.restore_latest(folder.checkpoints, say, check_trainer_state)
+    return checkpoints.restore_latest(folder.checkpoints, log, check_trainer_state)
 
 
 def check_trainer_state(checkpoint: Checkpoint) -> None:

@@ -94,9 +94,8 @@ def open_weights(path: str) -> Iterator[Weights | None]:
     Raises:
         CheckpointError: it cannot be read, or is not what its name says.
     """
-    prefix = _checkpoint_prefix(path)
     try:
-        if prefix:
+        if prefix := _checkpoint_prefix(path):
             yield _read_checkpoint(path, prefix)
         elif path.endswith(".keras") and os.path.isfile(path):
             with _unzipped(path) as file, h5py.File(file, "r") as content:
