@@ -1,0 +1,130 @@
+"""A user with photos of their own types the commands of docs/own_images.md."""
+
+import collections
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from PIL import ExifTags, Image
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "own_images.md").read_text()
+CLASSES = ("boat", "house", "sun", "tree")
+
+# Chance is 0.25 of the 24 test images. With 16 of them correct the interval of 95 %
+# still begins at 0.47.
+LEAST_CORRECT = 16
+
+# The export and the run compute alike; what is printed is rounded to 1e-4.
+TOLERANCE = 1e-4 + 0.5e-4
+# Pillow and TensorFlow decode JPEG files differently, of large ones towers a reduced
+# scale: about 1 of 255.
+JPEG_TOLERANCE = 0.1
+
+
+def walk_through():
+    """Its commands in their order, and the lines of the program between them."""
+    section = PAGE.partition("## From photos to an export\n")[2].partition("\n## ")[0]
+    section = re.sub(r"^```\n.*?^```\n", "", section, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", section, re.MULTILINE)
+    blocks = [re.sub("^    ", "", block, flags=re.MULTILINE) for block in blocks]
+    [program] = [block for block in blocks if block.startswith("import ")]
+    blocks.remove(program)
+    return [line for block in blocks for line in block.splitlines()], program
+
+
+def typed(command, folder):
+    """Runs a command in a folder, where run_*.py and docs/ are those of the checkout;
+    gives back what it prints."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    program, *arguments = shlex.split(command)
+    if program == "python":
+        program = sys.executable
+        if (ROOT / arguments[0]).is_file():
+            arguments[0] = str(ROOT / arguments[0])
+        if arguments[0] == "-m":
+            environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(
+        [program, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, (command, done.stdout, done.stderr)
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
+    commands, program = walk_through()
+    elsewhere, printed = tmp_path / "elsewhere", {}
+    for command in commands:
+        printed[command] = typed(command, tmp_path)
+        if command == "mkdir elsewhere":
+            (elsewhere / "classify.py").write_text(program)
+            # Python looks there first.
+            (elsewhere / "towers.py").write_text("raise ImportError('not here')\n")
+    photos = sorted((tmp_path / "photos").glob("*/*"))
+    check_variety(photos)
+    checked, predicted, classified = (
+        next(text for command, text in printed.items() if word in command)
+        for word in ("towers.data", "run_predict.py", "classify.py")
+    )
+    assert "216 training, 24 test" in checked
+    assert (tmp_path / "confusion.svg").read_text().count('class="right"') == 4
+
+    result = json.loads((tmp_path / "runs" / "photos" / "result.json").read_text())
+    assert result["test_images"] == 24
+    assert result["test_correct_ema"] >= LEAST_CORRECT
+
+    # One file, here and elsewhere.
+    [here], [there] = predicted.splitlines(), classified.splitlines()
+    here, there = here.split(), there.split()
+    assert here[0] == there[0] == "tree" and here[-1] == there[-1]
+    assert abs(float(here[1]) - float(there[1])) <= TOLERANCE
+
+    # Files of each kind in each class.
+    paths = [path.relative_to(tmp_path) for path in photos if int(path.stem[-2:]) < 12]
+    names = shlex.join(map(str, paths))
+    answers = typed(
+        f"python run_predict.py --workdir=runs/photos --json {names}", tmp_path
+    )
+    answers = {row["path"]: row for row in map(json.loads, answers.splitlines())}
+    lines = typed(f"python elsewhere/classify.py {names}", tmp_path).splitlines()
+    assert len(answers) == len(lines) == 4 * 12
+    for line in lines:
+        name, probability, path = line.split()
+        best = answers[path]["predictions"][0]
+        is_jpeg = path.lower().endswith((".jpg", ".jpeg"))
+        tolerance = JPEG_TOLERANCE if is_jpeg else TOLERANCE
+        assert best["class"] == name, path
+        assert abs(best["probability"] - float(probability)) <= tolerance, path
+
+
+def check_variety(photos):
+    """60 of each class; every kind, in every orientation where it has EXIF."""
+    assert collections.Counter(path.parent.name for path in photos) == dict.fromkeys(
+        CLASSES, 60
+    )
+    kinds, sides = collections.defaultdict(set), set()
+    for path in photos:
+        with Image.open(path) as photo:
+            turned = photo.getexif().get(ExifTags.Base.Orientation, 1)
+            kinds[photo.format].add((photo.mode, turned))
+            sides |= set(photo.size)
+    assert {kind: {mode for mode, _ in found} for kind, found in kinds.items()} == {
+        "JPEG": {"RGB", "L", "CMYK"},
+        "PNG": {"RGB", "RGBA", "L", "P"},
+        "WEBP": {"RGB", "RGBA"},
+        "BMP": {"RGB", "P"},
+    }
+    for kind in ("JPEG", "PNG", "WEBP"):
+        assert {turned for _, turned in kinds[kind]} == set(range(1, 9)), kind
+    assert min(sides) < 120 and max(sides) > 1000
