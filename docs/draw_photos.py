@@ -304,7 +304,7 @@ def draw_photos(folder: pathlib.Path, num_each: int = 60, seed: int = 0) -> None
 
 def draw_sheet(folder: pathlib.Path, path: pathlib.Path) -> None:
     """Writes a picture of a few files of each class, as their pixels are stored."""
-    columns, cell, caption = 6, 110, 32
+    columns, cell, caption = 6, 108, 32
     size = columns * (cell + 6) + 6, len(SCENES) * (cell + caption) + 6
     page = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(11)
@@ -315,12 +315,12 @@ def draw_sheet(folder: pathlib.Path, path: pathlib.Path) -> None:
             with Image.open(file) as photo:
                 turned = photo.getexif().get(ExifTags.Base.Orientation, 1)
                 words = f"{photo.width}x{photo.height}\n{file.suffix[1:]} {photo.mode}"
-                words += f", turned {turned}" if turned > 1 else ""
+                words += f", EXIF {turned}" if turned > 1 else ""
                 small = ImageOps.contain(photo.convert("RGB"), (cell, cell))
             left, top = 6 + column * (cell + 6), 6 + row * (cell + caption)
             page.paste(small, (left, top + cell - small.height))
             draw.text((left, top + cell), words, "black", font, spacing=1)
-    page.save(path, quality=80)
+    page.save(path, quality=60, optimize=True)
 
 
 if __name__ == "__main__":
