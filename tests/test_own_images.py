@@ -8,9 +8,12 @@ import re
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 from PIL import ExifTags, Image
+
+from docs.draw_confusion import draw_matrix
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "own_images.md").read_text()
@@ -73,16 +76,19 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
             (elsewhere / "towers.py").write_text("raise ImportError('not here')\n")
     photos = sorted((tmp_path / "photos").glob("*/*"))
     check_variety(photos)
-    checked, predicted, classified = (
+    checked, evaluated, predicted, classified = (
         next(text for command, text in printed.items() if word in command)
-        for word in ("towers.data", "run_predict.py", "classify.py")
+        for word in ("towers.data", "run_eval.py", "run_predict.py", "classify.py")
     )
     assert "216 training, 24 test" in checked
     assert (tmp_path / "confusion.svg").read_text().count('class="right"') == 4
 
     result = json.loads((tmp_path / "runs" / "photos" / "result.json").read_text())
     assert result["test_images"] == 24
-    assert result["test_correct_ema"] >= LEAST_CORRECT
+    correct = result["test_correct_ema"]
+    assert correct >= LEAST_CORRECT
+    # The file is named where there is something in it.
+    assert ("mistakes.csv" in evaluated) == (correct < 24)
 
     # One file, here and elsewhere.
     [here], [there] = predicted.splitlines(), classified.splitlines()
@@ -128,3 +134,27 @@ def check_variety(photos):
     for kind in ("JPEG", "PNG", "WEBP"):
         assert {turned for _, turned in kinds[kind]} == set(range(1, 9)), kind
     assert min(sides) < 120 and max(sides) > 1000
+
+
+@pytest.mark.parametrize("kind", ["", "_ema"])
+def test_the_confusion_matrix_is_drawn_with_its_names_and_counts(kind):
+    rows = [("<cat>", 0.875, 0.7), ("dog", 0.75, 0.9)]
+    classes = [{"name": n, "precision": p, "recall": r} for n, p, r in rows]
+    result = {"test_images": 20, "test_confusion_matrix": [[10, 0], [0, 10]]}
+    result |= {f"test_confusion_matrix{kind}": [[7, 3], [1, 9]]}
+    result |= {"test_classes": classes, f"test_classes{kind}": classes}
+    root = ElementTree.fromstring(draw_matrix(result))
+    svg = "{http://www.w3.org/2000/svg}"
+    texts = [element.text for element in root.iter(f"{svg}text")]
+    assert [text for text in texts if text.isdigit()] == ["7", "3", "1", "9"]
+    assert texts.count("<cat>") == texts.count("dog") == 2
+    assert {"0.70", "0.90", "0.88", "0.75"} <= set(texts)
+    shares = [
+        (element.get("class"), element.get("fill-opacity"))
+        for element in root.iter(f"{svg}rect")
+        if element.get("class")
+    ]
+    assert shares == [
+        *(("right", "0.70"), ("wrong", "0.30")),
+        *(("wrong", "0.10"), ("right", "0.90")),
+    ]
