@@ -25,9 +25,9 @@ LEAST_CORRECT = 16
 
 # The export and the run compute alike; what is printed is rounded to 1e-4.
 TOLERANCE = 1e-4 + 0.5e-4
-# Pillow and TensorFlow decode JPEG files differently, of large ones towers a reduced
-# scale: about 1 of 255.
-JPEG_TOLERANCE = 0.1
+# Pillow and TensorFlow decode JPEG files differently, and towers large ones at a
+# reduced scale: about 1 of 255, which was seen to change a probability by 0.006.
+JPEG_TOLERANCE = 0.05
 
 
 def walk_through():
@@ -93,7 +93,7 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
     # One file, here and elsewhere.
     [here], [there] = predicted.splitlines(), classified.splitlines()
     here, there = here.split(), there.split()
-    assert here[0] == there[0] == "tree" and here[-1] == there[-1]
+    assert here[0] == there[0] == "boat" and here[-1] == there[-1]
     assert abs(float(here[1]) - float(there[1])) <= TOLERANCE
 
     # Files of each kind in each class.
