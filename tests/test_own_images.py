@@ -93,7 +93,7 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
     # One file, here and elsewhere.
     [here], [there] = predicted.splitlines(), classified.splitlines()
     here, there = here.split(), there.split()
-    assert here[0] == there[0] == "boat" and here[-1] == there[-1]
+    assert here[0] == there[0] in CLASSES and here[-1] == there[-1]
     assert abs(float(here[1]) - float(there[1])) <= TOLERANCE
 
     # Files of each kind in each class.
@@ -107,11 +107,13 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
     assert len(answers) == len(lines) == 4 * 12
     for line in lines:
         name, probability, path = line.split()
-        best = answers[path]["predictions"][0]
+        predictions = answers[path]["predictions"]
+        expected = {row["class"]: row["probability"] for row in predictions}
         is_jpeg = path.lower().endswith((".jpg", ".jpeg"))
         tolerance = JPEG_TOLERANCE if is_jpeg else TOLERANCE
-        assert best["class"] == name, path
-        assert abs(best["probability"] - float(probability)) <= tolerance, path
+        # Of another class than the likeliest it would be another number.
+        assert abs(expected[name] - float(probability)) <= tolerance, path
+        assert float(probability) >= max(expected.values()) - tolerance, path
 
 
 def check_variety(photos):
