@@ -1,6 +1,8 @@
 """Draws the confusion matrix of a run that was evaluated, as an SVG picture.
 
-python docs/draw_confusion.py runs/photos confusion.svg
+    python docs/draw_confusion.py runs/photos confusion.svg
+
+It is made for about twenty classes at most.
 """
 
 import argparse
