@@ -316,8 +316,8 @@ def test_pictures_can_be_read_on_any_background(picture):
 
 
 @each_picture
-def test_pictures_are_of_strategies_or_schedules(picture):
-    assert picture.stem in {*STRATEGIES, "schedules"}
+def test_pictures_are_of_strategies_schedules_or_own_images(picture):
+    assert picture.stem in {*STRATEGIES, "schedules", "own_images"}
 
 
 # One step.

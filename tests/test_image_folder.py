@@ -319,9 +319,8 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    assert message(tmp_path / "none").startswith(
-        f"{tmp_path}/none has no folder train/"
-    )
+    start = f"{tmp_path}/none: there is no such folder; an image folder has train/"
+    assert message(tmp_path / "none").startswith(start)
 
 
 # In a run.

@@ -160,8 +160,9 @@ def _training_folder(root):
     folder = os.path.join(root, "train")
     if os.path.isdir(folder):
         return folder
-    has_test = any(os.path.isdir(os.path.join(root, name)) for name in TEST_FOLDERS)
-    if has_test or not os.path.isdir(root):
+    if not os.path.isdir(root):
+        raise DataError(f"{root}: there is no such folder; {LAYOUT}")
+    if any(os.path.isdir(os.path.join(root, name)) for name in TEST_FOLDERS):
         raise DataError(f"{root} has no folder train/; {LAYOUT}")
     return root
 

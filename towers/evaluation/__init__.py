@@ -151,7 +151,9 @@ def evaluate(
             if eval_interval_secs == 0 or (result and _is_last(result, config, parts)):
                 for line in table(evaluations):
                     say(line)
-                say(f"the images that are predicted wrongly: {folder.mistakes}")
+                *_, last = evaluations.values()
+                if last["correct"] < last["images"]:
+                    say(f"the images that are predicted wrongly: {folder.mistakes}")
                 return result
             if waits_after != result.get("step"):
                 waits_after = result.get("step")
