@@ -209,7 +209,8 @@ def test_a_difference_is_relative_to_the_change_in_training():
 def test_the_report_on_gpus_in_miniature(tmp_path):
     path = tmp_path / "report.md"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", f"--output={path}"],
+        [sys.executable, "-m", "benchmarks.gpu", "--device=cpu", "--minutes=40"]
+        + [f"--output={path}"],
         cwd=FOLDER.parent,
         capture_output=True,
         text=True,

@@ -58,6 +58,7 @@ def test_gradients_in_other_words_equal_the_oracle(sizes, kept, size, by_product
 
 
 def test_gradients_by_products_are_as_exact_as_bfloat16():
+    """Where the CPU has no products of bfloat16, also parts of a sum are rounded."""
     x, kernel, upstream = (
         tf.cast(random(shape, seed), tf.bfloat16)
         for seed, shape in enumerate([(5, 7, 7, 16), (3, 3, 16, 8), (5, 6, 6, 8)])
@@ -71,7 +72,7 @@ def test_gradients_by_products_are_as_exact_as_bfloat16():
     theirs = np.einsum(
         "nhwcij,nhwf->ijcf", windows[:, :6, :6], tf.cast(upstream, tf.float64)
     )
-    assert np.max(np.abs(actual - theirs)) < 2**-8 * np.max(np.abs(theirs))
+    assert np.max(np.abs(actual - theirs)) < 2**-7 * np.max(np.abs(theirs))
 
 
 @pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])

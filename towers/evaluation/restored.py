@@ -239,9 +239,9 @@ def without_noise(model: keras.Model) -> keras.Model:
     """The network for inference, which takes images alone: its dropout layers, which
     change nothing there, and their inputs of noise are left out. It shares the other
     layers with the model."""
-    images = [x for x in model.inputs if x.name == IMAGES]
-    if len(images) == len(model.inputs):
+    if len(model.inputs) == 1:
         return model
+    [images] = (x for x in model.inputs if x.name == IMAGES)
 
     def call(layer, inputs, *args, **kwargs):
         return (
@@ -254,7 +254,7 @@ def without_noise(model: keras.Model) -> keras.Model:
         clone_function=lambda layer: layer,
         call_function=call,
     )
-    return keras.Model(images, clone.outputs, name=model.name)
+    return keras.Model(images, clone.outputs[0], name=model.name)
 
 
 def _check_file(path, config, option):
