@@ -322,7 +322,8 @@ def test_exports_are_compared_with_their_run(tmp_path):
     output = output_of(f"exports --runs={tmp_path / 'run'} --num_images=600")
     for words in ("(the trainer's)", "saved_model", "keras", "tflite int8"):
         assert f"| run | {words} | " in output
-    rows = [line.split(" | ") for line in output.splitlines() if "| run |" in line]
+    lines = [line for line in output.splitlines() if "| run |" in line]
+    rows = [line.split(" | ") for line in lines[1:]]  # after the titles
     assert float(rows[1][2]) < 1e-4 and rows[0][5] == rows[1][5]
 
 

@@ -29,6 +29,7 @@ from towers.export import (
     saved_model,
     staging,
     story,
+    tflite_file,
 )
 from towers.export.stock import stock_network, with_preprocessing
 from towers.training import train
@@ -104,6 +105,21 @@ def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision
     logits = predict_here("tflite", path, images)[0]
     expected = numpy_logits(half_way, images)
     assert 0 < np.abs(logits - expected).max() < most * np.abs(expected).max()
+
+
+def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
+    """Each is standardized by itself: these go into the network alike."""
+    run, path = random_run("lenet", "tutorial"), tmp_path / "model.tflite"
+    drawn = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), np.uint8)
+    network = story.trained_network(run)
+    tflite_file.write(path, network, run, "int8", drawn)
+    dull = 100 + (drawn[:8] > 127).astype(np.uint8)
+    for images in (drawn[:8], dull, np.full_like(dull, 100)):
+        logits, expected = (
+            predict_here("tflite", path, images)[0],
+            story.logits_of(run, network, images),
+        )
+        assert check.largest_difference(logits, expected) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from towers.evaluation import RestoredRun
 # The signature that TensorFlow Serving calls if none is named.
 SERVING = "serving_default"
 
+# The operations before the network have names with this.
+PREPROCESSING = "preprocessing"
+
 
 def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
     """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
@@ -30,7 +33,9 @@ def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
         autograph=False,
     )
     def predict(images):
-        logits = network(run.preprocess(images), training=False)
+        with tf.name_scope(PREPROCESSING):
+            images = run.preprocess(images)
+        logits = network(images, training=False)
         return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
 
     return predict
