@@ -83,7 +83,7 @@ def test_every_example_has_a_run_folder_of_its_own():
 
 @pytest.mark.parametrize(
     "heading",
-    [h if h in ("A network", "A strategy") else slow(h) for h in EXAMPLES],
+    [h if h == "A strategy" else slow(h) for h in EXAMPLES],
 )
 def test_an_example_trains_two_steps_from_outside(heading, folder):
     [(name, source)] = BLOCK.findall(EXAMPLES[heading])

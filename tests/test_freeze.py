@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 from small_runs import assert_equal_states, small_config, use
 
@@ -140,7 +141,7 @@ def test_nothing_is_computed_for_frozen_parameters():
     assert counts == [[2, 1], [0, 0]]
 
 
-@pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
+@pytest.mark.parametrize("optimizer", ["nesterov", slow("adamw")])
 def test_a_run_with_frozen_parameters_continues_from_its_checkpoint(
     optimizer, tmp_path, monkeypatch
 ):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from marks import slow
 
 TESTS = """
 import pytest
@@ -26,7 +27,7 @@ def test_misspells(count):
 """
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize("workers", [slow([]), ["-n", "2"]])
 def test_counts_are_summed_over_passed_tests_and_workers(tmp_path, workers):
     (tmp_path / "test_counted.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
