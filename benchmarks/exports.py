@@ -8,6 +8,7 @@ and predicts the test images. The first row of a run is the trainer's network; t
 differences of logits are from its own.
 """
 
+import dataclasses
 import pathlib
 import tempfile
 
@@ -15,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import measure
-from towers import data
+from towers.build.images import load_data_set
 from towers.data.sources import Source
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation import RestoredRun, load_run
@@ -69,10 +70,8 @@ def test_images(
     run: RestoredRun, data_dir: str, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The first test images of the run's data set and their labels."""
-    config = run.config
-    data_set = data.load(
-        config.dataset, data_dir or config.data_dir, image_size=config.image_size
-    )
+    data_dir = data_dir or run.config.data_dir
+    data_set = load_data_set(dataclasses.replace(run.config, data_dir=data_dir))
     count = min(most, data_set.test.num_examples)
     firsts = range(0, count, READ_AT_ONCE)
     with data_errors_of_tensorflow():

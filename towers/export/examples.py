@@ -1,12 +1,13 @@
 """Images for an export: to compare its logits on, and to calibrate it with."""
 
 import contextlib
+import dataclasses
 import itertools
 
 import numpy as np
 import tensorflow as tf
 
-from towers import data
+from towers.build.images import load_data_set
 from towers.data import unlabeled
 from towers.data.decoding import Decoding
 from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk
@@ -59,14 +60,10 @@ def images_of(
 
 
 def _load(config, data_dir):
+    data_dir = data_dir or config.data_dir
+    config = dataclasses.replace(config, data_dir=data_dir, image_cache_mb=0.0)
     try:
-        return data.load(
-            config.dataset,
-            data_dir or config.data_dir,
-            image_size=config.image_size,
-            image_cache_mb=0.0,
-            max_image_pixels=config.max_image_pixels,
-        )
+        return load_data_set(config)
     except ConfigError as error:  # such as one in a file that is not here
         raise DataError(str(error)) from None
 
