@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.trainer_process import TrainerProcess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -71,7 +72,7 @@ def _pairs(options, fields):
         workers = {}
         try:
             for name in names:
-                workers[name] = measure.Worker(
+                workers[name] = TrainerProcess(
                     checkouts[name], fields, options.device, options.steps
                 )
             things = {
@@ -107,7 +108,7 @@ def compare_first_steps(
         secs = {name: [] for name in checkouts}
 
         def start(name, fields=fields, secs=secs):
-            worker = measure.Worker(
+            worker = TrainerProcess(
                 checkouts[name], fields, options.device, 1, ready=False
             )
             secs[name].append(worker.first_step_secs)

@@ -6,14 +6,11 @@ same minutes, because machines differ from day to day.
 
 import argparse
 import concurrent.futures
-import json
 import os
 import pathlib
 import platform
 import re
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +19,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks import trainers
 from towers.errors import TowersError
 from towers.parallel.devices import Devices, configure
 
@@ -194,66 +190,6 @@ class PeakMemory:
             return max(info[gpu_field] for info in infos)
         status = pathlib.Path("/proc/self/status").read_text()
         return 1024 * int(re.search(rf"{process_field}:\s+(\d+)", status)[1])
-
-
-class Worker:
-    """A trainer of some checkout in a process of its own, which takes steps on command.
-
-    Args:
-        checkout: the folder with its `towers`.
-        fields: of its Config.
-        device: auto, cpu or gpu.
-        steps: how many it takes to warm up, at least one.
-        ready: whether on a batch that lies ready, not on a stream.
-
-    Attributes:
-        first_step_secs: time of the first one, with tracing it and all else.
-        processor: seconds of processor time of each call of `train`.
-    """
-
-    def __init__(
-        self,
-        checkout: pathlib.Path,
-        fields: dict,
-        device: str,
-        steps: int,
-        ready: bool = True,
-    ):
-        self.processor = []
-        self._errors = tempfile.TemporaryFile("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", trainers.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=checkout,
-            env=os.environ | {"PYTHONPATH": str(checkout)},
-        )
-        first = {"fields": fields, "device": device, "steps": steps, "ready": ready}
-        self.first_step_secs = self._ask(json.dumps(first))
-
-    def train(self, num_steps: int) -> None:
-        self.processor.append(self._ask(str(num_steps)))
-
-    def close(self) -> None:
-        """Ends the process and waits for it."""
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait()
-        self._errors.close()
-
-    def _ask(self, line):
-        try:
-            print(line, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # the answer will be missing
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._errors.seek(0)
-            lines = self._errors.read().strip().splitlines() or ["killed"]
-            raise RuntimeError(lines[-1])
-        return float(answer)
 
 
 # Reports.

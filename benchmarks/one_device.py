@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from benchmarks import measure, overlap, trainers
+from benchmarks.trainer_process import TrainerProcess
 from towers import build
 from towers.config import Config
 from towers.config import flags as config_flags
@@ -39,7 +40,7 @@ def _measure(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
     fields |= {"model": model, "batch_size": options.batch_size, "num_towers": 1}
     fields |= {"device": options.device, "augment": recipe.augment}
     started = time.perf_counter()
-    process = measure.Worker(FOLDER.parent, fields, options.device, 1, ready=False)
+    process = TrainerProcess(FOLDER.parent, fields, options.device, 1, ready=False)
     start_secs = time.perf_counter() - started
     process.close()
 

@@ -15,7 +15,8 @@ from pictures import chunk, png, png_file, random_pixels
 from towers.data import encoded
 from towers.data.decoding import Decoding, Survey
 from towers.data.encoded import EncodedSource, settle_size
-from towers.data.pixels import decode, fit
+from towers.data.pixels import decode
+from towers.data.resizing import fit
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11

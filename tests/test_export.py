@@ -17,7 +17,7 @@ from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small
 
 from towers import export as exports
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
-from towers.data import pixels, synthetic
+from towers.data import pixels, resizing, synthetic
 from towers.errors import ConfigError, DataError, ExportError
 from towers.evaluation.restored import without_noise
 from towers.export import (
@@ -180,7 +180,7 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
         drawn = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(drawn).save(file, kind)
         files.append(file.getvalue())
-        images.append(pixels.fit(pixels.decode(files[-1], 3), (32, 32), 32))
+        images.append(resizing.fit(pixels.decode(files[-1], 3), (32, 32), 32))
     logits = signatures["encoded_images"](encoded_images=tf.constant(files))["logits"]
     results = signatures["serving_default"](images=tf.constant(np.stack(images)))
     np.testing.assert_allclose(logits, results["logits"], rtol=1e-4, atol=1e-6)

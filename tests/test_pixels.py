@@ -8,10 +8,11 @@ import tensorflow as tf
 from pictures import random_pixels
 from PIL import Image, ImageOps
 
-from towers.data import pixels
+from towers.data import pixels, resizing
 from towers.data.decoding import Decoding
 from towers.data.headers import Header
-from towers.data.pixels import decode, fit, read_image
+from towers.data.pixels import decode, read_image
+from towers.data.resizing import fit
 
 RGBA = Image.fromarray(random_pixels(0, 9, 7, 4))
 RGB = Image.fromarray(random_pixels(1, 9, 7))
@@ -103,8 +104,8 @@ def test_of_a_long_image_only_the_middle_is_scaled(monkeypatch, shape):
         shapes.append(tuple(image.shape[:2]))
         return original(image, *args)
 
-    original = pixels.resample
-    monkeypatch.setattr(pixels, "resample", resample)
+    original = resizing.resample
+    monkeypatch.setattr(resizing, "resample", resample)
     image = random_pixels(0, *shape)
     expected = ImageOps.fit(Image.fromarray(image), (16, 16), Image.Resampling.BILINEAR)
     found = fit(image, (16, 16), 16)

@@ -7,10 +7,7 @@ transparency: these are left to Pillow.
 import contextlib
 import dataclasses
 import io
-import math
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +16,7 @@ from PIL import BmpImagePlugin, Image, WebPImagePlugin
 from towers.data.decoding import AS_STORED, Decoding
 from towers.data.headers import Header, read_header
 from towers.data.orientation import SIDEWAYS, orientation, upright
+from towers.data.resizing import Window, fit, middle, window_of
 from towers.errors import one_line
 
 # A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which its
@@ -32,10 +30,6 @@ BY_PILLOW = {
     "BMP": BmpImagePlugin.BmpImageFile,
     "WEBP": WebPImagePlugin.WebPImageFile,
 }
-
-# Decoding a window costs more for each pixel than decoding all (measured: a quarter
-# less pixels took as long), so it must have at most this share of them.
-MOST_OF_WINDOW = 0.5
 
 
 def decode(content: bytes, channels: int, decoding: Decoding = AS_STORED) -> np.ndarray:
@@ -183,23 +177,6 @@ def _decode_by_pillow(content, header, channels):
     return pixels.reshape(header.height, header.width, channels)
 
 
-class Window(NamedTuple):
-    """The part of an image that is decoded, in pixels of the reduced scale.
-
-    Attributes:
-        ratio: pixels of the image along the side of a reduced one.
-        top, left, height, width: of the part.
-        is_whole: whether it is all of the image.
-    """
-
-    ratio: int = 1
-    top: int = 0
-    left: int = 0
-    height: int = 0
-    width: int = 0
-    is_whole: bool = True
-
-
 def _reduced(header: Header, image_size: int) -> Window | None:
     """What to decode of a JPEG file for its middle square; None for all at full scale.
 
@@ -212,30 +189,7 @@ def _reduced(header: Header, image_size: int) -> Window | None:
     )
     if ratio == 1:
         return None
-    return _window(stored_size, (image_size, image_size), ratio)
-
-
-def _window(stored_size, size, ratio) -> Window:
-    """The part of an image that the filter of `fit` weighs, or all of the image where
-    the part would not be much smaller.
-
-    Args:
-        stored_size: (height, width) of the image at full scale.
-        size: (height, width) of the result.
-        ratio: of the scale at which it is decoded.
-    """
-    step = min(old / new for old, new in zip(stored_size, size, strict=True))
-    reach = max(step / ratio, 1) + 1
-    ranges = []
-    for length, new in zip(stored_size, size, strict=True):
-        whole, part = math.ceil(length / ratio), step * new
-        first = math.floor((length - part) / 2 / ratio - reach)
-        end = math.ceil((length + part) / 2 / ratio + reach)
-        ranges.append((max(first, 0), min(end, whole) - max(first, 0), whole))
-    (top, height, full_height), (left, width, full_width) = ranges
-    if height * width > MOST_OF_WINDOW * full_height * full_width:
-        return Window(ratio)
-    return Window(ratio, top, left, height, width, is_whole=False)
+    return window_of(stored_size, (image_size, image_size), ratio)
 
 
 def _decode_window(content, window, channels):
@@ -251,90 +205,3 @@ def _decode_window(content, window, channels):
             channels=channels,
             ratio=window.ratio,
         )
-
-
-def fit(
-    image: tf.Tensor | np.ndarray, size: Sequence[int], image_size: int
-) -> np.ndarray:
-    """The middle of an image, for a square the largest one, resized with a triangular
-    filter that widens as the image shrinks, so that every pixel of it counts.
-
-    Args:
-        image: uint8 [height, width, channels].
-        size: (height, width) of the result.
-        image_size: 0 where the image must not be resized.
-
-    Returns:
-        uint8 [*size, channels].
-
-    Raises:
-        ValueError: the image has another size and must not be resized.
-    """
-    height, width, _ = image.shape
-    if (height, width) == tuple(size):
-        return np.asarray(image)
-    if not image_size:
-        raise ValueError(
-            f"is {height}x{width} (height x width) where {size[0]}x{size[1]} is "
-            "expected; --image_size=N resizes and crops all images"
-        )
-    window = _window((height, width), size, ratio=1)
-    if not window.is_whole:
-        # The kernel scales all columns of the rows first: those of a line of 50,000,000
-        # pixels would take gigabytes.
-        _, top, left, *lengths, _ = window
-        image = image[top : top + lengths[0], left : left + lengths[1]]
-    return middle(image, (height, width), size, window)
-
-
-def middle(
-    image: tf.Tensor | np.ndarray,
-    stored_size: Sequence[int],
-    size: Sequence[int],
-    window: Window,
-) -> np.ndarray:
-    """As `fit`, of an image of which a window was decoded.
-
-    Args:
-        image: uint8 [window height, window width, channels].
-        stored_size: (height, width) of the whole image at full scale.
-        size: (height, width) of the result.
-        window: the decoded part.
-    """
-    scale = max(new / old for new, old in zip(size, stored_size, strict=True))
-    reduced = scale * window.ratio
-    translation = [
-        (new - scale * old) / 2 + reduced * first
-        for new, old, first in zip(
-            size, stored_size, (window.top, window.left), strict=True
-        )
-    ]
-    resized = resample(image, size, reduced, translation).numpy()
-    return np.clip(np.rint(resized), 0, 255).astype(np.uint8)
-
-
-def resample(
-    image: tf.Tensor | np.ndarray,
-    size: Sequence[int] | tf.Tensor,
-    scale: float | tf.Tensor,
-    translation: Sequence[float] | tf.Tensor,
-) -> tf.Tensor:
-    """An image moved and scaled with the filter of `fit`, in eager calls and in graphs.
-
-    Args:
-        image: uint8 [height, width, channels].
-        size: (height, width) of the result.
-        scale: of both sides.
-        translation: (down, right), in pixels of the result.
-
-    Returns:
-        float32 [*size, channels].
-    """
-    return tf.raw_ops.ScaleAndTranslate(
-        images=image[tf.newaxis],
-        size=size,
-        scale=[scale, scale],
-        translation=translation,
-        kernel_type="triangle",
-        antialias=True,
-    )[0]

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.data.pixels import resample
+from towers.data.resizing import resample
 from towers.evaluation import RestoredRun
 
 # The signature that TensorFlow Serving calls if none is named.
@@ -110,7 +110,7 @@ def decode(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
 
 
 def middle(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """As `pixels.middle`, of an image whose size is known in the graph only.
+    """As `resizing.middle`, of an image whose size is known in the graph only.
 
     Args:
         image: uint8 [height, width, channels].

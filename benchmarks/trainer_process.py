@@ -1,0 +1,70 @@
+"""A trainer in a process of its own, to measure it beside others."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from benchmarks import trainers
+
+
+class TrainerProcess:
+    """A trainer of some checkout in a process of its own, which takes steps on command.
+
+    Args:
+        checkout: the folder with its `towers`.
+        fields: of its Config.
+        device: auto, cpu or gpu.
+        steps: how many it takes to warm up, at least one.
+        ready: whether on a batch that lies ready, not on a stream.
+
+    Attributes:
+        first_step_secs: time of the first one, with tracing it and all else.
+        processor: seconds of processor time of each call of `train`.
+    """
+
+    def __init__(
+        self,
+        checkout: pathlib.Path,
+        fields: dict,
+        device: str,
+        steps: int,
+        ready: bool = True,
+    ):
+        self.processor = []
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", trainers.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": str(checkout)},
+        )
+        first = {"fields": fields, "device": device, "steps": steps, "ready": ready}
+        self.first_step_secs = self._ask(json.dumps(first))
+
+    def train(self, num_steps: int) -> None:
+        self.processor.append(self._ask(str(num_steps)))
+
+    def close(self) -> None:
+        """Ends the process and waits for it."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+        self._errors.close()
+
+    def _ask(self, line):
+        try:
+            print(line, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # the answer will be missing
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            lines = self._errors.read().strip().splitlines() or ["killed"]
+            raise RuntimeError(lines[-1])
+        return float(answer)
