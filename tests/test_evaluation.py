@@ -15,7 +15,7 @@ from small_runs import NUM_TEST, NUM_TRAIN, arrays, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.errors import CheckpointError, ConfigError
-from towers.evaluation import evaluate
+from towers.evaluation import evaluate, report
 from towers.run import checkpoints
 from towers.run.folder import RunFolder
 from towers.training import train
@@ -111,6 +111,11 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
         (event,) = events.Tensors(name)
         assert event.step == 10
         assert tf.make_ndarray(event.tensor_proto) == np.float32(result[name])
+
+
+def test_figures_that_are_not_finite_are_null_in_the_file():
+    text = report.to_json({"test_loss": np.inf, "test_accuracy": 0.5})
+    assert json.loads(text) == {"test_loss": None, "test_accuracy": 0.5}
 
 
 def test_training_speed_leaves_out_the_first_call(workdir):

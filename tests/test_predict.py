@@ -28,6 +28,7 @@ from towers.data.unlabeled import AHEAD, Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation import evaluate
 from towers.evaluation.predict import predict
+from towers.evaluation.rows import Rows
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -113,6 +114,17 @@ def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):
     predict(workdir, [str(photos)], form="csv", top=9, output=str(tmp_path / "x.csv"))
     assert (tmp_path / "x.csv").read_text() == outputs["csv"]
     assert capfd.readouterr().out == ""
+
+
+def test_probabilities_that_are_not_numbers_are_null_in_json():
+    stream, logits = io.StringIO(), np.full((1, len(CLASS_NAMES)), np.nan)
+    Rows(stream, "json", CLASS_NAMES, 1).write(["a.png"], [-1], logits)
+
+    def refuse(name):
+        pytest.fail(f"{name} is not JSON")
+
+    row = json.loads(stream.getvalue(), parse_constant=refuse)
+    assert row["predictions"] == [{"class": CLASS_NAMES[0], "probability": None}]
 
 
 @pytest.mark.parametrize("use_ema,tta", [(True, "none"), (False, "mirror")])

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,8 @@ def _name(row):
 
 
 def to_json(result: Mapping[str, Any]) -> str:
-    """The text of `result.json`, with a line for each row of a table."""
+    """The text of `result.json`, with a line for each row of a table; a figure that is
+    not finite is null, because JSON has no other number for it."""
     entries = ",\n".join(
         f"  {json.dumps(name)}: {_value(value)}" for name, value in result.items()
     )
@@ -94,6 +96,8 @@ def _value(value):
     if isinstance(value, list) and value and isinstance(value[0], list | dict):
         rows = ",\n    ".join(map(json.dumps, value))
         return f"[\n    {rows}\n  ]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "null"
     return json.dumps(value)
 
 

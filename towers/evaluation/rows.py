@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -22,7 +23,8 @@ class Rows:
 
     Args:
         stream: takes the text.
-        form: "table"; "csv", with a header; "json", an object a line (JSON Lines).
+        form: "table"; "csv", with a header; "json", an object a line (JSON Lines),
+            where a probability that is not a number is null.
         class_names: in the order of the logits.
         top: how many classes of an image, those with the largest logits.
     """
@@ -59,7 +61,10 @@ class Rows:
 
     def _write(self, path: str, label: str | None, best: list[tuple[str, Any]]):
         if self._form == "json":
-            predictions = [{"class": x, "probability": round(p, 6)} for x, p in best]
+            predictions = [
+                {"class": x, "probability": None if math.isnan(p) else round(p, 6)}
+                for x, p in best
+            ]
             row = {"path": path, "label": label, "predictions": predictions}
             self._stream.write(f"{json.dumps(row)}\n")
         elif self._form == "csv":
