@@ -29,11 +29,14 @@ class Augment:
         train: (images, draw) -> images, random.
         evaluate: images -> images, the same every time.
         image_shape: height, width, channels of the results.
+        train_on_crops: as `train`, of images that are random crops already, see
+            `crops.CropSource`; None where it takes none.
     """
 
     train: Callable[[tf.Tensor, Draw], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]
     image_shape: tuple[int, int, int]
+    train_on_crops: Callable[[tf.Tensor, Draw], tf.Tensor] | None = None
 
 
 def none(

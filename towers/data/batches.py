@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from towers.data import randomness, streams
 from towers.data.augment import Augment
+from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
 from towers.data.part import Part, places
 from towers.data.sources import Source, Subset
@@ -63,7 +64,7 @@ class TrainBatches:
             images are mixed, float32 [n, num_classes], and the noise of each dropout
             layer, float32 [n, ...]; n is G, or the images of the part.
         """
-        return self.process(step, self._read(self.indices(step, orders)))
+        return self.process(step, self._read(step, self.indices(step, orders)))
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
         """int64: the epoch of the first example of a step."""
@@ -113,10 +114,10 @@ class TrainBatches:
             As a call; labels that are not mixed keep their dtype.
         """
         images, labels = stored["images"], stored["labels"]
-        epochs = self._positions(step) // self.source.num_examples
-        ranges = None if self._is_whole else self._read_ranges
-        draw = randomness.Draw(self.seed, step, stored["indices"], epochs, ranges)
-        images = self.augment.train(images, draw)
+        draw = self._draw(step, stored["indices"])
+        on_crops = self.augment.train_on_crops
+        train = on_crops if self._reads_crops else self.augment.train
+        images = train(images, draw)
         if self.mix is not None:
             images, labels = map(self._wanted, self.mix(images, labels, draw))
         batch = {"images": images, "labels": labels}
@@ -125,6 +126,18 @@ class TrainBatches:
         for name, shape in self.noise_shapes.items():
             batch[name] = draw(name, [images.shape[0], *shape])
         return batch
+
+    @property
+    def _reads_crops(self):
+        if self.augment.train_on_crops is None:
+            return False
+        return getattr(self.source, "reads_crops", False)
+
+    def _draw(self, step, indices):
+        """The random numbers of the images that are read."""
+        epochs = self._positions(step) // self.source.num_examples
+        ranges = None if self._is_whole else self._read_ranges
+        return randomness.Draw(self.seed, step, indices, epochs, ranges)
 
     @property
     def _is_whole(self):
@@ -150,13 +163,20 @@ class TrainBatches:
         return tf.reshape(pieces[:, 1:], [-1, *shape])
 
     def _stored(self, first_step):
-        return self._index_stream(first_step).map(
+        indices = tf.data.Dataset.zip(
+            _count(first_step), self._index_stream(first_step)
+        )
+        return indices.map(
             streams.plain(self._read), num_parallel_calls=streams.NUM_CALLS
         )
 
-    def _read(self, indices):
+    def _read(self, step, indices):
         size = len(places(self._read_ranges))
-        images, labels = self.source.read(indices)
+        if self._reads_crops:
+            numbers = draw_numbers(self._draw(step, indices), size)
+            images, labels = self.source.read_crops(indices, *numbers)
+        else:
+            images, labels = self.source.read(indices)
         return {
             "indices": tf.ensure_shape(indices, [size]),
             "images": tf.ensure_shape(images, [size, *self.source.image_shape]),

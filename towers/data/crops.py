@@ -1,12 +1,13 @@
 """Crops of random sizes and shapes, resized to the size of the images.
 
-As `RandomResizedCrop` of torchvision, with its defaults, for a whole batch.
+As `RandomResizedCrop` of torchvision, with its defaults, for a whole batch. They are of
+the image files where a source reads such (`CropSource`), else of the stored images.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -27,6 +28,27 @@ class Boxes(NamedTuple):
     widths: tf.Tensor
 
 
+class CropSource(Protocol):
+    """A source whose images are only the middle of what it reads.
+
+    Attributes:
+        reads_crops: whether they are.
+    """
+
+    reads_crops: bool
+
+    def read_crops(
+        self, indices: tf.Tensor, sizes: tf.Tensor, places: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `Source.read`, of a random crop of each image instead of its middle.
+
+        Args:
+            indices: int64 [n].
+            sizes, places: of `draw_numbers`.
+        """
+        ...
+
+
 def random_resized_crop(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
@@ -39,7 +61,25 @@ def random_resized_crop(
     def train(images, draw):
         return evaluate(crop_resize_flip(images, draw))
 
-    return Augment(train, evaluate, image_shape)
+    def train_on_crops(images, draw):
+        return evaluate(flip(images, draw))
+
+    return Augment(train, evaluate, image_shape, train_on_crops)
+
+
+def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+    """Every other image mirrored.
+
+    Args:
+        images: [n, height, width, channels], any dtype.
+        draw: gives "flip" [n, 1].
+
+    Returns:
+        float32 [n, height, width, channels].
+    """
+    images = tf.cast(images, tf.float32)
+    is_flipped = draw("flip", [images.shape[0], 1]) >= 0.5
+    return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
 
 
 def crop_resize_flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
@@ -47,25 +87,43 @@ def crop_resize_flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
 
     Args:
         images: [n, height, width, channels], any dtype.
-        draw: gives "flip" [n, 1], and what `random_boxes` takes.
+        draw: gives "flip" [n, 1], and what `draw_numbers` takes.
 
     Returns:
         float32 [n, height, width, channels].
     """
     n, height, width, _ = images.shape
-    boxes = random_boxes(draw, n, height, width)
+    boxes = random_boxes(*draw_numbers(draw, n), [height], [width])
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
 
 
-def random_boxes(draw: Draw, n: int, height: int, width: int) -> Boxes:
+def draw_numbers(draw: Draw, n: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The random numbers of `random_boxes` for n images.
+
+    Args:
+        draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
+    """
+    return draw("crop_size", [n, ATTEMPTS, 2]), draw("crop_place", [n, 2])
+
+
+def random_boxes(
+    sizes: tf.Tensor,
+    places: tf.Tensor,
+    full_heights: Sequence[int],
+    full_widths: Sequence[int],
+) -> Boxes:
     """Rectangles as torchvision draws them: of ATTEMPTS the first that fits into the
     image, else the middle of the image in the nearest allowed ratio.
 
     Args:
-        draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
-        n, height, width: of the images.
+        sizes: float32 [n, ATTEMPTS, 2], uniform in [0, 1).
+        places: float32 [n, 2], uniform in [0, 1).
+        full_heights, full_widths: of the images, [n], or [1] where all are alike.
     """
-    area_share, aspect = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
+    full_heights = tf.constant(full_heights, tf.float32)
+    full_widths = tf.constant(full_widths, tf.float32)
+    height, width = full_heights[:, None], full_widths[:, None]
+    area_share, aspect = tf.unstack(sizes, axis=2)
     areas = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * area_share)
     low, high = map(math.log, RATIO)
     aspects = tf.exp(low + (high - low) * aspect)
@@ -77,25 +135,20 @@ def random_boxes(draw: Draw, n: int, height: int, width: int) -> Boxes:
     is_first = fits * tf.cast(tf.cumsum(fits, axis=1, exclusive=True) < 1, tf.float32)
     heights = tf.reduce_sum(heights * is_first, 1)
     widths = tf.reduce_sum(widths * is_first, 1)
-    rows, columns = tf.unstack(draw("crop_place", [n, 2]), axis=1)
-    tops, lefts = (
-        choose(rows, height - heights + 1),
-        choose(columns, width - widths + 1),
-    )
-    middle_height = min(height, round(width / RATIO[0]))
-    middle_width = min(width, round(height * RATIO[1]))
-    middle = Boxes(
-        (height - middle_height) // 2,
-        (width - middle_width) // 2,
-        middle_height,
-        middle_width,
-    )
+    rows, columns = tf.unstack(places, axis=1)
+    tops = choose(rows, full_heights - heights + 1)
+    lefts = choose(columns, full_widths - widths + 1)
     drawn = Boxes(tops, lefts, heights, widths)
+    middle_heights = tf.minimum(full_heights, tf.round(full_widths / RATIO[0]))
+    middle_widths = tf.minimum(full_widths, tf.round(full_heights * RATIO[1]))
+    middle = Boxes(
+        tf.floor((full_heights - middle_heights) / 2),
+        tf.floor((full_widths - middle_widths) / 2),
+        middle_heights,
+        middle_widths,
+    )
     return Boxes(
-        *(
-            tf.where(heights > 0, x, float(y))
-            for x, y in zip(drawn, middle, strict=True)
-        )
+        *(tf.where(heights > 0, x, y) for x, y in zip(drawn, middle, strict=True))
     )
 
 

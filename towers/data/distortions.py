@@ -37,17 +37,25 @@ def extend(
             "larger than the image; lower --cutout_size"
         )
 
-    def train(images, draw):
-        if color_jitter:
-            images = jitter_colors(images, draw, color_jitter)
-        images = augment.train(images, draw)
-        if random_erasing:
-            images = erase_randomly(images, draw, random_erasing)
-        if cutout_size:
-            images = cut_out(images, draw, cutout_size)
-        return images
+    def extended(train):
+        def train_with_distortions(images, draw):
+            if color_jitter:
+                images = jitter_colors(images, draw, color_jitter)
+            images = train(images, draw)
+            if random_erasing:
+                images = erase_randomly(images, draw, random_erasing)
+            if cutout_size:
+                images = cut_out(images, draw, cutout_size)
+            return images
 
-    return dataclasses.replace(augment, train=train)
+        return train_with_distortions
+
+    on_crops = augment.train_on_crops
+    return dataclasses.replace(
+        augment,
+        train=extended(augment.train),
+        train_on_crops=extended(on_crops) if on_crops else None,
+    )
 
 
 def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:

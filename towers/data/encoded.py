@@ -5,6 +5,7 @@ reading is a look-up. Nothing else is kept: the data set may be larger than memo
 """
 
 import atexit
+import contextlib
 import dataclasses
 import threading
 import time
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data import streams
+from towers.data.crops import random_boxes
 from towers.data.decoding import (
     DEFAULT_IMAGE_SIZE,
     NUM_COMPARED,
@@ -20,7 +22,7 @@ from towers.data.decoding import (
     Encoded,
     refuse,
 )
-from towers.data.pixels import read_image, upright_size
+from towers.data.pixels import read_crop, read_image, upright_size
 from towers.data.sources import Source, channel_counts, moments, shown
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
@@ -31,6 +33,9 @@ SAMPLE = 5000
 
 # Of the batches in which a whole source is read; several are in memory.
 BATCH_BYTES = 50_000_000
+
+# Files that are in memory at once, in each thread, to draw crops of them together.
+CROPS_AT_ONCE = 16
 
 MEGABYTE = 1_000_000
 
@@ -87,6 +92,7 @@ class EncodedSource:
 
     Attributes:
         cache_mb: megabytes of its cache when all of it is filled.
+        reads_crops: whether images are resized, see `crops.CropSource`.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class EncodedSource:
     ):
         self.num_examples = len(encoded)
         self.image_shape = image_shape
+        self.reads_crops = bool(decoding.image_size)
         self._encoded = encoded
         self._decoding = decoding
         image_mb = np.prod(image_shape) / MEGABYTE
@@ -116,22 +123,33 @@ class EncodedSource:
         An image that cannot be read raises an error of TensorFlow's in whose text
         `data_errors_of_tensorflow` finds the DataError.
         """
-        with tf.device("CPU:0"):
-            images, labels = tf.numpy_function(
-                self._read, [indices], [tf.uint8, tf.int32], name="decode"
-            )
-        return (
-            tf.ensure_shape(images, [*indices.shape, *self.image_shape]),
-            tf.ensure_shape(labels, indices.shape),
-        )
+        return self._call(self._look_up, indices)
+
+    def read_crops(
+        self, indices: tf.Tensor, sizes: tf.Tensor, places: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `crops.CropSource`, with errors as `read`. No crop is kept."""
+        return self._call(self._decode_crops, indices, sizes, places)
 
     def place(self, index: int) -> str:
         """The location of an image, such as its path."""
         return self._encoded.place(index)
 
-    def _read(self, indices):
-        with _reads:
-            return self._look_up(indices)
+    def _call(self, function, indices, *numbers):
+        """A function of arrays that gives images and labels, as an operation."""
+
+        def call(*arrays):
+            with _reads, tf.device("CPU:0"):
+                return function(*arrays)
+
+        with tf.device("CPU:0"):
+            images, labels = tf.numpy_function(
+                call, [indices, *numbers], [tf.uint8, tf.int32], name="decode"
+            )
+        return (
+            tf.ensure_shape(images, [*indices.shape, *self.image_shape]),
+            tf.ensure_shape(labels, indices.shape),
+        )
 
     def _look_up(self, indices):
         num_kept = len(self._is_kept)
@@ -139,19 +157,18 @@ class EncodedSource:
             return self._images.take(indices, 0), self._labels.take(indices)
         images = np.empty((len(indices), *self.image_shape), np.uint8)
         labels = np.empty(len(indices), np.int32)
-        with tf.device("CPU:0"):
-            for place, index in enumerate(indices.tolist()):
-                _reads.check_open()
-                if index < num_kept and self._is_kept[index]:
-                    images[place] = self._images[index]
-                    labels[place] = self._labels[index]
-                    continue
-                images[place], labels[place] = self._decode(index)
-                if index < num_kept:
-                    # Another thread may do the same: it writes the same.
-                    self._images[index] = images[place]
-                    self._labels[index] = labels[place]
-                    self._is_kept[index] = True
+        for place, index in enumerate(indices.tolist()):
+            _reads.check_open()
+            if index < num_kept and self._is_kept[index]:
+                images[place] = self._images[index]
+                labels[place] = self._labels[index]
+                continue
+            images[place], labels[place] = self._decode(index)
+            if index < num_kept:
+                # Another thread may do the same: it writes the same.
+                self._images[index] = images[place]
+                self._labels[index] = labels[place]
+                self._is_kept[index] = True
         return images, labels
 
     def _decode(self, index):
@@ -161,6 +178,38 @@ class EncodedSource:
         except (OSError, ValueError) as error:
             refuse(self._encoded, index, error, self._decoding.survey)
             return np.uint8(0), -1
+
+    def _decode_crops(self, indices, sizes, places):
+        images = np.empty((len(indices), *self.image_shape), np.uint8)
+        labels = np.empty(len(indices), np.int32)
+        for first in range(0, len(indices), CROPS_AT_ONCE):
+            some = slice(first, first + CROPS_AT_ONCE)
+            images[some], labels[some] = self._decode_some(
+                indices[some].tolist(), sizes[some], places[some]
+            )
+        return images, labels
+
+    def _decode_some(self, indices, sizes, places):
+        files, full_sizes, images = [], [], []
+        for index in indices:
+            _reads.check_open()
+            with self._refusing(index):
+                files.append(self._encoded.read(index))
+                full_sizes.append(upright_size(files[-1][0], self._decoding))
+        boxes = random_boxes(sizes, places, *zip(*full_sizes, strict=True))
+        boxes = np.stack(boxes, 1).astype(int).tolist()
+        for index, (content, _), box in zip(indices, files, boxes, strict=True):
+            _reads.check_open()
+            with self._refusing(index):
+                images.append(read_crop(content, box, self.image_shape, self._decoding))
+        return images, [label for _, label in files]
+
+    @contextlib.contextmanager
+    def _refusing(self, index):
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            refuse(self._encoded, index, error, self._decoding.survey)
 
 
 def settle_size(

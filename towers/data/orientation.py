@@ -4,6 +4,7 @@ Pillow reads it, from EXIF or XMP, and only from files that have one of the two.
 """
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import ExifTags, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
@@ -60,6 +61,26 @@ def upright(image: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (2, 3, 6, 7):
         image = image[:, ::-1]
     return image
+
+
+def stored_box(
+    box: Sequence[int], upright_size: Sequence[int], orientation: int
+) -> tuple[int, int, int, int]:
+    """A rectangle of the upright image as one of the stored pixels.
+
+    Args:
+        box: top, left, height, width.
+        upright_size: (height, width) of the upright image.
+        orientation: 1 to 8.
+    """
+    top, left, height, width = box
+    if orientation in (3, 4, 7, 8):
+        top = upright_size[0] - top - height
+    if orientation in (2, 3, 6, 7):
+        left = upright_size[1] - left - width
+    if orientation in SIDEWAYS:
+        return left, top, width, height
+    return top, left, height, width
 
 
 def _has_metadata(content, file_format):

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import io
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,8 +16,16 @@ from PIL import BmpImagePlugin, Image, WebPImagePlugin
 
 from towers.data.decoding import AS_STORED, Decoding
 from towers.data.headers import Header, read_header
-from towers.data.orientation import SIDEWAYS, orientation, upright
-from towers.data.resizing import Window, fit, middle, window_of
+from towers.data.orientation import SIDEWAYS, orientation, stored_box, upright
+from towers.data.resizing import (
+    Window,
+    crop_resized,
+    fit,
+    is_worthwhile,
+    middle,
+    window_around,
+    window_of,
+)
 from towers.errors import one_line
 
 # A JPEG file is decoded at the smallest scale, of those that libjpeg has, at which its
@@ -98,6 +107,55 @@ def resize_image(
         decoding = dataclasses.replace(decoding, image_size=height)
         return read_image(content, image_shape, decoding)
     return fit(decode(content, channels, decoding), (height, width), max(height, width))
+
+
+def read_crop(
+    content: bytes,
+    box: Sequence[int],
+    image_shape: tuple[int, int, int],
+    decoding: Decoding,
+) -> np.ndarray:
+    """A part of an image file, resized; of a JPEG file decoded alone where that takes
+    less time, and at a reduced scale where it is large.
+
+    Args:
+        content: of the file.
+        box: top, left, height, width in the upright image, see `upright_size`.
+        image_shape: height, width, channels of the result; a square.
+        decoding: limits the pixels.
+
+    Returns:
+        uint8 of `image_shape`.
+
+    Raises:
+        ValueError: as `decode`.
+    """
+    header = check_header(content, decoding)
+    turned, channels = orientation(content, header), image_shape[-1]
+    if header.format == "JPEG":
+        box = _stored(box, header[1:3], turned)
+        window = window_around(box, _ratio(min(box[2:]), image_shape[0]))
+        if is_worthwhile(window, header[1:3]):
+            part = _decode(content, header, channels, window)
+        else:
+            image = _decode(content, header, channels, Window(window.ratio))
+            part = _part(image, window)
+    else:
+        image = _decode(content, header, channels)
+        box = _stored(box, image.shape[:2], turned)
+        window = window_around(box, ratio=1)
+        part = _part(image, window)
+    return upright(crop_resized(part, box, image_shape[:2], window), turned)
+
+
+def _stored(box, stored_size, turned):
+    size = stored_size[::-1] if turned in SIDEWAYS else stored_size
+    return stored_box(box, size, turned)
+
+
+def _part(image, window):
+    _, top, left, height, width, _ = window
+    return image[top : top + height, left : left + width]
 
 
 def upright_size(content: bytes, decoding: Decoding) -> tuple[int, int]:
@@ -183,13 +241,18 @@ def _reduced(header: Header, image_size: int) -> Window | None:
     The window holds all pixels that the filter of `fit` weighs.
     """
     stored_size = header.height, header.width
-    shorter = min(stored_size)
-    ratio = next(
-        (r for r in RATIOS if shorter >= r * OVERSAMPLING * image_size), RATIOS[-1]
-    )
+    ratio = _ratio(min(stored_size), image_size)
     if ratio == 1:
         return None
     return window_of(stored_size, (image_size, image_size), ratio)
+
+
+def _ratio(shorter, image_size):
+    """Of the scale at which a square of `image_size` is decoded, from the shorter side
+    of what it shows."""
+    return next(
+        (r for r in RATIOS if shorter >= r * OVERSAMPLING * image_size), RATIOS[-1]
+    )
 
 
 def _decode_window(content, window, channels):

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.augment import Augment, choose, standardize
-from towers.data.crops import crop_resize_flip
+from towers.data.crops import crop_resize_flip, flip
 from towers.data.randomness import Draw
 
 NUM_OPERATIONS = 2
@@ -66,7 +66,10 @@ def rand_augment(
         images = tf.round(crop_resize_flip(images, draw))
         return evaluate(transform_randomly(images, draw))
 
-    return Augment(train, evaluate, image_shape)
+    def train_on_crops(images, draw):
+        return evaluate(transform_randomly(flip(images, draw), draw))
+
+    return Augment(train, evaluate, image_shape, train_on_crops)
 
 
 def transform_randomly(images: tf.Tensor, draw: Draw) -> tf.Tensor:

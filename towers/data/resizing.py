@@ -45,11 +45,34 @@ def window_of(stored_size: Sequence[int], size: Sequence[int], ratio: int) -> Wi
         whole, part = math.ceil(length / ratio), step * new
         first = math.floor((length - part) / 2 / ratio - reach)
         end = math.ceil((length + part) / 2 / ratio + reach)
-        ranges.append((max(first, 0), min(end, whole) - max(first, 0), whole))
-    (top, height, full_height), (left, width, full_width) = ranges
-    if height * width > MOST_OF_WINDOW * full_height * full_width:
-        return Window(ratio)
-    return Window(ratio, top, left, height, width, is_whole=False)
+        ranges.append((max(first, 0), min(end, whole) - max(first, 0)))
+    (top, height), (left, width) = ranges
+    window = Window(ratio, top, left, height, width, is_whole=False)
+    return window if is_worthwhile(window, stored_size) else Window(ratio)
+
+
+def window_around(box: Sequence[int], ratio: int) -> Window:
+    """The pixels of a reduced scale that show a part of an image.
+
+    Args:
+        box: top, left, height, width at full scale.
+        ratio: of the scale at which it is decoded.
+    """
+    firsts = [first // ratio for first in box[:2]]
+    ends = [math.ceil((box[i] + box[i + 2]) / ratio) for i in range(2)]
+    lengths = [end - first for end, first in zip(ends, firsts, strict=True)]
+    return Window(ratio, *firsts, *lengths, is_whole=False)
+
+
+def is_worthwhile(window: Window, stored_size: Sequence[int]) -> bool:
+    """Whether decoding a window takes less time than decoding all of the image.
+
+    Args:
+        window: the part.
+        stored_size: (height, width) of the image at full scale.
+    """
+    whole = math.prod(math.ceil(length / window.ratio) for length in stored_size)
+    return window.height * window.width <= MOST_OF_WINDOW * whole
 
 
 def fit(
@@ -108,14 +131,47 @@ def middle(
             size, stored_size, (window.top, window.left), strict=True
         )
     ]
-    resized = resample(image, size, reduced, translation).numpy()
-    return np.clip(np.rint(resized), 0, 255).astype(np.uint8)
+    return _rounded(resample(image, size, (reduced, reduced), translation))
+
+
+def crop_resized(
+    image: tf.Tensor | np.ndarray,
+    box: Sequence[int],
+    size: Sequence[int],
+    window: Window,
+) -> np.ndarray:
+    """A part of an image, resized with the filter of `fit`.
+
+    At full scale nothing outside of the part counts. At a reduced one each of the
+    outermost pixels may also show up to `ratio - 1` pixels beside it.
+
+    Args:
+        image: uint8 [window height, window width, channels].
+        box: top, left, height, width of the part, at full scale.
+        size: (height, width) of the result.
+        window: the decoded part, of `window_around`.
+
+    Returns:
+        uint8 [*size, channels].
+    """
+    scales = [window.ratio * new / old for new, old in zip(size, box[2:], strict=True)]
+    translation = [
+        scale * (begin - first / window.ratio)
+        for scale, begin, first in zip(
+            scales, (window.top, window.left), box[:2], strict=True
+        )
+    ]
+    return _rounded(resample(image, size, scales, translation))
+
+
+def _rounded(image):
+    return np.clip(np.rint(image.numpy()), 0, 255).astype(np.uint8)
 
 
 def resample(
     image: tf.Tensor | np.ndarray,
     size: Sequence[int] | tf.Tensor,
-    scale: float | tf.Tensor,
+    scales: Sequence[float] | tf.Tensor,
     translation: Sequence[float] | tf.Tensor,
 ) -> tf.Tensor:
     """An image moved and scaled with the filter of `fit`, in eager calls and in graphs.
@@ -123,7 +179,7 @@ def resample(
     Args:
         image: uint8 [height, width, channels].
         size: (height, width) of the result.
-        scale: of both sides.
+        scales: of height and width.
         translation: (down, right), in pixels of the result.
 
     Returns:
@@ -132,7 +188,7 @@ def resample(
     return tf.raw_ops.ScaleAndTranslate(
         images=image[tf.newaxis],
         size=size,
-        scale=[scale, scale],
+        scale=scales,
         translation=translation,
         kernel_type="triangle",
         antialias=True,

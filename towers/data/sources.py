@@ -113,8 +113,20 @@ class Subset:
             return None
         return self.num_examples * math.prod(self.image_shape)
 
+    @property
+    def reads_crops(self) -> bool:
+        """As `crops.CropSource`."""
+        return getattr(self._source, "reads_crops", False)
+
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return self._source.read(tf.gather(self._indices, indices))
+
+    def read_crops(
+        self, indices: tf.Tensor, sizes: tf.Tensor, places: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `crops.CropSource`."""
+        indices = tf.gather(self._indices, indices)
+        return self._source.read_crops(indices, sizes, places)
 
     def place(self, index: int) -> str:
         """As `place_of`, for an example of the subset."""

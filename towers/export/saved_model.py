@@ -122,5 +122,5 @@ def middle(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
     wanted = tf.constant(size, tf.float32)
     scale = tf.reduce_max(wanted / stored)
-    resized = resample(image, size, scale, (wanted - scale * stored) / 2)
+    resized = resample(image, size, [scale, scale], (wanted - scale * stored) / 2)
     return tf.saturate_cast(tf.round(resized), tf.uint8)
