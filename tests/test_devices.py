@@ -145,6 +145,29 @@ def test_a_memory_limit_makes_logical_gpus(two_gpus, monkeypatch):
     assert made == {"GPU:0": [2000, 2000], "GPU:1": [2000, 2000]}  # MiB
 
 
+def test_gpus_that_tensorflow_has_set_up_already_are_used_or_refused_in_a_line(
+    two_gpus, monkeypatch
+):
+    def refuse(error):
+        def call(*_):
+            raise error
+
+        return call
+
+    growth = "set_memory_growth"
+    monkeypatch.setattr(tf.config.experimental, growth, refuse(RuntimeError()))
+    found = configure("gpu", 2)
+    assert found.towers == ("/GPU:0", "/GPU:1")
+    assert "taken all memory" in found.remarks[0]
+    monkeypatch.setattr(tf.config.experimental, growth, refuse(ValueError()))
+    with pytest.raises(ConfigError, match="device_memory_mb=0 .* restart it"):
+        configure("gpu", 2)
+    name = "set_logical_device_configuration"
+    monkeypatch.setattr(tf.config, name, refuse(RuntimeError()))
+    with pytest.raises(ConfigError, match="device_memory_mb=500 .* restart it"):
+        configure("gpu", 2, device_memory_mb=500)
+
+
 def test_more_towers_than_gpus_are_refused_with_both_numbers(two_gpus):
     with pytest.raises(ConfigError, match=r"num_towers=3 .*with 2 GPU\(s\)"):
         configure("auto", 3)

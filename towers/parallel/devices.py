@@ -22,6 +22,12 @@ HOST = "/CPU:0"
 MOST_DEVICES = 256
 
 
+RESTART = (
+    "TensorFlow has made its devices already and cannot change them in this process; "
+    "restart it (in a notebook its kernel)"
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Devices:
     """The chosen devices.
@@ -97,9 +103,8 @@ def configure(
             f"num_towers={len(order)} up to GPU {max(order)} with {len(gpus)} GPU(s): "
             "one tower runs on one GPU; lower --num_towers or use --device=cpu"
         )
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    return Devices("GPU", tuple(f"/GPU:{i}" for i in order))
+    remarks = _take_memory_as_needed(gpus)
+    return Devices("GPU", tuple(f"/GPU:{i}" for i in order), remarks)
 
 
 def _numbers(device_order, num_towers):
@@ -152,9 +157,7 @@ def _make_logical_cpus(count, core_per_tower):
         except RuntimeError:
             raise ConfigError(
                 f"num_towers={count} with {len(configured or [0])} logical CPU "
-                "device(s): TensorFlow has made its devices already and cannot make "
-                "more in this process; restart it (in a notebook its kernel), or lower "
-                "--num_towers"
+                f"device(s): {RESTART}, or lower --num_towers"
             ) from None
 
 
@@ -162,11 +165,29 @@ def _make_logical_gpus(gpus, count, device_memory_mb):
     """At least `count` devices with a limit, the same number on every GPU."""
     limit = int(device_memory_mb * 1e6 / 2**20)  # TensorFlow counts in MiB
     per_gpu = -(-count // len(gpus))
+    wanted = [tf.config.LogicalDeviceConfiguration(memory_limit=limit)] * per_gpu
     for gpu in gpus:
-        tf.config.set_logical_device_configuration(
-            gpu,
-            [tf.config.LogicalDeviceConfiguration(memory_limit=limit)] * per_gpu,
-        )
+        try:
+            tf.config.set_logical_device_configuration(gpu, wanted)
+        except RuntimeError:
+            raise ConfigError(
+                f"device_memory_mb={device_memory_mb:g} with {per_gpu} device(s) on a "
+                f"GPU: {RESTART}"
+            ) from None
+
+
+def _take_memory_as_needed(gpus):
+    """Remarks for the start banner."""
+    for gpu in gpus:
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError:
+            return ("TensorFlow was used before, and has taken all memory of the GPUs",)
+        except ValueError:  # it has logical devices
+            raise ConfigError(
+                f"device_memory_mb=0 after a call with a limit: {RESTART}"
+            ) from None
+    return ()
 
 
 def unused_gpu() -> str:
