@@ -18,6 +18,9 @@ from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
 
+# A gradient norm that enters the update.
+SPEEDRUN = {"model": "speedrun", "augment": "pad_crop_flip", "clip_norm": 1.0}
+
 # name: environment, fields of Config
 CASES = {
     "1 tower": ({}, {}),
@@ -32,6 +35,17 @@ CASES = {
         {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
     ),
     "1 tower, without oneDNN": ({"TF_ENABLE_ONEDNN_OPTS": "0"}, {}),
+    "speedrun, clipped, 1 tower": ({}, SPEEDRUN),
+    "speedrun, clipped, 2 towers": ({}, SPEEDRUN | {"num_towers": 2}),
+    "speedrun, clipped, 2 towers, again": ({}, SPEEDRUN | {"num_towers": 2}),
+    "speedrun, clipped, 2 towers, replicated": (
+        {},
+        SPEEDRUN | {"num_towers": 2, "strategy": "replicated"},
+    ),
+    "speedrun, clipped, 2 towers, replicated, again": (
+        {},
+        SPEEDRUN | {"num_towers": 2, "strategy": "replicated"},
+    ),
 }
 # Rows whose bits are compared with those of another row than the first.
 AGAIN = ", again"
@@ -97,23 +111,25 @@ def main() -> None:
         return
     print(measure.report_head("Differences between trainings that should be the same"))
     print(
-        f"\ncnn, batch {options.batch_size}, {options.steps} steps at the rate 0.1; "
-        "differences of parameters to those of the first row, relative ones to the "
-        "largest element of the same tensor\n"
+        f"\ncnn, or speedrun with clip_norm=1, batch {options.batch_size}, "
+        f"{options.steps} steps at the rate 0.1; differences of parameters to those of "
+        "the first row of the network, relative ones to the largest element of the "
+        "same tensor\n"
     )
     print(
         measure.table_head(
             "training | bits | absolute | relative | bits of a repetition"
         )
     )
-    results = {}
+    results, bases = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:
             results[case] = run(case, folder)
             first = results[case.removesuffix(AGAIN)]
             repeated = case.endswith(AGAIN)
             same = "equal" if is_equal(results[case], first) else "differ"
-            cells = differences(results[case], results["1 tower"])
+            base = bases.setdefault(CASES[case][1].get("model"), results[case])
+            cells = differences(results[case], base)
             print(measure.table_row(case, *cells, same if repeated else ""), flush=True)
 
 
