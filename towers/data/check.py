@@ -64,8 +64,8 @@ def check(
 ) -> None:
     """Reads every image once, says what there is, and draws some.
 
-    Memory is bounded, whatever the number of images: each core decodes a batch, see
-    `images_at_once`.
+    Memory is bounded, whatever the number of images, but for a line for each fault:
+    each core decodes a batch, see `images_at_once`.
 
     Args:
         name, data_dir, image_size, max_image_pixels: see `data.load`.
