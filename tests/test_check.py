@@ -227,7 +227,12 @@ def test_row_23_what_cannot_be_listed_ends_in_one_line(run, root):
             ["--dataset=mnist", "--image_size=1000000"],
             ["--image_size=1000000", "--max_image_pixels=50000000"],
         ),
-        (["--dataset=mnist", "--gird=x"], ["--gird=x"]),
+        (["--dataset=mnist", "--gird=x"], ["--gird=x", "did you mean 'grid'?"]),
+        (
+            ["--dataset=mnist", "--img_size=64"],
+            ["--img_size=64 is no flag", "did you mean 'image_size'?"],
+        ),
+        (["--dataset=mnist", "photos"], ["photos is no flag; --help"]),
         (
             ["--dataset=embedded", "--grid=none/x.png"],
             ["none/x.png: cannot be written"],

@@ -1,7 +1,7 @@
 """CIFAR-10 from binary files, from the archive and from tensorflow-datasets.
 
 The files are written here byte by byte, or by tensorflow-datasets itself. With
-TOWERS_CIFAR10_DIR naming a folder that holds `cifar-10-batches-bin`, the real pixels
+TOWERS_TEST_DATA naming a folder that holds `cifar-10-batches-bin`, the real pixels
 are read too.
 """
 
@@ -29,10 +29,10 @@ CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 RECORD_BYTES = 3073
 NUM_RECORDS = 4
 
-REAL_DIR = os.environ.get("TOWERS_CIFAR10_DIR", "")
+REAL_DIR = os.environ.get("TOWERS_TEST_DATA", "")
 needs_real_pixels = pytest.mark.skipif(
     not os.path.isdir(os.path.join(REAL_DIR, "cifar-10-batches-bin")),
-    reason="TOWERS_CIFAR10_DIR names no folder with cifar-10-batches-bin",
+    reason="TOWERS_TEST_DATA names no folder with cifar-10-batches-bin",
 )
 
 

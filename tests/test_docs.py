@@ -35,7 +35,6 @@ OTHERS = {
     "logdir": "tensorboard",
     "check": "ruff format",
     "upgrade": "UV_FLAGS=",
-    "grid": "python -m towers.data",
     "file_format": "tfds build",
     "strategies": "python -m benchmarks.step",
     "towers": "python -m benchmarks.step",
@@ -58,6 +57,8 @@ OTHERS = {
 LAUNCHERS = "".join(
     (ROOT / "towers" / path).read_text() for path in ("launch/__main__.py", "on_ray.py")
 )
+# That of `python -m towers.data`.
+CHECK = (ROOT / "towers" / "data" / "__main__.py").read_text()
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 each_picture = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
@@ -163,7 +164,7 @@ def test_flags_exist_and_take_the_values_that_are_named(page):
             line = text[text.rfind("\n", 0, flag.start()) + 1 : flag.start()]
             assert OTHERS[name] in line, name
             continue
-        if f'"{name}"' in LAUNCHERS:
+        if f'"{name}"' in LAUNCHERS or f'"--{name}"' in CHECK:
             continue
         if page.name == "export.md" and name == "precision":
             assert value in TOLERANCES  # that of run_export.py
@@ -192,9 +193,11 @@ def test_commands_can_be_given(page):
 
 
 def folders(page):
-    """The run folders of a page's commands."""
+    """The run folders of a page's commands. Workers of one cluster share one."""
+    text = page.read_text().replace("\\\n", " ")
+    launched = re.findall(r"^    python -m towers.launch .* (-- .*)$", text, re.M)
     found = set()
-    for script, *arguments in commands(page):
+    for script, *arguments in [*commands(page), *map(str.split, launched)]:
         if script == "run_export.py":
             continue
         pairs = (a[2:].partition("=") for a in arguments)
@@ -205,8 +208,7 @@ def folders(page):
 
 def test_a_command_of_one_page_trains_in_no_folder_of_another():
     """The run of another page would be continued there, or be finished."""
-    pages = [page for page in PAGES if page.name != "cluster.md"]
-    used = [(page.name, folder) for page in pages for folder in folders(page)]
+    used = [(page.name, folder) for page in PAGES for folder in folders(page)]
     assert len(used) > 10
     repeated = [x for x in used if [folder for _, folder in used].count(x[1]) > 1]
     assert not repeated

@@ -302,6 +302,9 @@ def test_row_42_a_name_that_is_too_long_for_a_file_is_one_line(recipes):
             ["--num_towers=9", "--batch_size=4"],
             ["batch_size=4 with num_towers=9"],
         ),
+        ("run_predict.py", ["-o", "x.csv"], ["'o'", "Did you mean: output ?"]),
+        ("run_export.py", ["--output_dir=x"], ["Did you mean: output ?"]),
+        ("run_train.py", ["--output_dir=x"], ["Did you mean: workdir ?"]),
         ("run_eval.py", [], ["--workdir"]),
         ("run_eval.py", ["--workdir=no/such/run"], ["no/such/run holds no run"]),
     ],
@@ -353,12 +356,13 @@ def test_a_name_of_another_program_is_understood(typed, meant):
 
 
 def test_the_synonyms_are_of_flags_and_of_one_each():
-    own = {"workdir", "config", "overwrite", "use_ema", "num_workers"}
-    assert set(synonyms.SYNONYMS) <= own | set(FIELDS)
+    own = {"workdir", "config", "overwrite", "num_workers"}
+    of_others = {"use_ema", "output"}  # such as run_predict.py
+    assert set(synonyms.SYNONYMS) <= own | of_others | set(FIELDS)
     of_train = [
         name
         for flag, names in synonyms.SYNONYMS.items()
-        if flag != "use_ema"  # of run_eval.py
+        if flag not in of_others
         for name in names.split()
     ]
     assert len(of_train) == len(set(of_train))

@@ -1,6 +1,7 @@
 """A user with photos of their own types the commands of docs/own_images.md."""
 
 import collections
+import csv
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
@@ -30,12 +32,17 @@ TOLERANCE = 1e-4 + 0.5e-4
 JPEG_TOLERANCE = 0.05
 
 
-def walk_through():
-    """Its commands in their order, and the lines of the program between them."""
-    section = PAGE.partition("## From photos to an export\n")[2].partition("\n## ")[0]
+def blocks_of(heading):
+    """The indented blocks of a section, without their indentation."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     section = re.sub(r"^```\n.*?^```\n", "", section, flags=re.MULTILINE | re.DOTALL)
     blocks = re.findall(r"(?:^    .*\n(?:\n(?=    ))?)+", section, re.MULTILINE)
-    blocks = [re.sub("^    ", "", block, flags=re.MULTILINE) for block in blocks]
+    return [re.sub("^    ", "", block, flags=re.MULTILINE) for block in blocks]
+
+
+def walk_through():
+    """Its commands in their order, and the lines of the program between them."""
+    blocks = blocks_of("From photos to an export")
     [program] = [block for block in blocks if block.startswith("import ")]
     blocks.remove(program)
     return [line for block in blocks for line in block.splitlines()], program
@@ -114,6 +121,21 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
         # Of another class than the likeliest it would be another number.
         assert abs(expected[name] - float(probability)) <= tolerance, path
         assert float(probability) >= max(expected.values()) - tolerance, path
+    check_forms(tmp_path)
+
+
+def check_forms(folder):
+    """The commands of "Predict", where the walk-through has left its photos and run."""
+    [block] = blocks_of("Predict")
+    printed = [typed(command, folder) for command in block.splitlines()]
+    assert {len(line.split()) for line in printed[0].splitlines()} == {2 * 3 + 1}
+    assert [len(text.splitlines()) for text in printed] == [241, 0, 240, 0]
+    with open(folder / "predictions.csv", newline="") as file:
+        labels = [CLASSES.index(row["label"]) for row in csv.DictReader(file)]
+    with np.load(folder / "features.npz") as file:
+        np.testing.assert_array_equal(file["labels"], labels)
+        # 192 units in a network of a quarter of the width, after a rectifier.
+        assert file["features"].shape == (240, 48) and file["features"].min() == 0
 
 
 def check_variety(photos):

@@ -139,8 +139,8 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
     predict(workdir, [str(photos)], config, use_ema=use_ema)
     out, err = capfd.readouterr()
     assert (
-        f"of {NUM_TEST} images in folders of their classes {correct} are predicted "
-        f"correctly ({correct / NUM_TEST:.4f})"
+        f"{correct} of {NUM_TEST} labeled images (in folders named like a class) "
+        f"predicted correctly ({correct / NUM_TEST:.4f})"
     ) in err.splitlines()
     words = "moving averages of the parameters" if use_ema else "parameters"
     assert f"predicting with the {words} of step 10" in err.splitlines()

@@ -51,7 +51,9 @@ OUTSIDE = "towers/export/outside.py"
 
 # Config is unpacked in build: of its package others know the tables and lists alone.
 CONFIG_FREE = ("data", "models", "optim")
-TABLES = ("config.choices", "config.factories", "config.list_options")
+TABLES = tuple(
+    f"config.{name}" for name in ("choices", "factories", "list_options", "synonyms")
+)
 
 # All that parallel/ may import: no data set, no network, no Config.
 LAYERS = ("models.activations", "models.convolution", "models.layers")

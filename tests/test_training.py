@@ -27,7 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorflow.python.framework import config as tf_config
 
 from towers import training
-from towers.config import FIELDS
+from towers.config import FIELDS, Config
 from towers.config.cluster import Cluster
 from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError
@@ -310,11 +310,17 @@ def test_the_banner_says_towers_and_devices(sizes, num_devices, line):
 
 
 def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
+    """Those of no layer are of the config, as in a call from Python."""
+    config = small_config(max_steps=1)
     origins = {"dataset": "run folder", "width": "run folder", "max_steps": "flags"}
-    train(tmp_path, small_config(max_steps=1), origins=origins)
+    train(tmp_path, config, origins=origins)
     out = capfd.readouterr().out
     assert "\noptions      run folder: dataset=synthetic, width=0.05\n" in out
-    assert "\n             flags: max_steps=1\n" in out
+    assert "\n             flags: max_steps=1\n             config: " in out
+    rest = out.partition(" config: ")[2].partition("\ndevices")[0]
+    changed = {n for n in FIELDS if getattr(config, n) != getattr(Config(), n)}
+    assert {word.partition("=")[0] for word in rest.split()} == changed - set(origins)
+    assert "batch_size=10" in rest
 
 
 def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):

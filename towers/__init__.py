@@ -64,7 +64,8 @@ def train(
             those that TF_CONFIG or Slurm describe, if any.
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.
-        origins: option -> the layer of a command that set it, for the start banner.
+        origins: option -> the layer of a command that set it, for the start banner,
+            which lists the others under "config".
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None

@@ -36,6 +36,8 @@ SYNONYMS = {
     "num_towers": "gpus num_gpus n_gpus ngpus towers num_devices devices "
     "num_replicas nproc_per_node",
     "optimizer": "opt optim optimiser",
+    # Before "workdir", which the same names mean where there is no --output.
+    "output": "o out outfile out_file output_file output_dir outdir out_dir",
     "overwrite": "force restart clean",
     "precision": "amp fp16 bf16 mixed_precision half dtype",
     "schedule": "scheduler lr_schedule lr_scheduler sched learning_rate_schedule",

@@ -13,6 +13,7 @@ import sys
 from towers import __version__, quiet_imports
 from towers.config import choices
 from towers.config.factories import foreseen
+from towers.config.synonyms import suggestion
 from towers.errors import ConfigError, report
 from towers.run.signals import exit_on_signals
 
@@ -56,7 +57,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--version", action="version", version=f"towers {__version__}")
     add("--grid", default="", help="PNG file for the picture; ./DATASET.png by default")
-    flags = parser.parse_args(arguments)
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = unknown[0].partition("=")[0].lstrip("-")
+        near = suggestion(name, vars(flags))
+        raise ConfigError(f"{unknown[0]} is no flag; {near}--help lists them")
     try:
         choices.find("dataset", flags.dataset)
     except ConfigError as error:

@@ -127,8 +127,8 @@ class _Counts:
         if self._num_labeled:
             accuracy = self._num_correct / self._num_labeled
             remark(
-                f"of {self._num_labeled} images in folders of their classes "
-                f"{self._num_correct} are predicted correctly ({accuracy:.4f})"
+                f"{self._num_correct} of {self._num_labeled} labeled images (in "
+                f"folders named like a class) predicted correctly ({accuracy:.4f})"
             )
         if self._num_failed:
             total = self._num_read + self._num_failed

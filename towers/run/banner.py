@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 import towers
-from towers.config import Config
+from towers.config import FIELDS, Config
 from towers.config.checks import ignored_options
 from towers.data.sources import DataSet
 from towers.optim.phases import Phase, image_size
@@ -40,7 +40,8 @@ def start_banner(
         phases: of the run; may be empty.
         num_examples: training images of an epoch.
         total_steps: of the schedule.
-        origins: option -> the layer that set it, see `config.flags.CommandLine`.
+        origins: option -> the layer that set it, see `config.flags.CommandLine`. Others
+            that are not defaults are of the layer "config".
     """
     height, width, channels = image_shape
     num_params = sum(math.prod(v.shape) for v in model.trainable_variables)
@@ -87,6 +88,8 @@ def start_banner(
 
 def _options(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The options that are not defaults, by the layer that set them."""
+    changed = (n for n, f in FIELDS.items() if getattr(config, n) != f.default)
+    origins = {**origins, **{n: "config" for n in changed if n not in origins}}
     name = "options"
     for layer in dict.fromkeys(origins.values()):
         values = ", ".join(

@@ -77,7 +77,8 @@ def train(
         cluster: the workers of the run, of which this process is one; by default those
             of TF_CONFIG or Slurm, if any. The chief alone uses the run's folder.
         allow_public_address: whether anybody may be able to reach the workers.
-        origins: option -> the layer of the command that set it, for the start banner.
+        origins: option -> the layer of the command that set it, for the start banner,
+            which lists the others under "config".
         after_call: called after each compiled call, when everything due is done.
 
     Raises:
