@@ -103,6 +103,7 @@ def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir, step, use_em
     result = evaluate(workdir, CONFIG, step=step, use_ema=use_ema)
     assert result["step"] == step
     suffix = "_ema" if use_ema else ""
+    assert result["reported"] == f"test_accuracy{suffix}"
     assert result[f"test_correct{suffix}"] == count_correct(workdir, step, use_ema)
 
 
@@ -126,6 +127,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
         f"({result['test_correct_ema']} of {NUM_TEST})"
     )
     assert json.loads((workdir / "result.json").read_text()) == result
+    assert result["reported"] == "test_accuracy_ema"
     assert result["images"] == 100
     assert result["train_secs"] > 0
     assert result["images_per_sec"] > 0

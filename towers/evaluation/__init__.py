@@ -209,5 +209,8 @@ def _result(checkpoint, evaluations):
         if stopwatch.timed_secs
         else None,
     }
+    *_, reported = record_of(evaluations, "test", ["accuracy"])
     tables = record_of(evaluations, "test", TABLES)
-    return record_of(evaluations, "test", NAMES) | of_run | tables
+    return (
+        {"reported": reported} | record_of(evaluations, "test", NAMES) | of_run | tables
+    )
