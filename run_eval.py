@@ -28,7 +28,7 @@ EVAL_INTERVAL_SECS = flags.DEFINE_float(
 )
 # The devices of an evaluation need not be those of the training.
 config_flags.define_config_flags(
-    ["data_dir", "device", "num_towers", "strategy", "batch_size", "tta"],
+    ["data_dir", "device", "num_towers", "strategy", "group_size", "batch_size", "tta"],
     batch_size=EVALUATION_BATCH_SIZE,
 )
 flags.adopt_module_key_flags(config_flags)

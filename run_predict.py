@@ -46,7 +46,7 @@ def main(argv):
     predict(
         folder.path,
         paths,
-        folder.evaluation_config(STEP.value, **config_flags.given_flags()),
+        folder.prediction_config(STEP.value, **config_flags.given_flags()),
         step=STEP.value,
         use_ema=USE_EMA.value,
         top=TOP.value,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from small_runs import NUM_TEST, NUM_TRAIN, arrays, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -70,12 +71,39 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
         assert result[f"test_accuracy{suffix}"] == correct / NUM_TEST
 
 
+@pytest.mark.parametrize(
+    "changes,group_size",
+    [
+        ({}, 2),
+        slow({"num_towers": 4}, 2),
+        ({"strategy": "towers"}, 1),
+        ({"strategy": "replicated", "num_towers": 3}, 1),
+        slow({"group_size": 1, "num_towers": 3}, 1),
+    ],
+)
+def test_a_run_that_was_split_is_evaluated_on_other_devices(
+    tmp_path, changes, group_size
+):
+    split = small_config(strategy="model_parallel", num_towers=2, group_size=2)
+    path = shutil.copytree(small_runs.uninterrupted(split).path, tmp_path / "run")
+    config = RunFolder(path).evaluation_config(**changes)
+    num_towers = 2 if group_size == 2 else 0
+    assert config.group_size == group_size
+    assert config.num_towers == changes.get("num_towers", num_towers)
+    result = evaluate(path, config)
+    assert result["test_correct"] == count_correct(path, 10, use_ema=False)
+    assert result["test_correct_ema"] == count_correct(path, 10, use_ema=True)
+    with pytest.raises(ConfigError, match="multiple of 2, or another --group_size"):
+        RunFolder(path).evaluation_config(num_towers=3)
+
+
 @pytest.mark.parametrize("use_ema", [True, False])
 @pytest.mark.parametrize("step", [4, 10])
 def test_the_step_and_the_kind_of_parameters_may_be_chosen(workdir, step, use_ema):
     result = evaluate(workdir, CONFIG, step=step, use_ema=use_ema)
     assert result["step"] == step
     suffix = "_ema" if use_ema else ""
+    assert result["reported"] == f"test_accuracy{suffix}"
     assert result[f"test_correct{suffix}"] == count_correct(workdir, step, use_ema)
 
 
@@ -99,6 +127,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
         f"({result['test_correct_ema']} of {NUM_TEST})"
     )
     assert json.loads((workdir / "result.json").read_text()) == result
+    assert result["reported"] == "test_accuracy_ema"
     assert result["images"] == 100
     assert result["train_secs"] > 0
     assert result["images_per_sec"] > 0

@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import small_runs
 import tensorflow as tf
 from exported import random_images, random_run
 from marks import slow
+from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
 from towers import export as exports
+from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import pixels, resizing, synthetic
 from towers.errors import ConfigError, DataError, ExportError
@@ -31,6 +34,7 @@ from towers.export import (
     story,
     tflite_file,
 )
+from towers.export.examples import images_of
 from towers.export.stock import stock_network, with_preprocessing
 from towers.training import train
 
@@ -355,6 +359,23 @@ def test_files_of_images_take_the_place_of_the_data_set(
     os.mkfifo(folder / "8.png")
     with pytest.raises(DataError, match="images: .*8.png: is no file"):
         export(half_way, "saved_model", images=folder)
+
+
+def test_of_many_files_some_of_every_folder_are_taken(tmp_path):
+    """Each image has its number in the list in its colors."""
+    for index in range(600):
+        folder = tmp_path / ("cats" if index < 300 else "dogs" if index < 500 else "x")
+        folder.mkdir(exist_ok=True)
+        pixels = np.full((2, 2, 3), [0, *divmod(index, 256)], np.uint8)
+        (folder / f"{index:03}.png").write_bytes(png(pixels))
+    (tmp_path / "cats" / "001.png").write_text("not chosen, so it is not read")
+    run = types.SimpleNamespace(image_shape=(2, 2, 3), config=Config())
+    compared, calibration, _ = images_of(run, paths=tmp_path)
+    for images, count in ((compared, 64), (calibration, 256)):
+        numbers = images[:, 0, 0] @ [0, 256, 1]
+        assert len(numbers) == count and numbers[0] == 0 and numbers[-1] == 599
+        places = np.arange(count) * 599 / (count - 1)
+        assert np.abs(numbers - places).max() < 4
 
 
 # Files of the user.

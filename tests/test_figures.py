@@ -133,6 +133,29 @@ def test_the_table_is_short_whatever_the_classes():
     assert "  lowest F1 of 1000 classes" in "\n".join(lines)
 
 
+def test_the_table_says_whose_figures_are_reported():
+    raw, averages = (
+        figures(Outcomes.of([random_batch(60, 3, seed=seed)]), "abc") for seed in (1, 2)
+    )
+    for shown, kind, last in (
+        ({False: raw, True: averages}, "moving averages", averages),
+        ({False: raw}, "parameters", raw),
+        ({True: averages}, "moving averages", averages),
+    ):
+        lines = table(shown)
+        assert lines[0].endswith(f"  {kind}{', reported' if len(shown) > 1 else ''}")
+        [head] = [i for i, line in enumerate(lines) if f"class ({kind})  " in line]
+        found = [line.split() for line in lines[head + 1 : head + 4]]
+        rows = sorted(last["classes"], key=lambda row: row["f1"])
+        assert [(x[0], x[-1]) for x in found] == [
+            (row["name"], f"{row['f1']:.4f}") for row in rows
+        ]
+        counts = np.array(last["confusion_matrix"]) * (1 - np.eye(3, dtype=int))
+        words = lines[-1].removeprefix(f"  most frequent mistakes ({kind}): ")
+        assert words.split(", ")[0].endswith(f" {counts.max()}") and words != lines[-1]
+    assert raw["classes"] != averages["classes"]
+
+
 # Of a run.
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from pictures import png, png_file, random_pixels, write_folder
 from PIL import Image
 
@@ -16,6 +17,7 @@ from towers.data import image_folder
 from towers.data.decoding import Decoding
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import DataError
+from towers.run.dataset_info import DatasetInfo
 
 COUNTS = {"cat": 5, "ant": 3, "dog": 4}
 TEST_COUNTS = {"ant": 2, "dog": 1, "cat": 2}
@@ -345,3 +347,48 @@ def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
     with pytest.raises(DataError) as caught:
         evaluation.evaluate(tmp_path / "run", config)
     assert str(caught.value).startswith(f"{path}: the file is empty")
+
+
+def folder_run(tmp_path, monkeypatch, **options):
+    """A short run on a folder whose training images have several sizes, one class of
+    which has no test images: (the folder, the run's folder, its Config)."""
+    root, counts = tmp_path / "root", {"c\tat": 4, "ant": 3, "dog": 5}
+    write_folder(root, "train", counts)
+    (root / "train" / "dog" / "07.png").write_bytes(png(random_pixels(7, 9, 12)))
+    write_folder(root, "test", {"dog": 4, "c\tat": 3}, seed=1)
+    options |= {"dataset": "image_folder", "data_dir": str(root)}
+    small_runs.use(monkeypatch)
+    config = small_runs.small_config(batch_size=4, num_epochs=3.0, **options)
+    training.train(tmp_path / "run", config)
+    return root, tmp_path / "run", config
+
+
+@pytest.mark.parametrize(
+    "options", [{}, slow({"image_size": 7, "validation_fraction": 0.3})]
+)
+def test_an_evaluation_needs_no_training_images(tmp_path, monkeypatch, options):
+    root, run, config = folder_run(tmp_path, monkeypatch, **options)
+    # One that follows the run counts its epochs, so it loads all images.
+    expected = evaluation.evaluate(run, config, eval_interval_secs=1.0)
+    mistakes = (run / "mistakes.csv").read_text()
+    assert 0 < expected["test_correct"] < expected["test_images"] == 7
+    shutil.rmtree(root / "train")
+    assert evaluation.evaluate(run, config) == expected
+    assert (run / "mistakes.csv").read_text() == mistakes
+    with pytest.raises(DataError, match="has no folder train/"):
+        evaluation.evaluate(run, config, eval_interval_secs=1.0)
+    write_folder(root, "test", {"eel": 1})
+    with pytest.raises(DataError) as caught:
+        evaluation.evaluate(run, config)
+    words = "there is no such class in the run; that has ant, c\\tat, dog"
+    assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
+
+
+def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(root):
+    """They are drawn from all images, which have to be there."""
+    shutil.rmtree(root / "test")
+    classes = shutil.move(root / "train", root.parent / "classes")
+    whole = load(classes)
+    again = image_folder.load(str(classes), trained=DatasetInfo.of(whole))
+    assert again.train.num_examples == whole.train.num_examples
+    np.testing.assert_array_equal(all_of(again.test)[0], all_of(whole.test)[0])

@@ -26,7 +26,7 @@ from towers.data.paths import walk
 from towers.data.pixels import read_image, resize_image
 from towers.data.unlabeled import AHEAD, Labels, read_files
 from towers.errors import ConfigError, DataError
-from towers.evaluation import evaluate
+from towers.evaluation import devices, evaluate
 from towers.evaluation.predict import predict
 from towers.evaluation.rows import Rows
 from towers.run.folder import RunFolder
@@ -93,6 +93,29 @@ def test_the_best_classes_have_their_probabilities(workdir, photos, capfd, optio
         assert [x["class"] for x in row["predictions"]] == best
         found = [x["probability"] for x in row["predictions"]]
         np.testing.assert_allclose(found, np.sort(expected)[::-1][:3], atol=1e-5)
+
+
+@pytest.mark.parametrize("num_towers", [0, 1, 3])
+def test_a_run_that_was_split_predicts_on_any_number_of_devices(
+    photos, tmp_path, monkeypatch, num_towers
+):
+    used, configure = [], devices.configure
+    monkeypatch.setattr(
+        devices, "configure", lambda *args: used.append(configure(*args)) or used[0]
+    )
+    split = small_config(strategy="model_parallel", num_towers=2, group_size=2)
+    workdir, config = small_runs.uninterrupted(split).path, None
+    if num_towers:
+        config = RunFolder(workdir).prediction_config(num_towers=num_towers)
+    predict(workdir, photos, config, top=1, form="json", output=tmp_path / "rows")
+    assert len(used[0].towers) == max(num_towers, 1)
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    logits = expected_logits(workdir, [row["path"] for row in rows])
+    best = [CLASS_NAMES[label] for label in logits.argmax(1)]
+    assert [row["predictions"][0]["class"] for row in rows] == best
+    probabilities = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True)).max(1)
+    found = [row["predictions"][0]["probability"] for row in rows]
+    np.testing.assert_allclose(found, probabilities, atol=1e-5)
 
 
 def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):

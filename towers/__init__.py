@@ -110,7 +110,8 @@ def evaluate(
 
     Returns:
         The content of the run's `result.json`: "test_accuracy" of the parameters,
-        "test_accuracy_ema" of their moving averages, "test_loss", "step" and so on.
+        "test_accuracy_ema" of their moving averages, "reported", which of these two is
+        the run's, "test_loss", "step" and so on.
 
     Raises:
         TowersError: see `towers.errors`; such as a CheckpointError where there is no

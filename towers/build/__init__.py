@@ -46,20 +46,20 @@ class Parts:
 
     Attributes:
         data: the data set.
-        train_batches: step -> batch.
+        train_batches: step -> batch; None for an evaluation.
         augment: the augmentation of the images.
         eval_split: name and source of the images that evaluations during training use:
             "validation" where a part of the training set is held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
-        num_examples: training images of an epoch.
-        total_steps: steps until `num_epochs` is reached.
+        num_examples: training images of an epoch; 0 where they were not loaded.
+        total_steps: steps until `num_epochs` is reached; 0 likewise.
         part: which images of every batch this process computes.
     """
 
     data: DataSet
-    train_batches: TrainBatches
+    train_batches: TrainBatches | None
     augment: Augment
     eval_split: tuple[str, Source]
     model: keras.Model
@@ -76,6 +76,7 @@ def build(
     for_training: bool = True,
     part: Part | None = None,
     dataset_info: DatasetInfo | None = None,
+    test_only: bool = False,
 ) -> Parts:
     """Loads the data and builds the network and its update.
 
@@ -85,12 +86,14 @@ def build(
             holds the state that layers take from the data.
         part: of several workers that of this one, see `part_of`.
         dataset_info: of a run whose checkpoint is evaluated; its preprocessing is used.
+        test_only: whether the evaluation can do without the training images, see
+            `load_data_set`.
 
     Raises:
         DataError: the data set is missing or invalid.
         ConfigError: the options do not fit the data set.
     """
-    data_set = load_data_set(config, dataset_info)
+    data_set = load_data_set(config, dataset_info, test_only=test_only)
     augment = create_augmentation(config, data_set)
     train_source, eval_split = split_for_evaluation(config, data_set)
     part = part or Part.all_of(config.batch_size)
@@ -104,8 +107,10 @@ def build(
         return create_network(config, shape, len(data_set.class_names), for_training)
 
     model = create_model(*augment.image_shape[:2])
-    num_examples = train_source.num_examples
-    total_steps = num_steps(config, num_examples)
+    num_examples = total_steps = 0
+    if train_source is not None:
+        num_examples = train_source.num_examples
+        total_steps = num_steps(config, num_examples)
     matched, frozen = match_parameters(config, model)
     models.freeze_normalization(model, frozen)
 
@@ -114,7 +119,7 @@ def build(
         models.freeze_normalization(smaller, frozen)
         return smaller
 
-    phases = ()
+    phases, train_batches = (), None
     if for_training:
         models.adapt(model, lambda: some_images(train_source, augment))
         phases = create_phases(
@@ -126,11 +131,7 @@ def build(
             ),
             create_model=create_smaller_model,
         )
-    # Removes the regularizers of the model where the optimizer applies weight decay.
-    update = create_update(config, num_examples, model, matched)
-    return Parts(
-        data=data_set,
-        train_batches=TrainBatches(
+        train_batches = TrainBatches(
             train_source,
             augment,
             config.seed,
@@ -138,7 +139,12 @@ def build(
             models.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, len(data_set.class_names)),
             part,
-        ),
+        )
+    # Removes the regularizers of the model where the optimizer applies weight decay.
+    update = create_update(config, num_examples if for_training else 0, model, matched)
+    return Parts(
+        data=data_set,
+        train_batches=train_batches,
         augment=augment,
         eval_split=eval_split,
         model=model,
@@ -184,7 +190,8 @@ def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
 def create_trainer(
     config: Config, parts: Parts, devices: Devices, workers: Workers = ALONE
 ) -> Trainer:
-    """The trainer with the strategy of the config on the chosen devices.
+    """The trainer with the strategy of the config on the chosen devices; that of the
+    parts of an evaluation takes no steps.
 
     Raises:
         ConfigError: options do not fit the devices.
@@ -194,6 +201,7 @@ def create_trainer(
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
         )
+    batches = parts.train_batches
     if "asynchronous" in choices.find("strategy", config.strategy).traits:
         trainer = AsynchronousTrainer
         options = {
@@ -205,7 +213,7 @@ def create_trainer(
         options = {
             "accumulate_steps": config.accumulate_steps,
             "scale_loss": config.precision == "float16",
-            "feed": create_feed(config, parts.train_batches, devices),
+            "feed": batches and create_feed(config, batches, devices),
         }
     strategy = factories.resolve("strategy", config.strategy)
     options |= factories.named_by(strategy, options_read_by(config, "strategy"))
@@ -218,7 +226,7 @@ def create_trainer(
             losses.cross_entropy, label_smoothing=config.label_smoothing
         ),
         update_fn=parts.update,
-        stream=parts.train_batches.stream,
+        stream=batches.stream if batches else _no_batches,
         micro_batch_size=config.batch_size,
         devices=devices.towers,
         phases=parts.phases,
@@ -229,6 +237,10 @@ def create_trainer(
         workers=workers,
         **options,
     )
+
+
+def _no_batches(first_step):
+    raise ValueError(f"an evaluation has no batches to train on from step {first_step}")
 
 
 def create_feed(config: Config, batches: TrainBatches, devices: Devices) -> Feed:

@@ -12,9 +12,20 @@ from towers.errors import ConfigError
 from towers.run.dataset_info import DatasetInfo
 
 
-def load_data_set(config: Config, dataset_info: DatasetInfo | None = None) -> DataSet:
+def load_data_set(
+    config: Config,
+    dataset_info: DatasetInfo | None = None,
+    *,
+    test_only: bool = False,
+) -> DataSet:
     """The data set, with the moments by which its images are standardized: of a run
     that is evaluated, of a pretrained network, or its own.
+
+    Args:
+        config: of the run.
+        dataset_info: of a run whose checkpoint is evaluated.
+        test_only: whether its test images alone are needed. Its training images are
+            then not loaded, `train` being None, where the data set can do without.
 
     Raises:
         DataError: it is missing or invalid.
@@ -25,6 +36,7 @@ def load_data_set(config: Config, dataset_info: DatasetInfo | None = None) -> Da
         image_size=config.image_size,
         image_cache_mb=config.image_cache_mb,
         max_image_pixels=config.max_image_pixels,
+        trained=dataset_info if test_only else None,
     )
     if dataset_info is not None:
         return dataset_info.preprocessing_of_run(data_set)
@@ -35,7 +47,7 @@ def load_data_set(config: Config, dataset_info: DatasetInfo | None = None) -> Da
 
 
 def create_augmentation(config: Config, data_set: DataSet) -> Augment:
-    """The augmentation of the training images.
+    """The augmentation of the images.
 
     Raises:
         ConfigError: it does not fit the images.
@@ -43,7 +55,7 @@ def create_augmentation(config: Config, data_set: DataSet) -> Augment:
     try:
         augment = create_augment(
             config.augment,
-            data_set.train.image_shape,
+            data_set.image_shape,
             data_set.mean,
             data_set.deviation,
         )
@@ -59,14 +71,14 @@ def create_augmentation(config: Config, data_set: DataSet) -> Augment:
 
 def split_for_evaluation(
     config: Config, data_set: DataSet
-) -> tuple[Source, tuple[str, Source]]:
-    """The images that are trained on; name and source of those that evaluations during
-    training use, see `Parts.eval_split`.
+) -> tuple[Source | None, tuple[str, Source]]:
+    """The images that are trained on, None where they were not loaded; name and source
+    of those that evaluations during training use, see `Parts.eval_split`.
 
     Raises:
         ConfigError: the fraction to hold out leaves one of the two without images.
     """
-    if not config.validation_fraction:
+    if not config.validation_fraction or data_set.train is None:
         return data_set.train, ("test", data_set.test)
     try:
         train, held_out = hold_out(

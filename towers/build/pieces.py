@@ -88,7 +88,8 @@ def create_update(
 
     Args:
         config: of the run.
-        num_examples: training images of an epoch.
+        num_examples: training images of an epoch; 0 for an evaluation, which has no
+            schedules.
         model: the network; its regularizers are removed where the optimizer applies
             the weight decay.
         matched: the parameters' rates.
@@ -103,13 +104,15 @@ def create_update(
         decays = param_rates.scale_decays(
             losses.pop_weight_decay(model.trainable_variables), matched
         )
-    learning_rate_fn, rate_fns = param_rates.create_rate_fns(
-        matched,
-        create_schedule(config, num_examples),
-        config.learning_rate,
-        num_examples,
-        config.images_per_step,
-    )
+    learning_rate_fn, rate_fns = schedules.constant(0.0), ()
+    if num_examples:
+        learning_rate_fn, rate_fns = param_rates.create_rate_fns(
+            matched,
+            create_schedule(config, num_examples),
+            config.learning_rate,
+            num_examples,
+            config.images_per_step,
+        )
     return Update(
         optimizer=optimizer,
         learning_rate_fn=learning_rate_fn,

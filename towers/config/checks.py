@@ -110,7 +110,8 @@ def _check_devices(config):
     if config.num_towers and config.num_towers % config.group_size:
         raise ConfigError(
             f"num_towers={config.num_towers} with group_size={config.group_size}: the "
-            "groups do not divide the towers"
+            "groups do not divide the towers; set --num_towers to a multiple of "
+            f"{config.group_size}, or another --group_size"
         )
     if config.device == "cpu" and config.parameter_device == "gpu":
         raise ConfigError(

@@ -11,7 +11,7 @@ from towers.errors import ConfigError
 
 if TYPE_CHECKING:
     from towers.data.decoding import Survey
-    from towers.data.sources import DataSet
+    from towers.data.sources import DataSet, Trained
 
 
 def load(
@@ -22,6 +22,7 @@ def load(
     image_cache_mb: float = 2000.0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     survey: "Survey | None" = None,
+    trained: "Trained | None" = None,
 ) -> "DataSet":
     """Loads a data set by its name.
 
@@ -32,6 +33,8 @@ def load(
         data_dir: where the user keeps it; empty for the usual places.
         image_size, image_cache_mb, max_image_pixels, survey: of images that are
             decoded when they are read; see `decoding.Decoding`.
+        trained: of a network that is only to be evaluated; a data set may then have no
+            training images, `train` being None.
 
     Raises:
         DataError: it is not there, or not what it should be.
@@ -48,6 +51,7 @@ def load(
         image_cache_mb=image_cache_mb,
         max_image_pixels=max_image_pixels,
         decoding=Decoding(image_size, image_cache_mb, max_image_pixels, survey),
+        trained=trained,
     )
     if not isinstance(data_set, DataSet):
         raise ConfigError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from towers.data.decoding import AS_STORED, Decoding, Survey
+from towers.data.decoding import AS_STORED, DEFAULT_IMAGE_SIZE, Decoding, Survey
 from towers.data.encoded import EncodedSource, sampled_moments, settle_size
 from towers.data.paths import (
     ENDINGS,
@@ -21,6 +21,7 @@ from towers.data.paths import (
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
+    Trained,
     data_folder,
     shown,
     split_off_test,
@@ -47,6 +48,13 @@ class Skipped:
     def add(self, path: str) -> None:
         self.count += 1
         self.first = self.first or path
+
+    @property
+    def words(self) -> str:
+        """Follow the origin of the data set; empty where there are none."""
+        if not self.count:
+            return ""
+        return f"; {self.count} other file(s), as {shown(self.first)}, skipped"
 
 
 # (path, words): what to do about an entry that is not as it should be.
@@ -87,7 +95,11 @@ class ImageFiles:
         return os.path.join(self._folder, class_name, name)
 
 
-def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
+def load(
+    data_dir: str = "",
+    decoding: Decoding = AS_STORED,
+    trained: Trained | None = None,
+) -> DataSet:
     """Lists an image folder; its files are decoded when they are read.
 
     The classes are the folders in `train/`, or without one, and without a folder for
@@ -100,6 +112,9 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
         data_dir: the folder; empty means `data`.
         decoding: size of the images, and their cache. With a survey, images of other
             kinds and the like are recorded and left out.
+        trained: of a network that is only to be evaluated. With a folder for testing,
+            that alone is read, and `train/` may be missing: classes, their order, the
+            shape of the images and their moments are those of the network.
 
     Returns:
         Sources of uint8 [n, height, width, 3]. Mean and standard deviation
@@ -111,6 +126,9 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
             files of other kinds, or an image of the sample cannot be read.
     """
     root = data_folder(data_dir)
+    test_folders = [x for x in TEST_FOLDERS if os.path.isdir(os.path.join(root, x))]
+    if trained is not None and test_folders:
+        return _load_test_only(root, test_folders, decoding, trained)
     folder = _training_folder(root)
     skipped, refuse = Skipped(), _create_refuse(decoding.survey)
     names = _list_classes(folder, skipped, refuse)
@@ -128,22 +146,22 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
     files = ImageFiles(folder, names)
     decoding, image_shape, note = settle_size(files, CHANNELS, decoding)
     train = EncodedSource(files, image_shape, decoding)
-    test_folders = [x for x in TEST_FOLDERS if os.path.isdir(os.path.join(root, x))]
     if test_folders:
         test_folder = os.path.join(root, test_folders[0])
         test_names = _list_classes(test_folder, skipped, refuse)
-        test = _load_test(test_folder, test_names, list(names), train, decoding)
-        split = f"{test_folders[0]}/ for testing"
-        if test_folders[1:]:
-            split += f", {test_folders[1]}/ unused"
+        test_files = _test_files(test_folder, test_names, list(names), "train/")
+        # They are kept in memory where there is room left.
+        left = dataclasses.replace(
+            decoding, cache_mb=decoding.cache_mb - train.cache_mb
+        )
+        test = EncodedSource(test_files, image_shape, left)
+        split = _words_of(test_folders)
     else:
         train, test = split_off_test(train, files.labels, folder)
         split = f"{TEST_FRACTION:.0%} of each class held out for testing"
     if note:
         split += f"; {note}"
     mean, deviation = sampled_moments(train)
-    if skipped.count:
-        split += f"; {skipped.count} other file(s), as {shown(skipped.first)}, skipped"
     return DataSet(
         name="image_folder",
         train=train,
@@ -151,8 +169,45 @@ def load(data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
         class_names=tuple(map(shown, names)),
         mean=mean,
         deviation=deviation,
-        origin=f"{root} ({split})",
+        origin=f"{root} ({split}{skipped.words})",
     )
+
+
+def _load_test_only(
+    root: str, folders: list[str], decoding: Decoding, trained: Trained
+) -> DataSet:
+    """The images for testing alone, as those of the network's data set.
+
+    Args:
+        root: the folder.
+        folders: those for testing in it; the first is read.
+    """
+    skipped, refuse = Skipped(), _create_refuse(decoding.survey)
+    folder = os.path.join(root, folders[0])
+    names = _list_classes(folder, skipped, refuse)
+    folder_of = {shown(name): name for name in names}
+    class_folders = [folder_of.get(name, name) for name in trained.class_names]
+    files = _test_files(folder, names, class_folders, "the run")
+    size, image_shape = decoding.image_size, (*trained.image_shape[:2], CHANNELS)
+    if size:
+        image_shape = (size, size, CHANNELS)
+    elif image_shape[:2] == (DEFAULT_IMAGE_SIZE, DEFAULT_IMAGE_SIZE):
+        # As the images of the training were, unless all had this size.
+        decoding = dataclasses.replace(decoding, image_size=DEFAULT_IMAGE_SIZE)
+    return DataSet(
+        name="image_folder",
+        train=None,
+        test=EncodedSource(files, image_shape, decoding),
+        class_names=tuple(map(shown, dict.fromkeys(class_folders))),
+        mean=trained.mean,
+        deviation=trained.deviation,
+        origin=f"{root} ({_words_of(folders)}{skipped.words})",
+    )
+
+
+def _words_of(test_folders):
+    unused = f", {test_folders[1]}/ unused" if test_folders[1:] else ""
+    return f"{test_folders[0]}/ for testing{unused}"
 
 
 def _training_folder(root):
@@ -167,23 +222,18 @@ def _training_folder(root):
     return root
 
 
-def _load_test(folder, names, class_names, train, decoding):
-    """The images for testing, of the classes and with the shape of those for training;
-    they are kept where there is room left."""
-    unknown = sorted(set(names) - set(class_names))
+def _test_files(folder, names, classes, place):
+    """The images for testing, with the labels of `classes`, those of a place."""
+    unknown = sorted(set(names) - set(classes))
     if unknown:
         raise DataError(
             f"{shown(os.path.join(folder, unknown[0]))}: there is no such class in "
-            f"train/; that has {shown(', '.join(class_names[:20]), 100)}"
+            f"{place}; that has {shown(', '.join(classes[:20]), 100)}"
         )
-    files = ImageFiles(folder, {name: names.get(name, b"") for name in class_names})
+    files = ImageFiles(folder, {name: names.get(name, b"") for name in classes})
     if not len(files):
         raise DataError(f"{folder}: holds no images; {LAYOUT}")
-    return EncodedSource(
-        files,
-        train.image_shape,
-        dataclasses.replace(decoding, cache_mb=decoding.cache_mb - train.cache_mb),
-    )
+    return files
 
 
 def _create_refuse(survey: Survey | None) -> Refuse:

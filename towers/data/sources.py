@@ -143,22 +143,44 @@ def place_of(source: Source, index: int) -> str:
     return source.place(index) if hasattr(source, "place") else ""
 
 
+class Trained(Protocol):
+    """Classes and preprocessing of a trained network, such as `run.dataset_info` has.
+
+    Attributes:
+        class_names: in the order of the logits.
+        image_shape: height, width, channels of the uint8 images.
+        mean, deviation: as in `DataSet`.
+    """
+
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSet:
     """A training and a test source, with their classes and moments.
 
-    `mean` and `deviation` are mean and standard deviation of the training images, per
-    channel, in units of 0..255. `origin` is the place of the data, for the start
-    banner.
+    `train` is None where only the test images were loaded, to evaluate a trained
+    network. `mean` and `deviation` are mean and standard deviation of the training
+    images, per channel, in units of 0..255. `origin` is the place of the data, for the
+    start banner.
     """
 
     name: str
-    train: Source
+    train: Source | None
     test: Source
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     origin: str
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Height, width, channels of the training images, or of the test images where
+        there are no others."""
+        return (self.test if self.train is None else self.train).image_shape
 
 
 def shown(text: str, most: int = MOST_SHOWN) -> str:

@@ -124,7 +124,11 @@ def evaluate(
     kinds = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, say)
     parts = build.build(
-        config, for_training=False, dataset_info=folder.stored_dataset_info(step)
+        config,
+        for_training=False,
+        dataset_info=folder.stored_dataset_info(step),
+        # The end of a run that is followed is counted in epochs of its training images.
+        test_only=not eval_interval_secs,
     )
     trainer = build.create_trainer(config, parts, used)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
@@ -205,5 +209,8 @@ def _result(checkpoint, evaluations):
         if stopwatch.timed_secs
         else None,
     }
+    *_, reported = record_of(evaluations, "test", ["accuracy"])
     tables = record_of(evaluations, "test", TABLES)
-    return record_of(evaluations, "test", NAMES) | of_run | tables
+    return (
+        {"reported": reported} | record_of(evaluations, "test", NAMES) | of_run | tables
+    )

@@ -60,7 +60,7 @@ def predict(
     output = os.fspath(output) or ("features.npz" if features else "")
     folder = RunFolder(workdir)
     folder.check()
-    config = config or folder.evaluation_config(step)
+    config = config or folder.prediction_config(step)
     *_, averages = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, remark)
     run = load_run(workdir, step=step, log=remark)

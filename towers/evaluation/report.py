@@ -32,15 +32,19 @@ def table(evaluations: Mapping[bool, Mapping[str, Any]]) -> list[str]:
 
     Args:
         evaluations: by whether they are of the moving averages, `figures.figures`; the
-            classes are those of the last one.
+            last one is the one that is reported, also class by class.
     """
-    lines = [_line("", [_TITLES[kind] for kind in evaluations])]
+    titles = [_TITLES[kind] for kind in evaluations]
     *_, last = evaluations.values()
+    class_lines = _class_lines(last, titles[-1])
+    if len(titles) > 1:
+        titles[-1] += ", reported"
+    lines = [_line("", titles)]
     for name, title in _ROWS.items():
         if name in last:
             cells = [_cell(figures, name) for figures in evaluations.values()]
             lines.append(_line(title, cells))
-    return [line.rstrip() for line in [*lines, *_class_lines(last)]]
+    return [line.rstrip() for line in [*lines, *class_lines]]
 
 
 def _line(title, cells):
@@ -53,11 +57,13 @@ def _cell(figures, name):
     return text if interval is None else "{} ({:.4f} to {:.4f})".format(text, *interval)
 
 
-def _class_lines(figures):
-    """The classes with the lowest F1, and the most frequent mistakes."""
+def _class_lines(figures, parameters):
+    """The classes with the lowest F1, and the most frequent mistakes, of parameters of
+    one kind."""
     rows = sorted(figures["classes"], key=lambda row: row["f1"])
     chosen = rows[:MOST_LISTED]
     title = "class" if len(rows) <= MOST_LISTED else f"lowest F1 of {len(rows)} classes"
+    title += f" ({parameters})"
     width = max(len(title), *(len(_name(row)) for row in chosen))
     yield f"  {title:{width}}  images  precision  recall      F1"
     for row in chosen:
@@ -76,7 +82,7 @@ def _class_lines(figures):
         if matrix[label, other]
     ]
     if texts:
-        yield f"  most frequent mistakes: {', '.join(texts)}"
+        yield f"  most frequent mistakes ({parameters}): {', '.join(texts)}"
 
 
 def _name(row):

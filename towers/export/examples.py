@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -23,9 +22,9 @@ def images_of(
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
     """Images to compare with and to calibrate with, uint8 [n, *run.image_shape].
 
-    Those of the files, else test and training images of the run's data set, at equal
-    distances. Where the data set cannot be read, images are drawn, and there are none
-    to calibrate with.
+    Those of the files, else test and training images of the run's data set, both at
+    equal distances. Where the data set cannot be read, images are drawn, and there are
+    none to calibrate with.
 
     Args:
         data_dir: of the data set, if it is not where it was.
@@ -40,7 +39,8 @@ def images_of(
     """
     if paths:
         images = read_files(run, paths)
-        return images[:NUM_COMPARED], images[:NUM_CALIBRATION], "of the given images"
+        compared = images[_equally_spaced(len(images), NUM_COMPARED)]
+        return compared, images, "of the given images"
     try:
         data_set = _load(run.config, data_dir)
         for source in (data_set.test, data_set.train):
@@ -69,10 +69,14 @@ def _load(config, data_dir):
 
 
 def _some(source: Source, most: int) -> np.ndarray:
-    count = min(most, source.num_examples)
-    indices = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
+    indices = _equally_spaced(source.num_examples, most)
     with data_errors_of_tensorflow():
         return source.read(tf.constant(indices))[0].numpy()
+
+
+def _equally_spaced(length: int, most: int) -> np.ndarray:
+    """int64: indices at equal distances, from the first to the last; all of few."""
+    return np.linspace(0, length - 1, min(most, length)).astype(np.int64)
 
 
 def drawn(image_shape: tuple[int, int, int], count: int) -> np.ndarray:
@@ -89,21 +93,26 @@ def read_files(run: RestoredRun, paths: Paths) -> np.ndarray:
     """The middle of image files, resized to the run's, uint8 [n, *run.image_shape].
 
     Args:
-        paths: files, and folders, see `walk`; at most NUM_CALIBRATION are read.
+        paths: files, and folders, see `walk`; of all images NUM_CALIBRATION are read,
+            at equal distances.
 
     Raises:
-        DataError: one cannot be read, or there is none.
+        DataError: one of these cannot be read, or there is none.
     """
 
     def fail(path, reason):
         raise DataError(f"images: {shown(path)}: {reason}")
 
     paths = check_paths(paths)
+    # Two walks, since the paths of a million files are not to be in memory.
+    num_files = sum(1 for _ in walk(paths, fail))
+    chosen = set(_equally_spaced(num_files, NUM_CALIBRATION).tolist())
+    spaced = (path for i, path in enumerate(walk(paths, fail)) if i in chosen)
     decoding = Decoding(max_pixels=run.config.max_image_pixels)
-    files = unlabeled.read_files(walk(paths, fail), run.image_shape, decoding)
+    files = unlabeled.read_files(spaced, run.image_shape, decoding)
     images = []
     with contextlib.closing(files):
-        for file in itertools.islice(files, NUM_CALIBRATION):
+        for file in files:
             if file.image is None:
                 fail(file.path, file.fault)
             images.append(file.image)

@@ -43,7 +43,7 @@ class DatasetInfo:
         return cls(
             name=data.name,
             class_names=tuple(map(str, data.class_names)),
-            image_shape=tuple(map(int, data.train.image_shape)),
+            image_shape=tuple(map(int, data.image_shape)),
             mean=tuple(map(float, data.mean)),
             deviation=tuple(map(float, data.deviation)),
         )
