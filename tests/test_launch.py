@@ -549,8 +549,22 @@ def test_cores_are_divided_among_the_workers(start):
     launcher = start("print(*os.sched_getaffinity(0))", num_workers)
     assert launcher.wait() == 0
     shares = [[*map(int, line.split()[1:])] for line in launcher.out.splitlines()]
-    assert sorted(sum(shares, [])) == sorted(cores)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [len(share) for share in shares] == [len(cores) // num_workers] * num_workers
+    assert len(set(sum(shares, [])) & cores) == len(sum(shares, []))
+
+
+@on_linux
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_every_worker_gets_as_many_cores(num_workers, monkeypatch):
+    """Else those of a recipe with --clip_norm would refuse each other."""
+    for num_cores in range(num_workers, 17):
+        cores = set(range(5, 5 + 2 * num_cores, 2))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        shares = machine.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
+        sizes = [len(share.cores) for share in shares]
+        assert sizes == [num_cores // num_workers] * num_workers
+        given = {core for share in shares for core in share.cores}
+        assert len(given) == sum(sizes) and given <= cores
 
 
 @on_linux
