@@ -1,5 +1,6 @@
-"""Rows 5 and 13 of the table of faults: the folder of a run and who holds it."""
+"""Rows 5, 13 and 36 of the table of faults: the folder of a run and who holds it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -123,6 +124,19 @@ def test_asking_for_the_holder_takes_no_lock(folder):
         folder.holder()
         with pytest.raises(ConfigError), RunFolder(folder.path).lock():
             pass
+
+
+def test_row_36_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_folder(
+    folder, monkeypatch
+):
+    def stale(descriptor):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with folder.lock() as lock:
+        lock.check()
+        monkeypatch.setattr(os, "fstat", stale)
+        with pytest.raises(RunFolderError, match="no longer the folder"):
+            lock.check()
 
 
 def test_an_error_releases_the_lock(folder):

@@ -35,6 +35,7 @@ from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import check_trainer_state
 from towers.run.stopwatch import Stopwatch
+from towers.training.result import create_history
 
 # Some inputs are meant to be as long as that.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -164,6 +165,8 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
         records, _ = read_metrics(path)
         steps = [record["step"] for record in records]
         assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
+        for curve in create_history(records).values():
+            assert len(curve.steps) == len(curve.values)
         metrics = MetricsFile(path, 3, [{"step": 2}], lambda line: None)
         metrics.flush()
         metrics.close()
@@ -172,7 +175,8 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
 
     line = st.one_of(st.binary(), wrong_bytes, with_values({"step": 2, "loss": 0.1}))
     many = st.lists(line).map(b"\n".join)
-    fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=())
+    huge = [b'{"step": %d, "loss": 1}' % step for step in (-(10**20), 2**63, -1)]
+    fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=(), always=huge)
 
 
 @pytest.fixture

@@ -95,10 +95,11 @@ class Lock:
         """Raises RunFolderError where the folder is no longer the one that was locked:
         it was removed, moved or replaced, and perhaps another process trains there."""
         try:
-            found = os.lstat(self._path)
+            own = os.fstat(self._file.fileno())
+            is_in_place = os.path.samestat(os.lstat(self._path), own)
         except OSError:
-            found = None
-        if found is None or not os.path.samestat(found, os.fstat(self._file.fileno())):
+            is_in_place = False
+        if not is_in_place:
             raise RunFolderError(
                 f"{self._path.parent} is no longer the folder that this run locked: it "
                 "was removed, moved or replaced"
