@@ -11,7 +11,7 @@ import time
 import pytest
 
 from towers.config import Config, parse_json, to_json
-from towers.errors import ConfigError, RunFolderError
+from towers.errors import ConfigError, RunFolderError, WorkerLostError
 from towers.run import files
 from towers.run.folder import RunFolder
 
@@ -86,9 +86,10 @@ def test_row_13_the_chief_waits_for_the_lock_of_a_process_that_ends(
     assert line.endswith("; waiting for its lock, up to 60 s")
 
 
-def test_the_chief_does_not_wait_forever_for_a_lock(folder, other_process):
+def test_row_13_the_chief_does_not_wait_forever_for_a_lock(folder, other_process):
     begun = time.monotonic()
-    with pytest.raises(ConfigError, match=f"process {other_process.pid} on "):
+    # The machine may be lost, and its lock end later: a restart may help (exit 75).
+    with pytest.raises(WorkerLostError, match=f"process {other_process.pid} on "):
         folder.lock(wait_secs=0.3)
     assert time.monotonic() - begun >= 0.3
 
