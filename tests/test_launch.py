@@ -362,9 +362,9 @@ while True:
     time.sleep(0.01)
 """
     began = time.monotonic()
-    launcher = start(source, 3, grace_secs=0.5, max_restarts=2)
+    launcher = start(source, 3, grace_secs=1.0, max_restarts=2)
     assert launcher.wait() == 3  # not that of a worker which the launcher has killed
-    assert time.monotonic() - began >= 1.0
+    assert time.monotonic() - began >= 2.0
     assert sorted(launcher.out.splitlines()) == ["[1] stopped", "[2] stopped"]
     first, second, last = launcher.err.splitlines()
     assert first.endswith("; SIGTERM to 1, 2, still running")
