@@ -137,7 +137,7 @@ def greeting_at(address):
 def test_row_29_a_machine_with_the_number_of_another_is_refused():
     """Two workers that both have --task_index=0."""
     addresses = addresses_of(3)
-    with started(addresses, 0, secs=5):
+    with started(addresses, 0, secs=2):
         first = greeting_at(addresses[0])
     with server_of(first, addresses[1]):  # on the machine of worker 1
         with pytest.raises(ConfigError) as caught:
