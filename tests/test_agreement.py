@@ -1,10 +1,14 @@
 """What workers compare, with what others would give in place of their answers."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import types
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from towers.config import Config
 from towers.config.cluster import Cluster
@@ -85,6 +89,50 @@ def test_where_an_update_has_sums_their_rounding_must_be_alike(
     cluster.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU)
     assert seen["devices"] == "1 CPU"
     assert ("processor" in seen) == are_compared
+
+
+# Prints how many threads TensorFlow has made, and how many towers says that it makes.
+THREADS = """
+import os, sys
+import tensorflow as tf
+from towers.run import cluster
+if by_program := int(sys.argv[1]):
+    tf.config.threading.set_intra_op_parallelism_threads(by_program)
+before = len(os.listdir("/proc/self/task"))
+tf.constant(1) + 1
+print(len(os.listdir("/proc/self/task")) - before, cluster._num_threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_the_number_of_threads_is_that_of_tensorflow():
+    others = set()
+    for by_variable, by_program in [("0", 0), (" 5 ", 0), ("7", 0), ("7", 3)]:
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS, str(by_program)],
+            env=os.environ | {"TF_NUM_INTRAOP_THREADS": by_variable},
+            capture_output=True,
+            text=True,
+        )
+        made, expected = map(int, done.stdout.split())
+        others.add(made - expected)  # as many of other kinds each time
+    assert len(others) == 1
+
+
+def test_the_variable_that_the_message_names_counts(monkeypatch):
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", int)
+    for value, expected in [("3", 3), (" 3 ", 3), ("", 6), ("0", 6)]:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
+        monkeypatch.setattr(cluster, "num_cores", lambda: 6)
+        assert cluster._arithmetic(CPU)["threads (TF_NUM_INTRAOP_THREADS)"] == expected
+
+
+@pytest.mark.parametrize("value", ["-1", "x", "1.5", "٣", "9" * 5000])
+def test_what_is_no_number_of_threads_is_refused(value, monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
+    with pytest.raises(ConfigError, match="TF_NUM_INTRAOP_THREADS=.*number of threads"):
+        cluster._num_threads()
 
 
 def test_runs_of_one_process_in_a_step_of_slurm_are_their_own():

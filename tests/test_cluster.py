@@ -35,9 +35,11 @@ def test_without_a_description_there_is_no_cluster():
 
 
 def test_flags_name_the_workers_and_this_one():
-    by_flags = found("10.0.0.1:2222, [fd00::2]:2223", 1)
-    assert by_flags.addresses == ("10.0.0.1:2222", "[fd00::2]:2223")
-    assert (by_flags.size, by_flags.address) == (2, "[fd00::2]:2223")
+    by_flags = found("10.0.0.1:2222, [fd00::2]:2223,node_1.local-net:80", 1)
+    addresses = ("10.0.0.1:2222", "[fd00::2]:2223", "node_1.local-net:80")
+    assert by_flags.addresses == addresses
+    assert (by_flags.size, by_flags.address) == (3, "[fd00::2]:2223")
+    assert found("[fe80::1%eth0]:65535,a:1", 0).size == 2
 
 
 def test_tf_config_counts_the_chief_first():
@@ -87,6 +89,10 @@ TWO = "a:1,b:1"
         ("a:1,b:0", 0, "", "'b:0'"),
         ("a:1,b:65536", 0, "", "'b:65536'"),
         ("a:1,b:x", 0, "", "'b:x'"),
+        ("a:1,b:٣", 0, "", "'b:٣'"),
+        ("a:1,b:" + 5000 * "9", 0, "", "'b:99"),
+        ("a:1,b c:1", 0, "", "'b c:1'"),
+        ("a:1,b\0:1", 0, "", "is not the address"),
         ("a:1,fd00::2:5", 0, "", "'fd00::2:5'"),
         (TWO, 0, tf_config({"worker": ["a:1", "b:1"]}, index=1), "unset"),
         (TWO, 0, tf_config({"worker": ["a:1", "c:1"]}), "unset"),
@@ -94,6 +100,7 @@ TWO = "a:1,b:1"
         ("", None, "[" * 100_000, "TF_CONFIG"),
         ("", None, "[]", "TF_CONFIG"),
         ("", None, '{"cluster": {"worker": 3}}', "TF_CONFIG"),
+        ("", None, '{"cluster": [5]}', "TF_CONFIG"),
         ("", None, '{"cluster": {"worker": ["a:1"]}}', "task type None"),
         ("", None, tf_config({"worker": ["a:1"]}, index=1), "task 1 of 1"),
         ("", None, tf_config({"worker": ["a:1"]}, index="0"), "task '0'"),
@@ -116,6 +123,15 @@ def test_slurm_with_nodes_in_another_order_is_refused(monkeypatch):
     assert found(**step, SLURMD_NODENAME="n2").index == 1
     with refused("n10", "--cluster"):
         found(**step, SLURMD_NODENAME="n10")
+
+
+@pytest.mark.parametrize("number", ["3", "-1"])
+def test_a_task_outside_of_the_step_is_refused(number, monkeypatch):
+    step = SLURM | {"SLURM_PROCID": number}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    with refused(f"SLURM_PROCID={number}", "3 tasks"):
+        found(**step)
 
 
 def test_slurm_without_srun_is_refused():

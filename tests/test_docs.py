@@ -41,6 +41,8 @@ OTHERS = {
     "group_sizes": "python -m benchmarks.step",
     "kernels": "python -m benchmarks.gpu",
     "build-arg": "docker build",
+    "for": "kubectl wait",
+    "timeout": "kubectl wait",
     "prefix": "kubectl logs",
     "nodes": "sbatch",
     "signal": "#SBATCH",

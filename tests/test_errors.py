@@ -3,6 +3,7 @@
 import inspect
 import os
 import pathlib
+import re
 import tempfile
 
 import pytest
@@ -30,6 +31,16 @@ def test_exit_codes_are_the_promised_ones():
         if issubclass(error, errors.TowersError) and error is not errors.TowersError
     }
     assert exit_codes == EXIT_CODES
+
+
+def test_the_page_has_every_exit_code():
+    """1 is that of `faulthandler`, which ends a process while TensorFlow holds the
+    interpreter's lock."""
+    page = (pathlib.Path(__file__).parents[1] / "docs/reliability.md").read_text()
+    [table] = re.findall(r"^\| exit code \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+    listed = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
+    assert set(map(int, listed)) == {0, 1, errors.DEFECT, *EXIT_CODES.values()}
+    assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)

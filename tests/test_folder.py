@@ -1,5 +1,6 @@
-"""Rows 5 and 13 of the table of faults: the folder of a run and who holds it."""
+"""Rows 5, 13 and 36 of the table of faults: the folder of a run and who holds it."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from towers.config import Config, parse_json, to_json
-from towers.errors import ConfigError, RunFolderError
+from towers.errors import ConfigError, RunFolderError, WorkerLostError
 from towers.run import files
 from towers.run.folder import RunFolder
 
@@ -85,9 +86,10 @@ def test_row_13_the_chief_waits_for_the_lock_of_a_process_that_ends(
     assert line.endswith("; waiting for its lock, up to 60 s")
 
 
-def test_the_chief_does_not_wait_forever_for_a_lock(folder, other_process):
+def test_row_13_the_chief_does_not_wait_forever_for_a_lock(folder, other_process):
     begun = time.monotonic()
-    with pytest.raises(ConfigError, match=f"process {other_process.pid} on "):
+    # The machine may be lost, and its lock end later: a restart may help (exit 75).
+    with pytest.raises(WorkerLostError, match=f"process {other_process.pid} on "):
         folder.lock(wait_secs=0.3)
     assert time.monotonic() - begun >= 0.3
 
@@ -123,6 +125,19 @@ def test_asking_for_the_holder_takes_no_lock(folder):
         folder.holder()
         with pytest.raises(ConfigError), RunFolder(folder.path).lock():
             pass
+
+
+def test_row_36_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_folder(
+    folder, monkeypatch
+):
+    def stale(descriptor):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with folder.lock() as lock:
+        lock.check()
+        monkeypatch.setattr(os, "fstat", stale)
+        with pytest.raises(RunFolderError, match="no longer the folder"):
+            lock.check()
 
 
 def test_an_error_releases_the_lock(folder):

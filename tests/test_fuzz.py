@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from marks import slow
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
+from towers.config.cluster import find_cluster
 from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
@@ -34,6 +35,7 @@ from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import check_trainer_state
 from towers.run.stopwatch import Stopwatch
+from towers.training.result import create_history
 
 # Some inputs are meant to be as long as that.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -163,6 +165,8 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
         records, _ = read_metrics(path)
         steps = [record["step"] for record in records]
         assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
+        for curve in create_history(records).values():
+            assert len(curve.steps) == len(curve.values)
         metrics = MetricsFile(path, 3, [{"step": 2}], lambda line: None)
         metrics.flush()
         metrics.close()
@@ -171,7 +175,8 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
 
     line = st.one_of(st.binary(), wrong_bytes, with_values({"step": 2, "loss": 0.1}))
     many = st.lists(line).map(b"\n".join)
-    fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=())
+    huge = [b'{"step": %d, "loss": 1}' % step for step in (-(10**20), 2**63, -1)]
+    fuzz(continue_metrics, st.one_of(many, edited(lines)), codes=(), always=huge)
 
 
 @pytest.fixture
@@ -427,3 +432,82 @@ def test_any_command_line(fuzz):
         flags.config_of_flags("quickstart", RECIPES, flags.given_flags(values))
 
     fuzz(check, st.lists(arguments, max_size=4))
+
+
+# Descriptions of a cluster.
+
+addresses = st.builds(
+    lambda host, port: f"{host}:{port}",
+    st.sampled_from(["a", "10.0.0.1", "[fd00::2]", "fd00::2", "", "[", " a", "a,b"]),
+    st.sampled_from(["1", "65535", "65536", "0", "-1", "x", "٣", "9" * 5000]),
+)
+
+
+def check_cluster(found):
+    assert found is None or 0 <= found.index < found.size
+    for address in found.addresses if found else ():
+        host, _, port = address.rpartition(":")
+        assert host and port.isascii() and 0 < int(port) < 65536
+
+
+@many_inputs
+def test_any_cluster_flag(fuzz):
+    lists = st.lists(addresses | texts, max_size=4).map(",".join)
+    index = st.none() | st.integers(-1, 3) | st.integers()
+    fuzz(
+        lambda flags: check_cluster(find_cluster(*flags, {})),
+        st.tuples(lists, index),
+        always=[("a:1,b:2", 1)],
+    )
+
+
+@many_inputs
+def test_any_tf_config(fuzz):
+    jobs = st.dictionaries(
+        st.sampled_from(["worker", "chief", "evaluator", "ps"]) | any_text,
+        st.lists(addresses | json_values, max_size=3) | json_values,
+        max_size=3,
+    )
+    task = {"type": st.sampled_from(["worker", "chief", "x", None]) | json_values}
+    task["index"] = st.integers(-1, 3) | json_values
+    values = {"cluster": jobs | json_values}
+    values["task"] = st.fixed_dictionaries({}, optional=task) | json_values
+    described = st.fixed_dictionaries({}, optional=values) | json_values
+    pair = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker"}}
+    fuzz(
+        lambda text: check_cluster(find_cluster("", None, {"TF_CONFIG": text})),
+        described.map(json.dumps) | texts | wrong_texts,
+        always=[json.dumps(pair), '{"cluster": [5]}'],
+    )
+
+
+@many_inputs
+def test_any_slurm_variables(fuzz, monkeypatch):
+    names = "NUM_TASKS", "NODELIST", "TASKS_PER_NODE"
+    names = [*(f"SLURM_STEP_{name}" for name in names), "SLURM_PROCID"]
+    names.append("SLURMD_NODENAME")
+    pieces = ["n", "1", "2", "3", "10", "[", "]", "-", ",", "x", "(x2)", " ", "é"]
+    value = st.one_of(
+        *(
+            st.integers(-1, 4).map(str),
+            st.lists(st.sampled_from(pieces), max_size=6).map("".join),
+        ),
+        st.sampled_from(["n[1-3]", "n1,n2", "2,1", "1(x3)", "9" * 5000, ""]),
+    )
+    step = ["3", "n[1-2]", "2,1"]
+
+    def check(values):
+        variables = dict(zip(names, values, strict=False))
+        with monkeypatch.context() as patch:  # TensorFlow's resolver reads them there
+            for name in names:
+                patch.delenv(name, raising=False)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            check_cluster(find_cluster(environ=variables))
+
+    fuzz(
+        check,
+        st.lists(value, min_size=1, max_size=5)
+        | st.lists(value, max_size=2).map(lambda rest: step + rest),
+        always=[[*step, "1"], [*step, "3"], [*step, "-1"]],
+    )

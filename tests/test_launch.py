@@ -362,9 +362,9 @@ while True:
     time.sleep(0.01)
 """
     began = time.monotonic()
-    launcher = start(source, 3, grace_secs=0.5, max_restarts=2)
+    launcher = start(source, 3, grace_secs=1.0, max_restarts=2)
     assert launcher.wait() == 3  # not that of a worker which the launcher has killed
-    assert time.monotonic() - began >= 1.0
+    assert time.monotonic() - began >= 2.0
     assert sorted(launcher.out.splitlines()) == ["[1] stopped", "[2] stopped"]
     first, second, last = launcher.err.splitlines()
     assert first.endswith("; SIGTERM to 1, 2, still running")
@@ -378,7 +378,7 @@ def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save():
 
     def at(secs):
         now[0] = 100.0 + secs
-        return escalation.due()
+        return escalation.due(3)
 
     assert at(0.0) is at(NOTICE_SECS - 0.1) is None
     assert at(NOTICE_SECS) == signal.SIGTERM
@@ -386,9 +386,52 @@ def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save():
     assert at(NOTICE_SECS + 60.0) == signal.SIGKILL
     assert at(1000.0) is None
     short = Escalation(0.5, clock=lambda: now[0])
-    assert short.due() is None
+    assert short.due(3) is None
     now[0] += 0.5
-    assert short.due() == signal.SIGTERM
+    assert short.due(3) == signal.SIGTERM
+
+
+def test_after_a_stop_there_is_time_for_a_long_save():
+    now = [0.0]
+    escalation = Escalation(60.0, clock=lambda: now[0])
+    for secs, code, number in [
+        (0.0, 75, None),
+        (NOTICE_SECS, 75, signal.SIGTERM),
+        (NOTICE_SECS + 599.9, 75, None),
+        (NOTICE_SECS + 600.0, 75, signal.SIGKILL),
+    ]:
+        now[0] = secs
+        assert escalation.due(code) == number
+    # Where a worker fails meanwhile, the shorter limit holds.
+    escalation = Escalation(60.0, clock=lambda: now[0])
+    for secs, code, number in [
+        (1000.0, 75, None),
+        (1100.0, 75, signal.SIGTERM),
+        (1160.0, 75, None),
+        (1160.1, 70, signal.SIGKILL),
+    ]:
+        now[0] = secs
+        assert escalation.due(code) == number
+
+
+def test_a_chief_that_still_saves_after_a_signal_is_not_killed(start):
+    source = """
+def stop(number, frame):
+    if me == 0:
+        time.sleep(1.5)  # more than the time after a failure
+        print("saved")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+    launcher = start(source, 3, grace_secs=0.5)
+    launcher.wait_for("ready", 3)
+    launcher.process.terminate()
+    assert launcher.wait() == 75
+    assert "[0] saved" in launcher.out.splitlines()
+    assert "SIGKILL" not in launcher.err
 
 
 def test_heartbeats_end_the_workers_before_the_launcher_does():
@@ -397,20 +440,20 @@ def test_heartbeats_end_the_workers_before_the_launcher_does():
     assert HEARTBEAT_SECS < NOTICE_SECS
 
 
-def test_a_signal_that_was_sent_before_is_not_reported_again(start):
+def test_a_worker_that_does_not_stop_is_killed_and_did_not_end_in_time(start):
     source = """
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75) if me == 0 else None)
 print("ready", flush=True)
 while True:
     time.sleep(0.01)
 """
-    launcher = start(source, 2, grace_secs=0.3)
+    launcher = start(source, 2, grace_secs=0.1)
     launcher.wait_for("ready", 2)
     launcher.process.terminate()
-    assert launcher.wait() == 75
-    first, last = launcher.err.splitlines()
+    assert launcher.wait() == 6  # not 75, as it has not saved
+    first, last = launcher.err.splitlines()  # none of the signal that was sent before
     assert first.endswith("; SIGKILL to 1, still running")
-    assert last == "towers.launch: worker 0 ended with exit code 75"
+    assert last == "towers.launch: worker 1 did not end in time and was killed"
 
 
 def test_workers_that_notice_in_time_are_left_alone(start):
@@ -549,8 +592,22 @@ def test_cores_are_divided_among_the_workers(start):
     launcher = start("print(*os.sched_getaffinity(0))", num_workers)
     assert launcher.wait() == 0
     shares = [[*map(int, line.split()[1:])] for line in launcher.out.splitlines()]
-    assert sorted(sum(shares, [])) == sorted(cores)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert [len(share) for share in shares] == [len(cores) // num_workers] * num_workers
+    assert len(set(sum(shares, [])) & cores) == len(sum(shares, []))
+
+
+@on_linux
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_every_worker_gets_as_many_cores(num_workers, monkeypatch):
+    """Else those of a recipe with --clip_norm would refuse each other."""
+    for num_cores in range(num_workers, 17):
+        cores = set(range(5, 5 + 2 * num_cores, 2))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        shares = machine.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
+        sizes = [len(share.cores) for share in shares]
+        assert sizes == [num_cores // num_workers] * num_workers
+        given = {core for share in shares for core in share.cores}
+        assert len(given) == sum(sizes) and given <= cores
 
 
 @on_linux

@@ -1,14 +1,17 @@
 """`metrics.jsonl` (row 32)."""
 
 import errno
+import io
 import json
 import os
+import pathlib
 import sys
 import threading
 
 import numpy as np
 import pytest
 
+from towers.run import metrics
 from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
 
 
@@ -225,3 +228,34 @@ def test_one_thread_appends_while_another_one_flushes(tmp_path):
         thread.join()
         sys.setswitchinterval(interval)
     assert steps_in(path) == list(range(1, 2001))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_row_37_a_file_that_cannot_be_read_is_damaged():
+    memory = pathlib.Path("/proc/self/mem")  # a file whose first byte gives EIO
+    with open(memory, "rb") as file, pytest.raises(OSError, match="Input/output"):
+        file.readline()
+    assert read_metrics(memory) == ([], True)
+
+
+def test_row_37_what_was_read_before_an_error_of_the_disk_is_taken_over(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "metrics.jsonl"
+    append_all(MetricsFile(path, 0), [1, 10])
+
+    class Failing(io.FileIO):
+        def readline(self, size):
+            if self.tell() > 0:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().readline(size)
+
+    monkeypatch.setattr(metrics, "open", Failing, raising=False)
+    assert read_metrics(path) == ([{"step": 1, "loss": 1.0}], True)
+
+
+@pytest.mark.parametrize("step", [-(10**20), -1, 2**63, 1.0, True])
+def test_row_37_a_step_that_is_no_int64_is_none(tmp_path, step):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps({"step": step, "loss": 1}) + '\n{"step": 3}\n')
+    assert read_metrics(path) == ([{"step": 3}], True)

@@ -247,7 +247,7 @@ def test_a_worker_that_does_not_notice_a_failure_is_stopped_then_killed(
         run(STUBBORN, tmp_path, outcomes, grace_secs=0.2)
     thread.join()
     assert capfd.readouterr().out == "[0] stopped\n"
-    assert [code for code, _ in outcomes.get()[0]] == [6, 75]
+    assert [code for code, _ in outcomes.get()[0]] == [6, 6]
 
 
 def test_a_worker_has_its_port_for_itself(port, outcomes, tmp_path, capfd):

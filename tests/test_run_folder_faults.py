@@ -254,6 +254,30 @@ def test_row_35_failed_attempts_are_no_reports_and_what_is_lost_is_told(tmp_path
     )
 
 
+def test_row_35_a_log_that_cannot_be_read_at_the_end_costs_the_history(tmp_path):
+    lines, record = [], {"step": 1, "loss": 0.5}
+    with Reports(RunFolder(tmp_path), "train", lines.append) as reports:
+        reports.open_metrics(0, [])
+        reports.record(record)
+        assert reports.records() == [record]
+        with full_disk(os, "pread"):
+            assert reports.records() == []
+    [line] = lines
+    assert line == "warning: metrics.jsonl cannot be read: No space left on device"
+
+
+def test_row_35_an_error_when_the_log_is_closed_ends_no_run(tmp_path):
+    """As a network file system reports a full disk."""
+    with contextlib.ExitStack() as stack:
+        with Reports(RunFolder(tmp_path), "train", pytest.fail) as reports:
+            reports.open_metrics(0, [])
+            reports.record({"step": 1})
+            open_file = reports.metrics._descriptor
+            stack.callback(os.close, open_file)
+            stack.enter_context(full_disk(os, "close", lambda x: x == open_file))
+    assert records(tmp_path) == [{"step": 1}]
+
+
 @pytest.mark.parametrize("name", ["result.json", "tensorboard"])
 def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys, name):
     expected = evaluate(half_way)

@@ -30,7 +30,7 @@ from towers import training
 from towers.config import FIELDS, Config
 from towers.config.cluster import Cluster
 from towers.data import streams, synthetic
-from towers.errors import ConfigError, DataError, NumericError
+from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
 from towers.evaluation import evaluate
 from towers.parallel.trainer import describe_towers
 from towers.run.folder import RunFolder
@@ -446,6 +446,7 @@ def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys
     of_two = Cluster(("127.0.0.1:1", "127.0.0.1:2"), 0, "--cluster")
     with folder.lock():
         for cluster, waits in ((None, False), (of_two, True)):
-            with pytest.raises(ConfigError, match="another process trains"):
+            error = WorkerLostError if waits else ConfigError
+            with pytest.raises(error, match="another process trains"):
                 train(tmp_path, config, cluster=cluster)
             assert ("waiting for its lock" in capsys.readouterr().out) == waits

@@ -4,19 +4,27 @@ It comes from --cluster and --task_index, from TF_CONFIG as TensorFlow's program
 it, or from the variables of Slurm. Nothing listens or connects here.
 """
 
+import collections
 import contextlib
 import dataclasses
 import ipaddress
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from towers import quiet_imports
 from towers.errors import ConfigError
 
 # Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
 _JOBS = ("chief", "master", "worker")
+
+# A name, an address of IPv4, or one of IPv6 in brackets; then the port.
+_ADDRESS = re.compile(
+    r"(?:[\w.-]+|\[[0-9A-F:.]+(?:%[\w.-]+)?\]):([0-9]{1,5})", re.ASCII | re.IGNORECASE
+)
 
 # The origin of a cluster that Slurm describes.
 SLURM = "Slurm"
@@ -130,7 +138,7 @@ def _of_tf_config(text):
         jobs = described.get("cluster") or {}
         task = described.get("task") or {}
         kind, index = task.get("type"), task.get("index", 0)
-        lists = {job: list(jobs[job]) for job in jobs}
+        lists = {job: list(addresses) for job, addresses in jobs.items()}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"TF_CONFIG is not as TensorFlow reads it: {error}; an example is "
@@ -159,8 +167,6 @@ def _of_tf_config(text):
 
 def _of_slurm(environ):
     """As TensorFlow's resolver reads the step, one task per worker."""
-    import tensorflow as tf
-
     needed = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
     missing = [name for name in needed if name not in environ]
     if missing:
@@ -168,6 +174,8 @@ def _of_slurm(environ):
             f"SLURM_STEP_NUM_TASKS={environ['SLURM_STEP_NUM_TASKS']} without "
             f"{', '.join(missing)}; start the workers with srun"
         )
+    with quiet_imports():
+        import tensorflow as tf
     try:
         # It is not asked about GPUs: those of a task are what Slurm lets it see.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
@@ -179,6 +187,11 @@ def _of_slurm(environ):
         _, index = resolver.get_task_info()
     except (ValueError, KeyError, RuntimeError) as error:
         raise ConfigError(f"the variables of Slurm: {error}") from None
+    if index is None:
+        raise ConfigError(
+            f"SLURM_PROCID={environ['SLURM_PROCID']}: the step has {len(tasks)} tasks, "
+            "counted from 0"
+        )
     cluster = _checked(tasks, index, SLURM)
     node = environ.get("SLURMD_NODENAME", cluster.address.rpartition(":")[0])
     if not cluster.address.startswith(f"{node}:"):
@@ -193,15 +206,14 @@ def _of_slurm(environ):
 def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:
     """The Cluster of such addresses."""
     for address in addresses:
-        host, colon, port = str(address).rpartition(":")
-        named = host and colon and not (":" in host and not host.startswith("["))
-        if not named or not port.isdecimal() or not 0 < int(port) < 65536:
+        named = isinstance(address, str) and _ADDRESS.fullmatch(address)
+        if not named or not 0 < int(named[1]) < 65536:
             raise ConfigError(
                 f"{origin}: {address!r} is not the address of a worker, such as "
                 "10.0.0.1:2222"
             )
-    for place, address in enumerate(addresses):
-        if address in addresses[:place]:
+    for address, count in collections.Counter(addresses).items():
+        if count > 1:
             raise ConfigError(f"{origin} names {address} twice")
     if not 0 <= index < len(addresses):
         raise ConfigError(

@@ -23,7 +23,7 @@ from absl import flags
 
 from towers.config import flags as config_flags
 from towers.errors import ConfigError
-from towers.launch.cluster import GRACE_SECS, NOTICE_SECS, launch
+from towers.launch.cluster import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR, launch
 from towers.launch.output import PROGRAM
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -68,7 +68,8 @@ def define_flags() -> None:
         "grace_secs",
         GRACE_SECS,
         "When a worker has failed, the others have so long to notice and end, at most "
-        f"{NOTICE_SECS:g} s, and so long again after SIGTERM; then they are killed.",
+        f"{NOTICE_SECS:g} s, and so long again after SIGTERM; then they are killed. "
+        f"After a stop they have {SAVE_FACTOR} times as long: one may be saving.",
         0.0,
     )
 

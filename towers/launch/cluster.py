@@ -20,6 +20,10 @@ from towers.run.signals import STOP_SIGNALS
 NOTICE_SECS = 15.0
 GRACE_SECS = 60.0  # from SIGTERM to SIGKILL
 
+# After a stop the others end at once, while the chief may save for so many times as
+# long; its own limit is --stuck_after_secs.
+SAVE_FACTOR = 10
+
 # A restart does not help against options, data, a checkpoint or numbers, see
 # `towers.errors`. It may against all else, also against a defect: a fault of a GPU or
 # of its driver ends as one, and so does an unknown error of the network.
@@ -51,7 +55,8 @@ class Escalation:
 
     Args:
         grace_secs: they have so long to end by themselves, at most NOTICE_SECS, and so
-            long again after SIGTERM, before they are killed.
+            long again after SIGTERM, before they are killed; SAVE_FACTOR times as long
+            where all others were stopped, as one may be saving.
         clock: seconds, which only grow.
     """
 
@@ -62,15 +67,25 @@ class Escalation:
         ]
         self._clock, self._since = clock, None
 
-    def due(self) -> signal.Signals | None:
-        """The next signal, when it is time; the first call says that one has failed."""
+    def due(self, code: int) -> signal.Signals | None:
+        """The next signal, when it is time; the first call says that one has failed.
+
+        Args:
+            code: the worst exit code so far, see `worst`.
+        """
         now = self._clock()
         if self._since is None:
             self._since = now
-        if not self._signals or now - self._since < self._signals[0][1]:
+        if not self._signals:
+            return None
+        number, secs = self._signals[0]
+        if number == signal.SIGKILL and code == Preempted.exit_code:
+            secs *= SAVE_FACTOR
+        if now - self._since < secs:
             return None
         self._since = now
-        return self._signals.pop(0)[0]
+        self._signals.pop(0)
+        return number
 
 
 class Cluster:
@@ -143,7 +158,8 @@ class Cluster:
             ended += [worker for worker in running if worker.has_ended()]
             failed = [worker for worker in ended if worker.code]
             late = [worker for worker in running if worker not in ended]
-            if failed and late and (number := escalation.due()):
+            code = worst([0, *(worker.code for worker in failed)])
+            if failed and late and (number := escalation.due(code)):
                 sent = [str(worker.index) for worker in late if worker.send(number)]
                 if sent:
                     names = ", ".join(sent)

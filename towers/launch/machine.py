@@ -33,6 +33,9 @@ def divide(
 ) -> list[Share]:
     """The share of each worker: GPUs, or cores where there is no GPU to train on.
 
+    All get the same number, as sums round by the number of threads and workers that
+    round otherwise are refused (`towers.run.cluster`). Cores may be left over.
+
     Raises:
         ConfigError: the GPUs cannot be divided evenly.
     """
@@ -54,9 +57,9 @@ def divide(
 
 
 def _parts(items, count):
-    """`count` contiguous parts that differ by at most one item in length."""
-    ends = [len(items) * i // count for i in range(count + 1)]
-    return [items[a:b] for a, b in itertools.pairwise(ends)]
+    """`count` contiguous parts of the same length, as long as possible."""
+    size = len(items) // count
+    return [items[i * size : (i + 1) * size] for i in range(count)]
 
 
 def _visible_gpus(environ):

@@ -128,5 +128,6 @@ def _wait(worker, ask, escalation):
         outcomes, stops = ask("get")
         if stops:  # Ray blocks SIGINT
             worker.send(signal.SIGTERM)
-        if cause_of(outcomes)[0] and (number := escalation.due()):
+        code, _ = cause_of(outcomes)
+        if code and (number := escalation.due(code)):
             worker.send(number)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from towers.errors import ConfigError, Preempted
+from towers.errors import ConfigError, Preempted, StuckError
 from towers.launch.machine import Share
 from towers.launch.output import Stream
 
@@ -21,8 +21,9 @@ class Worker:
     """A worker process in a process group of its own.
 
     Attributes:
-        code: its exit code, once it has ended: as a shell gives it, and 75 where it was
-            killed by a signal that the launcher had sent.
+        code: its exit code, once it has ended: as a shell gives it, but where it was
+            killed by a signal that the launcher had sent 75, or 6 of SIGKILL, which it
+            gets when it does not end in time.
     """
 
     def __init__(
@@ -77,8 +78,12 @@ class Worker:
             if code < 0:
                 name = signal.strsignal(-code)
                 self._end = f"was killed by signal {-code} ({name})"
-                was_asked = -code in self._sent
-                self.code = Preempted.exit_code if was_asked else 128 - code
+                self.code = 128 - code
+                if -code == signal.SIGKILL and signal.SIGKILL in self._sent:
+                    self.code = StuckError.exit_code
+                    self._end = "did not end in time and was killed"
+                elif -code in self._sent:
+                    self.code = Preempted.exit_code
         return self.code is not None
 
     def kill(self) -> None:

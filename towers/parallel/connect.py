@@ -2,8 +2,8 @@
 
 While TensorFlow waits for workers, no signal is served and no time limit holds (tried
 with 2.21: it keeps the interpreter's lock). So it is called only when every worker is
-known to be there: each listens at its port, with a checksum of the list of workers as
-its only word, and looks whether the others do.
+known to be there: each listens at its port, greets with a checksum of the list of
+workers and its own number, and looks whether the others do.
 """
 
 import contextlib
@@ -57,7 +57,8 @@ def connect(
         say: takes a line for the user.
 
     Raises:
-        ConfigError: this worker cannot listen, or the list of another one differs.
+        ConfigError: this worker cannot listen, or another one has another list or the
+            number of another.
         WorkerLostError: not all workers came, or the server did not start.
     """
     _wait_for_all(addresses, index, wait_secs, say)
@@ -114,13 +115,13 @@ def connect(
 
 def _wait_for_all(addresses, index, wait_secs, say):
     """Waits until somebody listens at each of the addresses."""
-    greeting = f"towers {zlib.crc32(','.join(addresses).encode()):08x}\n".encode()
+    greetings = [_greeting(addresses, i) for i in range(len(addresses))]
     begun, is_patient = time.monotonic(), True
     missing = [i for i in range(len(addresses)) if i != index]
     port = int(addresses[index].rpartition(":")[2])
-    with _listening(port) as listener, _greeting(listener, greeting):
+    with _listening(port) as listener, _answering(listener, greetings[index]):
         while missing:
-            missing = [i for i in missing if not _is_there(i, addresses[i], greeting)]
+            missing = [i for i in missing if not _is_there(i, addresses[i], greetings)]
             waited = time.monotonic() - begun
             names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
             if missing and waited > wait_secs:
@@ -134,8 +135,14 @@ def _wait_for_all(addresses, index, wait_secs, say):
                 time.sleep(0.1)
 
 
+def _greeting(addresses, index):
+    """What a worker says to those who look whether it is there."""
+    checksum = zlib.crc32(",".join(addresses).encode())
+    return f"towers {checksum:08x} {index}\n".encode()
+
+
 @contextlib.contextmanager
-def _greeting(listener, greeting):
+def _answering(listener, greeting):
     """Answers those who look whether this worker is there, in a thread: two that look
     for each other must not wait for each other."""
     stop = threading.Event()
@@ -169,29 +176,35 @@ def _listening(port):
     return listener
 
 
-def _is_there(index, address, greeting):
+def _is_there(index, address, greetings):
     """Whether a worker waits, or its TensorFlow has started.
 
     Raises:
-        ConfigError: it waits for other workers than this one, or is none.
+        ConfigError: it is another worker, waits for others than this one, or is none.
     """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), 1) as probe:
             if probe.getsockname() == probe.getpeername():
                 return False  # on loopback a probe can find itself
-            heard = probe.recv(len(greeting))
+            heard = probe.recv(max(map(len, greetings)))
     except OSError:
         return False
-    if heard.startswith(b"towers ") and heard != greeting:
+    is_http_2 = heard[3:4] == b"\x04"  # gRPC begins with a frame of settings
+    if not heard or heard == greetings[index] or is_http_2:
+        return bool(heard)
+    if heard in greetings:
+        raise ConfigError(
+            f"worker {index} ({address}) says that it is worker "
+            f"{greetings.index(heard)}; give every machine its own --task_index, "
+            "or index in TF_CONFIG"
+        )
+    if heard.startswith(b"towers "):
         raise ConfigError(
             f"worker {index} ({address}) has another list of workers; give all of them "
             "the same, in the same order"
         )
-    is_http_2 = heard[3:4] == b"\x04"  # gRPC begins with a frame of settings
-    if heard and heard != greeting and not is_http_2:
-        raise ConfigError(
-            f"worker {index} ({address}): what listens there is not TensorFlow; give "
-            "the ports of the workers"
-        )
-    return bool(heard)
+    raise ConfigError(
+        f"worker {index} ({address}): what listens there is not TensorFlow; give the "
+        "ports of the workers"
+    )

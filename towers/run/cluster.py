@@ -1,5 +1,7 @@
 """The workers of a run: how this process joins them, and what all must agree on."""
 
+import os
+import re
 import time
 import zlib
 from collections.abc import Mapping
@@ -35,6 +37,9 @@ OWN_OPTIONS = ("data_dir", "image_cache_mb", "device_memory_mb", "stuck_after_se
 
 # Training images that are compared between workers.
 NUM_CHECKED = 16
+
+# Number of threads of an operation; TensorFlow reads it where it makes its threads.
+_THREADS = "TF_NUM_INTRAOP_THREADS"
 
 # The activity of a worker that is ahead of others.
 WAITING = "waiting for the other workers"
@@ -128,8 +133,16 @@ def _arithmetic(devices):
         gpus = tf.config.list_physical_devices("GPU")
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
         return {"GPUs": sorted({x.get("device_name", "") for x in details})}
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or num_cores()
-    return {"threads (TF_NUM_INTRAOP_THREADS)": threads, "processor": processor_name()}
+    return {f"threads ({_THREADS})": _num_threads(), "processor": processor_name()}
+
+
+def _num_threads():
+    """Threads of an operation on a CPU, in the order in which TensorFlow decides."""
+    text = os.environ.get(_THREADS, "").strip() or "0"
+    if not re.fullmatch("[0-9]{1,4}", text):  # TensorFlow would ignore it
+        raise ConfigError(f"{_THREADS}={text}: should be a number of threads")
+    by_program = tf.config.threading.get_intra_op_parallelism_threads()
+    return by_program or int(text) or num_cores()
 
 
 def check_data(workers: Workers, data: DataSet, num_examples: int) -> None:

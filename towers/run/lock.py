@@ -8,7 +8,7 @@ import socket
 import time
 
 from towers.config import parse_json
-from towers.errors import ConfigError, RunFolderError, one_line
+from towers.errors import ConfigError, RunFolderError, WorkerLostError, one_line
 from towers.run import files
 from towers.run.log import say
 
@@ -27,6 +27,8 @@ class Lock:
 
     Raises:
         ConfigError: another process holds the lock, or it cannot be opened.
+        WorkerLostError: another process holds the lock, after a wait: perhaps its
+            machine is lost, and a network file system keeps the lock for longer.
     """
 
     def __init__(self, folder: pathlib.Path, wait_secs: float = 0.0):
@@ -56,9 +58,12 @@ class Lock:
                 f"another process trains in {self._path.parent}: process "
                 f"{about.get('pid', '?')} on {about.get('host', '?')}"
             )
+            way_out = "wait for it, stop it, or choose another --workdir"
+            if not wait_secs:
+                raise ConfigError(f"{line}; {way_out}")
             if time.monotonic() - begun >= wait_secs:
-                raise ConfigError(
-                    f"{line}; wait for it, stop it, or choose another --workdir"
+                raise WorkerLostError(
+                    f"{line}, and has not ended within {wait_secs:g} s; {way_out}"
                 )
             if is_patient:
                 say(one_line(f"{line}; waiting for its lock, up to {wait_secs:g} s"))
@@ -95,10 +100,11 @@ class Lock:
         """Raises RunFolderError where the folder is no longer the one that was locked:
         it was removed, moved or replaced, and perhaps another process trains there."""
         try:
-            found = os.lstat(self._path)
+            own = os.fstat(self._file.fileno())
+            is_in_place = os.path.samestat(os.lstat(self._path), own)
         except OSError:
-            found = None
-        if found is None or not os.path.samestat(found, os.fstat(self._file.fileno())):
+            is_in_place = False
+        if not is_in_place:
             raise RunFolderError(
                 f"{self._path.parent} is no longer the folder that this run locked: it "
                 "was removed, moved or replaced"

@@ -90,8 +90,8 @@ class MetricsFile:
             is_lost = self._descriptor is not None and not self._is_in_place()
             if is_lost:
                 self.unwritten = self.records()
-                self.close()
                 self._size, self._unsynced = 0, []
+                self.close()
             content = _lines(self.unwritten)
             if self._descriptor is None:
                 files.write_text(self._path, content.decode())
@@ -158,7 +158,11 @@ class MetricsFile:
 
     def records(self) -> list[Mapping[str, Any]]:
         """All records, also where the file has been moved or removed meanwhile, or has
-        got lines that are none."""
+        got lines that are none.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
         with self._lock:
             lines = []
             if self._descriptor is not None:
@@ -166,8 +170,11 @@ class MetricsFile:
             return [*filter(None, map(_parsed, lines)), *self.unwritten]
 
     def close(self) -> None:
+        """Closes the file. An error says nothing that `sync` has not said: a network
+        file system may report here that the disk is full."""
         if self._descriptor is not None:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
             self._descriptor = None
 
 
@@ -179,40 +186,39 @@ def read_metrics(
     path: pathlib.Path, last_step: float = math.inf
 ) -> tuple[list[dict[str, Any]], bool]:
     """The records of a file, and whether it is damaged: whether it has any other lines
-    than an incomplete last one, as a kill leaves it.
+    than an incomplete last one, as a kill leaves it, or cannot be read to its end.
 
     Args:
         path: of the file.
         last_step: records of later steps are ignored, wherever they stand.
     """
+    records, num_others, is_torn = [], 0, False
     try:
-        file = open(files.open_file(path, os.O_RDONLY), "rb")
+        with open(files.open_file(path, os.O_RDONLY), "rb") as file:
+            while line := file.readline(_MOST_BYTES):
+                record = _parsed(line)
+                is_torn = record is None and not line.endswith(b"\n")
+                if record and record["step"] > last_step:
+                    continue
+                if record and (not records or record["step"] > records[-1]["step"]):
+                    records.append(record)
+                else:
+                    num_others += 1
     except FileNotFoundError:
         return [], False
-    except OSError:
-        return [], True
-    records, num_others, is_torn = [], 0, False
-    with file:
-        while line := file.readline(_MOST_BYTES):
-            record = _parsed(line)
-            is_torn = record is None and not line.endswith(b"\n")
-            if record and record["step"] > last_step:
-                continue
-            if record and (not records or record["step"] > records[-1]["step"]):
-                records.append(record)
-            else:
-                num_others += 1
+    except OSError:  # also of the disk, anywhere in the file
+        return records, True
     return records, num_others > is_torn
 
 
 def _parsed(line):
-    """The object of a line; None if it is no object with a step."""
+    """The object of a line; None if it is no object with a step, which is an int64."""
     try:
         record = parse_json(line.decode("utf-8"))
     except ValueError:
         return None
-    is_record = isinstance(record, dict) and type(record.get("step")) is int
-    return record if is_record else None
+    step = record.get("step") if isinstance(record, dict) else None
+    return record if type(step) is int and 0 <= step < 2**63 else None
 
 
 def last_accuracy(path: pathlib.Path, step: int) -> float | None:

@@ -83,6 +83,16 @@ class Reports:
         """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
         self._attempt(self._folder.metrics.name, self.metrics.sync)
 
+    def records(self) -> list[Mapping[str, object]]:
+        """All records of `metrics.jsonl`; none, with a warning, where it cannot be
+        read."""
+        try:
+            return self.metrics.records()
+        except OSError as error:
+            reason = one_line(error.strerror or error, 200)
+            self._say(f"warning: {self._folder.metrics.name} cannot be read: {reason}")
+            return []
+
     def __enter__(self) -> "Reports":
         return self
 
@@ -156,3 +166,6 @@ class NoReports(Reports):
 
     def file(self, path, text):
         pass
+
+    def records(self):
+        return []

@@ -181,7 +181,7 @@ def train(
             step=run.step,
             accuracy=run.accuracy,
             state=trainer.state(),
-            history=create_history(reports.metrics.records() if is_chief else ()),
+            history=create_history(reports.records()),
             config=config,
             dataset_info=run.dataset_info,
         )

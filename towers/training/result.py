@@ -38,7 +38,8 @@ class TrainResult:
             them; None if there was none.
         state: the canonical state, name -> host array.
         history: the metrics in `metrics.jsonl` by name, such as "loss" and
-            "test_accuracy"; empty of a worker that is not the chief.
+            "test_accuracy"; empty of a worker that is not the chief, and where the file
+            cannot be read.
         config: of the run.
         dataset_info: classes and preprocessing of its data set.
     """
