@@ -378,7 +378,7 @@ def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save():
 
     def at(secs):
         now[0] = 100.0 + secs
-        return escalation.due(3)
+        return escalation.due(3, is_stop=True)
 
     assert at(0.0) is at(NOTICE_SECS - 0.1) is None
     assert at(NOTICE_SECS) == signal.SIGTERM
@@ -386,22 +386,24 @@ def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save():
     assert at(NOTICE_SECS + 60.0) == signal.SIGKILL
     assert at(1000.0) is None
     short = Escalation(0.5, clock=lambda: now[0])
-    assert short.due(3) is None
+    assert short.due(3, is_stop=True) is None
     now[0] += 0.5
-    assert short.due(3) == signal.SIGTERM
+    assert short.due(3, is_stop=True) == signal.SIGTERM
 
 
 def test_after_a_stop_there_is_time_for_a_long_save():
     now = [0.0]
-    escalation = Escalation(60.0, clock=lambda: now[0])
-    for secs, code, number in [
-        (0.0, 75, None),
-        (NOTICE_SECS, 75, signal.SIGTERM),
-        (NOTICE_SECS + 599.9, 75, None),
-        (NOTICE_SECS + 600.0, 75, signal.SIGKILL),
-    ]:
-        now[0] = secs
-        assert escalation.due(code) == number
+    # Without a stop the code says that a worker was lost, as when it is frozen.
+    for is_stop, secs_to_kill in ((True, 600.0), (False, 60.0)):
+        escalation = Escalation(60.0, clock=lambda: now[0])
+        for secs, number in [
+            (0.0, None),
+            (NOTICE_SECS, signal.SIGTERM),
+            (NOTICE_SECS + secs_to_kill - 0.1, None),
+            (NOTICE_SECS + secs_to_kill, signal.SIGKILL),
+        ]:
+            now[0] = secs
+            assert escalation.due(75, is_stop) == number
     # Where a worker fails meanwhile, the shorter limit holds.
     escalation = Escalation(60.0, clock=lambda: now[0])
     for secs, code, number in [
@@ -411,7 +413,7 @@ def test_after_a_stop_there_is_time_for_a_long_save():
         (1160.1, 70, signal.SIGKILL),
     ]:
         now[0] = secs
-        assert escalation.due(code) == number
+        assert escalation.due(code, is_stop=True) == number
 
 
 def test_a_chief_that_still_saves_after_a_signal_is_not_killed(start):

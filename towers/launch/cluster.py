@@ -56,7 +56,7 @@ class Escalation:
     Args:
         grace_secs: they have so long to end by themselves, at most NOTICE_SECS, and so
             long again after SIGTERM, before they are killed; SAVE_FACTOR times as long
-            where all others were stopped, as one may be saving.
+            after a stop of all, as one may be saving.
         clock: seconds, which only grow.
     """
 
@@ -67,11 +67,12 @@ class Escalation:
         ]
         self._clock, self._since = clock, None
 
-    def due(self, code: int) -> signal.Signals | None:
+    def due(self, code: int, is_stop: bool) -> signal.Signals | None:
         """The next signal, when it is time; the first call says that one has failed.
 
         Args:
             code: the worst exit code so far, see `worst`.
+            is_stop: whether a signal has asked all workers to end.
         """
         now = self._clock()
         if self._since is None:
@@ -79,7 +80,7 @@ class Escalation:
         if not self._signals:
             return None
         number, secs = self._signals[0]
-        if number == signal.SIGKILL and code == Preempted.exit_code:
+        if number == signal.SIGKILL and is_stop and code == Preempted.exit_code:
             secs *= SAVE_FACTOR
         if now - self._since < secs:
             return None
@@ -159,7 +160,8 @@ class Cluster:
             failed = [worker for worker in ended if worker.code]
             late = [worker for worker in running if worker not in ended]
             code = worst([0, *(worker.code for worker in failed)])
-            if failed and late and (number := escalation.due(code)):
+            is_stop = self.stopped_by is not None
+            if failed and late and (number := escalation.due(code, is_stop)):
                 sent = [str(worker.index) for worker in late if worker.send(number)]
                 if sent:
                     names = ", ".join(sent)
