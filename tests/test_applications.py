@@ -1,6 +1,9 @@
 """Networks of `keras.applications`: the same function, trained under every strategy."""
 
 import functools
+import json
+import os
+import subprocess
 import sys
 
 import keras
@@ -169,11 +172,6 @@ def test_moments_are_of_every_network_that_keras_has():
 # Training. In float64: batch normalization of few images multiplies rounding.
 
 
-@functools.cache
-def trained_by_one_device(name, batch_size):
-    return trained(name, Towers, 1, batch_size)
-
-
 def trained(name, cls, num_devices, batch_size, **options):
     network = networks.application(f"keras:{name}")
     batches = networks.application_batches(network, batch_size)
@@ -203,10 +201,25 @@ def trained(name, cls, num_devices, batch_size, **options):
     ],
 )
 def test_two_steps_equal_those_of_one_device(name, cls, num_devices, options):
+    """In another process, which keeps most of what such networks take until it ends."""
+    script = (
+        "import json, sys, conftest, test_applications as t; "
+        "conftest.pytest_configure(None); "
+        "t.compare_with_one_device(*json.loads(sys.argv[1]))"
+    )
+    case = json.dumps([name, cls.__name__, num_devices, options])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", script, case], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def compare_with_one_device(name, cls, num_devices, options):
     """In float64, whose rounding grows through many normalizations of few values: in
     EfficientNetV2B0 to 7e-8."""
-    state = trained(name, cls, num_devices, 9, **options)
-    assert_close(state, trained_by_one_device(name, 9), 1e-6)
+    state = trained(name, globals()[cls], num_devices, 9, **options)
+    assert_close(state, trained(name, Towers, 1, 9), 1e-6)
 
 
 @pytest.mark.slow

@@ -142,6 +142,7 @@ def test_a_section_that_is_not_there_is_refused(capsys):
     assert "--sections=scalling" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_has_a_row_and_the_others_are_measured():
     lines = []
 
@@ -161,6 +162,7 @@ def test_a_case_that_fails_has_a_row_and_the_others_are_measured():
     assert lines[-1] == "Not measured, as no time was left: big; small.\n"
 
 
+@pytest.mark.slow
 def test_a_tower_that_computes_on_the_device_of_another_is_found():
     chosen = tiny_setting([]).devices()
 
@@ -339,6 +341,7 @@ def output_of(arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_kernels_reports_what_is_amiss(monkeypatch):
     options = kernels.parse_options(["--models=lenet", "--batch_size=8"])
     monkeypatch.setattr(kernels, "INPUTS", ("stream",))

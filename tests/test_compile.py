@@ -19,7 +19,7 @@ from towers.training import train
     "cls,num_towers,name,accumulate_steps",
     [
         (Towers, 3, "plain", 1),
-        (Replicated, 2, "residual", 1),
+        slow(Replicated, 2, "residual", 1),
         slow(AsynchronousTrainer, 1, "residual", 1),
         slow(Towers, 2, "residual", 2),
         slow(Replicated, 3, "plain", 2),
@@ -57,6 +57,7 @@ def test_what_is_compiled_stays_on_its_tower():
     assert not any("Backprop" in kind for kind in outside)
 
 
+@pytest.mark.slow
 def test_a_bad_tower_is_named():
     network = networks.plain_network()
     batches = networks.random_batches(3, 8)

@@ -297,6 +297,7 @@ def assert_usable(trainer_state):
     json.dumps(trainer_state, indent=1)  # as the next save does
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inside", [("best",), slow(("config", "versions", "dataset_info"))]
 )

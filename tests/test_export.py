@@ -101,7 +101,7 @@ def test_an_export_gives_the_logits_of_numpy(half_way, format, capsys):
     assert np.abs(expected - numpy_logits(half_way, images, "params")).max() > 1e-2
 
 
-@pytest.mark.parametrize("precision,most", [("float16", 0.01), ("int8", 0.05)])
+@pytest.mark.parametrize("precision,most", [slow("float16", 0.01), ("int8", 0.05)])
 def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision, most):
     path = export(half_way, "tflite", precision=precision)
     assert path.name == f"model-{precision}.tflite"
@@ -111,6 +111,7 @@ def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision
     assert 0 < np.abs(logits - expected).max() < most * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
     """Each is standardized by itself: these go into the network alike."""
     run, path = random_run("lenet", "tutorial"), tmp_path / "model.tflite"
@@ -235,7 +236,7 @@ def test_row_45_what_stands_there_is_not_touched(
     assert small_runs.snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("format", ["saved_model", "keras"])
+@pytest.mark.parametrize("format", ["saved_model", slow("keras")])
 def test_row_45_an_earlier_export_is_replaced_if_that_is_wanted(
     half_way, same_process, format
 ):
@@ -342,6 +343,7 @@ def test_without_the_data_set_images_are_drawn_and_said_so(
         export(half_way, "saved_model", data_dir="elsewhere")
 
 
+@pytest.mark.slow
 def test_files_of_images_take_the_place_of_the_data_set(
     half_way, same_process, monkeypatch, tmp_path, capsys
 ):

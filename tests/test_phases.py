@@ -88,8 +88,8 @@ def resized(images):
 @pytest.mark.parametrize(
     "cls,num_devices,num_towers,options",
     [
-        slow(Towers, 1, 1, {}),
-        (Towers, 3, 3, {}),
+        (Towers, 1, 1, {}),
+        slow(Towers, 3, 3, {}),
         slow(Towers, 2, 2, {"compile_towers": True}),
         slow(Towers, 3, 1, {"sync_batch_norm": True}),
         slow(Replicated, 2, 2, {"accumulate_steps": 2}),

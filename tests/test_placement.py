@@ -310,7 +310,7 @@ FAST = [
 ]
 
 
-@pytest.mark.parametrize("case", FAST, ids=str)
+@pytest.mark.parametrize("case", [*FAST[:3], *map(slow, FAST[3:])], ids=str)
 def test_every_operation_on_a_gpu_has_a_kernel(case):
     assert_every_kernel(case.trace())
 

@@ -227,6 +227,7 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     assert both["test_accuracy"] * 23 == both["test_correct"]
 
 
+@pytest.mark.slow
 def test_test_time_augmentation_is_reported_next_to_the_plain_accuracy(tmp_path, capfd):
     config = small_config(**EVALUATED, tta="translate")
     train(tmp_path, config)
