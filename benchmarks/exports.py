@@ -8,8 +8,10 @@ and predicts the test images. The first row of a run is the trainer's network; t
 differences of logits are from its own.
 """
 
+import contextlib
 import dataclasses
 import pathlib
+import sys
 import tempfile
 
 import numpy as np
@@ -53,13 +55,14 @@ def main() -> None:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
                     path = pathlib.Path(folder, f"model{row.suffix}")
-                    export(
-                        workdir,
-                        format,
-                        path,
-                        precision=precision,
-                        data_dir=options.data_dir,
-                    )
+                    with contextlib.redirect_stdout(sys.stderr):
+                        export(
+                            workdir,
+                            format,
+                            path,
+                            precision=precision,
+                            data_dir=options.data_dir,
+                        )
                     logits, _ = check.predict(format, path, images)
                     num_bytes = f"{files.num_bytes(path):,}"
                 words = format if precision == "float32" else f"{format} {precision}"
