@@ -314,7 +314,7 @@ def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
 
 
 @pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
-def test_row_36_so_it_does_under_every_strategy(tmp_path, strategy):
+def test_row_36_a_folder_that_is_gone_under_every_strategy(tmp_path, strategy):
     assert_saved_beside(tmp_path, move, "between steps", **strategy)
 
 

@@ -121,7 +121,7 @@ def test_row_12_a_signal_saves_and_the_same_command_continues(
 
 
 @pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
-def test_row_12_so_it_does_under_every_strategy(tmp_path, strategy):
+def test_row_12_a_signal_saves_under_every_strategy(tmp_path, strategy):
     """In the fourth step; replicated towers compute two losses in each."""
     nth = 8 if strategy["strategy"] == "replicated" else 4
     assert_saves_and_continues(
