@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from marks import slow
 
 from towers import training
 from towers.config import Config
@@ -43,6 +44,20 @@ HELD_OUT = {
     "decay_factor": 10.0,
     "epochs_per_decay": 1.0,
 }
+
+# Runs under other strategies than towers. Of asynchronous towers one alone has an order
+# that repeats itself.
+OTHER_STRATEGIES = [
+    slow({"strategy": "replicated", "num_towers": 2}, id="replicated"),
+    slow(
+        {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
+        id="model_parallel",
+    ),
+    slow({"strategy": "async_towers", "num_towers": 1}, id="async_towers"),
+]
+every_strategy = pytest.mark.parametrize(
+    "strategy", [pytest.param({}, id="towers"), *OTHER_STRATEGIES]
+)
 
 
 def small_config(**changes) -> Config:

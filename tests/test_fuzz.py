@@ -11,14 +11,14 @@ import pathlib
 import sys
 import time
 
+import fuzzing
 import numpy as np
 import pytest
 from absl import flags as absl_flags
-from corruptions import WRONG_TEXTS, WRONG_VALUES, resign, time_limit
+from corruptions import WRONG_TEXTS, WRONG_VALUES, resign
 from example_checkpoints import MANIFEST, STATE, example_tensors
-from hypothesis import HealthCheck, example, given, settings
+from fuzzing import many_inputs
 from hypothesis import strategies as st
-from marks import slow
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
 from towers.config.cluster import find_cluster
@@ -28,7 +28,7 @@ from towers.config.list_options import (
     parse_optimizer_options,
     parse_param_rates,
 )
-from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
+from towers.errors import ConfigError
 from towers.run import checkpoint_files, checkpoints
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -40,48 +40,19 @@ from towers.training.result import create_history
 # Some inputs are meant to be as long as that.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
-# Inputs of each test in the fast suite, which are the same each time.
-FEW = 30
-# Processor time that an input may take.
-MOST_SECS = 1.0
-
 RECIPES = pathlib.Path(__file__).parents[1] / "configs"
-
-many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(1000)])
 
 
 @pytest.fixture
 def fuzz(count, num_inputs):
     """A function that calls another with inputs of a strategy: each call returns or
-    raises a TowersError, of one of the exit codes, in time. Some are tried always."""
+    raises a TowersError, of one of the exit codes, in bounded time and memory. Some are
+    tried always."""
 
     def fuzz(function, inputs, codes=(2,), always=()):
-        num_tried = 0
-
-        @settings(
-            max_examples=num_inputs,
-            derandomize=num_inputs == FEW,
-            database=None,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+        num_tried = fuzzing.fuzz(
+            function, inputs, num_inputs, codes=codes, always=always
         )
-        @given(inputs)
-        def try_one(value):
-            nonlocal num_tried
-            num_tried += 1
-            started = time.process_time()
-            try:
-                with time_limit(60):
-                    function(value)
-            except TowersError as error:
-                line = one_line(error)
-                assert error.exit_code in codes
-                assert 1 <= len(line) <= MOST_CHARACTERS and line.isprintable()
-            assert time.process_time() - started < MOST_SECS
-
-        for value in always:
-            try_one = example(value)(try_one)
-        try_one()
         count("inputs fuzzed", num_tried)
 
     return fuzz

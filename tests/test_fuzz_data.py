@@ -5,6 +5,7 @@ in the slow ones.
 """
 
 import gzip
+import io
 import os
 import pathlib
 import resource
@@ -12,16 +13,18 @@ import shutil
 import struct
 import tracemalloc
 
+import fuzzing
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
 from marks import slow
 from pictures import WEBP, bmp, gif, png, random_pixels
 from prepared_sets import features, random_examples, store
+from test_weights import WRITERS, create_theirs, empty_state, fill
 
-from towers.data import image_folder, tfds, tfds_source
+from towers.data import image_folder, indexed, tfds, tfds_source
 from towers.data.cifar10 import CIFAR10
 from towers.data.decoding import Decoding
 from towers.data.encoded import EncodedSource
@@ -29,40 +32,39 @@ from towers.data.idx import read_idx
 from towers.data.official import compare_names
 from towers.data.pixels import decode
 from towers.data.records import read_records
-from towers.errors import DataError, TowersError, data_errors_of_tensorflow
+from towers.errors import (
+    MOST_CHARACTERS,
+    DataError,
+    TowersError,
+    data_errors_of_tensorflow,
+)
 
 MOST_PIXELS = 100_000
-MOST_GROWTH_BYTES = 300e6
 
 few_and_many = pytest.mark.parametrize("num_examples", [50, slow(1000)])
 
 
-def fuzz(num_examples, strategy, call):
+def fuzz(num_examples, strategy, call, *, codes=(2, 3), **options):
     """Calls with bytes of a strategy; a call may end with a TowersError alone."""
 
-    def check(made):
+    def read(made):
         try:
             with data_errors_of_tensorflow():
                 call(made)
         except TowersError as error:
             text = str(error)
-            assert error.exit_code in (2, 3)
-            assert text and text.isprintable() and len(text) <= 400, text
+            assert text.isprintable() and len(text) <= MOST_CHARACTERS, text
+            raise
 
-    options = settings(
-        max_examples=num_examples,
-        deadline=3000,  # milliseconds
-        database=None,
+    fuzzing.fuzz(
+        read,
+        strategy,
+        num_examples,
+        codes=codes,
         derandomize=True,
-        suppress_health_check=list(HealthCheck),
+        most_secs=3.0,
+        **options,
     )
-    before = peak_bytes()
-    options(given(strategy)(check))()
-    assert peak_bytes() - before < MOST_GROWTH_BYTES
-
-
-def peak_bytes():
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 @st.composite
@@ -246,3 +248,85 @@ def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, reader)
         fuzz(num_examples, changed([content]), read)
     finally:
         path.write_bytes(content)
+
+
+# The index of a copy.
+
+
+def saved_arrays(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+some_arrays = st_numpy.arrays(
+    st.sampled_from([np.int64, np.int32, np.float64, np.bool_, "S2"]),
+    st_numpy.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3),
+)
+
+
+@few_and_many
+def test_any_index_of_a_copy(tmp_path, num_examples):
+    """Where it is read, its images are the whole of the other file."""
+    examples, path = [(b"ab", 0), (b"", 1), (b"cde", 2)], str(tmp_path / "copy")
+    indexed.open_or_copy(path, "of a test", 3, 5, lambda: examples)
+    file = pathlib.Path(path + ".npz")
+    content = file.read_bytes()
+
+    def read(content):
+        file.write_bytes(content)
+        copy = indexed.IndexedFile(path)
+        images, labels = zip(*map(copy.read, range(len(copy))), strict=True)
+        assert b"".join(images) == b"abcde"
+        assert {type(label) for label in labels} == {int}
+
+    none = saved_arrays(offsets=np.int64([]), labels=np.int32([]), origin="")
+    arrays = st.builds(
+        saved_arrays, offsets=some_arrays, labels=some_arrays, origin=some_arrays
+    )
+    fuzz(num_examples, changed([content]) | arrays, read, always=[none])
+
+
+# Weights of other programs.
+
+
+@pytest.fixture
+def little_address_space():
+    """HDF5 allocates what the length of a text says, up to 4 GB, before it looks at the
+    text; here so much is not to be had."""
+    status = pathlib.Path("/proc/self/statm")
+    if not status.exists():
+        pytest.skip("no /proc")
+    used = int(status.read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 10**9, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@few_and_many
+@pytest.mark.parametrize(
+    "name,changed_file",
+    [
+        ("model.keras", "model.keras"),
+        ("model.h5", "model.h5"),
+        ("model.weights.h5", "model.weights.h5"),
+        ("checkpoint-1", "checkpoint-1.index"),
+        ("checkpoint-1", "checkpoint-1.data-00000-of-00001"),
+    ],
+)
+def test_any_file_of_weights(
+    tmp_path, num_examples, name, changed_file, little_address_space
+):
+    WRITERS[name](create_theirs(), tmp_path / name)
+    empty, file = empty_state(), tmp_path / changed_file
+
+    def read(content):
+        file.write_bytes(content)
+        state = dict(empty)
+        fill(tmp_path / name, state)
+        for key, value in state.items():
+            assert (value.shape, value.dtype) == (empty[key].shape, empty[key].dtype)
+
+    options = {"codes": (4,), "most_bytes": 1e9}
+    fuzz(num_examples, changed([file.read_bytes()]), read, **options)

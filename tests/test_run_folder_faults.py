@@ -12,7 +12,14 @@ import threading
 
 import pytest
 import small_runs
-from small_runs import assert_equal_states, records, saved_steps, small_config
+from small_runs import (
+    OTHER_STRATEGIES,
+    assert_equal_states,
+    every_strategy,
+    records,
+    saved_steps,
+    small_config,
+)
 from test_board import read_board
 
 from towers import training
@@ -110,9 +117,12 @@ def full_disk(owner, name, fails=lambda *args: True):
         yield
 
 
-def test_row_35_without_room_for_reports_the_training_goes_on(tmp_path, capsys):
+@every_strategy
+def test_row_35_without_room_for_reports_the_training_goes_on(
+    tmp_path, capsys, strategy
+):
     config = small_config(
-        log_every_steps=1, eval_every_epochs=1.0, summary_every_steps=3
+        log_every_steps=1, eval_every_epochs=1.0, summary_every_steps=3, **strategy
     )
     expected = small_runs.uninterrupted(config)
     capsys.readouterr()
@@ -324,7 +334,17 @@ def files_in(folder):
 def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
     tmp_path, change, when
 ):
-    config, workdir = small_config(log_every_steps=1), tmp_path / "run"
+    assert_saved_beside(tmp_path, change, when)
+
+
+@pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
+def test_row_36_a_folder_that_is_gone_under_every_strategy(tmp_path, strategy):
+    assert_saved_beside(tmp_path, move, "between steps", **strategy)
+
+
+def assert_saved_beside(tmp_path, change, when, **strategy):
+    config = small_config(log_every_steps=1, **strategy)
+    workdir = tmp_path / "run"
     expected, calls, before = small_runs.uninterrupted(config), [], {}
 
     def change_once():
@@ -585,16 +605,19 @@ def test_a_workdir_that_is_no_text_is_refused(tmp_path):
         train(pathlib.Path(tmp_path, name), small_config())
 
 
-def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path):
+@every_strategy
+def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path, strategy):
+    config = small_config(**strategy)
+
     def fail():
         if len(saved_steps(tmp_path)) == 0:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        train(tmp_path, small_config(), after_call=fail)
+        train(tmp_path, config, after_call=fail)
     assert saved_steps(tmp_path)
-    state = training.train(tmp_path, small_config()).state
-    assert_equal_states(state, small_runs.uninterrupted(small_config()).state)
+    state = training.train(tmp_path, config).state
+    assert_equal_states(state, small_runs.uninterrupted(config).state)
 
 
 def test_a_damaged_checkpoint_is_told_once_in_a_run(tmp_path, capsys):

@@ -12,7 +12,9 @@ import small_runs
 from marks import slow
 from small_runs import (
     HELD_OUT,
+    OTHER_STRATEGIES,
     assert_equal_states,
+    every_strategy,
     halt_at,
     records,
     saved,
@@ -115,7 +117,20 @@ def train_and_halt(config, workdir, place, halt):
 def test_row_12_a_signal_saves_and_the_same_command_continues(
     tmp_path, place, nth, hold, steps, number
 ):
-    config = small_config(**EVALUATED, log_every_steps=1)
+    assert_saves_and_continues(tmp_path, place, nth, hold, steps, number)
+
+
+@pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
+def test_row_12_a_signal_saves_under_every_strategy(tmp_path, strategy):
+    """In the fourth step; replicated towers compute two losses in each."""
+    nth = 8 if strategy["strategy"] == "replicated" else 4
+    assert_saves_and_continues(
+        tmp_path, "computing", nth, False, [4, 5], signal.SIGTERM, **strategy
+    )
+
+
+def assert_saves_and_continues(tmp_path, place, nth, hold, steps, number, **strategy):
+    config = small_config(**EVALUATED, log_every_steps=1, **strategy)
     expected = uninterrupted(config)
     if place == "saving":
         config = dataclasses.replace(config, checkpoint_every_steps=3)
@@ -200,15 +215,19 @@ def hurry_while_held(monkeypatch, halt):
     )
 
 
-def test_row_15_a_step_that_does_not_end_is_reported(half_way, monkeypatch, capfd):
+@every_strategy
+def test_row_15_a_step_that_does_not_end_is_reported(
+    half_way, monkeypatch, capfd, strategy
+):
+    where = r" \(tower 0\)" if "async_towers" in strategy.values() else ""
     before = saved_steps(half_way)
     halt = Halt(signal.SIGCONT)  # which has no effect
     hurry_while_held(monkeypatch, halt)
     with pytest.MonkeyPatch.context() as patch:
         halt_at(patch, "computing", halt)
-        message = r"^step 6 was not finished within 600 s .*, while computing$"
+        message = rf"^step 6 was not finished within 600 s .*, while computing{where}$"
         with pytest.raises(StuckError, match=message):
-            train(half_way, small_config())
+            train(half_way, small_config(**strategy))
         halt.released.set()
         small_runs.join_abandoned()
     assert saved_steps(half_way) == before

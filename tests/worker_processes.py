@@ -218,6 +218,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
     assert_started(workers, signals)
     strategy = functools.partial(MultiWorker, workers=workers)
+    trained = None
     for number, line in enumerate(sys.stdin):
         job = Job(**json.loads(line))
         sizes = shares(job.batch_size, len(addresses) * num_devices)
@@ -225,8 +226,11 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         part = Part(
             sum(sizes[:first]), sum(sizes[first : first + num_devices]), job.batch_size
         )
-        batches = [own_part(x, part, job.accumulate_steps) for x in job.batches()]
-        trainer = job.create_trainer(strategy, num_devices, batches, workers=workers)
+        start, trained = trained, dataclasses.replace(job, checkpoint="")
+        # A checkpoint replaces all that the job before has trained.
+        if not job.checkpoint or trained != start:
+            own = [own_part(x, part, job.accumulate_steps) for x in job.batches()]
+            trainer = job.create_trainer(strategy, num_devices, own, workers=workers)
         if job.checkpoint:
             with np.load(job.checkpoint) as state:
                 trainer.load(workers.broadcast(dict(state)))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from towers.errors import DataError
+from towers.errors import DataError, one_line
 
 # Left free on the disk, so that the copy is not what fills it.
 SPARE_BYTES = 100_000_000
@@ -33,17 +33,16 @@ class IndexedFile:
     def __init__(self, path: str):
         self._path = path + ".bin"
         try:
-            with open(path + ".npz", "rb") as file, np.load(file) as index:
-                self._offsets, self._labels = index["offsets"], index["labels"]
-                self.origin = str(index["origin"])
+            self._offsets, self._labels, self.origin = _read_index(path + ".npz")
             self._file = os.open(self._path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
             size = os.fstat(self._file).st_size
-        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except Exception as error:  # Any error of NumPy and zipfile.
             raise DataError(
-                f"{path}: the copy cannot be read: {error}; delete {path}.*"
+                f"{path}: the copy cannot be read: {one_line(error, 150)}; delete "
+                f"{path}.*"
             ) from error
-        if size != self._offsets[-1] or len(self._labels) + 1 != len(self._offsets):
+        if size != self._offsets[-1]:
             raise DataError(
                 f"{self._path}: expected {self._offsets[-1]} bytes of "
                 f"{len(self._labels)} images, found {size}; delete {path}.*"
@@ -58,6 +57,27 @@ class IndexedFile:
 
     def place(self, index: int) -> str:
         return f"{self._path}: image {index} (counted from 0)"
+
+
+def _read_index(path):
+    """Offsets, int64 [n + 1]; labels, int32 [n]; and the origin.
+
+    Raises:
+        Exception: of any class; it cannot be read, or is no index.
+    """
+    with open(path, "rb") as file, np.load(file) as index:
+        # A compressed one could be of any size.
+        if any(x.compress_type != zipfile.ZIP_STORED for x in index.zip.infolist()):
+            raise ValueError("it is compressed")
+        offsets, labels = index["offsets"], index["labels"]
+        origin = str(index["origin"])
+    if (offsets.dtype, labels.dtype) != (np.int64, np.int32):
+        raise ValueError(f"offsets are {offsets.dtype}, labels {labels.dtype}")
+    if offsets.ndim != 1 or labels.shape != (offsets.size - 1,):
+        raise ValueError(f"offsets are {offsets.shape}, labels {labels.shape}")
+    if offsets[0] or np.any(offsets[1:] < offsets[:-1]):
+        raise ValueError("its offsets do not ascend from 0")
+    return offsets, labels, origin
 
 
 def open_or_copy(

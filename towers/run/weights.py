@@ -113,7 +113,7 @@ def open_weights(path: str) -> Iterator[Weights | None]:
         *(zipfile.BadZipFile, tf.errors.OpError),
     ) as error:
         raise CheckpointError(
-            f"init_from={path}: its weights cannot be read: {one_line(error)}"
+            f"init_from={path}: its weights cannot be read: {one_line(error, 200)}"
         ) from error
 
 
@@ -241,11 +241,10 @@ def _stored(group, path, name):
         raise ValueError(f"{path!r} is no array of its own")
 
     def read():
-        values = data[()]
-        if data.attrs.get("dtype") == "bfloat16":
-            values = np.asarray(values).view(tf.bfloat16.as_numpy_dtype)
-        elif data.dtype.kind not in "fiu":
-            raise CheckpointError(f"{name} has {data.dtype}, which are no numbers")
-        return np.asarray(values)
+        is_bfloat16 = data.attrs.get("dtype") == "bfloat16" and data.dtype.itemsize == 2
+        if data.dtype.kind not in "fiu" and not is_bfloat16:
+            raise ValueError(f"{name} has {data.dtype}, which are no numbers")
+        values = np.asarray(data[()])
+        return values.view(tf.bfloat16.as_numpy_dtype) if is_bfloat16 else values
 
     return Stored(name, tuple(data.shape), read)

@@ -1,0 +1,102 @@
+"""Functions that are called with many inputs: each call gives a result or one line, in
+bounded time and memory."""
+
+import contextlib
+import pathlib
+import re
+import time
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
+
+import pytest
+from corruptions import time_limit
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from marks import slow
+
+from towers.errors import MOST_CHARACTERS, TowersError, one_line
+
+# Inputs of each test in the fast suite, which are the same each time.
+FEW = 30
+# Processor time, and growth of memory, of an input.
+MOST_SECS = 1.0
+MOST_BYTES = 300e6
+
+many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(1000)])
+
+
+def fuzz(
+    function: Callable[[Any], object],
+    inputs: st.SearchStrategy,
+    num_inputs: int,
+    *,
+    codes: Container[int] = (2,),
+    always: Iterable[Any] = (),
+    derandomize: bool | None = None,
+    most_secs: float = MOST_SECS,
+    most_bytes: float = MOST_BYTES,
+) -> int:
+    """Calls a function with inputs, and returns with how many.
+
+    Each call returns or raises a TowersError.
+
+    Args:
+        function: is called with one input at a time.
+        inputs: what they are drawn from.
+        num_inputs: how many are drawn.
+        codes: the exit codes that an error may have.
+        always: inputs that are tried besides.
+        derandomize: whether the inputs are the same each time; by default where they
+            are few.
+        most_secs: processor time of an input.
+        most_bytes: by which the memory may grow during an input.
+    """
+    num_tried = 0
+
+    @settings(
+        max_examples=num_inputs,
+        derandomize=num_inputs == FEW if derandomize is None else derandomize,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(inputs)
+    def try_one(value):
+        nonlocal num_tried
+        num_tried += 1
+        started = time.process_time()
+        try:
+            with time_limit(60), memory_limit(most_bytes):
+                function(value)
+        except TowersError as error:
+            line = one_line(error)
+            assert error.exit_code in codes, line
+            assert 1 <= len(line) <= MOST_CHARACTERS and line.isprintable()
+        assert time.process_time() - started < most_secs
+
+    for value in always:
+        try_one = example(value)(try_one)
+    try_one()
+    return num_tried
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: float) -> Iterator[None]:
+    """Raises an AssertionError where the block, at its peak, needs more memory than
+    before. Only Linux tells."""
+    peak_of_process = pathlib.Path("/proc/self/clear_refs")
+    if not peak_of_process.exists():
+        yield
+        return
+    peak_of_process.write_text("5")  # resets it; see proc(5)
+    before = _memory("VmRSS")
+    try:
+        yield
+    finally:
+        grown = _memory("VmHWM") - before
+        assert grown < num_bytes, f"{grown:,} bytes"
+
+
+def _memory(field):
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"^{field}:\s+(\d+)", status, re.MULTILINE)[1])
