@@ -507,7 +507,8 @@ def test_after_the_loss_of_a_node_all_start_anew_on_another(tmp_path):
         assert {parent_of(raylet) for raylet in raylets} == nodes  # one on each
         os.kill(raylets[1], signal.SIGKILL)
         assert run.wait() == 0, run.log
-    assert len(re.findall(r"\[0\].*restored step \d+ ", run.log)) == 1, run.log
+    # Both nodes are on one machine, where each may send the lines of all.
+    assert len(set(re.findall(r"\[0\] restored step \d+ ", run.log))) == 1, run.log
     assert run.state()["step"] == NUM_STEPS
 
 
