@@ -100,12 +100,12 @@ def test_of_a_long_image_only_the_middle_is_scaled(monkeypatch, shape):
     """A line of 50,000,000 pixels, each column enlarged, would take gigabytes."""
     shapes = []
 
-    def resample(image, *args):
+    def crop_resized(image, *args):
         shapes.append(tuple(image.shape[:2]))
         return original(image, *args)
 
-    original = resizing.resample
-    monkeypatch.setattr(resizing, "resample", resample)
+    original = resizing.crop_resized
+    monkeypatch.setattr(resizing, "crop_resized", crop_resized)
     image = random_pixels(0, *shape)
     expected = ImageOps.fit(Image.fromarray(image), (16, 16), Image.Resampling.BILINEAR)
     found = fit(image, (16, 16), 16)
