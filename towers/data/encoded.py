@@ -172,12 +172,10 @@ class EncodedSource:
         return images, labels
 
     def _decode(self, index):
-        try:
+        with self._refusing(index):
             content, label = self._encoded.read(index)
             return read_image(content, self.image_shape, self._decoding), label
-        except (OSError, ValueError) as error:
-            refuse(self._encoded, index, error, self._decoding.survey)
-            return np.uint8(0), -1
+        return np.uint8(0), -1  # after a fault that the survey has recorded
 
     def _decode_crops(self, indices, sizes, places):
         images = np.empty((len(indices), *self.image_shape), np.uint8)
@@ -206,6 +204,7 @@ class EncodedSource:
 
     @contextlib.contextmanager
     def _refusing(self, index):
+        """Raises what is wrong with an image, or records it where there is a survey."""
         try:
             yield
         except (OSError, ValueError) as error:

@@ -20,6 +20,7 @@ from towers.data.orientation import SIDEWAYS, orientation, stored_box, upright
 from towers.data.resizing import (
     Window,
     crop_resized,
+    cut,
     fit,
     is_worthwhile,
     middle,
@@ -139,23 +140,18 @@ def read_crop(
             part = _decode(content, header, channels, window)
         else:
             image = _decode(content, header, channels, Window(window.ratio))
-            part = _part(image, window)
+            part = cut(image, window)
     else:
         image = _decode(content, header, channels)
         box = _stored(box, image.shape[:2], turned)
         window = window_around(box, ratio=1)
-        part = _part(image, window)
+        part = cut(image, window)
     return upright(crop_resized(part, box, image_shape[:2], window), turned)
 
 
 def _stored(box, stored_size, turned):
     size = stored_size[::-1] if turned in SIDEWAYS else stored_size
     return stored_box(box, size, turned)
-
-
-def _part(image, window):
-    _, top, left, height, width, _ = window
-    return image[top : top + height, left : left + width]
 
 
 def upright_size(content: bytes, decoding: Decoding) -> tuple[int, int]:

@@ -102,12 +102,20 @@ def fit(
             "expected; --image_size=N resizes and crops all images"
         )
     window = window_of((height, width), size, ratio=1)
-    if not window.is_whole:
-        # The kernel scales all columns of the rows first: those of a line of 50,000,000
-        # pixels would take gigabytes.
-        _, top, left, *lengths, _ = window
-        image = image[top : top + lengths[0], left : left + lengths[1]]
+    if not window.is_whole:  # Pillow copies what it is given
+        image = cut(image, window)
     return middle(image, (height, width), size, window)
+
+
+def cut(image: tf.Tensor | np.ndarray, window: Window) -> tf.Tensor | np.ndarray:
+    """A window of an image that was decoded whole.
+
+    Args:
+        image: [height, width, channels], at the window's scale.
+        window: the part.
+    """
+    rows = slice(window.top, window.top + window.height)
+    return image[rows, window.left : window.left + window.width]
 
 
 def middle(
