@@ -1,6 +1,12 @@
 """Config, its checks, its flags and its list options; imports no TensorFlow."""
 
-from towers.config.config import FIELDS, Config, changed_mathematics, replace
+from towers.config.config import (
+    FIELDS,
+    Config,
+    changed_mathematics,
+    non_defaults,
+    replace,
+)
 from towers.config.storage import from_json, from_values, parse_json, to_json
 
 __all__ = [
@@ -9,6 +15,7 @@ __all__ = [
     "changed_mathematics",
     "from_json",
     "from_values",
+    "non_defaults",
     "parse_json",
     "replace",
     "to_json",

@@ -51,6 +51,11 @@ class Config(
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}
 
 
+def non_defaults(config: Config) -> list[str]:
+    """The names of the options that are not defaults, in the order of the fields."""
+    return [n for n, field in FIELDS.items() if getattr(config, n) != field.default]
+
+
 def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Fields, with both values, whose change would make a resumed run another run."""
     changed = {}

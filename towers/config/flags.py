@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import app, flags, logging
 
 import towers
-from towers.config import FIELDS, Config, synonyms
+from towers.config import FIELDS, Config, non_defaults, synonyms
 from towers.config.cluster import find_cluster
 from towers.config.factories import foreseen
 from towers.config.options import check_option
@@ -172,8 +172,7 @@ def config_of_flags(
             )
     else:
         base, layer = Config(), "default"
-    set_there = [n for n, f in FIELDS.items() if getattr(base, n) != f.default]
-    origins = dict.fromkeys(set_there, layer) | dict.fromkeys(given, "flags")
+    origins = dict.fromkeys(non_defaults(base), layer) | dict.fromkeys(given, "flags")
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 
 

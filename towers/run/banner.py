@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 import towers
-from towers.config import FIELDS, Config
+from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
 from towers.data.sources import DataSet
 from towers.optim.phases import Phase, image_size
@@ -88,8 +88,8 @@ def start_banner(
 
 def _options(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The options that are not defaults, by the layer that set them."""
-    changed = (n for n, f in FIELDS.items() if getattr(config, n) != f.default)
-    origins = {**origins, **{n: "config" for n in changed if n not in origins}}
+    others = (name for name in non_defaults(config) if name not in origins)
+    origins = {**origins, **dict.fromkeys(others, "config")}
     name = "options"
     for layer in dict.fromkeys(origins.values()):
         values = ", ".join(
