@@ -249,7 +249,9 @@ def readme_tables():
 
 
 def test_the_table_of_strategies_has_a_row_for_each_and_marks_the_default():
-    rows = readme_tables()["`--strategy=`", "where variables live, when towers meet"]
+    rows = readme_tables()[
+        "`--strategy=`", "where variables live, when towers synchronize"
+    ]
     default = FIELDS["strategy"].default
     expected = {f"`{n}` (default)" if n == default else f"`{n}`" for n in STRATEGIES}
     assert {row[0] for row in rows} == expected and len(rows) == len(expected)

@@ -12,9 +12,12 @@ import time
 import numpy as np
 import pytest
 from exported import CLASS_NAMES, random_images, random_run
+from PIL import Image
 
 from towers.config import Config
 from towers.config.choices import FAMILY, MODELS
+from towers.data.decoding import Decoding
+from towers.data.pixels import read_image
 from towers.export import FORMATS, TOLERANCES, check, export, keras_file
 from towers.export.stock import stock_network
 from towers.export.story import logits_of
@@ -222,7 +225,7 @@ def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, heading, 
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"{output}: ")
-    [images] = [x for x in blocks(first_heading()) if x.startswith("import numpy")]
+    images, _ = array_blocks()
     outside(images, tmp_path)
     [script] = [x for x in blocks(heading) if x.startswith("import ")]
     if format == "tflite" and not has("ai_edge_litert"):
@@ -239,8 +242,25 @@ def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, heading, 
         assert len([line for line in lines if "loss: " in line]) == 2
 
 
-def first_heading():
-    return PAGE.read_text().splitlines()[0]
+def test_the_lines_of_the_page_bring_a_photo_to_the_size(tmp_path):
+    _, photo = array_blocks()
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    image, exif = Image.fromarray(pixels).resize((40, 50)), Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "photo.jpg", quality=100, subsampling=0, exif=exif)
+    outside(photo, tmp_path)
+    [result] = np.load(tmp_path / "images.npy")
+    content = (tmp_path / "photo.jpg").read_bytes()
+    expected = read_image(content, (32, 32, 3), Decoding(image_size=32))
+    # Two decoders of JPEG differ by some of the 256 values.
+    assert np.abs(result.astype(int) - expected).mean() < 2
+    assert np.abs(result.astype(int) - expected[::-1]).mean() > 20
+
+
+def array_blocks():
+    """The lines that save `images.npy`: without a photo, and from one."""
+    heading = PAGE.read_text().splitlines()[0]
+    return [x for x in blocks(heading) if x.startswith("import numpy")]
 
 
 def has(package):

@@ -61,7 +61,7 @@ class DataOptions:
     )
     validation_fraction: float = option(
         0.0,
-        "Fraction of the training images, drawn from the seed, that is held out; the "
+        "Fraction of the training images, selected by the seed, that is held out; the "
         "evaluations during training then use it, and the best step is kept.",
         at_least=0,
         below=1,

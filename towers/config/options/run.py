@@ -15,7 +15,7 @@ class RunOptions:
         "What has the parameters that a new run starts from at step 0, where names and "
         "shapes match: a run folder, a .keras or .h5 file of Keras, a SavedModel, a "
         "checkpoint of TensorFlow; or imagenet, for keras:NAME, which Keras fetches; "
-        "empty for drawn ones.",
+        "empty for random ones.",
     )
 
     num_epochs: float = option(
