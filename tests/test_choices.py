@@ -160,6 +160,7 @@ def write(folder, body, name="mine.py"):
         ("import nowhere_to_be_found", "mine.py:1: ModuleNotFoundError: No module"),
         ("def create(:", "mine.py:1: SyntaxError: invalid syntax"),
         ("\ndef create():\n    1 / 0", "mine.py:3: ZeroDivisionError: division by"),
+        ("class E(BaseException): pass\nraise E", "mine.py:2: E: "),
         ("def create(images): pass", "mine.py: TypeError: .* 'images'"),
     ],
 )

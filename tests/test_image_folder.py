@@ -392,3 +392,19 @@ def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(ro
     again = image_folder.load(str(classes), trained=DatasetInfo.of(whole))
     assert again.train.num_examples == whole.train.num_examples
     np.testing.assert_array_equal(all_of(again.test)[0], all_of(whole.test)[0])
+
+
+@pytest.mark.parametrize("change", ["rename", "move", "swap"])
+def test_the_checksum_notices_other_names_of_as_many_images(root, change):
+    first, second = sorted((root / "train").iterdir())[:2]
+    ours, theirs = sorted(first.iterdir())[0], sorted(second.iterdir())[0]
+    before = load(root).train.checksum
+    assert load(root).train.checksum == before
+    if change == "rename":
+        ours.rename(ours.with_name("z" + ours.name))
+    elif change == "move":
+        ours.rename(second / ("z" + ours.name))
+    else:
+        ours.rename(second / ("z" + ours.name))
+        theirs.rename(first / ("z" + theirs.name))
+    assert load(root).train.checksum != before

@@ -16,8 +16,10 @@ from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, arrays, saved, small_co
 
 from towers import load_run
 from towers.data import synthetic
+from towers.data.sources import Subset
 from towers.errors import CheckpointError, ConfigError, DataError
 from towers.evaluation import evaluate
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -200,17 +202,22 @@ def test_a_damaged_file_that_decides_is_refused_with_its_path(half_way):
         ({"class_names": (*"abcd", "z")}, "class 4 was e and is z"),
         ({"class_names": tuple("abcd")}, "it had 5 classes and has 4"),
         ({"mean": (1.0, 2.0, 3.0)}, "mean and standard deviation .* were .* and are"),
+        ({"train": np.arange(49)}, "it had 50 training images and has 49"),
+        ({"train": np.arange(50)[::-1]}, "labels .* of its training images, or their"),
     ],
 )
 def test_row_34_another_data_set_does_not_continue_a_run(
     half_way, monkeypatch, change, words
 ):
-    data_set = dataclasses.replace(small_runs.small_data(), **change)
+    data_set = small_runs.small_data()
+    if "train" in change:
+        change = {"train": Subset(data_set.train, change["train"])}
+    data_set = dataclasses.replace(data_set, **change)
     expected = evaluate(half_way)
     small_runs.use(monkeypatch, data_set=data_set)
     with pytest.raises(ConfigError, match=f"{words}.*--allow_change=dataset"):
         train(half_way, small_config())
-    if "mean" in change:  # an evaluation preprocesses as the training has done
+    if "class_names" not in change:  # an evaluation preprocesses as the training
         assert evaluate(half_way) == expected
     else:
         with pytest.raises(ConfigError, match=words):
@@ -219,4 +226,6 @@ def test_row_34_another_data_set_does_not_continue_a_run(
         return
     train(half_way, small_config(), allow_change=("dataset",))
     stored = json.loads((half_way / "dataset_info.json").read_text())
-    assert all(tuple(stored[name]) == value for name, value in change.items())
+    kept = DatasetInfo.of(data_set)
+    assert all(tuple(stored[x]) == getattr(kept, x) for x in ("class_names", "mean"))
+    assert stored["num_train"] == data_set.train.num_examples

@@ -142,7 +142,7 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
     return error.exit_code if is_foreseen else DEFECT
 
 
-def end_process(program: str, error: Exception, folder: str | None = None) -> None:
+def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
     """Ends the process as an error demands, see `report`.
 
     A thread may still be inside a step that will never end, so the interpreter's own

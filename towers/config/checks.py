@@ -4,6 +4,7 @@ Each check ends in one line that names the options and the way out. None but
 `ignored_options` imports TensorFlow.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,15 @@ from towers.config.list_options import (
     parse_optimizer_options,
     parse_param_rates,
 )
-from towers.errors import ConfigError
+from towers.errors import ConfigError, one_line
+
+_MOST_OF_KERAS_JSON = 1_000_000
+# What Keras accepts in keras.json.
+_KERAS_SETTINGS = {
+    "floatx": lambda value: value in ("float16", "float32", "float64"),
+    "epsilon": lambda value: isinstance(value, float),
+    "image_data_format": lambda value: value in ("channels_first", "channels_last"),
+}
 
 
 def check_together(config: Any) -> None:
@@ -221,3 +230,31 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
             "TF_USE_LEGACY_KERAS is set: towers needs Keras 3, which TensorFlow would "
             "then replace by Keras 2; unset it"
         )
+    folder = environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")
+    _check_keras_json(os.path.join(folder, "keras.json"))
+
+
+def _check_keras_json(path):
+    """Refuses a file with which Keras cannot be imported; towers takes nothing from it.
+    Keras itself ignores one that is no JSON."""
+    if not os.path.exists(path):
+        return
+    if not os.path.isfile(path) or os.path.getsize(path) > _MOST_OF_KERAS_JSON:
+        raise ConfigError(f"{path}: is not a small file; Keras reads it: remove it")
+    try:
+        with open(path, "rb") as file:
+            values = json.loads(file.read())
+    except OSError as error:
+        raise ConfigError(f"{path}: Keras cannot read it: {error.strerror}") from None
+    except ValueError:
+        return
+    except RecursionError:
+        values = None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: Keras expects an object; correct or remove it")
+    for name, is_valid in _KERAS_SETTINGS.items():
+        if name in values and not is_valid(values[name]):
+            raise ConfigError(
+                f"{path}: {name} is {one_line(repr(values[name]), 40)}, which Keras "
+                "refuses; correct or remove it"
+            )

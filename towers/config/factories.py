@@ -123,7 +123,9 @@ def _with_errors_in_one_line(source, path, function):
         except TowersError as error:
             error.args = (f"{source}: {error}",)
             raise
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             where = line_of_error(path, error)
             raise ConfigError(
                 f"{source}: {where}: {type(error).__name__}: {one_line(error)}"
@@ -132,7 +134,7 @@ def _with_errors_in_one_line(source, path, function):
     return wrapped
 
 
-def foreseen(error: Exception, more_memory: str) -> Exception:
+def foreseen(error: BaseException, more_memory: str) -> BaseException:
     """The error as a ConfigError, where it came from a file of the user that `resolve`
     has loaded, whose line is named, or where no memory is left; else as it is.
 

@@ -261,7 +261,9 @@ def run(
     def main_or_end(argv):
         try:
             return main(argv)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # also those of a user's file
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
             end_process(program, foreseen(error, _MORE_MEMORY), workdir or None)
 

@@ -33,7 +33,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             config = module.get_config()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a recipe may raise what it likes
         raise ConfigError(
             f"{line_of_error(path, error)}: {_with_nearest_option(error)}"
         ) from None

@@ -131,6 +131,11 @@ class EncodedSource:
         """As `crops.CropSource`, with errors as `read`. No crop is kept."""
         return self._call(self._decode_crops, indices, sizes, places)
 
+    @property
+    def checksum(self) -> int | None:
+        """As `sources.checksum`."""
+        return self._encoded.checksum() if hasattr(self._encoded, "checksum") else None
+
     def place(self, index: int) -> str:
         """The location of an image, such as its path."""
         return self._encoded.place(index)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import zlib
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +60,11 @@ class ArraySource:
         """Of the images, in memory."""
         return self.num_examples * math.prod(self.image_shape)
 
+    @property
+    def checksum(self) -> int:
+        """As `checksum`: of the labels."""
+        return zlib.crc32(self._labels.numpy().astype("<i4"))
+
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(self._images, indices), tf.gather(self._labels, indices)
 
@@ -114,6 +120,12 @@ class Subset:
         return self.num_examples * math.prod(self.image_shape)
 
     @property
+    def checksum(self) -> int | None:
+        """As `checksum`."""
+        whole = checksum(self._source)
+        return None if whole is None else zlib.crc32(self._places.astype("<i8"), whole)
+
+    @property
     def reads_crops(self) -> bool:
         """As `crops.CropSource`."""
         return getattr(self._source, "reads_crops", False)
@@ -136,6 +148,12 @@ class Subset:
 def num_bytes(source: Source) -> int | None:
     """Of the images of a source that lies in memory; None where it does not."""
     return getattr(source, "num_bytes", None)
+
+
+def checksum(source: Source) -> int | None:
+    """A CRC-32 of the labels of a source, or of the names of its files, in their order;
+    None where neither is known without reading the images."""
+    return getattr(source, "checksum", None)
 
 
 def place_of(source: Source, index: int) -> str:

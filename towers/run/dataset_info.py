@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from towers.config import parse_json
-from towers.data.sources import DataSet, shown
+from towers.data.sources import DataSet, checksum, shown
 from towers.errors import ConfigError
 
 # Moments that differ by less are of the same images, counted by another version.
@@ -30,6 +30,9 @@ class DatasetInfo:
         image_shape: height, width, channels of its uint8 images, before augmentation.
         mean, deviation: mean and standard deviation of the training images, per
             channel, in units of 0..255.
+        num_train: training images; None in a run that did not store it.
+        checksum: of the training images' labels or names, see `sources.checksum`; None
+            where it is not known.
     """
 
     name: str
@@ -37,6 +40,8 @@ class DatasetInfo:
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
+    num_train: int | None = None
+    checksum: int | None = None
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
@@ -46,6 +51,8 @@ class DatasetInfo:
             image_shape=tuple(map(int, data.image_shape)),
             mean=tuple(map(float, data.mean)),
             deviation=tuple(map(float, data.deviation)),
+            num_train=None if data.train is None else data.train.num_examples,
+            checksum=None if data.train is None else checksum(data.train),
         )
 
     @classmethod
@@ -55,7 +62,7 @@ class DatasetInfo:
         Raises:
             ConfigError: it is no such object.
         """
-        fields = [field.name for field in dataclasses.fields(cls)]
+        fields = ["name", "class_names", "image_shape", "mean", "deviation"]
         if not isinstance(values, dict) or not values.keys() >= set(fields):
             raise ConfigError(f"an object with {', '.join(fields)} is expected")
         name, class_names, image_shape, *moments = (values[x] for x in fields)
@@ -71,7 +78,11 @@ class DatasetInfo:
         for numbers in moments:
             if not _is_list_of(numbers, float, image_shape[-1]):
                 raise ConfigError("its mean and deviation are not a number per channel")
-        return cls(name, *map(tuple, (class_names, image_shape, *moments)))
+        counts = {name: values.get(name) for name in ("num_train", "checksum")}
+        for count in counts.values():
+            if count is not None and not (type(count) is int and 0 <= count < 2**63):
+                raise ConfigError("its num_train or checksum is not a natural number")
+        return cls(name, *map(tuple, (class_names, image_shape, *moments)), **counts)
 
     @classmethod
     def from_json(cls, content: bytes) -> "DatasetInfo":
@@ -102,7 +113,7 @@ class DatasetInfo:
             ConfigError: what differs.
         """
         other = DatasetInfo.of(data)
-        differing = self._difference(other)
+        differing = self._difference(other) or self._difference_in_training(other)
         moments = np.array([self.mean, self.deviation])
         theirs = np.array([other.mean, other.deviation])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
@@ -115,6 +126,18 @@ class DatasetInfo:
                 f"the data set is not that of the run: {differing}. Give the former "
                 "one, choose another --workdir, or --allow_change=dataset"
             )
+
+    def _difference_in_training(self, other):
+        """Likewise in the number and order of the training images."""
+        if self.num_train not in (None, other.num_train):
+            return (
+                f"it had {self.num_train:,} training images and has "
+                f"{other.num_train:,}, so their order is another one"
+            )
+        if None not in (self.checksum, other.checksum):
+            if self.checksum != other.checksum:
+                return "labels or names of its training images, or their order, differ"
+        return ""
 
     def _difference(self, other):
         """The first difference in classes or shape, in words; empty without one."""
