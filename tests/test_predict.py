@@ -166,7 +166,8 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
         f"predicted correctly ({correct / NUM_TEST:.4f})"
     ) in err.splitlines()
     words = "moving averages of the parameters" if use_ema else "parameters"
-    assert f"predicting with the {words} of step 10" in err.splitlines()
+    words += " of step 10" + ", test-time augmentation mirror" * (tta == "mirror")
+    assert f"predicting with the {words}" in err.splitlines()
     assert len(out.splitlines()) == NUM_TEST
 
 

@@ -207,7 +207,7 @@ def test_a_damaged_file_that_decides_is_refused_with_its_path(half_way):
     ],
 )
 def test_row_34_another_data_set_does_not_continue_a_run(
-    half_way, monkeypatch, change, words
+    half_way, monkeypatch, capfd, change, words
 ):
     data_set = small_runs.small_data()
     if "train" in change:
@@ -218,7 +218,10 @@ def test_row_34_another_data_set_does_not_continue_a_run(
     with pytest.raises(ConfigError, match=f"{words}.*--allow_change=dataset"):
         train(half_way, small_config())
     if "class_names" not in change:  # an evaluation preprocesses as the training
+        capfd.readouterr()
         assert evaluate(half_way) == expected
+        is_warned = f"run: {words.split()[0]}" in capfd.readouterr().out
+        assert is_warned == ("train" in change)
     else:
         with pytest.raises(ConfigError, match=words):
             evaluate(half_way)

@@ -33,6 +33,7 @@ from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
 from towers.evaluation import evaluate
 from towers.parallel.trainer import describe_towers
+from towers.run.banner import small_crops
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -322,6 +323,12 @@ def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
     changed = {n for n in FIELDS if getattr(config, n) != getattr(Config(), n)}
     assert {word.partition("=")[0] for word in rest.split()} == changed - set(origins)
     assert "batch_size=10" in rest
+
+
+def test_a_crop_of_less_than_half_of_an_image_is_warned_of():
+    assert small_crops("tutorial", (24, 24, 3), (32, 32, 3)) == []
+    [line] = small_crops("tutorial", (24, 24, 3), (64, 64, 3))
+    assert "augment=tutorial cuts 24x24 out of images of 64x64" in line
 
 
 def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):

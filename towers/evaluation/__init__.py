@@ -20,6 +20,7 @@ from towers.evaluation.restored import (
 )
 from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files
+from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.log import say
 from towers.run.reports import Reports
@@ -123,13 +124,20 @@ def evaluate(
         config = folder.evaluation_config(step)
     kinds = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, say)
+    info = folder.stored_dataset_info(step)
     parts = build.build(
         config,
         for_training=False,
-        dataset_info=folder.stored_dataset_info(step),
+        dataset_info=info,
         # The end of a run that is followed is counted in epochs of its training images.
         test_only=not eval_interval_secs,
     )
+    if info is not None and parts.data.train is not None:
+        if words := info.training_difference(DatasetInfo.of(parts.data)):
+            say(
+                f"warning: the data set is not that of the run: {words}; test images "
+                "that were held out of it may have been trained on"
+            )
     trainer = build.create_trainer(config, parts, used)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
     result, waits_after = {}, -1

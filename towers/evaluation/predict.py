@@ -73,7 +73,9 @@ def predict(
     tta = create_tta("none" if features else config.tta)
     network = create_predictor(model, used.towers, tta)
     kind = "moving averages of the parameters" if averages else "parameters"
-    remark(f"predicting with the {kind} of step {run.step}")
+    is_augmented = config.tta != "none" and not features
+    views = f", test-time augmentation {config.tta}" if is_augmented else ""
+    remark(f"predicting with the {kind} of step {run.step}{views}")
 
     counts = _Counts(Labels(run.class_names))
     files = read_files(

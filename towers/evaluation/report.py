@@ -111,8 +111,8 @@ def mistakes_csv(outcomes: Outcomes, source: Source, class_names: Sequence[str])
     """The text of `mistakes.csv`: every test image that is predicted wrongly.
 
     Columns: index, the number of the image among those for testing; path, of the file
-    where the image has one; label and prediction, names of classes; probability, of
-    the prediction.
+    where the image has one, or its place in the data set; label and prediction, names
+    of classes; probability, of the prediction.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -78,12 +78,35 @@ def start_banner(
     if config.device_memory_mb:
         lines += [("memory", str(account)) for account in trainer.memory()]
     lines += [("note", remark) for remark in devices.remarks]
-    lines += [("warning", line) for line in ignored_options(config)]
+    warnings = ignored_options(config) + small_crops(
+        config.augment, image_shape, data.image_shape
+    )
+    lines += [("warning", line) for line in warnings]
     versions = (
         f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
         f"Keras {keras.__version__}, Python {platform.python_version()}"
     )
     return [versions, *(f"{name:12} {text}" for name, text in lines)]
+
+
+def small_crops(
+    augment: str, image_shape: Sequence[int], stored_shape: Sequence[int]
+) -> list[str]:
+    """A line where an augmentation leaves less than half of an image.
+
+    Args:
+        augment: its name.
+        image_shape: height, width, channels of what it gives.
+        stored_shape: likewise of the data set's images.
+    """
+    (height, width, _), (stored_height, stored_width, _) = image_shape, stored_shape
+    if 2 * height * width >= stored_height * stored_width:
+        return []
+    return [
+        f"augment={augment} cuts {height}x{width} out of images of "
+        f"{stored_height}x{stored_width}, and only this middle part is evaluated; "
+        "--augment=pad_crop_flip takes whole images"
+    ]
 
 
 def _options(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:

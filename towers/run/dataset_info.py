@@ -113,7 +113,7 @@ class DatasetInfo:
             ConfigError: what differs.
         """
         other = DatasetInfo.of(data)
-        differing = self._difference(other) or self._difference_in_training(other)
+        differing = self._difference(other) or self.training_difference(other)
         moments = np.array([self.mean, self.deviation])
         theirs = np.array([other.mean, other.deviation])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
@@ -127,8 +127,9 @@ class DatasetInfo:
                 "one, choose another --workdir, or --allow_change=dataset"
             )
 
-    def _difference_in_training(self, other):
-        """Likewise in the number and order of the training images."""
+    def training_difference(self, other: "DatasetInfo") -> str:
+        """The first difference in number, labels or names of the training images, in
+        words; empty without one."""
         if self.num_train not in (None, other.num_train):
             return (
                 f"it had {self.num_train:,} training images and has "
