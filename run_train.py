@@ -27,7 +27,9 @@ RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 CONFIG = flags.DEFINE_string(
     "config", None, "Recipe: a name in configs/ or the path of a Python file."
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Run folder; default: runs/<recipe>, or runs/default."
+)
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
