@@ -109,8 +109,8 @@ def decode(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
 
 
 def middle(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
-    """As `resizing.fit`, of an image whose size is known in the graph only; a value may
-    differ by 1, as Pillow rounds twice.
+    """As `resizing.fit`, of an image whose size is known in the graph only. As Pillow
+    does, first the rows are resized and rounded, then the columns.
 
     Args:
         image: uint8 [height, width, channels].
@@ -122,12 +122,17 @@ def middle(image: tf.Tensor, size: Sequence[int]) -> tf.Tensor:
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
     wanted = tf.constant(size, tf.float32)
     scale = tf.reduce_max(wanted / stored)
-    resized = tf.raw_ops.ScaleAndTranslate(
-        images=image[tf.newaxis],
-        size=size,
-        scale=[scale, scale],
-        translation=(wanted - scale * stored) / 2,
-        kernel_type="triangle",
-        antialias=True,
-    )
-    return tf.saturate_cast(tf.round(resized[0]), tf.uint8)
+    begins = (wanted - scale * stored) / 2
+    for axis in (1, 0):
+        is_axis = tf.one_hot(axis, 2)
+        resized = tf.raw_ops.ScaleAndTranslate(
+            images=image[tf.newaxis],
+            size=tf.where(is_axis > 0, size, tf.shape(image)[:2]),
+            scale=1 + is_axis * (scale - 1),
+            translation=is_axis * begins,
+            kernel_type="triangle",
+            antialias=True,
+        )
+        # Halves are rounded up, also where float32 has them a little too small.
+        image = tf.saturate_cast(tf.floor(resized[0] + 0.5001), tf.uint8)
+    return image
