@@ -19,7 +19,7 @@ from towers.errors import DataError
 UNSIGNED_BYTE = 0x08
 
 # Of a packed file besides twice its content.
-PACKING_BYTES = 2**16
+PACKING_BYTES = 2**20
 
 
 def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
