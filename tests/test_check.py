@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pictures import png, png_file, random_pixels, write_folder
+from test_log import Full
 
 from towers.config.choices import DATASETS
 from towers.data import check, streams
@@ -258,6 +259,11 @@ def test_a_wrong_flag_is_told_before_tensorflow_is_imported():
     )
     assert done.stdout == "2 False\n"
     assert time.monotonic() - started < 3
+
+
+def test_where_the_report_cannot_be_printed_all_is_checked(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert run("--grid=drawn.png")[0] == 0 and (tmp_path / "drawn.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,41 @@ def test_a_task_outside_of_the_step_is_refused(number, monkeypatch):
         found(**step)
 
 
+@pytest.mark.parametrize(
+    "variables,words",
+    [
+        ({"NODELIST": "n[0-99999]"}, "NODELIST is of more than 65536 nodes"),
+        ({"NODELIST": "m3,n[0-40000],o[1,5-50000]"}, "NODELIST is of more than 65536"),
+        ({"NODELIST": "n[000000001-000099999]"}, "NODELIST is of more than 65536"),
+        ({"NODELIST": "x" * 300 + "[0-9]"}, "the name xxx"),
+        ({"TASKS_PER_NODE": "1(x99999)"}, "TASKS_PER_NODE is of more than 65536"),
+        ({"TASKS_PER_NODE": "1(x40000),2(x40000)"}, "TASKS_PER_NODE is of more than"),
+        (
+            {"NUM_TASKS": "99999", "NODELIST": "n", "TASKS_PER_NODE": "99999"},
+            "NUM_TASKS is of more than 65536 nodes or tasks",
+        ),
+    ],
+)
+def test_row_40_a_step_of_slurm_that_is_too_large_is_refused(
+    monkeypatch, variables, words
+):
+    step = SLURM | {f"SLURM_STEP_{name}": x for name, x in variables.items()}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    with refused("the variables of Slurm: ", words):
+        found(**step)
+
+
+def test_long_numbers_of_nodes_are_read(monkeypatch):
+    nodes = {"SLURM_STEP_NODELIST": "n[000000998-000001000]"}
+    step = SLURM | nodes | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    assert found(**step).addresses == tuple(
+        f"n00000{number}:8888" for number in ("0998", "0999", "1000")
+    )
+
+
 def test_slurm_without_srun_is_refused():
     with refused("srun"):
         found(SLURM_STEP_NUM_TASKS="2")

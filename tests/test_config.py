@@ -188,6 +188,18 @@ def test_a_wrong_type_is_refused(options, wanted, found):
     assert f"must be {wanted}, is {found}" in message
 
 
+@pytest.mark.parametrize("name", [n for n, f in FIELDS.items() if f.type is str])
+@pytest.mark.parametrize("wrong", ["\0", "\ud800"])
+def test_a_text_that_no_path_can_have_is_refused_and_escaped(name, wrong):
+    message = refusal(**{name: f"a{wrong}b"})
+    assert message.startswith(f"{name}={f'a{wrong}b'!r}: has a character that no path")
+    assert message.isprintable() and len(message) <= 400
+
+
+def test_a_path_of_bytes_that_are_no_text_is_taken():
+    assert Config(data_dir="a\udcffb").data_dir == "a\udcffb"
+
+
 def test_a_whole_number_is_a_float_where_one_is_wanted():
     learning_rate = Config(learning_rate=1).learning_rate
     assert (learning_rate, type(learning_rate)) == (1.0, float)

@@ -1,13 +1,19 @@
 """Downloads, from a server on this machine."""
 
+import contextlib
 import hashlib
 import http.server
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 from prepared_sets import all_of, features, message, random_examples
+from test_launch import is_running
 
 from towers.data import download, tfds
 
@@ -190,6 +196,43 @@ def test_download_that_stands_still_ends(
     with pytest.raises(SystemExit, match="[Tt]imed out"):
         download.prepare(one_image, str(tmp_path))
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_row_39_a_signal_ends_the_download_too(tmp_path):
+    """The downloader is at its first import, of a TensorFlow that never comes."""
+    (tmp_path / "tensorflow.py").write_text(
+        f"import os, signal; print(os.getpid(), file=open({str(tmp_path / 'pid')!r}, "
+        "'w'), flush=True); signal.pause()"
+    )
+    script = (
+        "import sys, types; sys.modules['towers.data.tfds'] = types.SimpleNamespace("
+        "find_prepared=None); from towers.run.signals import exit_on_signals\n"
+        "from towers.data import download\n"
+        "exit_on_signals(); download.download('cifar10', '.')"
+    )
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    process.terminate()
+    assert process.wait() == 75
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        wait_for(lambda: not is_running(pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(condition):
+    patience = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < patience
+        time.sleep(0.01)
 
 
 def test_failed_download_is_one_line(tmp_path, server, monkeypatch, capfd):

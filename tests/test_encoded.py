@@ -257,6 +257,19 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     )
 
 
+def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
+    files.contents[0] = MemoryError()
+    indices, ones = tf.constant([0], tf.int64), tf.ones([1, 2])
+    source = EncodedSource(files, (4, 4, 3), Decoding(image_size=4))
+    for call in (
+        lambda: settle_size(files, 3, Decoding()),
+        lambda: source.read(indices),
+        lambda: source.read_crops(indices, ones, ones),
+    ):
+        text = message(call)
+        assert text.startswith("folder/0.png: there is not enough memory to read it")
+
+
 @pytest.mark.parametrize("odd", [0, NUM_EXAMPLES - 1])
 def test_images_of_several_sizes_get_one_that_is_said(files, odd):
     files.contents[odd] = png(random_pixels(0, 6, 8))

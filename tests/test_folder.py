@@ -10,8 +10,10 @@ import time
 
 import pytest
 
+import towers
 from towers.config import Config, parse_json, to_json
-from towers.errors import ConfigError, RunFolderError, WorkerLostError
+from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
+from towers.export import export
 from towers.run import files
 from towers.run.folder import RunFolder
 
@@ -189,6 +191,25 @@ def test_a_folder_of_someone_else_is_refused(tmp_path):
     for path in (tmp_path, tmp_path / "run"):
         with pytest.raises(ConfigError, match="cannot be written"):
             RunFolder(path).create()
+
+
+@pytest.mark.parametrize("wrong", ["\0", "\ud800"])
+def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
+    """Of every function that takes one."""
+    path, image = f"{tmp_path}/a{wrong}b", tmp_path / "image.png"
+    image.touch()
+    for name, call in [
+        ("workdir", lambda: RunFolder(path)),
+        ("workdir", lambda: towers.train(path, Config())),
+        ("workdir", lambda: towers.evaluate(path)),
+        ("workdir", lambda: export(path, "keras")),
+        ("output", lambda: export(tmp_path, "keras", f"{path}.keras")),
+        ("output", lambda: towers.predict(tmp_path, image, output=path)),
+    ]:
+        with pytest.raises(ConfigError, match=f"^{name}.*has a character that no path"):
+            call()
+    with pytest.raises(DataError, match="there is no such file or folder"):
+        towers.predict(tmp_path, path)
 
 
 def test_clear_removes_what_runs_write_and_nothing_else(folder):

@@ -458,6 +458,7 @@ def test_any_slurm_variables(fuzz, monkeypatch):
     names = [*(f"SLURM_STEP_{name}" for name in names), "SLURM_PROCID"]
     names.append("SLURMD_NODENAME")
     pieces = ["n", "1", "2", "3", "10", "[", "]", "-", ",", "x", "(x2)", " ", "é"]
+    pieces += ["[0-", "(x", ")", "9999999"]
     value = st.one_of(
         *(
             st.integers(-1, 4).map(str),
@@ -480,5 +481,9 @@ def test_any_slurm_variables(fuzz, monkeypatch):
         check,
         st.lists(value, min_size=1, max_size=5)
         | st.lists(value, max_size=2).map(lambda rest: step + rest),
-        always=[[*step, "1"], [*step, "3"], [*step, "-1"]],
+        always=[
+            *([*step, "1"], [*step, "3"], [*step, "-1"]),
+            *(["3", "n[0-9999999]", "2,1"], ["3", "n[1-2]", "1(x9999999)", "1"]),
+            ["3", "n[0-9999999]", "2,1", "1"],
+        ],
     )

@@ -69,11 +69,14 @@ def test_a_line_can_be_printed_whatever_a_path_holds(monkeypatch, line, expected
     assert written.getvalue() == expected + b"\n"
 
 
-def test_a_training_goes_on_where_its_lines_cannot_be_printed(monkeypatch):
-    class Full(io.StringIO):
-        def write(self, text):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+class Full(io.StringIO):
+    """A file on a full disk."""
 
+    def write(self, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_training_goes_on_where_its_lines_cannot_be_printed(monkeypatch):
     closed = io.StringIO()
     closed.close()
     for output in (Full(), closed):

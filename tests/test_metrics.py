@@ -88,6 +88,20 @@ def test_a_line_torn_anywhere_is_dropped_and_the_steps_strictly_increase(tmp_pat
         assert steps_in(path) == ([1, 10, 20, 30] if survives else [1, 10, 30])
 
 
+def test_row_37_a_file_without_an_end_is_not_read_to_it(tmp_path, monkeypatch):
+    """A terabyte that was never written takes no room, and an hour to be read."""
+    monkeypatch.setattr(metrics, "_MOST_OTHERS", 20)
+    path, lines = tmp_path / "metrics.jsonl", []
+    append_all(MetricsFile(path, 0), [1, 10])
+    with open(path, "r+b") as file:
+        file.truncate(2**40)
+    resumed = MetricsFile(path, 10, say=lines.append)
+    append_all(resumed, [20])
+    assert steps_in(path) == [1, 10, 20]
+    assert os.stat(f"{path}.damaged").st_size == 2**40
+    assert len(lines) == 1 and "up to 20 such, are taken over" in lines[0]
+
+
 def test_zeros_that_a_power_cut_left_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_all(MetricsFile(path, 0), [1, 10])

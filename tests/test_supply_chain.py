@@ -46,7 +46,7 @@ ALLOWED = {
     ("towers/export/check.py", "subprocess"): "outside.py, its arguments as a list",
     ("towers/export/outside.py", "load_model"): "an export that was just written",
     ("towers/launch/worker.py", "subprocess"): "run_train.py, its arguments as a list",
-    ("towers/launch/worker.py", "ctypes"): "prctl, which Python does not have",
+    ("towers/errors.py", "ctypes"): "prctl, which Python does not have",
 }
 
 

@@ -155,6 +155,16 @@ def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
     assert text.endswith("tfds build flowers --file_format=array_record")
 
 
+def test_row_19_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    (tmp_path / "flowers").mkdir()
+    monkeypatch.setattr("os.listdir", refuse)
+    text = refusal(tmp_path, "flowers")
+    assert text == f"{tmp_path}/flowers: cannot be read: Permission denied"
+
+
 def test_what_is_no_set_of_labeled_images_is_refused(tmp_path):
     from tensorflow_datasets import features as kinds
 
@@ -253,7 +263,7 @@ def test_a_copy_that_is_not_used_any_more_is_closed(tmp_path):
     path = str(tmp_path / "copy")
     copy = indexed.open_or_copy(path, "of a test", 2, 5, lambda: examples)
     assert copy.read(1) == (b"cde", 1)
-    descriptor = copy._file
+    descriptor = copy._file.fileno()
     del copy
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

@@ -3,13 +3,18 @@
 They are mistakes of the user, bad data, a bad checkpoint and so on; the programs end
 with the exit codes in the table of docs/reliability.md. Any other error is a defect of
 towers; its exit code is DEFECT.
+
+Here is also how a line is printed that cannot be the cause of an error, and how a
+process ends together with its parent.
 """
 
 import contextlib
+import ctypes
 import difflib
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 import traceback
@@ -20,6 +25,9 @@ DEFECT = 70
 
 # Characters of a message, its line break not counted.
 MOST_CHARACTERS = 400
+
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class TowersError(Exception):
@@ -111,6 +119,24 @@ def printable(text: str) -> str:
     )
 
 
+def say(line: str) -> None:
+    """Prints one plain line, at once.
+
+    Where that fails, because nobody reads any more (`run_train.py | head`) or a log
+    file is on a full disk, the program goes on in silence; what a training logs is in
+    `metrics.jsonl` as well.
+    """
+    line = printable(line)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    line = line.encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(f"{line}\n", end="", flush=True)  # in one piece, from any thread
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")
+    except (OSError, ValueError):  # ValueError: standard output is closed
+        pass
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """'did you mean ...? ' for the nearest of some names, or nothing."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
@@ -149,6 +175,20 @@ def end_process(program: str, error: BaseException, folder: str | None = None) -
     orderly end is not waited for.
     """
     os._exit(report(program, error, folder))
+
+
+def end_with_parent(parent: int) -> None:
+    """From here on the process is killed when its parent ends, however that ends.
+
+    Only Linux can do that.
+
+    Args:
+        parent: the number of the process that started this one.
+    """
+    if _LIBC:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(Preempted.exit_code)
 
 
 def _defect(error, folder):

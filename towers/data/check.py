@@ -15,7 +15,7 @@ from towers.data import streams
 from towers.data.decoding import Survey
 from towers.data.encoded import images_at_once
 from towers.data.sources import DataSet, Source, channel_counts, moments
-from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, say
 
 # The picture: so many classes at most, so many images of each, and pixels of their
 # longer side; larger images would take gigabytes.
@@ -48,11 +48,6 @@ class Statistics:
     samples: dict[int, list[np.ndarray]]
 
 
-def print_line(line: str) -> None:
-    """Prints it at once, also into a pipe."""
-    print(line, flush=True)
-
-
 def check(
     name: str,
     data_dir: str = "",
@@ -60,7 +55,7 @@ def check(
     image_size: int = 0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     grid_path: str = "",
-    say: Callable[[str], None] = print_line,
+    say: Callable[[str], None] = say,
 ) -> None:
     """Reads every image once, says what there is, and draws some.
 

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from towers.data import official
+from towers.data.files import open_data_file, read_data_file
 from towers.data.official import Official
+from towers.data.paths import reason
 from towers.data.records import (
     IMAGE_SHAPE,
     Examples,
@@ -28,6 +30,9 @@ from towers.errors import DataError
 
 # Of both archives.
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
+
+# Of the file of the class names, which has fewer than 1,000.
+MOST_NAMES_BYTES = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +125,13 @@ def _data_set(cifar: Cifar, examples: list[Examples], origin: str) -> DataSet:
 def _check_names(cifar: Cifar, path: str) -> None:
     """Refuses a file of other class names or another order; it may be missing."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            names = tuple(line.strip() for line in file if line.strip())
+        content = read_data_file(path, MOST_NAMES_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = content.decode("utf-8", "replace").splitlines()
+    names = tuple(line.strip() for line in lines if line.strip())
     official.compare_names(cifar.official, path, names)
 
 
@@ -136,7 +142,7 @@ def _read_archive(cifar: Cifar, path: str) -> DataSet:
     examples = {}
     try:
         # What was checked is what is read: both through one open file.
-        with open(path, "rb") as file:
+        with open_data_file(path) as file:
             _check_archive(cifar, path, file)
             with tarfile.open(fileobj=file, mode="r|gz") as archive:
                 for member in archive:
@@ -153,7 +159,7 @@ def _read_archive(cifar: Cifar, path: str) -> DataSet:
                             cifar.label_counts,
                         )
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+        raise DataError(f"{path}: cannot be read: {reason(error)}") from error
     for member, name in members.items():
         if name not in examples:
             raise DataError(f"{path}: {member} is missing")

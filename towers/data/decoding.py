@@ -6,8 +6,9 @@ import threading
 from typing import Protocol
 
 from towers.config.choices import MAX_IMAGE_PIXELS
+from towers.data.paths import reason
 from towers.data.sources import shown
-from towers.errors import DataError, one_line
+from towers.errors import DataError
 
 # Height and width of images that are stored in different sizes, where none is asked
 # for; the recipe `image_folder_resnet18` has the same.
@@ -69,7 +70,7 @@ class Decoding:
             them as they are, where those of a sample are alike, see `settle_size`.
         cache_mb: megabytes of decoded images that are kept in memory.
         max_pixels: of an image file, all frames of an animation together; a larger one
-            is not decoded.
+            is not decoded, and a file of many more bytes than its pixels take not read.
         survey: records faults and sizes; an image with a fault is then black and its
             label -1. Every file is decoded whole. Without one the first fault is
             raised.
@@ -89,7 +90,7 @@ def refuse(
 ) -> None:
     """Records a fault where there is a survey, else raises it as a DataError."""
     place = shown(encoded.place(index))
-    words = getattr(error, "strerror", None) or one_line(error)
+    words = reason(error)
     if survey is None:
         raise DataError(f"{place}: {words}; `python -m towers.data` finds all such")
     survey.add_fault(place, words)

@@ -212,7 +212,7 @@ class EncodedSource:
         """Raises what is wrong with an image, or records it where there is a survey."""
         try:
             yield
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             refuse(self._encoded, index, error, self._decoding.survey)
 
 
@@ -238,7 +238,7 @@ def settle_size(
     for index in np.linspace(0, len(encoded) - 1, count).astype(int).tolist():
         try:
             sizes.add(upright_size(encoded.read(index)[0], decoding))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             if decoding.survey is None:  # else it is found again with all others
                 refuse(encoded, index, error, None)
     if not sizes:

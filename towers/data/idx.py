@@ -5,15 +5,21 @@ number of dimensions, and each dimension as four bytes, the highest first
 (yann.lecun.com/exdb/mnist, "File formats").
 """
 
+import contextlib
 import gzip
 import math
 import zlib
 
 import numpy as np
 
+from towers.data.files import open_data_file
+from towers.data.paths import reason
 from towers.errors import DataError
 
 UNSIGNED_BYTE = 0x08
+
+# Of a packed file besides twice its content.
+PACKING_BYTES = 2**20
 
 
 def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -32,16 +38,20 @@ def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
     header = bytes([0, 0, UNSIGNED_BYTE, len(shape)])
     header += b"".join(size.to_bytes(4, "big") for size in shape)
     num_bytes = math.prod(shape)
-    opener = gzip.open if path.endswith(".gz") else open
+    is_packed = path.endswith(".gz")
+    # Behind its content a packed file may go on with zeros, which would all be read.
+    most_bytes = 2 * num_bytes + PACKING_BYTES if is_packed else None
     try:
-        with opener(path, "rb") as file:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_data_file(path, most_bytes))
+            if is_packed:
+                file = stack.enter_context(gzip.open(file))
             actual = file.read(len(header))
             _check_header(path, actual, header)
             # One byte more than expected reveals a file that is too long.
             content = file.read(num_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: cannot be read: {why}") from error
+        raise DataError(f"{path}: cannot be read: {reason(error)}") from error
     if len(content) != num_bytes:
         record_bytes = num_bytes // shape[0]
         where = (

@@ -12,6 +12,7 @@ import numpy as np
 
 from towers.data.decoding import AS_STORED, DEFAULT_IMAGE_SIZE, Decoding, Survey
 from towers.data.encoded import EncodedSource, sampled_moments, settle_size
+from towers.data.files import read_image_file
 from towers.data.paths import (
     ENDINGS,
     ENDINGS_TEXT,
@@ -72,12 +73,15 @@ class ImageFiles:
         folder: that the folders of the classes are in.
         names: per class, in the order of the labels, its folder and its files, the name
             of each file followed by a zero byte.
+        decoding: limits the size of a file.
     """
 
-    def __init__(self, folder: str, names: dict[str, bytes]):
+    def __init__(
+        self, folder: str, names: dict[str, bytes], decoding: Decoding = AS_STORED
+    ):
         counts = [files.count(0) for files in names.values()]
         self.labels = np.repeat(np.arange(len(names), dtype=np.int32), counts)
-        self._folder = folder
+        self._folder, self._decoding = folder, decoding
         self._classes = list(names)
         self._names = b"".join(names.values())
         self._ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
@@ -86,8 +90,8 @@ class ImageFiles:
         return len(self._ends)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        with open(self.place(index), "rb") as file:
-            return file.read(), int(self.labels[index])
+        content = read_image_file(self.place(index), self._decoding.max_pixels)
+        return content, int(self.labels[index])
 
     def checksum(self) -> int:
         """Of the names, class by class."""
@@ -149,13 +153,13 @@ def load(
                 f"{shown(os.path.join(folder, class_name))}: holds no {ENDINGS_TEXT} "
                 "file; remove the folder, or put the images of the class there"
             )
-    files = ImageFiles(folder, names)
+    files = ImageFiles(folder, names, decoding)
     decoding, image_shape, note = settle_size(files, CHANNELS, decoding)
     train = EncodedSource(files, image_shape, decoding)
     if test_folders:
         test_folder = os.path.join(root, test_folders[0])
         test_names = _list_classes(test_folder, skipped, refuse)
-        test_files = _test_files(test_folder, test_names, list(names), "train/")
+        test_files = _test_files(test_folder, test_names, names, "train/", decoding)
         # They are kept in memory where there is room left.
         left = dataclasses.replace(
             decoding, cache_mb=decoding.cache_mb - train.cache_mb
@@ -193,7 +197,7 @@ def _load_test_only(
     names = _list_classes(folder, skipped, refuse)
     folder_of = {shown(name): name for name in names}
     class_folders = [folder_of.get(name, name) for name in trained.class_names]
-    files = _test_files(folder, names, class_folders, "the run")
+    files = _test_files(folder, names, class_folders, "the run", decoding)
     size, image_shape = decoding.image_size, (*trained.image_shape[:2], CHANNELS)
     if size:
         image_shape = (size, size, CHANNELS)
@@ -228,15 +232,16 @@ def _training_folder(root):
     return root
 
 
-def _test_files(folder, names, classes, place):
+def _test_files(folder, names, classes, place, decoding):
     """The images for testing, with the labels of `classes`, those of a place."""
     unknown = sorted(set(names) - set(classes))
     if unknown:
         raise DataError(
             f"{shown(os.path.join(folder, unknown[0]))}: there is no such class in "
-            f"{place}; that has {shown(', '.join(classes[:20]), 100)}"
+            f"{place}; that has {shown(', '.join(list(classes)[:20]), 100)}"
         )
-    files = ImageFiles(folder, {name: names.get(name, b"") for name in classes})
+    names = {name: names.get(name, b"") for name in classes}
+    files = ImageFiles(folder, names, decoding)
     if not len(files):
         raise DataError(f"{folder}: holds no images; {LAYOUT}")
     return files

@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from towers.errors import DataError, one_line
+from towers.data.files import create_data_file, open_data_file, open_lock_file
+from towers.errors import DataError, one_line, say
 
 # Left free on the disk, so that the copy is not what fills it.
 SPARE_BYTES = 100_000_000
+
+# Of the file of the offsets, that of 300 million images.
+MOST_INDEX_BYTES = 2**32
 
 
 class IndexedFile:
@@ -34,9 +38,9 @@ class IndexedFile:
         self._path = path + ".bin"
         try:
             self._offsets, self._labels, self.origin = _read_index(path + ".npz")
-            self._file = os.open(self._path, os.O_RDONLY)
-            weakref.finalize(self, os.close, self._file)
-            size = os.fstat(self._file).st_size
+            self._file = open_data_file(self._path)
+            weakref.finalize(self, self._file.close)
+            size = os.fstat(self._file.fileno()).st_size
         except Exception as error:  # Any error of NumPy and zipfile.
             raise DataError(
                 f"{path}: the copy cannot be read: {one_line(error, 150)}; delete "
@@ -53,7 +57,8 @@ class IndexedFile:
 
     def read(self, index: int) -> tuple[bytes, int]:
         first, end = map(int, self._offsets[index : index + 2])
-        return os.pread(self._file, end - first, first), int(self._labels[index])
+        content = os.pread(self._file.fileno(), end - first, first)
+        return content, int(self._labels[index])
 
     def place(self, index: int) -> str:
         return f"{self._path}: image {index} (counted from 0)"
@@ -65,7 +70,7 @@ def _read_index(path):
     Raises:
         Exception: of any class; it cannot be read, or is no index.
     """
-    with open(path, "rb") as file, np.load(file) as index:
+    with open_data_file(path, MOST_INDEX_BYTES) as file, np.load(file) as index:
         # A compressed one could be of any size.
         if any(x.compress_type != zipfile.ZIP_STORED for x in index.zip.infolist()):
             raise ValueError("it is compressed")
@@ -104,14 +109,14 @@ def open_or_copy(
         copy = _find(path, origin)
         if copy:
             return copy
-        with open(path + ".lock", "wb") as lock:
+        with open_lock_file(path + ".lock") as lock:
             # Another process may be copying the same; then its copy will do.
             fcntl.flock(lock, fcntl.LOCK_EX)
             copy = _find(path, origin)
             if not copy:
                 _check_room(folder, num_bytes)
                 size = f"{num_bytes / 1e6:,.1f} MB"
-                print(f"copying {size} to {path}.bin, once ...", flush=True)
+                say(f"copying {size} to {path}.bin, once ...")
                 _copy(path, origin, num_examples, examples())
             return copy or IndexedFile(path)
     except PermissionError as error:
@@ -120,7 +125,8 @@ def open_or_copy(
             f"written there: {error.strerror}"
         ) from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be written: {error.strerror}") from error
+        place = error.filename or path
+        raise DataError(f"{place}: cannot be written: {error.strerror}") from error
 
 
 def _find(path, origin):
@@ -142,7 +148,7 @@ def _check_room(folder, num_bytes):
 def _copy(path, origin, num_examples, examples):
     offsets, labels = [0], []
     try:
-        with open(path + ".bin.partial", "wb") as file:
+        with create_data_file(path + ".bin.partial") as file:
             for content, label in examples:
                 file.write(content)
                 offsets.append(offsets[-1] + len(content))
@@ -152,7 +158,7 @@ def _copy(path, origin, num_examples, examples):
             raise DataError(
                 f"{path}: {num_examples} images were to be copied, found {len(labels)}"
             )
-        with open(path + ".npz.partial", "wb") as file:
+        with create_data_file(path + ".npz.partial") as file:
             np.savez(
                 file,
                 offsets=np.array(offsets, np.int64),

@@ -108,4 +108,6 @@ def is_file(entry: os.DirEntry) -> bool:
 
 def reason(error: Exception) -> str:
     """Why a file or folder cannot be read, in a line."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory to read it"
     return getattr(error, "strerror", None) or one_line(error)

@@ -176,8 +176,7 @@ def _find(name: str, data_dir: str) -> str:
     configs = [
         f"{name}/{entry}"
         for place in (root, shared)
-        if os.path.isdir(os.path.join(place, name))
-        for entry in sorted(os.listdir(os.path.join(place, name)))
+        for entry in _entries(os.path.join(place, name))
         if tfds.find_prepared(f"{name}/{entry}", place)
     ]
     if configs:
@@ -190,6 +189,16 @@ def _find(name: str, data_dir: str) -> str:
         f"{shared}; to prepare it, on a machine with a network: tfds build {name} "
         "--file_format=array_record"
     )
+
+
+def _entries(folder):
+    """The names in a folder, sorted; none where there is no folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error
 
 
 def _open_split(folder, builder, split, keys, num_classes):

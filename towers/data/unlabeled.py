@@ -6,7 +6,6 @@ batch that is computed.
 
 import collections
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from towers.data import streams
 from towers.data.decoding import Decoding
+from towers.data.files import read_image_file
 from towers.data.paths import reason
 from towers.data.pixels import resize_image
 from towers.data.sources import shown
@@ -47,15 +47,14 @@ def read_files(
         paths: of the files.
         image_shape: height, width, channels of the images that a network was trained
             on; see `pixels.resize_image`.
-        decoding: limit of pixels.
+        decoding: limits of pixels and bytes.
     """
 
     def read(path):
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise ValueError("is no file")  # a FIFO would be waited for
-            with open(path, "rb") as file, tf.device("CPU:0"):
-                image = resize_image(file.read(), image_shape, decoding)
+            content = read_image_file(path, decoding.max_pixels)
+            with tf.device("CPU:0"):
+                image = resize_image(content, image_shape, decoding)
         except (OSError, ValueError, MemoryError) as error:
             return ImageFile(path, None, reason(error))
         return ImageFile(path, image)

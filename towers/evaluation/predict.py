@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import Config
+from towers.config.options import check_path
 from towers.data.decoding import Decoding
 from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, reason, walk
 from towers.data.sources import shown
@@ -57,6 +58,7 @@ def predict(
     if top < 1:
         raise ConfigError(f"top={top}: must be at least 1")
     paths = check_paths(paths)
+    check_path("output", output)
     output = os.fspath(output) or ("features.npz" if features else "")
     folder = RunFolder(workdir)
     folder.check()

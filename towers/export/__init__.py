@@ -10,6 +10,7 @@ import pathlib
 
 from towers import quiet_imports
 from towers.config import checks
+from towers.config.options import check_path
 from towers.data.paths import Paths
 from towers.errors import ConfigError
 
@@ -87,8 +88,10 @@ def export(
     """
     check_options(format, precision)
     checks.check_environment()
+    check_path("workdir", workdir)
     if output is None:
         output = default_output(workdir, format, precision)
+    check_path("output", output)
     with quiet_imports():
         from towers.export import story
     return story.export(

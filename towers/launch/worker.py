@@ -1,20 +1,15 @@
 """A worker process, which does not outlive the launcher."""
 
 import contextlib
-import ctypes
 import functools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 
-from towers.errors import ConfigError, Preempted, StuckError
+from towers.errors import ConfigError, Preempted, StuckError, end_with_parent
 from towers.launch.machine import Share
 from towers.launch.output import Stream
-
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Worker:
@@ -100,10 +95,6 @@ class Worker:
 
 def _in_child(parent, cores):
     """Runs in the new process, before the program."""
-    if _LIBC:
-        # However the launcher ends, no worker outlives it.
-        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(Preempted.exit_code)
+    end_with_parent(parent)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -24,6 +24,7 @@ from towers.config import (
     from_values,
     replace,
 )
+from towers.config.options import check_path
 from towers.errors import ConfigError, RunFolderError
 from towers.run import files
 from towers.run.lock import Lock, holder
@@ -41,9 +42,14 @@ _LEFTOVER = re.compile(
 
 
 class RunFolder:
-    """Paths of a run, and its small JSON files."""
+    """Paths of a run, and its small JSON files.
+
+    Raises:
+        ConfigError: the text of the folder can be no path.
+    """
 
     def __init__(self, workdir: str | os.PathLike):
+        check_path("workdir", workdir)
         self.path = pathlib.Path(workdir)
         self.config = self.path / "config.json"
         self.dataset_info = self.path / "dataset_info.json"

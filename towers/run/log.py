@@ -1,29 +1,12 @@
 """The lines that a run prints."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Mapping
 
-from towers.errors import printable
+from towers.errors import printable, say
 
-
-def say(line: str) -> None:
-    """Prints one plain line, at once.
-
-    Where that fails, because nobody reads any more (`run_train.py | head`) or a log
-    file is on a full disk, the training goes on in silence; the metrics are in
-    `metrics.jsonl` as well.
-    """
-    line = printable(line)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    line = line.encode(encoding, "backslashreplace").decode(encoding)
-    try:
-        print(f"{line}\n", end="", flush=True)  # in one piece, from any thread
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-    except (OSError, ValueError):  # ValueError: standard output is closed
-        pass
+__all__ = ["duration", "log_line", "remark", "say"]
 
 
 def remark(line: str) -> None:

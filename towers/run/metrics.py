@@ -18,6 +18,10 @@ from towers.run import files
 # Bytes of a line; a longer one is not a record.
 _MOST_BYTES = 2**20
 
+# Lines that are no records, after which a file is read no further: it may have any
+# length where nothing was ever written, and costs 4 s a gigabyte.
+_MOST_OTHERS = 1000
+
 # Records that are in memory until they are flushed to the disk.
 _MOST_UNSYNCED = 1000
 
@@ -65,7 +69,8 @@ class MetricsFile:
         self._is_damaged = False
         self._say(
             f"warning: {self._path} has lines that are no records of increasing steps; "
-            f"it is kept as {aside.name}, and its other lines are taken over"
+            f"it is kept as {aside.name}, and its other lines, up to {_MOST_OTHERS:,} "
+            "such, are taken over"
         )
 
     def append(self, record: Mapping[str, object]) -> None:
@@ -187,6 +192,7 @@ def read_metrics(
 ) -> tuple[list[dict[str, Any]], bool]:
     """The records of a file, and whether it is damaged: whether it has any other lines
     than an incomplete last one, as a kill leaves it, or cannot be read to its end.
+    Behind _MOST_OTHERS such lines it is not read.
 
     Args:
         path: of the file.
@@ -195,7 +201,7 @@ def read_metrics(
     records, num_others, is_torn = [], 0, False
     try:
         with open(files.open_file(path, os.O_RDONLY), "rb") as file:
-            while line := file.readline(_MOST_BYTES):
+            while num_others < _MOST_OTHERS and (line := file.readline(_MOST_BYTES)):
                 record = _parsed(line)
                 is_torn = record is None and not line.endswith(b"\n")
                 if record and record["step"] > last_step:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 from towers.config import choices as tables
@@ -67,6 +68,24 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
     return value
 
 
+def check_path(name: str, path: str | os.PathLike) -> None:
+    """Refuses a text that can be no path, and no part of one.
+
+    Raises:
+        ConfigError: it has a zero character, or one that the encoding of the names of
+            files lacks; names the option.
+    """
+    try:
+        is_possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise ConfigError(
+            f"{name}={_short(os.fspath(path))}: has a character that no path can have, "
+            "a zero or half of a pair; leave it out"
+        )
+
+
 def _with_type(field, value):
     kind = field.type
     is_int = isinstance(value, int) and not isinstance(value, bool)
@@ -83,6 +102,8 @@ def _with_type(field, value):
         )
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{field.name}={value}: must be finite")
+    if kind is str:
+        check_path(field.name, value)
     return value
 
 

@@ -1,0 +1,171 @@
+"""Whatever stands in the place of a file of data is neither waited for nor read without
+an end; "row" is one of reliability.md."""
+
+import gzip
+import os
+import pathlib
+import struct
+import sys
+
+import pytest
+from corruptions import time_limit
+from pictures import chunk, write_folder
+from test_log import Full
+
+from towers.data import cifar10, image_folder, indexed
+from towers.data.decoding import Decoding
+from towers.data.idx import read_idx
+from towers.data.image_folder import ImageFiles
+from towers.data.unlabeled import read_files
+from towers.errors import DataError
+
+HUGE = 10**11
+IDX = struct.pack(">ii", 0x801, 3) + bytes([7, 8, 9])
+IMAGE_HEADER = struct.pack(">IIBBBBB", 10**5, 10**5, 8, 2, 0, 0, 0)
+IMAGE = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", IMAGE_HEADER)
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def sparse(path, content=b""):
+    """A file of HUGE bytes that takes no room."""
+    path.write_bytes(content)
+    os.truncate(path, HUGE)
+
+
+def names_of_classes(folder, plant):
+    plant(folder / "batches.meta.txt")
+    (folder / "test_batch.bin").touch()
+    cifar10.load(str(folder))
+
+
+def archive(folder, plant):
+    plant(folder / "cifar-10-binary.tar.gz")
+    cifar10.load(str(folder))
+
+
+def idx_file(folder, plant):
+    plant(folder / "labels")
+    read_idx(str(folder / "labels"), (3,))
+
+
+def packed_idx_file(folder, plant):
+    plant(folder / "labels.gz")
+    read_idx(str(folder / "labels.gz"), (3,))
+
+
+def copied_images(folder, plant):
+    indexed.open_or_copy(str(folder / "copy"), "test", 1, 2, lambda: [(b"ab", 0)])
+    (folder / "copy.bin").unlink()
+    plant(folder / "copy.bin")
+    indexed.IndexedFile(str(folder / "copy"))
+
+
+def index_of_a_copy(folder, plant):
+    plant(folder / "copy.npz")
+    indexed.IndexedFile(str(folder / "copy"))
+
+
+@pytest.mark.parametrize("plant", [fifo, device, sparse])
+@pytest.mark.parametrize(
+    "read",
+    [names_of_classes, archive, idx_file, packed_idx_file, copied_images]
+    + [index_of_a_copy],
+)
+def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
+    tmp_path, read, plant
+):
+    with time_limit(10), pytest.raises(DataError) as caught:
+        read(tmp_path, plant)
+    text = str(caught.value)
+    assert text.startswith(str(tmp_path)) and text.isprintable() and len(text) <= 400
+    if plant is not sparse:
+        assert "is no file" in text
+
+
+def test_row_40_zeros_behind_a_packed_file_are_not_unpacked(tmp_path):
+    path = tmp_path / "labels.gz"
+    path.write_bytes(gzip.compress(IDX) + bytes(100))
+    assert read_idx(str(path), (3,)).tolist() == [7, 8, 9]
+    sparse(path, gzip.compress(IDX))
+    with time_limit(10), pytest.raises(DataError, match=f"has {HUGE:,} bytes, and at"):
+        read_idx(str(path), (3,))
+
+
+def test_links_to_files_are_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(IDX)
+    (tmp_path / "labels").symlink_to("elsewhere")
+    assert read_idx(str(tmp_path / "labels"), (3,)).tolist() == [7, 8, 9]
+
+
+# Image files.
+
+
+def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
+    write_folder(tmp_path, "train", {"ant": 2, "cat": 2})
+    path = tmp_path / "train" / "cat" / "00.png"
+    sparse(path, IMAGE)
+    os.truncate(path, 700_000_000)
+    with time_limit(20), pytest.raises(DataError) as caught:
+        image_folder.load(str(tmp_path))
+    assert str(caught.value).startswith(
+        f"{path}: has 700,000,000 bytes, and at most 464,000,000 are read with "
+        "max_image_pixels=50000000; "
+    )
+    assert len(str(caught.value)) <= 400 + len(str(path))
+    os.truncate(path, 100_000)  # of no more bytes than an image may have
+    with pytest.raises(DataError, match="00.png: has 10,000,000,000 pixels"):
+        image_folder.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "plant,words",
+    [(fifo, "is no file"), (device, "is no file"), (sparse, "bytes, ")],
+)
+def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words):
+    write_folder(tmp_path, "train", {"ant": 2})
+    good, planted = (str(tmp_path / "train/ant" / name) for name in ("00.png", "x.png"))
+    plant(pathlib.Path(planted))
+    with time_limit(20):
+        with pytest.raises((OSError, ValueError), match=words):
+            ImageFiles(str(tmp_path / "train"), {"ant": b"x.png\0"}).read(0)
+        bad, read = read_files([planted, good], (8, 6, 3), Decoding())
+    assert (bad.path, bad.image) == (planted, None) and words in bad.fault
+    assert read.image.shape == (8, 6, 3) and not read.fault
+
+
+# The copy of a prepared data set.
+
+
+def copy(folder):
+    return indexed.open_or_copy(
+        str(folder / "copy"), "of a test", 2, 5, lambda: [(b"ab", 0), (b"cde", 1)]
+    )
+
+
+def test_row_40_planted_links_are_neither_followed_nor_emptied(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("somebody's")
+    for ending in ("bin.partial", "npz.partial"):
+        (tmp_path / f"copy.{ending}").symlink_to(mine)
+    assert copy(tmp_path).read(1) == (b"cde", 1)
+    assert mine.read_text() == "somebody's"
+    (tmp_path / "copy.npz").unlink()
+    for plant in (lambda path: path.symlink_to(mine), fifo, pathlib.Path.mkdir):
+        lock = tmp_path / "copy.lock"
+        lock.unlink()
+        plant(lock)
+        with time_limit(10), pytest.raises(DataError, match=f"^{lock}: cannot be "):
+            copy(tmp_path)
+    assert mine.read_text() == "somebody's"
+
+
+def test_a_copy_is_made_where_its_line_cannot_be_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Full())
+    assert copy(tmp_path).read(0) == (b"ab", 0)

@@ -1,0 +1,104 @@
+"""Files of data, which may be anything that stands at a path.
+
+A link is followed. Only a regular file is read: a FIFO or a device is neither waited
+for nor read without an end.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+# Of an image file: what four channels of 16 bits take, for each pixel, and what all
+# that is no pixels may take, such as a profile of colors.
+PIXEL_BYTES = 8
+OTHER_BYTES = 64_000_000
+
+
+def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
+    """A regular file that is open for reading.
+
+    Args:
+        path: of the file, or of a link to it.
+        most_bytes: size of the largest file that is opened.
+
+    Raises:
+        OSError: it cannot be opened, is larger, or is no regular file.
+    """
+    file = open(path, "rb", opener=_open_at_once)
+    try:
+        size = _regular_size(file, path)
+        if most_bytes is not None and size > most_bytes:
+            words = f"has {size:,} bytes, and at most {most_bytes:,} are read"
+            raise OSError(errno.EFBIG, words, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_data_file(path: str, most_bytes: int) -> bytes:
+    """The content of a regular file; OSErrors as those of `open_data_file`."""
+    with open_data_file(path, most_bytes) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_image_file(path: str, max_pixels: int) -> bytes:
+    """The content of an image file that may have as many pixels as are decoded.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        ValueError: it is larger than such a file.
+    """
+    most_bytes = PIXEL_BYTES * max_pixels + OTHER_BYTES
+    with open_data_file(path) as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > most_bytes:
+            raise ValueError(
+                f"has {num_bytes:,} bytes, and at most {most_bytes:,} are read with "
+                f"max_image_pixels={max_pixels}; shrink it, or raise "
+                "--max_image_pixels"
+            )
+        return file.read(num_bytes)
+
+
+def create_data_file(path: str) -> BinaryIO:
+    """A new file that is open for writing; what had the name, such as a link, loses it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+    return open(path, "xb")
+
+
+def open_lock_file(path: str) -> BinaryIO:
+    """A regular file to lock, made where it is missing, and never written to.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or another thing than a file.
+    """
+
+    def open_no_link(path, flags):
+        return _open_at_once(path, flags | os.O_NOFOLLOW)
+
+    file = open(path, "ab", opener=open_no_link)
+    try:
+        _regular_size(file, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _open_at_once(path, flags):
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+
+
+def _regular_size(file, path):
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is no file", path)
+    return status.st_size
