@@ -21,6 +21,7 @@ from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
 from towers.run.folder import config_to_continue
+from towers.run.log import say
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 
@@ -44,7 +45,7 @@ def main(_):
         CONFIG.value, RECIPES, config_flags.given_flags(), WORKDIR.value, stored
     )
     if command.remark:
-        print(command.remark)
+        say(command.remark)
     train(
         command.workdir,
         command.config,

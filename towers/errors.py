@@ -12,14 +12,18 @@ import platform
 import re
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
 
 # Characters of a message, its line break not counted.
 MOST_CHARACTERS = 400
+
+# How long the last words of a process are waited for.
+_WRITE_SECS = 2.0
 
 
 class TowersError(Exception):
@@ -134,12 +138,32 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
         lines = [one_line(error, MOST_CHARACTERS - len(f"{program}: "))]
     else:
         lines = _defect(error, folder)
+
+    def print_lines():
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            for line in lines:
+                print(f"{program}: {line}", file=sys.stderr, flush=True)
+
+    write_in_time(_flush_stdout)
+    write_in_time(print_lines)
+    return error.exit_code if is_foreseen else DEFECT
+
+
+def _flush_stdout():
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        for line in lines:
-            print(f"{program}: {line}", file=sys.stderr, flush=True)
-    return error.exit_code if is_foreseen else DEFECT
+
+
+def write_in_time(write: Callable[[], None]) -> None:
+    """Calls a function that writes to a stream, and waits a short time for its end: a
+    pipe that nobody reads would hold up the end of the process forever."""
+    thread = threading.Thread(target=write, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there is no room for a thread
+        write()
+    else:
+        thread.join(_WRITE_SECS)
 
 
 def end_process(program: str, error: Exception, folder: str | None = None) -> None:
