@@ -20,6 +20,7 @@ from absl import flags
 from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
+from towers.output import say
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
@@ -27,9 +28,7 @@ RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 CONFIG = flags.DEFINE_string(
     "config", None, "Recipe: a name in configs/ or the path of a Python file."
 )
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Run folder; default: runs/<recipe>, or runs/default."
-)
+WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
@@ -46,7 +45,7 @@ def main(_):
         CONFIG.value, RECIPES, config_flags.given_flags(), WORKDIR.value, stored
     )
     if command.remark:
-        print(command.remark)
+        say(command.remark)
     train(
         command.workdir,
         command.config,

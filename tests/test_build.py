@@ -249,6 +249,10 @@ def test_a_part_of_the_run_is_not_a_step_off_for_rounding(percent):
     assert [end for end, *_ in found] == [percent, 100]
 
 
+def test_a_parameter_whose_rate_hardly_falls_is_never_frozen():
+    assert build.build(Config(**PHASED, param_rates="*/bias:2:1e308")).phases == ()
+
+
 def test_an_evaluation_has_no_phases():
     config = Config(**PHASED, early_sizes="24:0.5")
     assert build.build(config, for_training=False).phases == ()

@@ -252,6 +252,8 @@ def test_numbers_are_finite(value):
         ("max_staleness", 0, -1),
         ("group_size", 1, 0),
         ("all_reduce_pack_mb", -1.0, -1.5),
+        ("all_reduce_pack_mb", 1e9, 1e308),
+        ("device_memory_mb", 1e9, 1e308),
         ("image_size", 0, -1),
         ("image_cache_mb", 0.0, -1.0),
         ("max_image_pixels", 1, 0),

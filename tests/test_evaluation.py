@@ -260,6 +260,12 @@ def test_following_one_step_is_a_contradiction(workdir):
         evaluate(workdir, CONFIG, step=4, eval_interval_secs=60.0)
 
 
+@pytest.mark.parametrize("secs", [-1.0, 1e300, float("inf"), float("nan")])
+def test_looking_at_intervals_without_an_end_is_refused(workdir, secs):
+    with pytest.raises(ConfigError, match=r"^eval_interval_secs=.*: must be at least"):
+        evaluate(workdir, CONFIG, eval_interval_secs=secs, sleep=pytest.fail)
+
+
 HOLDER = """
 import sys
 from towers.run.folder import RunFolder

@@ -15,6 +15,7 @@ import time
 
 import pytest
 import tensorflow as tf
+from full_pipes import fill
 from marks import slow
 from small_runs import assert_equal_states, records
 
@@ -50,8 +51,8 @@ class Program:
     def __init__(self, tmp_path, command, *flags, **environ):
         own = ("KERAS_BACKEND", "TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS")
         inherited = {k: v for k, v in os.environ.items() if k not in own}
-        self._path = tmp_path / f"output-{time.monotonic_ns()}.txt"
-        with open(self._path, "w") as output:
+        self.path = tmp_path / f"output-{time.monotonic_ns()}.txt"
+        with open(self.path, "w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *map(str, command), *flags],
                 cwd=tmp_path,
@@ -64,7 +65,7 @@ class Program:
 
     @property
     def output(self) -> str:
-        return self._path.read_text()
+        return self.path.read_text()
 
     def wait_until(self, condition):
         patience = time.monotonic() + WAIT_SECS
@@ -202,12 +203,28 @@ def catches_sigterm(program):
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
+def has_diverted_stderr(program):
+    """As long as TensorFlow is imported, what it prints goes to another file."""
+    return not os.path.samefile(f"/proc/{program.process.pid}/fd/2", program.path)
+
+
 @pytest.mark.skipif(not HAS_PROC, reason="no /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "is_time,number",
+    [
+        (catches_sigterm, signal.SIGTERM),
+        (catches_sigterm, signal.SIGINT),
+        (has_diverted_stderr, signal.SIGTERM),
+    ],
+)
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
-def test_row_39_a_signal_while_python_imports(start, command, number):
-    program = start(command, "--workdir=run")
-    program.wait_until(lambda: catches_sigterm(program))
+def test_row_39_a_signal_while_python_imports(
+    start, tmp_path, command, is_time, number
+):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)  # read with TensorFlow
+    paths = ["run"] if command == PREDICT else []
+    program = start(command, "--workdir=run", *paths)
+    program.wait_until(lambda: is_time(program))
     program.process.send_signal(number)
     assert program.wait(STOP_SECS) == 75
     words = "nothing to save; the same command continues"
@@ -242,6 +259,31 @@ def train(workdir, *args, **kwargs):
 run_train.train = train
 flags.run(run_train.main)
 """
+
+
+def test_a_training_starts_where_its_first_line_cannot_be_printed(tmp_path):
+    script = tmp_path / "run_train.py"
+    script.write_text(FAILING.format(root=str(ROOT), body="pass"))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-u", script, f"--workdir={tmp_path / 'run'}"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_versions_that_cannot_be_printed_are_one_line(unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *TRAIN, "--version"],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"run_train.py: standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
@@ -367,6 +409,32 @@ def test_row_12_the_same_command_continues_to_the_same_end(
     assert program.wait() == 0, program.output
     assert_equal_states(final_state(tmp_path / "run"), final_state(uninterrupted))
     assert records(tmp_path / "run") == records(uninterrupted)
+
+
+@pytest.mark.slow
+def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(tmp_path):
+    """It trains on, and is stopped as any other."""
+    reader, writer = os.pipe()
+    fill(writer)
+    process = subprocess.Popen(
+        [sys.executable, *small(), *RUN, "--num_epochs=1000", "--workdir=run"],
+        cwd=tmp_path,
+        stdout=writer,
+        stderr=writer,
+    )
+    try:
+        patience, metrics = time.monotonic() + WAIT_SECS, tmp_path / "run/metrics.jsonl"
+        while not metrics.exists() or len(records(tmp_path / "run")) < 3:
+            assert process.poll() is None and time.monotonic() < patience
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_SECS) == 75
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        os.close(writer)
+    assert checkpoints.list_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
 
 
 # Row 13: two processes.

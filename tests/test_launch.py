@@ -644,6 +644,8 @@ def run_program(*arguments, **environ):
         ("--num_workers=65 -- --seed=1", {}, ["--num_workers=65", "[1, 64]"]),
         ("--num_workers=x -- --seed=1", {}, ["--num_workers=x"]),
         ("--num_workers=1 --max_restarts=-1 -- --seed=1", {}, ["--max_restarts=-1"]),
+        ("--num_workers=1 --grace_secs=nan -- --seed=1", {}, ["grace_secs=nan"]),
+        ("--num_workers=1 --grace_secs=inf -- --seed=1", {}, ["grace_secs=inf"]),
         (
             "--num_workers=3 -- --seed=1",
             {"CUDA_VISIBLE_DEVICES": "0,1"},

@@ -4,10 +4,14 @@ import errno
 import io
 import os
 import sys
+import threading
 
 import pytest
+from full_pipes import fill
 
-from towers.run.log import duration, log_line, say
+import towers.output
+from towers.output import say
+from towers.run.log import duration, log_line
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,21 @@ def test_a_training_goes_on_where_its_lines_cannot_be_printed(monkeypatch):
     for output in (Full(), closed):
         monkeypatch.setattr(sys, "stdout", output)
         say("step 1")
+
+
+def test_row_12_a_training_does_not_wait_for_those_who_read_its_lines(monkeypatch):
+    """As with `| less`: they get the lines when they read on."""
+    monkeypatch.setattr(towers.output, "_PATIENCE_SECS", 0.1)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as lines, open(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        num_bytes = fill(writer)
+        thread = threading.Thread(target=lambda: [say("a"), say("b")], daemon=True)
+        thread.start()
+        thread.join(30)
+        is_waiting = thread.is_alive()
+        lines.read(num_bytes)
+        assert not is_waiting
+        say("c")
+        output.close()
+        assert lines.read() == b"a\nb\nc\n"

@@ -66,6 +66,7 @@ def on_ray(*arguments, environ=()):
         ("--num_workers=3 --max_restarts=-1 -- --config=quickstart", "max_restarts"),
         ("--num_workers=3 --gpus_per_worker=-1 -- --seed=1", "gpus_per_worker"),
         ("--num_workers=3 --cpus_per_worker=0 -- --seed=1", "cpus_per_worker"),
+        (f"--num_workers={10**18} -- --seed=1", "[1, 65536]"),
         ("--num_workers=3 --config=quickstart", "flags of run_train.py follow --"),
         ("--num_workers=3 --", "flags of run_train.py follow --"),
         ("--num_workers=3", "flags of run_train.py follow --"),

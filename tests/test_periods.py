@@ -15,6 +15,8 @@ PERIODS = [
     Periods(50, 10, 1, 0, 0, 10),
     Periods(37, 128, 10, 0, 11, 1000.5),
     Periods(1, 8, 5, 5, 5, 50),
+    Periods(20, 10, 7, 0, 0, 1e308),
+    Periods(20, 10, 7, 0, 0, float("inf")),
 ]
 
 
@@ -79,3 +81,10 @@ def test_a_fraction_of_an_epoch_evaluates_as_often_as_it_should():
         gaps = [b - a for a, b in itertools.pairwise([0, *due_steps])]
         assert max(gaps) <= fraction * 500 + 1
         assert all(gap >= fraction * 500 - 1 for gap in gaps[:-1])
+
+
+def test_with_the_smallest_fraction_of_an_epoch_every_step_is_evaluated():
+    for fraction in (5e-324, 1e-312, 1e-300):
+        periods = Periods(5, 10, 10**9, 0, 0, fraction * 50_000)
+        assert all(periods.evaluates(step) for step in range(1, 6))
+        assert [periods.next_due(step) for step in range(5)] == [*range(1, 6)]

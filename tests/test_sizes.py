@@ -133,8 +133,9 @@ def test_an_evaluation_has_batches_of_its_own():
     build.build(config, for_training=False)
 
 
-def test_a_length_that_no_step_number_reaches_is_refused():
-    assert refusal(num_epochs=1e300).startswith("num_epochs=1e+300: ")
+@pytest.mark.parametrize("num_epochs", [1e300, 1e308])
+def test_a_length_that_no_step_number_reaches_is_refused(num_epochs):
+    assert refusal(num_epochs=num_epochs).startswith(f"num_epochs={num_epochs}: ")
 
 
 # The network.

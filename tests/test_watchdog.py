@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+from full_pipes import fill
 
 from towers.errors import Preempted, StuckError
 from towers.run import watchdog
@@ -170,20 +172,28 @@ def test_a_state_that_is_read_for_a_checkpoint_is_never_abandoned(short_grace):
         assert dog.run(save, dog) == "result"
 
 
-def test_outside_of_an_activity_the_worker_is_neither_abandoned_nor_stuck():
-    trainer = Trainer("waiting")
-    times = iter(range(0, 8000, 1000))
+def test_outside_of_an_activity_the_worker_is_announced_and_never_abandoned():
+    """Row 12: it may be in the middle of what the run reports."""
+    trainer, lines = Trainer("waiting"), []
 
-    def tick():
-        now = next(times, None)
-        if now is None:
-            trainer.released.set()
-            return 8000
-        return now
+    def say(line):
+        lines.append(line)
+        trainer.released.set()
 
-    with watch(trainer, stuck_after_secs=600, clock=tick) as dog:
+    with watch(trainer, say=say, clock=clock(0, 0, 1000)) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
         assert dog.run(trainer.train) == "result"
+    assert lines == [
+        "SIGTERM: what follows step 6, such as its reports, is finished first"
+    ]
+
+
+def test_outside_of_an_activity_the_worker_may_be_stuck():
+    trainer = Trainer()
+    dog = watch(trainer, stuck_after_secs=600, clock=clock(0, 0, 599, 601))
+    with pytest.raises(StuckError, match="^what follows step 6.* not finished within"):
+        dog.run(trainer.train)
+    trainer.released.set()
 
 
 # Abandoned workers.
@@ -405,6 +415,42 @@ def test_without_a_limit_nothing_is_stuck():
     assert dog.run(train, dog, trainer) == "result"
 
 
+PAUSED = """
+import sys
+from towers.run.watchdog import Watchdog
+class Trainer:
+    def progress(self): return 6, "computing"
+dog = Watchdog(Trainer(), stuck_after_secs=2.5)
+def train():
+    with dog.training():
+        print("computing", flush=True)
+        sys.stdin.readline()
+dog.run(train)
+"""
+
+
+def test_row_15_a_process_that_was_paused_goes_on():
+    """As by Ctrl-Z, or by `docker pause`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAUSED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    for number, secs in ((signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.5)):
+        time.sleep(0.5)  # in which it looks at the clock
+        process.send_signal(number)
+        time.sleep(secs)
+    _, errors = process.communicate(b"\n", timeout=WAIT_SECS)
+    assert process.returncode == 0, errors
+
+
+def test_the_time_between_two_ticks_counts_and_a_pause_does_not():
+    awake = watchdog.AwakeClock(clock(5.0, 5.1, 5.9, 3605.9, 3606.0))
+    assert [awake() for _ in range(4)] == pytest.approx([0.1, 0.9, 1.9, 2.0])
+
+
 # Before there is a watchdog.
 
 EARLY = """
@@ -436,9 +482,13 @@ def test_before_there_is_anything_to_save_a_signal_ends_the_process(number, busy
     assert done.stderr == ""
 
 
-def test_a_signal_ends_the_process_even_if_nobody_reads_its_output():
+@pytest.mark.parametrize("output", ["closed", "full"])
+def test_a_signal_ends_the_process_even_if_nobody_reads_its_output(output):
     reader, writer = os.pipe()
-    os.close(reader)
+    if output == "closed":
+        os.close(reader)
+    else:
+        fill(writer)
     process = subprocess.Popen(
         [sys.executable, "-c", EARLY, str(int(signal.SIGTERM)), "idle"],
         stdout=writer,

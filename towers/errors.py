@@ -4,8 +4,7 @@ They are mistakes of the user, bad data, a bad checkpoint and so on; the program
 with the exit codes in the table of docs/reliability.md. Any other error is a defect of
 towers; its exit code is DEFECT.
 
-Here is also how a line is printed that cannot be the cause of an error, and how a
-process ends together with its parent.
+Here is also how a process ends together with its parent.
 """
 
 import contextlib
@@ -17,8 +16,9 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
@@ -28,6 +28,9 @@ MOST_CHARACTERS = 400
 
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+# How long the last words of a process are waited for.
+_WRITE_SECS = 2.0
 
 
 class TowersError(Exception):
@@ -119,24 +122,6 @@ def printable(text: str) -> str:
     )
 
 
-def say(line: str) -> None:
-    """Prints one plain line, at once.
-
-    Where that fails, because nobody reads any more (`run_train.py | head`) or a log
-    file is on a full disk, the program goes on in silence; what a training logs is in
-    `metrics.jsonl` as well.
-    """
-    line = printable(line)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    line = line.encode(encoding, "backslashreplace").decode(encoding)
-    try:
-        print(f"{line}\n", end="", flush=True)  # in one piece, from any thread
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")
-    except (OSError, ValueError):  # ValueError: standard output is closed
-        pass
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """'did you mean ...? ' for the nearest of some names, or nothing."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
@@ -160,12 +145,32 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
         lines = [one_line(error, MOST_CHARACTERS - len(f"{program}: "))]
     else:
         lines = _defect(error, folder)
+
+    def print_lines():
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            for line in lines:
+                print(f"{program}: {line}", file=sys.stderr, flush=True)
+
+    write_in_time(_flush_stdout)
+    write_in_time(print_lines)
+    return error.exit_code if is_foreseen else DEFECT
+
+
+def _flush_stdout():
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        for line in lines:
-            print(f"{program}: {line}", file=sys.stderr, flush=True)
-    return error.exit_code if is_foreseen else DEFECT
+
+
+def write_in_time(write: Callable[[], None]) -> None:
+    """Calls a function that writes to a stream, and waits a short time for its end: a
+    pipe that nobody reads would hold up the end of the process forever."""
+    thread = threading.Thread(target=write, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there is no room for a thread
+        write()
+    else:
+        thread.join(_WRITE_SECS)
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:

@@ -34,6 +34,7 @@ from towers.launch.machine import Share
 from towers.launch.outcomes import Outcomes, cause_of, run_worker
 
 PROGRAM = "towers.on_ray"
+MOST = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster
 
 
 def run(
@@ -162,7 +163,8 @@ def _until_signal(fit, stop, most_secs=2 * GRACE_SECS):
 
 
 def _say(line):
-    print(f"{PROGRAM}: {one_line(line)}", file=sys.stderr, flush=True)
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        print(f"{PROGRAM}: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def define_flags() -> None:
@@ -175,7 +177,7 @@ def define_flags() -> None:
         ("gpus_per_worker", 0, 0, "GPUs that Ray reserves for each worker, which sees "
          "no others."),
     ):  # fmt: skip
-        flags.DEFINE_integer(name, default, help_text, least)
+        flags.DEFINE_integer(name, default, help_text, least, MOST)
     flags.mark_flag_as_required("num_workers")
 
 

@@ -163,10 +163,9 @@ def num_steps(config: Config, num_examples: int) -> int:
         ConfigError: there are too many.
     """
     images = config.num_epochs * num_examples
-    steps = max(1, int(-(-images // config.images_per_step)))
-    if steps >= 2**63:  # which a step's number cannot reach
+    if images >= 2**63 * config.images_per_step:  # which a step's number cannot reach
         raise ConfigError(f"num_epochs={config.num_epochs:g}: too many; lower it")
-    return steps
+    return max(1, int(-(-images // config.images_per_step)))
 
 
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:

@@ -229,7 +229,10 @@ def _with_common_flags(argv: Sequence[str]) -> list[str]:
     ends the process. What follows `--` is of another program."""
     end = argv.index("--") if "--" in argv else len(argv)
     if "--version" in argv[1:end]:
-        print(version_line())
+        try:
+            print(version_line(), flush=True)
+        except OSError as error:
+            raise ConfigError(f"standard output: {error.strerror}") from None
         sys.exit()
     own = ["--help" if argument == "-h" else argument for argument in argv[:end]]
     return [*own, *argv[end:]]

@@ -15,7 +15,8 @@ from towers.data import streams
 from towers.data.decoding import Survey
 from towers.data.encoded import images_at_once
 from towers.data.sources import DataSet, Source, channel_counts, moments
-from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, say
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+from towers.output import say
 
 # The picture: so many classes at most, so many images of each, and pixels of their
 # longer side; larger images would take gigabytes.

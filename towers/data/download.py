@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from towers.data.tfds import find_prepared
-from towers.errors import DataError, one_line, say
+from towers.errors import DataError, one_line
+from towers.output import say
 
 # A missing network is reported within 2 s; over a slow network or proxy a first answer
 # may take longer.

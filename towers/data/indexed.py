@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from towers.data.files import create_data_file, open_data_file, open_lock_file
-from towers.errors import DataError, one_line, say
+from towers.errors import DataError, one_line
+from towers.output import say
 
 # Left free on the disk, so that the copy is not what fills it.
 SPARE_BYTES = 100_000_000

@@ -18,11 +18,11 @@ from towers.evaluation.restored import (
     kinds_of_parameters,
     load_run,
 )
+from towers.output import say
 from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.log import say
 from towers.run.reports import Reports
 from towers.run.restore import stopwatch_of
 
@@ -42,6 +42,9 @@ NAMES = (
     "calibration_error",
 )
 TABLES = ("classes", "confusion_matrix")
+
+# Between two looks for a new checkpoint; `time.sleep` takes no number of any size.
+MOST_INTERVAL_SECS = 1e6
 
 __all__ = ["RestoredRun", "accuracy", "evaluate", "load_run"]
 
@@ -113,6 +116,11 @@ def evaluate(
         ConfigError: the data set has other classes than that of the run, for example.
     """
     checks.check_environment()
+    if not 0 <= eval_interval_secs <= MOST_INTERVAL_SECS:
+        raise ConfigError(
+            f"eval_interval_secs={eval_interval_secs:g}: must be at least 0 and at "
+            f"most {MOST_INTERVAL_SECS:g}"
+        )
     if step and eval_interval_secs:
         raise ConfigError(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "

@@ -21,11 +21,11 @@ from towers.evaluation import devices
 from towers.evaluation.features import FeaturesFile, cut_off
 from towers.evaluation.restored import RestoredRun, kinds_of_parameters, load_run
 from towers.evaluation.rows import FORMS, Rows
+from towers.output import remark
 from towers.parallel.eval_step import Evaluator
 from towers.parallel.inference import create_predictor
 from towers.run import sizes
 from towers.run.folder import RunFolder
-from towers.run.log import remark
 
 
 def predict(

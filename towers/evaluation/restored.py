@@ -16,11 +16,11 @@ from towers.data.augment import create_augment
 from towers.errors import CheckpointError, ConfigError
 from towers.models.check import IMAGES
 from towers.models.layers import Dropout
+from towers.output import say
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.log import say
 from towers.run.restore import check_trainer_state, dataset_info_of, newest_checkpoint
 
 

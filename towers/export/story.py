@@ -14,8 +14,8 @@ from towers.evaluation import RestoredRun, load_run
 from towers.evaluation.restored import without_noise
 from towers.export import FORMATS, TOLERANCES, check, examples, staging
 from towers.export.stock import stock_network
+from towers.output import say
 from towers.run import files
-from towers.run.log import say
 
 BATCH_SIZE = 32
 

@@ -3,13 +3,14 @@
 import contextlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from towers.errors import Preempted
+from towers.errors import ConfigError, Preempted
 from towers.launch.machine import Share, divide, free_ports
 from towers.launch.output import say
 from towers.launch.worker import Worker
@@ -191,8 +192,11 @@ def launch(
         The exit code, see `worst`.
 
     Raises:
-        ConfigError: the machine cannot be divided, or a worker cannot be started.
+        ConfigError: the machine cannot be divided, or a worker cannot be started; or
+            grace_secs is negative or not finite.
     """
+    if not 0 <= grace_secs < math.inf:
+        raise ConfigError(f"grace_secs={grace_secs:g}: must be finite and at least 0")
     cluster = Cluster(command, divide(num_workers, os.environ, device), grace_secs)
     with cluster.catching_signals():
         for restart in itertools.count(1):

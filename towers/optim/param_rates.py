@@ -136,5 +136,6 @@ def freezing_steps(
         if rate and rate.factor == 0:
             steps[name] = 0
         elif rate and rate.epochs:
-            steps[name] = math.ceil(rate.epochs * num_examples / images_per_step)
+            end = rate.epochs * num_examples / images_per_step
+            steps[name] = math.ceil(min(end, 2**63))  # no step comes after that
     return steps

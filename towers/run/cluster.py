@@ -17,10 +17,10 @@ from towers.config.choices import find
 from towers.config.cluster import SLURM, Cluster, check_addresses, find_cluster
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
+from towers.output import say
 from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores, processor_name
 from towers.parallel.workers import ALONE, Workers
-from towers.run.log import say
 from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from towers import models
 from towers.errors import CheckpointError
+from towers.output import say
 from towers.run import checkpoints
 from towers.run.folder import RunFolder
-from towers.run.log import say
 from towers.run.run import Run
 from towers.run.weights import Weights, of_arrays, open_weights
 

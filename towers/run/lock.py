@@ -9,8 +9,8 @@ import time
 
 from towers.config import parse_json
 from towers.errors import ConfigError, RunFolderError, WorkerLostError, one_line
+from towers.output import say
 from towers.run import files
-from towers.run.log import say
 
 _NAME = ".lock"
 _MOST_BYTES = 4096

@@ -1,19 +1,6 @@
-"""The lines that a run prints."""
+"""The lines of a training's log."""
 
-import contextlib
-import sys
 from collections.abc import Mapping
-
-from towers.errors import printable, say
-
-__all__ = ["duration", "log_line", "remark", "say"]
-
-
-def remark(line: str) -> None:
-    """Prints one plain line on standard error, at once, where standard output has a
-    program's results; does nothing where that fails."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        print(f"{printable(line)}\n", end="", file=sys.stderr, flush=True)
 
 
 def duration(secs: float) -> str:

@@ -53,8 +53,12 @@ class Periods:
         """The first step after `step` that completes a multiple of images_per_eval."""
         if self.images_per_eval == 0:
             return math.inf
-        done = math.floor(step * self.images_per_step / self.images_per_eval)
-        due = math.ceil((done + 1) * self.images_per_eval / self.images_per_step)
+        if self.images_per_eval <= self.images_per_step:
+            return step + 1
+        # More than all images are as good as all, and finite.
+        period = min(self.images_per_eval, self.total_steps * self.images_per_step)
+        done = math.floor(step * self.images_per_step / period)
+        due = math.ceil((done + 1) * period / self.images_per_step)
         return max(step + 1, min(due, self.total_steps))
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import RunFolderError, StuckError, one_line
+from towers.output import say
 from towers.run import files
 from towers.run.board import Board
 from towers.run.folder import RunFolder
-from towers.run.log import say
 from towers.run.metrics import MetricsFile
 
 

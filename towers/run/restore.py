@@ -10,12 +10,12 @@ from towers.config import FIELDS, Config, changed_mathematics, from_values
 from towers.config.synonyms import suggestion
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
+from towers.output import say
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.initial import start_from
-from towers.run.log import say
 from towers.run.metrics import last_accuracy
 from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch

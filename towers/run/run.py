@@ -12,6 +12,7 @@ import numpy as np
 
 from towers.config import Config, to_json
 from towers.errors import CheckpointError, RunFolderError, one_line
+from towers.output import say
 from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run import checkpoints, files
@@ -19,7 +20,6 @@ from towers.run.background import Background
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
-from towers.run.log import say
 from towers.run.reports import Reports
 from towers.run.stopwatch import Stopwatch
 from towers.run.watchdog import Watchdog

@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _EXIT_CODE = 75  # that of towers.errors.Preempted
+_WRITE_SECS = 1.0  # how long a line waits for somebody who reads it
 
 
 def exit_on_signals(
@@ -18,8 +20,13 @@ def exit_on_signals(
 
     Args:
         words: what is said then.
-        stream: of `sys`, where it is said.
+        stream: of `sys`, where it is said: in the file that it is now, as
+            `towers.quiet_imports` puts another one in its place for a while.
     """
+    try:
+        descriptor = os.dup(getattr(sys, stream).fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed, or no file
+        descriptor = None
 
     def stop(number, frame):
         name = signal.Signals(number).name
@@ -31,8 +38,9 @@ def exit_on_signals(
         except (AttributeError, OSError, RuntimeError, ValueError):
             pass
         try:
-            os.write(getattr(sys, stream).fileno(), line.encode())
-        except (AttributeError, OSError, ValueError):
+            if select.select([], [descriptor], [], _WRITE_SECS)[1]:
+                os.write(descriptor, line.encode())
+        except (OSError, TypeError, ValueError):
             pass
         os._exit(_EXIT_CODE)
 

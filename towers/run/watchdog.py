@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Container
 from typing import Any, Protocol
 
-from towers.errors import Preempted, StuckError
+from towers.errors import Preempted, StuckError, write_in_time
 from towers.run.signals import STOP_SIGNALS
 
 # After a signal: how long an interruptible activity may go on, and after how long a
@@ -23,6 +23,9 @@ _PATIENCE_SECS = 5.0
 
 # The main thread inspects the worker this often.
 _TICK_SECS = 0.1
+
+# Between two ticks no more than this counts: the rest is a pause.
+_LONGEST_TICK_SECS = 1.0
 
 _local = threading.local()  # in a worker thread, `worker`
 
@@ -37,6 +40,27 @@ class Watched(Protocol):
         """Asks `train` to return after the current step."""
 
 
+class AwakeClock:
+    """Reads the seconds in which this process ran, for ticks that are near together.
+
+    While it is stopped, as by Ctrl-Z, SIGSTOP or `docker pause`, nothing can make
+    progress, so a longer time between two readings counts as `_LONGEST_TICK_SECS`.
+
+    Args:
+        clock: seconds, as `time.monotonic`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._read_at, self._secs = clock(), 0.0
+
+    def __call__(self) -> float:
+        now = self._clock()
+        self._secs += min(now - self._read_at, _LONGEST_TICK_SECS)
+        self._read_at = now
+        return self._secs
+
+
 class Watchdog:
     """Runs functions under watch; a context manager that catches the stop signals.
 
@@ -47,10 +71,10 @@ class Watchdog:
         trainer: its progress is watched, and it is asked to stop.
         interruptible: the activities of `trainer.progress` that may be abandoned:
             nothing that a checkpoint needs is being written.
-        stuck_after_secs: an activity is stuck after so many seconds without progress; 0
+        stuck_after_secs: the worker is stuck after so many seconds without progress; 0
             waits forever.
-        say: takes a line for the user.
-        clock: seconds, as `time.monotonic`.
+        say: takes a line for the user, and never waits for long.
+        clock: seconds; by default those of an `AwakeClock`.
 
     Attributes:
         stopped_by: the name of the signal that stops the run, or None.
@@ -64,13 +88,13 @@ class Watchdog:
         *,
         stuck_after_secs: float = 0.0,
         say: Callable[[str], None] = print,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ):
         self._trainer = trainer
         self._interruptible = interruptible
         self._stuck_after_secs = stuck_after_secs
         self._say = say
-        self._clock = clock
+        self._clock = AwakeClock() if clock is None else clock
         self._handlers = {}
         self.stopped_by: str | None = None
         self.progress_at = time.time()
@@ -127,12 +151,13 @@ class Watchdog:
         Returns its result, or raises its error.
 
         After a signal the trainer is asked to stop, and `stop_requested` asks the
-        function to return. A step that computes, or a save, is finished first.
+        function to return. A step that computes, a save, and what the worker does
+        outside of activities, such as to write reports, are finished first.
 
         Raises:
             Preempted: after a signal, the function was abandoned in an interruptible
                 activity. Its thread ends silently when it leaves that.
-            StuckError: an activity made no progress for `stuck_after_secs`.
+            StuckError: the function made no progress for `stuck_after_secs`.
         """
         worker = _Worker(function, args)
         try:
@@ -152,14 +177,7 @@ class Watchdog:
                 stop_asked = now
             stopping_secs = 0.0 if stop_asked is None else now - stop_asked
             with worker.lock:  # so that the worker cannot leave its activity
-                if not worker.is_busy:
-                    before = None
-                    continue
-                steps, activity = self._trainer.progress()
-                may_abandon = activity in self._interruptible
-                if worker.activity is not None:
-                    activity, may_abandon = worker.activity, not worker.uninterruptible
-                work = activity if worker.uninterruptible else f"step {steps + 1}"
+                steps, work, activity, may_abandon = self._work_of(worker)
                 if (steps, worker.beats) != before:
                     before, since = (steps, worker.beats), now
                     self.progress_at = time.time()
@@ -168,9 +186,7 @@ class Watchdog:
                     raise Preempted(f"stopped by {self.stopped_by} while {activity}")
                 if self._stuck_after_secs and now - since > self._stuck_after_secs:
                     worker.abandon()
-                    # The standard error of a notebook may be no file.
-                    with contextlib.suppress(AttributeError, OSError, RuntimeError):
-                        faulthandler.dump_traceback(all_threads=True)
+                    write_in_time(_print_stacks)
                     raise StuckError(
                         f"{work} was not finished within "
                         f"{self._stuck_after_secs:g} s (--stuck_after_secs)"
@@ -179,6 +195,24 @@ class Watchdog:
             if is_patient and stopping_secs > _PATIENCE_SECS:
                 self._say(f"{self.stopped_by}: {work} is finished first")
                 is_patient = False
+
+    def _work_of(self, worker):
+        """(steps taken, what is to be finished, the activity, whether that may be
+        abandoned)"""
+        steps, activity = self._trainer.progress()
+        if not worker.is_busy:
+            work = f"what follows step {steps}, such as its reports,"
+            return steps, work, work, False
+        if worker.uninterruptible:
+            return steps, worker.activity, worker.activity, False
+        may_abandon = worker.activity is not None or activity in self._interruptible
+        return steps, f"step {steps + 1}", worker.activity or activity, may_abandon
+
+
+def _print_stacks():
+    # The standard error of a notebook may be no file.
+    with contextlib.suppress(AttributeError, OSError, RuntimeError):
+        faulthandler.dump_traceback(all_threads=True)
 
 
 class _Abandoned(BaseException):

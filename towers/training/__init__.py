@@ -17,6 +17,7 @@ from towers.errors import (
     WorkerLostError,
     data_errors_of_tensorflow,
 )
+from towers.output import say
 from towers.parallel import devices as parallel_devices
 from towers.parallel.memory import check_budget
 from towers.parallel.trainer import CONSISTENT_ACTIVITIES
@@ -35,7 +36,6 @@ from towers.run.cluster import (
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
-from towers.run.log import say
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
     check_changes,

@@ -65,6 +65,7 @@ class ParallelismOptions:
         "Megabytes that training may take on a device; refused where the account says "
         "more. On GPUs also the limit of the logical devices made of them. 0 for all.",
         at_least=0,
+        at_most=1e9,
         free=True,
     )
     batch_norm: str = option(
@@ -88,6 +89,7 @@ class ParallelismOptions:
         "with strategy multi_worker all in one; -1 for a default.",
         read_by="strategy",
         at_least=-1,
+        at_most=1e9,
         free=True,
     )
     all_reduce_dtype: str = option(
