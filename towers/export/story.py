@@ -41,7 +41,7 @@ def export(
     trained = trained_network(run)
 
     compared, calibration, words = examples.images_of(
-        run, data_dir=data_dir, paths=images
+        run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
     )
     if precision == "int8" and calibration is None:
         raise ConfigError(
