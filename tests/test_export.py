@@ -7,11 +7,13 @@ import pathlib
 import shutil
 import types
 
+import keras
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
 from exported import random_images, random_run
+from keras import layers
 from marks import slow
 from pictures import png
 from PIL import Image
@@ -36,6 +38,9 @@ from towers.export import (
 )
 from towers.export.examples import images_of
 from towers.export.stock import stock_network, with_preprocessing
+from towers.models.layers import BatchNormalization, GroupedConv2D
+from towers.run import initial
+from towers.run.weights import open_weights
 from towers.training import train
 
 DEPENDABLE = [name for name, row in FORMATS.items() if not row.packages]
@@ -171,6 +176,55 @@ def test_stock_layers_preprocess_a_channel_that_is_the_same_everywhere():
     network, images = stock_network(run.network()), random_images(run)
     logits = with_preprocessing(network, run)(images)
     np.testing.assert_allclose(logits, network(run.preprocess(images)), rtol=1e-4)
+
+
+def frozen_network(*, image_shape, num_classes, width, regularizer):
+    """A depthwise convolution, which an export replaces, normalization of ours, and a
+    layer of Keras."""
+    x = images = keras.Input(image_shape, name="images")
+    for name in ("stem", "body"):
+        x = GroupedConv2D(3, 3, groups=3, use_bias=False, name=f"{name}_conv")(x)
+        x = BatchNormalization(momentum=0.5, name=f"{name}_norm")(x)
+    x = layers.Flatten(name="flatten")(x)
+    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
+
+
+def test_what_was_frozen_stays_when_keras_trains_the_export(tmp_path, monkeypatch):
+    small_runs.use(monkeypatch, frozen_network)
+    run = random_run("cnn", "none", IMAGE_SHAPE, freeze="stem*,body_norm/beta")
+    path = tmp_path / "model.keras"
+    keras_file.write(path, stock_network(story.trained_network(run)), run)
+    model = keras.saving.load_model(path)
+    network = model.layers[-1]
+    before = {v.path: v.numpy() for v in network.variables}
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    model.fit(random_images(run), np.ones((4, 10)), verbose=0)
+    kept = {v.path for v in network.variables if np.array_equal(v, before[v.path])}
+    parts = ("gamma", "beta", "moving_mean", "moving_variance")
+    norm = {f"stem_norm/{part}" for part in parts}
+    assert kept == {"stem_conv/kernel"} | norm and len(before) == 12
+
+
+RETURNING = ["convmixer_256_8", "speedrun", "alexnet", "alexnet_two_columns"]
+
+
+@pytest.mark.parametrize("name", [*RETURNING, slow("keras:ConvNeXtTiny")])
+def test_a_keras_file_comes_back_whole_but_for_columns(name, tmp_path):
+    run = random_run(name, width=1.0 if ":" in name else 0.1)
+    path = tmp_path / "model.keras"
+    keras_file.write(path, stock_network(run.network()), run)
+    kinds = ("params", "state")
+    tensors = {k: v for k, v in run.tensors.items() if k.partition("/")[0] in kinds}
+    state = {k: np.zeros_like(v) for k, v in tensors.items()}
+    with open_weights(str(path)) as weights:
+        taken, missing, drawn = initial._fill(state, weights)
+    columns = ("conv2", "conv4", "conv5") if "columns" in name else ()
+    assert not drawn
+    assert set(missing) == {
+        f"params/{column}/{part}" for column in columns for part in ("kernel", "bias")
+    }
+    for key in taken:
+        np.testing.assert_array_equal(state[key], tensors[key], err_msg=key)
 
 
 def test_a_saved_model_takes_files_of_images(tmp_path):

@@ -17,6 +17,7 @@ from towers.data import image_folder
 from towers.data.decoding import Decoding
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import DataError
+from towers.export.examples import images_of
 from towers.run.dataset_info import DatasetInfo
 
 COUNTS = {"cat": 5, "ant": 3, "dog": 4}
@@ -384,12 +385,32 @@ def test_an_evaluation_needs_no_training_images(tmp_path, monkeypatch, options):
     assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
 
 
-def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(root):
+def test_an_export_reads_training_images_for_int8_alone(tmp_path, monkeypatch):
+    root, path, _ = folder_run(tmp_path, monkeypatch)
+    run = evaluation.load_run(path)
+    compared, calibration, words = images_of(run, calibrate=True)
+    assert (len(compared), len(calibration), words) == (7, 13, "test images")
+    shutil.move(root / "train", tmp_path / "classes")
+    again, calibration, words = images_of(run)
+    assert calibration is None and words == "test images"
+    np.testing.assert_array_equal(again, compared)
+    drawn, calibration, words = images_of(run, calibrate=True)
+    assert calibration is None and words.startswith("drawn images")
+    with pytest.raises(DataError, match="has no folder train/"):
+        images_of(run, data_dir=str(root), calibrate=True)
+
+
+def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(
+    root, monkeypatch
+):
     """They are drawn from all images, which have to be there."""
     shutil.rmtree(root / "test")
     classes = shutil.move(root / "train", root.parent / "classes")
     whole = load(classes)
+    # Their mean and standard deviation are known.
+    monkeypatch.setattr(image_folder, "sampled_moments", None)
     again = image_folder.load(str(classes), trained=DatasetInfo.of(whole))
+    assert (again.mean, again.deviation) == (whole.mean, whole.deviation)
     assert again.train.num_examples == whole.train.num_examples
     np.testing.assert_array_equal(all_of(again.test)[0], all_of(whole.test)[0])
 

@@ -1,6 +1,8 @@
 """--init_from: weights in files that Keras and TensorFlow have written."""
 
+import dataclasses
 import functools
+import types
 import zipfile
 
 import h5py
@@ -14,7 +16,7 @@ from small_runs import small_config, use
 from towers import models
 from towers.config import Config
 from towers.errors import CheckpointError, ConfigError
-from towers.run.initial import _fill
+from towers.run import initial
 from towers.run.weights import open_weights
 from towers.training import train
 
@@ -97,7 +99,7 @@ def empty_state(num_classes=NUM_CLASSES):
 
 def fill(path, state):
     with open_weights(str(path)) as weights:
-        return _fill(state, weights)
+        return initial._fill(state, weights)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -208,6 +210,101 @@ def test_half_a_file_is_refused(written, tmp_path):
 
 
 # Those of Keras.
+
+
+def OfAutomaticNames(  # noqa: N802, as in keras.applications
+    weights=None, input_shape=IMAGE_SHAPE, classes=NUM_CLASSES, num_convolutions=3, **_
+):
+    """A network as those of `keras.applications`, whose layers but one Keras names; not
+    called in the order in which they are made."""
+    images = keras.Input(input_shape)
+    convolutions = [layers.Conv2D(3, 3) for _ in range(num_convolutions)]
+    norms = [layers.BatchNormalization() for _ in range(num_convolutions)]
+    x = images
+    for conv, norm in zip(reversed(convolutions), reversed(norms), strict=True):
+        x = norm(conv(x))
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(images, layers.Dense(classes, name="predictions")(x))
+
+
+def preprocess_input(x):
+    return x / 255.0
+
+
+@pytest.fixture
+def automatic(monkeypatch):
+    """The state of `OfAutomaticNames` in a run, all zero."""
+    cls = OfAutomaticNames
+    monkeypatch.setattr(keras.applications, cls.__name__, cls, raising=False)
+    name = f"keras:{cls.__name__}"
+    model = models.create_model(name, image_shape=IMAGE_SHAPE, num_classes=NUM_CLASSES)
+    variables = [("params", v) for v in model.trainable_variables]
+    variables += [("state", v) for v in model.non_trainable_variables]
+    state = {f"{kind}/{v.path}": np.zeros(v.shape) for kind, v in variables}
+    config = Config(model=name, augment="pad_crop_flip")
+    return types.SimpleNamespace(config=config, state=state)
+
+
+def saved_later(path, offset, **options):
+    """Saves the network with random values, in a process that has named other layers
+    before; returns the values in the order of the layers."""
+    keras.backend.clear_session()
+    for _ in range(offset):
+        layers.Conv2D(3, 3), layers.BatchNormalization()
+    model = OfAutomaticNames(**options)
+    rng = np.random.default_rng(0)
+    for variable in model.variables:
+        variable.assign(rng.uniform(size=variable.shape))
+    WRITERS[path.name](model, path)
+    # By the numbers of the names: 9 comes before 10.
+    kept = sorted(model.layers, key=lambda x: (len(x.name), x.name))
+    return [
+        np.array(v)
+        for kind in (layers.Conv2D, layers.BatchNormalization, layers.Dense)
+        for layer in kept
+        if isinstance(layer, kind)
+        for v in layer.variables
+    ]
+
+
+def fill_of_keras(path, automatic):
+    config = dataclasses.replace(automatic.config, init_from=str(path))
+    with initial._source(config, automatic.state) as weights:
+        return initial._fill(automatic.state, weights)
+
+
+@pytest.mark.parametrize(
+    "name,offset",
+    [("model.h5", 0), ("model.h5", 1)] + [(name, 8) for name in WRITERS],
+)
+def test_automatic_names_of_any_numbers_are_those_of_the_network(
+    name, offset, automatic, tmp_path
+):
+    expected = saved_later(tmp_path / name, offset)
+    taken, missing, drawn = fill_of_keras(tmp_path / name, automatic)
+    assert len(taken) == len(expected) == 20 and not missing and not drawn
+    stems = ("conv2d", "batch_normalization", "predictions")
+    names = [
+        f"{stem}_{place}" if place else stem for stem in stems for place in range(3)
+    ]
+    parts = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")
+    values = [
+        automatic.state[f"{kind}/{name}/{part}"]
+        for name in names
+        for part in parts
+        for kind in ("params", "state")
+        if f"{kind}/{name}/{part}" in automatic.state
+    ]
+    for ours, theirs in zip(values, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_of_another_number_of_automatic_names_none_is_taken(automatic, tmp_path):
+    path = tmp_path / "model.weights.h5"
+    saved_later(path, 0, num_convolutions=2)
+    taken, missing, _ = fill_of_keras(path, automatic)
+    assert set(taken) == {"params/predictions/kernel", "params/predictions/bias"}
+    assert len(missing) == 18 and not np.any(automatic.state["params/conv2d/kernel"])
 
 
 @pytest.fixture

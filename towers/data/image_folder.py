@@ -122,13 +122,12 @@ def load(
         data_dir: the folder; empty means `data`.
         decoding: size of the images, and their cache. With a survey, images of other
             kinds and the like are recorded and left out.
-        trained: of a network that is only to be evaluated. With a folder for testing,
-            that alone is read, and `train/` may be missing: classes, their order, the
-            shape of the images and their moments are those of the network.
+        trained: of a network that is only to be evaluated, whose moments are taken.
+            With a folder for testing, that alone is read, and `train/` may be missing:
+            classes, their order and the shape of the images are those of the network.
 
     Returns:
-        Sources of uint8 [n, height, width, 3]. Mean and standard deviation
-        are those of a sample; see `encoded.SAMPLE`.
+        Sources of uint8 [n, height, width, 3]; moments of a sample, `encoded.SAMPLE`.
 
     Raises:
         DataError: the folder is not laid out like that; it has fewer than two classes,
@@ -171,7 +170,8 @@ def load(
         split = f"{TEST_FRACTION:.0%} of each class held out for testing"
     if note:
         split += f"; {note}"
-    mean, deviation = sampled_moments(train)
+    known = trained and (trained.mean, trained.deviation)
+    mean, deviation = known or sampled_moments(train)
     return DataSet(
         name="image_folder",
         train=train,

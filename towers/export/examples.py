@@ -13,45 +13,44 @@ from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk
 from towers.data.sources import Source, shown
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
 from towers.evaluation import RestoredRun
+from towers.run.dataset_info import DatasetInfo
 
 NUM_COMPARED, NUM_CALIBRATION = 64, 256
 
 
 def images_of(
-    run: RestoredRun, *, data_dir: str = "", paths: Paths = ()
+    run: RestoredRun,
+    *,
+    data_dir: str = "",
+    paths: Paths = (),
+    calibrate: bool = False,
 ) -> tuple[np.ndarray, np.ndarray | None, str]:
     """Images to compare with and to calibrate with, uint8 [n, *run.image_shape].
 
     Those of the files, else test and training images of the run's data set, both at
-    equal distances. Where the data set cannot be read, images are drawn, and there are
-    none to calibrate with.
+    equal distances. Where the data set cannot be read, or is another one, images are
+    drawn, and there are none to calibrate with.
 
     Args:
         data_dir: of the data set, if it is not where it was.
         paths: image files, and folders of them; none for the data set.
+        calibrate: whether training images of the data set are read.
 
     Returns:
         Both arrays, and what they are, in words.
 
     Raises:
-        DataError: the data set is not in `data_dir`, or a file is no image.
-        ConfigError: the data set has images of another shape.
+        DataError: the run's data set is not in `data_dir`, or a file is no image.
     """
     if paths:
         images = read_files(run, paths)
         compared = images[_equally_spaced(len(images), NUM_COMPARED)]
         return compared, images, "of the given images"
     try:
-        data_set = _load(run.config, data_dir)
-        for source in (data_set.test, data_set.train):
-            if tuple(source.image_shape) != run.image_shape:
-                raise ConfigError(
-                    f"the images of {data_set.origin} are not those of the run: "
-                    f"{source.image_shape} instead of {run.image_shape}; give "
-                    "--data_dir or --images"
-                )
+        data_set = _load(run, data_dir, test_only=not calibrate)
         compared = _some(data_set.test, NUM_COMPARED)
-        return compared, _some(data_set.train, NUM_CALIBRATION), "test images"
+        calibration = _some(data_set.train, NUM_CALIBRATION) if calibrate else None
+        return compared, calibration, "test images"
     except DataError as error:
         if data_dir:
             raise
@@ -59,11 +58,14 @@ def images_of(
         return drawn(run.image_shape, NUM_COMPARED), None, words
 
 
-def _load(config, data_dir):
-    data_dir = data_dir or config.data_dir
-    config = dataclasses.replace(config, data_dir=data_dir, image_cache_mb=0.0)
+def _load(run, data_dir, test_only):
+    data_dir = data_dir or run.config.data_dir
+    config = dataclasses.replace(run.config, data_dir=data_dir, image_cache_mb=0.0)
+    info = DatasetInfo(
+        config.dataset, run.class_names, run.image_shape, run.mean, run.deviation
+    )
     try:
-        return load_data_set(config)
+        return load_data_set(config, info, test_only=test_only)
     except ConfigError as error:  # such as one in a file that is not here
         raise DataError(str(error)) from None
 

@@ -33,10 +33,11 @@ Call = Callable[[keras.KerasTensor], keras.KerasTensor]
 def stock_network(model: keras.Model) -> keras.Model:
     """The same network in float32, its layers of towers replaced by stock ones.
 
-    Dropout draws its own noise, so that images are the only input. Names, regularizers
-    and trained values stay. What is fixed here and there, the filters of a whitening
-    with their bias, and the sums of a local response normalization, are convolutions
-    that are not trained. Layers of the user stay as they are.
+    Dropout draws its own noise, so that images are the only input. Names, regularizers,
+    trained values, and whether a layer is `trainable`, stay. What is fixed here and
+    there, the filters of a whitening with their bias, and the sums of a local response
+    normalization, are convolutions that are not trained. Layers of the user stay as
+    they are.
 
     Args:
         model: from preprocessed images, and noise, to logits, as
@@ -109,7 +110,7 @@ def _is_ours(serialized):
 
 def _batch_normalization(layer):
     stock = layers.BatchNormalization.from_config(_settings(layer, "is_frozen"))
-    stock.trainable = not layer.is_frozen
+    stock.trainable = layer.trainable and not layer.is_frozen
     return _with_values(stock, layer.get_weights())
 
 
@@ -133,17 +134,20 @@ def _grouped_convolution(layer):
         return _with_values(
             layers.DepthwiseConv2D.from_config(settings), [kernel, *bias]
         )
+    names = [f"{layer.name}_{i}" for i in range(1, groups + 1)]
+    if groups == 1:
+        names = [layer.name]
     parts = zip(
         *(np.split(values, groups, -1) for values in (kernel, *bias)), strict=True
     )
     calls = [
         _with_values(
             layers.Conv2D.from_config(
-                settings | {"filters": filters // groups, "name": f"{layer.name}_{i}"}
+                settings | {"filters": filters // groups, "name": name}
             ),
             list(values),
         )
-        for i, values in enumerate(parts, start=1)
+        for name, values in zip(names, parts, strict=True)
     ]
     return lambda x: ops.concatenate(
         [call(y) for call, y in zip(calls, ops.split(x, groups, -1), strict=True)], -1
@@ -178,7 +182,8 @@ def _pad_channels(layer):
 def _layer_scale(layer):
     """A factor for every channel is a depthwise convolution of one pixel."""
     [gamma] = layer.get_weights()
-    stock = layers.DepthwiseConv2D(1, use_bias=False, name=layer.name)
+    settings = {"name": layer.name, "trainable": layer.trainable}
+    stock = layers.DepthwiseConv2D(1, use_bias=False, **settings)
     return _with_values(stock, [gamma.reshape(1, 1, -1, 1)])
 
 

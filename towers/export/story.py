@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.build import match_parameters
 from towers.data.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
 from towers.evaluation import RestoredRun, load_run
@@ -41,7 +42,7 @@ def export(
     trained = trained_network(run)
 
     compared, calibration, words = examples.images_of(
-        run, data_dir=data_dir, paths=images
+        run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
     )
     if precision == "int8" and calibration is None:
         raise ConfigError(
@@ -80,10 +81,17 @@ def export(
 
 def trained_network(run: RestoredRun) -> keras.Model:
     """`RestoredRun.network` in float32, whatever precision it was trained in, with the
-    moving averages of the parameters where the run keeps them."""
+    moving averages of the parameters where the run keeps them. Layers whose parameters
+    are all frozen are not `trainable`."""
     config = dataclasses.replace(run.config, precision="float32")
     in_float32 = dataclasses.replace(run, config=config)
-    return in_float32.network("averages" if config.ema_decay else "params")
+    network = in_float32.network("averages" if config.ema_decay else "params")
+    _, frozen = match_parameters(config, network)
+    for layer in network.layers:
+        names = {variable.path for variable in layer.trainable_variables}
+        if names and names <= frozen:
+            layer.trainable = False
+    return network
 
 
 def logits_of(run: RestoredRun, trained: keras.Model, images: np.ndarray) -> np.ndarray:

@@ -7,7 +7,6 @@ variables keep the names that they have in Keras, where those are explicit.
 """
 
 import inspect
-import re
 import sys
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ import numpy as np
 from keras import layers
 
 from towers.errors import ConfigError, nearest, one_line
+from towers.models.automatic_names import snake_case, split_number
 from towers.models.layers import BatchNormalization, Dropout, GroupedConv2D
 from towers.models.stock_layers import LayerScale, ReverseChannels
 
@@ -244,9 +244,8 @@ def _explicit_names(stock):
     to network, are numbered as in the first network of a process."""
     operations, automatic = list(_all_operations(stock)), {}
     for operation in operations:
-        match = re.fullmatch(r"(.+?)(?:_(\d+))?", operation.name)
-        stem, number = match[1], int(match[2] or 0)
-        if stem == _snake_case(type(operation).__name__):
+        stem, number = split_number(operation.name)
+        if stem == snake_case(type(operation).__name__):
             automatic.setdefault(stem, []).append((number, operation))
     names = {id(operation): operation.name for operation in operations}
     for stem, numbered in automatic.items():
@@ -264,10 +263,3 @@ def _all_operations(model):
             yield from _all_operations(operation)
         else:
             yield operation
-
-
-def _snake_case(name):
-    """The stem of Keras' automatic names: conv2d of Conv2D, re_lu of ReLU."""
-    name = re.sub(r"\W+", "", name)
-    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()

@@ -1,13 +1,16 @@
 """The first parameters of a run that starts from trained ones."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 
 import numpy as np
 
 from towers import models
+from towers.config import choices
 from towers.errors import CheckpointError
+from towers.models.automatic_names import match_layers, split_number
 from towers.output import say
 from towers.run import checkpoints
 from towers.run.folder import RunFolder
@@ -27,8 +30,8 @@ def start_from(run: Run) -> None:
         CheckpointError: the source cannot be read, or nothing in it fits.
         ConfigError: there are no weights for the network.
     """
-    with _source(run.config) as weights:
-        state = run.trainer.state()
+    state = run.trainer.state()
+    with _source(run.config, state) as weights:
         taken, missing, drawn = _fill(state, weights)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x.name for x in weights.all() if x.name not in used]
@@ -41,6 +44,9 @@ def start_from(run: Run) -> None:
         )
     run.trainer.load(state)
     say(f"starting from {len(taken)} variables of {weights.path}")
+    unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
+    for stem in sorted({split_number(name)[0] for name in unknown}):
+        say(f"not taken: layers {stem}, {stem}_1, ...: there are more or fewer there")
     for name, stored in drawn:
         shapes = f"{list(state[name].shape)} is {list(stored.shape)} there"
         say(f"not taken: {name} {shapes}")
@@ -58,34 +64,60 @@ def _fill(state, weights):
         (name, array) of those that have another shape there.
     """
     taken, missing, drawn = {}, [], []
-    layers = {}
-    for name in state:
-        kind, _, variable = name.partition("/")
-        if kind in KINDS:
-            owner = variable.rpartition("/")[0]
-            layers.setdefault(owner, []).append(variable)
+    layers = _layers(state)
     for name, value in state.items():
         kind, _, variable = name.partition("/")
         if kind not in KINDS:
             continue
-        layer = layers[variable.rpartition("/")[0]]
-        stored = weights.find(kind, variable, layer)
+        shapes = layers[variable.rpartition("/")[0]]
+        stored = weights.find(kind, variable, shapes)
         if stored is None:
             missing.append(name)
-        elif stored.shape != value.shape:
-            drawn.append((name, stored))
-        else:
+        elif stored.shape in (value.shape, _shape_as_depthwise(value.shape)):
             taken[name] = stored
+        else:
+            drawn.append((name, stored))
     for name, stored in taken.items():
-        state[name] = np.asarray(stored.read()).astype(state[name].dtype)
+        values = np.asarray(stored.read()).astype(state[name].dtype)
+        state[name] = values.reshape(state[name].shape)
         average = f"averages/{name.removeprefix('params/')}"
         if name.startswith("params/") and average in state:
             state[average] = state[name]
     return taken, missing, drawn
 
 
+def _layers(state):
+    """Layer -> its variables' names and shapes, those that are trained first."""
+    layers = {}
+    for name, value in state.items():
+        kind, _, variable = name.partition("/")
+        if kind in KINDS:
+            owner = variable.rpartition("/")[0]
+            layers.setdefault(owner, {})[variable] = value.shape
+    return layers
+
+
+def _shape_as_depthwise(shape):
+    """The shape of a variable as the kernel of Keras' depthwise convolution, which an
+    export has for a grouped convolution or a scale of channels; None where it cannot
+    be one. The order of the elements is the same."""
+    match shape:
+        case (height, width, 1, channels):
+            return height, width, channels, 1
+        case (channels,):
+            return 1, 1, channels, 1
+    return None
+
+
+def _with_automatic_names(weights, state):
+    """A file for a network of Keras; the names of all other networks are explicit."""
+    names = [owner.rpartition("/")[2] for owner in _layers(state)]
+    layers = match_layers(names, weights.layer_names())
+    return dataclasses.replace(weights, layers=layers)
+
+
 @contextlib.contextmanager
-def _source(config) -> Iterator[Weights]:
+def _source(config, state) -> Iterator[Weights]:
     """The weights that `init_from` names."""
     path = config.init_from
     if path == IMAGENET:
@@ -97,6 +129,8 @@ def _source(config) -> Iterator[Weights]:
         return
     with open_weights(path) as weights:
         if weights is not None:
+            if "own_moments" in choices.find("model", config.model).traits:
+                weights = _with_automatic_names(weights, state)
             yield weights
             return
     folder, checkpoint = RunFolder(path), None

@@ -42,38 +42,63 @@ class Weights:
         path: of the file, for messages.
         named: by their names.
         ordered: by layer, in the layer's order, where they have no names of their own.
+        layers: name of a layer in the network -> its name in the file, where it may be
+            another one; None where that is not known.
     """
 
     path: str
     named: Mapping[str, Stored] = dataclasses.field(default_factory=dict)
     ordered: Mapping[str, Sequence[Stored]] = dataclasses.field(default_factory=dict)
+    layers: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
 
-    def find(self, kind: str, variable: str, layer: Sequence[str]) -> Stored | None:
+    def find(
+        self, kind: str, variable: str, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Stored | None:
         """The array of a variable; None where there is none.
 
         Args:
             kind: params or state.
             variable: its name in the network, such as conv1/kernel.
-            layer: names of the variables of its layer, in the order in which Keras
-                stores them, those that are trained first.
+            shapes: of the variables of its layer by their names, in the order in which
+                Keras stores them, those that are trained first.
         """
-        for name in (f"{kind}/{variable}", variable):
+        path, _, own_name = variable.rpartition("/")
+        outer, slash, layer = path.rpartition("/")
+        layer = self.layers.get(layer, layer)
+        if layer is None:
+            return None
+        owner = f"{outer}{slash}{layer}"
+        name_there = f"{owner}/{own_name}" if owner else own_name
+        for name in (f"{kind}/{name_there}", name_there):
             if name in self.named:
                 return self.named[name]
         # Within a model of models, or of an object that has the model.
-        inner = [name for name in self.named if name.endswith(f"/{variable}")]
+        inner = [name for name in self.named if name.endswith(f"/{name_there}")]
         if len(inner) == 1:
             return self.named[inner[0]]
-        owner = variable.rpartition("/")[0]
-        ordered = self.ordered.get(owner, self.ordered.get(owner.rpartition("/")[2]))
-        if ordered is None or len(ordered) != len(layer):
+        ordered = self.ordered.get(owner, self.ordered.get(layer))
+        if ordered is None or len(ordered) != len(shapes):
             return None
-        return ordered[layer.index(variable)]
+        return _in_order(ordered, shapes)[variable]
+
+    def layer_names(self) -> set[str]:
+        """Names of the layers in the file, without those of networks around them."""
+        owners = {name.rpartition("/")[0] for name in self.named}
+        return {x.rpartition("/")[2] for x in (*owners, *self.ordered)}
 
     def all(self) -> Iterator[Stored]:
         yield from self.named.values()
         for arrays in self.ordered.values():
             yield from arrays
+
+
+def _in_order(ordered, shapes):
+    """Variable -> array of a layer: by shape where all differ, since the order depends
+    on which of them are trained; else by place."""
+    by_shape = {x.shape: x for x in ordered}
+    if len(by_shape) == len(ordered) and by_shape.keys() == set(shapes.values()):
+        return {name: by_shape[shape] for name, shape in shapes.items()}
+    return dict(zip(shapes, ordered, strict=True))
 
 
 def of_arrays(path: str, arrays: Mapping[str, np.ndarray]) -> Weights:
