@@ -15,7 +15,7 @@ from test_log import Full
 from towers.data import cifar10, image_folder, indexed
 from towers.data.decoding import Decoding
 from towers.data.idx import read_idx
-from towers.data.image_folder import ImageFiles
+from towers.data.image_files import ImageFiles
 from towers.data.unlabeled import read_files
 from towers.errors import DataError
 

@@ -15,6 +15,7 @@ from towers import build, data, evaluation, training
 from towers.config import Config
 from towers.data import image_folder
 from towers.data.decoding import Decoding
+from towers.data.image_files import ImageFiles
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import DataError
 from towers.export.examples import images_of
@@ -179,7 +180,7 @@ def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
             place.write_bytes(png(random_pixels(0)))
     skipped = image_folder.Skipped()
     listed = image_folder._list_classes(str(tmp_path / "train"), skipped, None)
-    files = image_folder.ImageFiles("root", listed)
+    files = ImageFiles("root", listed)
     expected = [f"root/{c}/{name}" for c in ("b", "\u00e4") for name in sorted(names)]
     assert [files.place(i) for i in range(len(files))] == expected
     assert files.labels.tolist() == [0] * 5 + [1] * 5
