@@ -80,13 +80,10 @@ def read_image(
         image = _decode(content, header, channels, window)
         image = middle(image, header[1:3], image_shape[:2], window)
         return upright(image, turned)
-    image = _decode(content, header, channels)
-    height, width, _ = image.shape
+    image = upright(np.asarray(_decode(content, header, channels)), turned)
     if survey is not None:
-        survey.add_size(*((width, height) if turned in SIDEWAYS else (height, width)))
-    if decoding.image_size:
-        return upright(fit(image, image_shape[:2], decoding.image_size), turned)
-    return fit(upright(np.asarray(image), turned), image_shape[:2], 0)
+        survey.add_size(*image.shape[:2])
+    return fit(image, image_shape[:2], decoding.image_size)
 
 
 def resize_image(
