@@ -117,7 +117,8 @@ class _Reader:
         if name in ("fsync", "fdatasync"):
             return [("sync", path)]
         if name == "lseek":
-            if self._offsets[descriptor] is not None:
+            # Not of a folder that is listed: its descriptor is a copy.
+            if self._offsets.get(descriptor) is not None:
                 self._offsets[descriptor] = result
             return []
         content = self.disk.tree()[path]
