@@ -25,8 +25,9 @@ CLASSES = ("boat", "house", "sun", "tree")
 # still begins at 0.47.
 LEAST_CORRECT = 16
 
-# The export and the run compute alike; what is printed is rounded to 1e-4.
-TOLERANCE = 1e-4 + 0.5e-4
+# The export and the run compute alike, but for pixels halfway between two values, which
+# were seen to change a probability by 0.0004.
+TOLERANCE = 0.002
 # Pillow and TensorFlow decode JPEG files differently, and towers large ones at a
 # reduced scale: about 1 of 255, which was seen to change a probability by 0.006.
 JPEG_TOLERANCE = 0.05
