@@ -232,12 +232,14 @@ def agree_on_steps(run: Run, num_steps: int, save: bool) -> tuple[int, bool]:
 
 
 def wait_for_chief(run: Run) -> None:
-    """No worker ends before the chief has saved the last step.
+    """No worker ends before the chief has saved the last step; or, where all have
+    agreed to stop, at once: another one may still be receiving what they agreed.
 
     Raises:
-        WorkerLostError: the chief is gone.
+        WorkerLostError: the chief is gone before the end of the run.
     """
-    if run.workers.size == 1 or run.stopped or run.watchdog.stop_requested:
+    stops_alone = run.watchdog.stop_requested and not run.stopped
+    if run.workers.size == 1 or stops_alone:
         return
 
     def meet():
@@ -247,7 +249,7 @@ def wait_for_chief(run: Run) -> None:
     try:
         run.watchdog.run(meet)
     except (Preempted, WorkerLostError):
-        if not run.workers.is_chief:
+        if not (run.workers.is_chief or run.stopped):
             raise
 
 
