@@ -139,6 +139,29 @@ def test_buckets_hold_neighbours_of_one_type_up_to_their_size():
 
 def test_nccl_is_refused_without_two_gpus():
     with pytest.raises(ConfigError, match="nccl with 1 GPU"):
-        check_algorithm("nccl", 1)
-    check_algorithm("nccl", 2)
-    check_algorithm("ring", 0)
+        check_algorithm("nccl", ["/GPU:0"], None)
+    with pytest.raises(ConfigError, match="nccl with 0 GPU"):
+        check_algorithm("nccl", ["/CPU:0", "/CPU:1"], None)
+    check_algorithm("nccl", ["/GPU:0", "/GPU:1"], tf.float32)
+    check_algorithm("ring", ["/CPU:0"], tf.bfloat16)
+
+
+def test_nccl_is_refused_in_bfloat16_which_it_does_not_add():
+    with pytest.raises(ConfigError, match="all_reduce_dtype=bfloat16"):
+        check_algorithm("nccl", ["/GPU:0", "/GPU:1"], tf.bfloat16)
+
+
+@pytest.mark.parametrize("read", range(3))
+def test_who_reads_one_result_of_nccl_runs_all_of_its_operations(read):
+    """TensorFlow prunes those that nobody reads; the others would wait for ever."""
+    devices = [f"/GPU:{i}" for i in range(3)]
+
+    def first_copy_alone():
+        tensors = [[tf.ones([4])] for _ in devices]
+        return all_reduce(tensors, devices, algorithm="nccl")[read]
+
+    graph = tf.function(first_copy_alone).get_concrete_function().graph
+    pruned = tf.compat.v1.graph_util.extract_sub_graph(
+        graph.as_graph_def(), [graph.outputs[0].op.name]
+    )
+    assert sum(node.op == "NcclAllReduce" for node in pruned.node) == len(devices)

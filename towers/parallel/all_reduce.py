@@ -118,18 +118,23 @@ def ring(
 def nccl(
     tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
 ) -> list[tf.Tensor]:
-    dtype, results = tensors[0].dtype, []
+    dtype, reduced = tensors[0].dtype, []
     name = f"{tensors[0].op.name}_all_reduce"
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
-            reduced = tf.raw_ops.NcclAllReduce(
-                input=wire.total(tensor, device),
-                reduction="sum",
-                num_devices=len(devices),
-                shared_name=name,
+            reduced.append(
+                tf.raw_ops.NcclAllReduce(
+                    input=wire.total(tensor, device),
+                    reduction="sum",
+                    num_devices=len(devices),
+                    shared_name=name,
+                )
             )
-        results.append(_widened(reduced, device, dtype))
-    return results
+    # TensorFlow prunes an NcclAllReduce whose result nobody reads, and the others wait
+    # for it (its issue 19690). So every result depends on all of them.
+    with tf.control_dependencies(reduced):
+        reduced = [to_device(x, d) for x, d in zip(reduced, devices, strict=True)]
+    return [_widened(x, d, dtype) for x, d in zip(reduced, devices, strict=True)]
 
 
 ALGORITHMS: dict[str, Callable] = {
@@ -201,12 +206,23 @@ def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:
     return places
 
 
-def check_algorithm(algorithm: str, num_gpus: int) -> None:
-    """Raises ConfigError where an algorithm cannot run here."""
-    if algorithm == "nccl" and num_gpus < 2:
+def check_algorithm(
+    algorithm: str, devices: Sequence[str], dtype: tf.DType | None
+) -> None:
+    """Raises ConfigError where an algorithm cannot run on some devices or with a type
+    that travels."""
+    if algorithm != "nccl":
+        return
+    num_gpus = sum("GPU" in device for device in devices)
+    if num_gpus < 2:
         raise ConfigError(
             f"all_reduce=nccl with {num_gpus} GPU(s): NCCL needs two or more; use "
             "star, tree or ring"
+        )
+    if dtype == tf.bfloat16:
+        raise ConfigError(
+            "all_reduce=nccl with all_reduce_dtype=bfloat16: TensorFlow's NCCL adds no "
+            "bfloat16; use float32, or star, tree or ring"
         )
 
 

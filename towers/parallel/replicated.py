@@ -51,13 +51,14 @@ class Replicated:
         all_reduce_dtype: str = "",
     ):
         all_reduce = "star" if all_reduce == "auto" else all_reduce
-        check_algorithm(all_reduce, len(tf.config.list_physical_devices("GPU")))
+        dtype = tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None
+        check_algorithm(all_reduce, devices, dtype)
         if all_reduce_pack_mb < 0:
             all_reduce_pack_mb = PACK_MB_ON_GPUS if "GPU" in devices[0] else 0.0
         self._reduction = {
             "algorithm": all_reduce,
             "pack_mb": all_reduce_pack_mb,
-            "dtype": tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
+            "dtype": dtype,
         }
         self._update_fn, self._devices = update_fn, devices
         self._traced_update = TracedOnce(lambda _, *args: update_fn(*args))
