@@ -7,7 +7,7 @@ towers there are.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,7 +16,7 @@ from towers.data import randomness, streams
 from towers.data.augment import Augment
 from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
-from towers.data.part import Part, places
+from towers.data.part import Part, places, shares
 from towers.data.sources import Source, Subset
 from towers.errors import data_errors_of_tensorflow
 
@@ -65,6 +65,12 @@ class TrainBatches:
             layer, float32 [n, ...]; n is G, or the images of the part.
         """
         return self.process(step, self._read(step, self.indices(step, orders)))
+
+    def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
+        """The batches of several towers: so many images of every (micro-)batch for
+        each, one after the other."""
+        part = self.part or Part.all_of(self.images_per_step)
+        return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
         """int64: the epoch of the first example of a step."""
@@ -222,42 +228,71 @@ def _read_ahead(batches):
     return streams.without_tuning(batches.prefetch(2))
 
 
-def evaluation_stream(
-    source: Source, augment: Augment, eval_batch_size: int, part: Part | None = None
-) -> tf.data.Dataset:
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvalBatches:
     """Every example exactly once, in order, in batches of one shape.
 
     The last batch is filled up with example 0; "weights", float32 [batch], is 1
     for an example that counts and 0 for one that fills.
 
-    Args:
+    Attributes:
         source: the examples.
         augment: of their images.
-        eval_batch_size: images of a batch.
+        batch_size: images of a batch.
         part: of every batch; by default all of it.
     """
-    length = source.num_examples
-    [(begin, end)] = (part or Part.all_of(eval_batch_size)).ranges(1)
-    size = end - begin
 
-    def read(first):
-        positions = first + tf.range(begin, end, dtype=tf.int64)
-        counts = positions < length
-        images, labels = source.read(tf.where(counts, positions, 0))
+    source: Source
+    augment: Augment
+    batch_size: int
+    part: Part | None = None
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        return -(-self.source.num_examples // self.batch_size)
+
+    def split(self, num_towers: int) -> list["EvalBatches"]:
+        """The batches of several towers, of which small ones may be left out."""
+        part = self.part or Part.all_of(self.batch_size)
+        sizes = shares(part.size, min(part.size, num_towers))
+        return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
+
+    def __call__(self, number: tf.Tensor) -> Batch:
+        """The batch of a number, int64, 0 for the first."""
+        return self._process(*self._read(number * self.batch_size))
+
+    def stream(self, first: int = 0) -> tf.data.Dataset:
+        """The batches from a number on."""
+        starts = tf.data.Dataset.range(
+            first * self.batch_size, self.source.num_examples, self.batch_size
+        )
+        batches = starts.map(
+            streams.plain(self._read), num_parallel_calls=streams.NUM_CALLS
+        )
+        batches = batches.map(
+            streams.plain(self._process), num_parallel_calls=streams.NUM_CALLS
+        )
+        return _read_ahead(batches)
+
+    @property
+    def _range(self):
+        [(begin, end)] = (self.part or Part.all_of(self.batch_size)).ranges(1)
+        return begin, end
+
+    def _read(self, first):
+        positions = first + tf.range(*self._range, dtype=tf.int64)
+        counts = positions < self.source.num_examples
+        images, labels = self.source.read(tf.where(counts, positions, 0))
         return images, labels, counts
 
-    def process(images, labels, counts):
-        images = tf.ensure_shape(images, [size, *source.image_shape])
+    def _process(self, images, labels, counts):
+        begin, end = self._range
+        images = tf.ensure_shape(images, [end - begin, *self.source.image_shape])
         return {
-            "images": augment.evaluate(images),
-            "labels": tf.ensure_shape(labels, [size]),
+            "images": self.augment.evaluate(images),
+            "labels": tf.ensure_shape(labels, [end - begin]),
             "weights": tf.cast(counts, tf.float32),
         }
-
-    batches = tf.data.Dataset.range(0, length, eval_batch_size)
-    batches = batches.map(streams.plain(read), num_parallel_calls=streams.NUM_CALLS)
-    batches = batches.map(streams.plain(process), num_parallel_calls=streams.NUM_CALLS)
-    return _read_ahead(batches)
 
 
 def some_images(source: Source, augment: Augment) -> np.ndarray:
@@ -269,7 +304,7 @@ def some_images(source: Source, augment: Augment) -> np.ndarray:
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
     with data_errors_of_tensorflow():
-        batches = evaluation_stream(Subset(source, places), augment, eval_batch_size=50)
+        batches = EvalBatches(Subset(source, places), augment, batch_size=50).stream()
         images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
     return np.concatenate(images)
 

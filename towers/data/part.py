@@ -1,6 +1,8 @@
-"""The part of every batch that one of several processes makes and computes."""
+"""The part of every batch that a tower, or one of several processes, computes."""
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +24,14 @@ class Part:
     def all_of(cls, whole: int) -> "Part":
         """The whole batch."""
         return cls(0, whole, whole)
+
+    def split(self, sizes: Sequence[int]) -> list["Part"]:
+        """Neighboring parts of these sizes, which add up to this one's."""
+        ends = itertools.accumulate(sizes, initial=self.first)
+        return [
+            Part(first, size, self.whole)
+            for first, size in zip(ends, sizes, strict=False)
+        ]
 
     @property
     def is_whole(self) -> bool:
@@ -54,3 +64,9 @@ class Part:
 def places(ranges: list[tuple[int, int]]) -> np.ndarray:
     """int64: the places in ranges, one after the other."""
     return np.concatenate([np.arange(*pair, dtype=np.int64) for pair in ranges])
+
+
+def shares(num_images: int, num_towers: int) -> list[int]:
+    """Images per tower; where the batch does not divide, the first take one more."""
+    least, more = divmod(num_images, num_towers)
+    return [least + (tower < more) for tower in range(num_towers)]

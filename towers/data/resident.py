@@ -1,37 +1,50 @@
-"""The batches of a training run, made by the device that holds the images.
+"""Batches made by the devices that hold the images.
 
 For data sets that fit a device: no image is copied to it in a step. The batches equal
 those of the stream.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.data.batches import Batch, TrainBatches
+from towers.data.batches import Batch, EvalBatches, TrainBatches
 from towers.data.sources import DeviceSource
 
 
-class ResidentBatches:
+class Resident:
     """Implements the protocol `towers.parallel.feed.Feed`.
 
     The host draws the order of an epoch when the epoch begins, and sends it. In a step
-    it sends the step's number alone.
+    it sends the step's number and the keys of the random numbers alone.
 
     Args:
-        batches: the batches; their source is in memory.
-        device: holds the images and makes the batches.
+        batches: per tower; their source is in memory.
+        devices: per tower, holds the images and makes the batches. Those of a CPU share
+            its memory.
     """
 
-    def __init__(self, batches: TrainBatches, device: str):
-        self._device = device
-        source = DeviceSource(batches.source, device)
-        self._batches = dataclasses.replace(batches, source=source)
-        with tf.device("CPU:0"):
-            self._epoch = tf.Variable(-1, dtype=tf.int64, trainable=False, name="epoch")
-            orders = tf.zeros_like(self._batches.orders(tf.constant(0, tf.int64)))
-        with tf.device(device):
-            self._orders = tf.Variable(orders, trainable=False, name="orders")
+    def __init__(
+        self, batches: Sequence[TrainBatches | EvalBatches], devices: Sequence[str]
+    ):
+        self._devices = devices
+        sources = {
+            home: DeviceSource(batches[0].source, home)
+            for home in dict.fromkeys(map(_memory, devices))
+        }
+        self._batches = [
+            dataclasses.replace(own, source=sources[_memory(device)])
+            for own, device in zip(batches, devices, strict=True)
+        ]
+        self._orders = {}
+        if isinstance(batches[0], TrainBatches):
+            with tf.device("CPU:0"):
+                self._epoch = _variable(tf.constant(-1, tf.int64))
+                orders = batches[0].orders(tf.constant(0, tf.int64))
+            for home in sources:
+                with tf.device(home):
+                    self._orders[home] = _variable(tf.zeros_like(orders))
 
     def spec(self) -> None:
         """There is no iterator."""
@@ -39,38 +52,55 @@ class ResidentBatches:
     def start(self, step: int) -> None:
         """There is no iterator."""
 
-    def wait(self, iterator: None, step: tf.Tensor) -> Batch:
-        """Has the orders on the device that the batch of a step takes its images from.
+    def wait(self, iterators: None, step: tf.Tensor) -> Batch:
+        """Has the orders on the devices that the batches of a step take their images
+        from.
 
-        A variable keeps them, because drawing one costs more than a batch.
+        Variables keep them, because drawing one costs more than a batch.
         """
         with tf.device("CPU:0"):
-            epoch = self._batches.first_epoch(step)
+            if not self._orders:
+                return {"step": tf.identity(step)}
+            epoch = self._batches[0].first_epoch(step)
             drawn = tf.cond(
                 epoch == self._epoch, lambda: epoch, lambda: self._draw(epoch)
             )
             return {"epoch": drawn}
 
     def _draw(self, epoch):
-        orders = self._batches.orders(epoch)
-        with tf.device(self._device):
-            sent = self._orders.assign(orders, read_value=False)
-        with tf.control_dependencies([sent]):
+        orders, sent = self._batches[0].orders(epoch), []
+        for home, variable in self._orders.items():
+            with tf.device(home):
+                sent.append(variable.assign(orders, read_value=False))
+        with tf.control_dependencies(sent):
             assigned = self._epoch.assign(epoch, read_value=False)
         with tf.control_dependencies([assigned]):
             return tf.identity(epoch)
 
-    def batch(self, awaited: Batch, step: tf.Tensor) -> Batch:
-        """The batch of a step; its labels, where they are not mixed, are int64."""
-        with tf.control_dependencies([awaited["epoch"]]), tf.device(self._device):
-            return self._batches(step, self._orders.read_value())
+    def batches(self, awaited: Batch, step: tf.Tensor) -> list[Batch]:
+        """Per tower its batch; labels that are not mixed are int64."""
+        batches = []
+        with tf.control_dependencies(list(awaited.values())):
+            for own, device in zip(self._batches, self._devices, strict=True):
+                with tf.device(device):
+                    orders = self._orders.get(_memory(device))
+                    more = [] if orders is None else [orders.read_value()]
+                    batches.append(own(step, *more))
+        return batches
 
     def restart(self) -> None:
         """Nothing to do: the orders are functions of the epoch."""
 
-    def variables(self) -> list[tuple[str, tf.Variable]]:
-        """The orders, images and labels, each with its device."""
-        return [
-            (self._device, variable)
-            for variable in (self._orders, *self._batches.source.variables)
-        ]
+    def batches_of(self, step: int) -> list[Batch]:
+        """Those of one step, not in a graph."""
+        number = tf.constant(step, tf.int64)
+        return self.batches(self.wait(None, number), number)
+
+
+def _memory(device):
+    """The device whose memory another one computes in."""
+    return "/CPU:0" if "CPU" in device else device
+
+
+def _variable(value):
+    return tf.Variable(value, trainable=False)

@@ -1,7 +1,11 @@
 """Loss functions: cross-entropy and weight decay."""
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
+
+from towers.optim.vector import Layout
 
 
 def cross_entropy(
@@ -36,53 +40,67 @@ def cross_entropy(
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 
-def weight_decay(
-    variables: list[keras.Variable], params: list[tf.Tensor]
-) -> tf.Tensor | None:
-    """The sum of the penalties that the network's regularizers put on `params`.
+class WeightDecay:
+    """The penalties that a network's regularizers put on its parameters.
+
+    The L2 penalties of vectors are columns of coefficients; other ones see the
+    parameters one by one.
 
     Args:
         variables: the network's trainable variables; only their regularizers are read.
-        params: the values to penalize, in the same order.
-
-    Returns:
-        A scalar, or None where no variable has a regularizer.
+        layout: of the vectors, with the variables' names or shards of them.
     """
-    penalties = [
-        _penalty(variable.regularizer, param)
-        for variable, param in zip(variables, params, strict=True)
-        if variable.regularizer is not None
-    ]
-    return tf.add_n(penalties) if penalties else None
 
+    def __init__(self, variables: Sequence[keras.Variable], layout: Layout):
+        regularizers = [variable.regularizer for variable in variables]
+        is_l2 = [type(x) is keras.regularizers.L2 for x in regularizers]
+        self._coefficients = [
+            None if isinstance(column, float) and column == 0 else column
+            for column in layout.columns(
+                [
+                    2 * float(x.l2) if l2 else 0.0
+                    for x, l2 in zip(regularizers, is_l2, strict=True)
+                ]
+            )
+        ]
+        self._others = [
+            (place, x)
+            for place, (x, l2) in enumerate(zip(regularizers, is_l2, strict=True))
+            if x is not None and not l2
+        ]
+        self._layout = layout
 
-def add_weight_decay(
-    variables: list[keras.Variable],
-    params: list[tf.Tensor],
-    gradients: list[tf.Tensor],
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """From the gradients of the mean loss to those with weight decay.
+    def __call__(
+        self, params: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """From the gradients of the mean loss to those with weight decay.
 
-    Args:
-        variables, params: as in `weight_decay`; the parameters may be variables, of
-            which only those with a regularizer are read.
-        gradients: in the same order.
+        Args:
+            params, gradients: vectors.
 
-    Returns:
-        (weight decay, gradients); it is 0 where no variable has a regularizer.
-    """
-    places = [i for i, v in enumerate(variables) if v.regularizer is not None]
-    if not places:
-        return tf.zeros([], params[0].dtype), list(gradients)
-    penalized = [tf.convert_to_tensor(params[i]) for i in places]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(penalized)
-        decay = weight_decay([variables[i] for i in places], penalized)
-    gradients = list(gradients)
-    for i, more in zip(places, tape.gradient(decay, penalized), strict=True):
-        if more is not None:
-            gradients[i] += more
-    return decay, gradients
+        Returns:
+            (penalty, gradients); the penalty is a scalar, 0 without a regularizer.
+        """
+        gradients, penalties = list(gradients), []
+        for place, (param, column) in enumerate(
+            zip(params, self._coefficients, strict=True)
+        ):
+            if column is not None:
+                decay = tf.constant(column, param.dtype) * param
+                gradients[place] += decay
+                penalties.append(0.5 * tf.reduce_sum(param * decay))
+        if self._others:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(params)
+                views = self._layout.views(params)
+                other = tf.add_n([penalty(views[i]) for i, penalty in self._others])
+            penalties.append(other)
+            for place, more in enumerate(tape.gradient(other, params)):
+                if more is not None:
+                    gradients[place] += more
+        if not penalties:
+            return tf.zeros([], params[0].dtype), gradients
+        return tf.add_n(penalties), gradients
 
 
 def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
@@ -110,10 +128,3 @@ def pop_weight_decay(variables: list[keras.Variable]) -> tuple[float, ...]:
                 "weight decay, and the optimizer applies nothing else"
             )
     return tuple(coefficients)
-
-
-def _penalty(regularizer, param):
-    if type(regularizer) is keras.regularizers.L2:
-        # One pass over the parameter, and one for the gradient, instead of five.
-        return 2 * regularizer.l2 * tf.nn.l2_loss(param)
-    return regularizer(param)

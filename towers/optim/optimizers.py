@@ -1,14 +1,15 @@
 """Optimizers: pure functions from the mean gradient to the next parameters.
 
-An optimizer treats one parameter at a time, so that a strategy may call it wherever the
-parameter lives. The learning rate stays outside the velocity (velocity is
-momentum * velocity + direction), hence a change of the rate acts at once on the whole
-velocity. The names of the slots are those in a checkpoint: `slots/<param>/<slot>`.
+An elementwise optimizer is called with vectors of many parameters (see `vector`), any
+other one with one parameter at a time. The learning rate stays outside the velocity
+(velocity is momentum * velocity + direction), hence a change of the rate acts at once
+on the whole velocity. The names of the slots are those in a checkpoint:
+`slots/<param>/<slot>`.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -19,37 +20,45 @@ Slots = dict[str, tf.Tensor]
 
 
 class UpdateContext(NamedTuple):
-    """The update context of one parameter in one step.
+    """What an update is told besides the parameters and their gradients.
+
+    With vectors, all but the step are numbers, or arrays [rows, 1] of the numbers of
+    the parameters that the rows belong to.
 
     Attributes:
-        rate: the parameter's learning rate, a scalar of its dtype.
-        step: int64, the steps taken before this one.
-        decay: coefficient of the parameter's weight decay, where the optimizer takes
-            it; else 0.
+        rate: learning rate, of the parameters' dtype.
+        step: int64 scalar, the steps taken before this one.
+        decay: coefficient of weight decay, where the optimizer applies it; else 0.
+        rank: number of axes of the parameter.
         param_norm, gradient_norm: Euclidean norms of the whole parameter and of its
             (clipped) gradient, where the optimizer needs norms; else None.
+        constants: what `Optimizer.constants` gives for the step, if it has it.
     """
 
     rate: tf.Tensor
     step: tf.Tensor
-    decay: float = 0.0
+    decay: float | tf.Tensor = 0.0
+    rank: int | tf.Tensor = 1
     param_norm: tf.Tensor | None = None
     gradient_norm: tf.Tensor | None = None
+    constants: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """The update of one parameter.
+    """The update of parameters.
 
     Attributes:
         slots: names of the tensors, of the parameter's shape and zero at first, that it
             keeps per parameter.
         update: (param, slots, gradient, context) -> (param, slots).
         elementwise: whether an element's update needs the other elements at most
-            through the norms, so that it may be applied to a slice of the parameter.
+            through the norms. The update then gets vectors [rows, 16] of many
+            parameters, or of slices of them.
         needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
         takes_decay: whether it applies the weight decay itself, which then must not be
             part of the loss.
+        constants: step -> what it needs once for all parameters.
     """
 
     slots: tuple[str, ...]
@@ -59,6 +68,7 @@ class Optimizer:
     elementwise: bool = True
     needs_norms: bool = False
     takes_decay: bool = False
+    constants: Callable[[tf.Tensor], Any] | None = None
 
 
 def sgd(*, momentum: float = 0.0) -> Optimizer:
@@ -110,17 +120,23 @@ def adamw(
         first += (1 - beta1) * (gradient - first)
         second = slots["second_moment"]
         second += (1 - beta2) * (tf.square(gradient) - second)
-        count = tf.cast(context.step + 1, tf.float64)
-        unbiased = tf.sqrt(1 - tf.constant(beta2, tf.float64) ** count)
-        unbiased /= 1 - tf.constant(beta1, tf.float64) ** count
-        direction = tf.cast(unbiased, param.dtype) * first
+        direction = tf.cast(context.constants, param.dtype) * first
         direction /= tf.sqrt(second) + epsilon
-        if context.decay:
-            direction += context.decay * param
+        direction = _with_decay(param, direction, context)
         moments = {"first_moment": first, "second_moment": second}
         return param - context.rate * direction, moments
 
-    return Optimizer(("first_moment", "second_moment"), update, takes_decay=True)
+    def unbiased(step):
+        count = tf.cast(step + 1, tf.float64)
+        factor = tf.sqrt(1 - tf.constant(beta2, tf.float64) ** count)
+        return factor / (1 - tf.constant(beta1, tf.float64) ** count)
+
+    return Optimizer(
+        ("first_moment", "second_moment"),
+        update,
+        takes_decay=True,
+        constants=unbiased,
+    )
 
 
 def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimizer:
@@ -133,8 +149,7 @@ def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimize
 
     def update(param, slots, gradient, context):
         direction = _with_decay(param, gradient, context)
-        if param.shape.rank > 1:
-            direction *= _trust(context, trust_coefficient)
+        direction *= _trust(context, trust_coefficient)
         return _move(param, slots, direction, context.rate, momentum)
 
     return Optimizer(
@@ -191,7 +206,7 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
 
 
 def _trust(context, trust_coefficient):
-    both = (context.param_norm > 0) & (context.gradient_norm > 0)
+    both = (context.param_norm > 0) & (context.gradient_norm > 0) & (context.rank > 1)
     length = context.gradient_norm + context.decay * context.param_norm
     one = tf.ones_like(length)
     ratio = trust_coefficient * context.param_norm / tf.where(both, length, one)
@@ -217,7 +232,9 @@ def _look_ahead(slots, direction, momentum):
 
 
 def _with_decay(param, gradient, context):
-    return gradient + context.decay * param if context.decay else gradient
+    if isinstance(context.decay, float) and context.decay == 0:
+        return gradient
+    return gradient + context.decay * param
 
 
 def create_optimizer(

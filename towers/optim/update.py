@@ -1,13 +1,15 @@
 """The update: from the mean gradient to the next parameters, slots and averages."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
-from towers.optim.optimizers import Optimizer, Slots, UpdateContext
+from towers.optim.optimizers import Optimizer, UpdateContext
+from towers.optim.vector import Layout
 
 RateFn = Callable[[tf.Tensor], tf.Tensor]
+Vectors = list[tf.Tensor]
 
 
 def clip_scale(norm: tf.Tensor, clip_norm: float) -> tf.Tensor:
@@ -29,16 +31,22 @@ def clip_by_global_norm(
     return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
 
-def moving_average(
-    average: tf.Tensor, param: tf.Tensor, step: tf.Tensor, ema_decay: float
-) -> tf.Tensor:
-    """The average after step number `step` (int64, 0 for the first one).
+def moving_averages(
+    averages: Sequence[tf.Tensor],
+    values: Sequence[tf.Tensor],
+    step: tf.Tensor,
+    ema_decay: float,
+) -> Vectors:
+    """The averages after step number `step` (int64, 0 for the first one).
 
     The decay is ramped as the tutorial's is: min(ema_decay, (1 + step) / (10 + step)).
     """
     step = tf.cast(step, tf.float64)
     decay = tf.minimum(tf.constant(ema_decay, tf.float64), (1 + step) / (10 + step))
-    return average - tf.cast(1 - decay, average.dtype) * (average - param)
+    return [
+        average - tf.cast(1 - decay, average.dtype) * (average - value)
+        for average, value in zip(averages, values, strict=True)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Update:
     """Everything that happens between the mean gradient and the next parameters.
 
     Attributes:
-        optimizer: the update of one parameter.
+        optimizer: the update of parameters.
         learning_rate_fn: int64 step -> rate, float64.
         clip_norm: largest global norm of the mean gradient; 0 does not clip.
         ema_decay: decay of the moving averages; 0 keeps none.
@@ -64,74 +72,111 @@ class Update:
     rate_fns: tuple[RateFn, ...] = ()
 
     def squares(
-        self, params: Sequence[tf.Tensor], gradients: Sequence[tf.Tensor]
+        self,
+        layout: Layout,
+        params: Sequence[tf.Tensor],
+        gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor | None:
-        """Sums of squares of each parameter and of its gradient, [len(params), 2]; None
+        """Sums of squares of each parameter and of its gradient, [2, parameters]; None
         where the optimizer needs no norms. Those of a parameter's shards add up."""
         if not self.optimizer.needs_norms:
             return None
-        pairs = zip(params, gradients, strict=True)
-        return 2 * tf.stack([[tf.nn.l2_loss(p), tf.nn.l2_loss(g)] for p, g in pairs])
+        return tf.stack(
+            [
+                layout.sums([tf.reduce_sum(tf.square(x), 1) for x in vectors])
+                for vectors in (params, gradients)
+            ]
+        )
 
     def __call__(
         self,
+        layout: Layout,
         step: tf.Tensor,
-        norm: tf.Tensor,
         params: Sequence[tf.Tensor],
-        slots: Sequence[Slots],
-        averages: Sequence[tf.Tensor],
+        slots: Mapping[str, Sequence[tf.Tensor]],
         gradients: Sequence[tf.Tensor],
+        norm: tf.Tensor,
         squares: tf.Tensor | None = None,
-    ) -> tuple[list[tf.Tensor], list[Slots], list[tf.Tensor]]:
+    ) -> tuple[Vectors, dict[str, Vectors]]:
         """One step.
 
         Args:
+            layout: of the vectors: of whole parameters, or of the shards that live
+                here.
             step: int64, the steps taken before this one.
+            params, gradients: vectors; the gradient is that of the mean loss over the
+                whole batch.
+            slots: name -> vectors.
             norm: the global norm of the gradients.
-            params: the parameters, or the shards of them that live here.
-            slots: per parameter its slots.
-            averages: the moving averages, or empty where none are kept.
-            gradients: the gradient of the mean loss over the whole batch.
-            squares: what the method of that name gives for the whole parameters; needed
-                where `params` are shards.
+            squares: what the method of that name gives for the whole parameters, where
+                the optimizer needs norms.
 
         Returns:
-            The new parameters, slots and averages, in the order they came.
+            The new parameters and slots.
         """
-        rate_fns = self.rate_fns or [self.learning_rate_fn] * len(params)
-        # Each once: most parameters share the function.
-        rates = {rate_fn: rate_fn(step) for rate_fn in dict.fromkeys(rate_fns)}
-        dtypes = [param.dtype for param in params]
-        rates = {
-            (rate_fn, dtype): tf.cast(rates[rate_fn], dtype)
-            for rate_fn, dtype in dict.fromkeys(zip(rate_fns, dtypes, strict=True))
-        }
-        norms = self._norms(norm, params, gradients, squares)
+        contexts = self._contexts(layout, step, norm, squares)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
-        decays = self.decays or [0.0] * len(params)
-        new_params, new_slots = [], []
-        for param, slot, gradient, rate_fn, decay, param_norms in zip(
-            params, slots, gradients, rate_fns, decays, norms, strict=True
-        ):
-            rate = rates[rate_fn, param.dtype]
-            context = UpdateContext(rate, step, decay, *param_norms)
-            param, slot = self.optimizer.update(param, slot, gradient, context)
+        arrays = [params, gradients, *slots.values()]
+        if not self.optimizer.elementwise:
+            arrays = [layout.views(vectors) for vectors in arrays]
+        new_params, new_slots = [], {name: [] for name in slots}
+        for context, param, gradient, *own in zip(contexts, *arrays, strict=True):
+            own = dict(zip(slots, own, strict=True))
+            param, own = self.optimizer.update(param, own, gradient, context)
             new_params.append(param)
-            new_slots.append(slot)
-        new_averages = [
-            moving_average(average, param, step, self.ema_decay)
-            for average, param in zip(averages, new_params, strict=bool(averages))
-        ]
-        return new_params, new_slots, new_averages
+            for name, values in new_slots.items():
+                values.append(own[name])
+        if not self.optimizer.elementwise:
+            new_params = layout.pack(new_params)
+            new_slots = {name: layout.pack(x) for name, x in new_slots.items()}
+        return new_params, new_slots
 
-    def _norms(self, norm, params, gradients, squares):
-        """Per parameter its norm and that of its clipped gradient, or nothing."""
-        if not self.optimizer.needs_norms:
-            return [()] * len(params)
-        if squares is None:
-            squares = self.squares(params, gradients)
-        norms = tf.sqrt(squares)
+    def _contexts(self, layout, step, norm, squares):
+        """Of each vector, or of each parameter where the optimizer is called so."""
+        numbers = range(len(layout.places))
+        by_vector = self.optimizer.elementwise
+        vectors = [place.vector for place in layout.places.values()]
+        dtypes = [layout.specs[vector].dtype for vector in vectors]
+        dtypes = [spec.dtype for spec in layout.specs] if by_vector else dtypes
+
+        def columns(values):
+            return layout.columns(values) if by_vector else values
+
+        rate_fns = self.rate_fns or [self.learning_rate_fn for _ in numbers]
+        distinct = list(dict.fromkeys(rate_fns))  # each is computed once
+        computed = tf.stack([rate_fn(step) for rate_fn in distinct])
+        of_distinct = columns([distinct.index(rate_fn) for rate_fn in rate_fns])
+        casts = {dtype: tf.cast(computed, dtype) for dtype in dict.fromkeys(dtypes)}
+        rates = [
+            casts[dtype][place]
+            if isinstance(place, int)
+            else tf.gather(casts[dtype], place)
+            for dtype, place in zip(dtypes, of_distinct, strict=True)
+        ]
+        decays = [
+            decay if isinstance(decay, float) else tf.constant(decay, dtype)
+            for dtype, decay in zip(
+                dtypes, columns(self.decays or [0.0 for _ in numbers]), strict=True
+            )
+        ]
+        ranks = columns([len(place.shape) for place in layout.places.values()])
+        norms = [(None, None) for _ in dtypes]
+        if self.optimizer.needs_norms:
+            pairs = [
+                layout.spread(x) if by_vector else tf.unstack(x)
+                for x in self._norms(norm, squares)
+            ]
+            norms = list(zip(*pairs, strict=True))
+        constants = self.optimizer.constants and self.optimizer.constants(step)
+        return [
+            UpdateContext(rate, step, decay, rank, *pair, constants)
+            for rate, decay, rank, pair in zip(rates, decays, ranks, norms, strict=True)
+        ]
+
+    def _norms(self, norm, squares):
+        """Norms of the parameters and of their clipped gradients."""
+        param_norms, gradient_norms = tf.unstack(tf.sqrt(squares))
         if self.clip_norm:
-            scale = tf.cast(clip_scale(norm, self.clip_norm), norms.dtype)
-            norms *= tf.stack([tf.ones_like(scale), scale])
-        return [tf.unstack(pair) for pair in tf.unstack(norms)]
+            scale = clip_scale(norm, self.clip_norm)
+            gradient_norms *= tf.cast(scale, gradient_norms.dtype)
+        return param_norms, gradient_norms

@@ -8,15 +8,14 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.models.variables import variable_names
-from towers.optim import losses
-from towers.optim.phases import Phase, zero_frozen
-from towers.optim.update import Update
-from towers.parallel.devices import HOST
-from towers.parallel.gradients import squared_norm
+from towers.optim.losses import WeightDecay
+from towers.optim.phases import Phase
+from towers.optim.update import Update, moving_averages
+from towers.parallel.copies import Copy, Values
+from towers.parallel.finite import FiniteGuard
 from towers.parallel.network import WholeNetwork
-from towers.parallel.not_finite import SkippedSteps
-from towers.parallel.variables import Fetched, Variables
+from towers.parallel.reduce import squared_norm
+from towers.parallel.step import zero_frozen
 
 
 class Calls(NamedTuple):
@@ -24,8 +23,8 @@ class Calls(NamedTuple):
 
     Attributes:
         fetch: per tower, () -> parameters and model state, on its device.
-        compute: per phase and tower, (parameters, model state, share of the batch) ->
-            (gradients, model state, metrics); the first two on the parameter device.
+        compute: per phase and tower, (parameters and model state, batch of the tower)
+            -> (gradients, model state, metrics); the first two on the parameter device.
         apply: whether the update ends a step -> (tower, norm, gradients, model state)
             -> nothing.
         skip: whether the update ends a step -> () -> nothing; empty where no update is
@@ -43,56 +42,46 @@ class AsynchronousStep:
     """The step of asynchronous towers.
 
     Attributes:
-        variables: those that all towers share.
+        copy: the variables that all towers share.
         network: computes the gradients.
         update_fn: from a gradient to the next parameters.
         trainable_variables: of the model; they have the regularizers.
         phases: of the run.
         devices: of the towers.
         scales: per tower the factor on its gradients.
-        global_step: int64 variable, the steps taken.
-        skipped: counts the updates that are skipped, if any are.
+        guard: counts the updates that are skipped, if any are.
     """
 
-    variables: Variables
+    copy: Copy
     network: WholeNetwork
     update_fn: Update
     trainable_variables: Sequence[keras.Variable]
     phases: Sequence[Phase]
     devices: Sequence[str]
     scales: Sequence[float]
-    global_step: tf.Variable
-    skipped: SkippedSteps | None = None
+    guard: FiniteGuard
 
-    def fetch(self, tower: int) -> Fetched:
+    def fetch(self, tower: int) -> Values:
         """Parameters and model state on the device of a tower."""
-        return self.variables.fetch().copied_to(self.devices[tower])
+        return self.copy.fetch().copied_to(self.devices[tower])
 
     def compute(
-        self,
-        phase: int,
-        tower: int,
-        params: list[tf.Tensor],
-        state: list[tf.Tensor],
-        share: Mapping[str, tf.Tensor],
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], dict[str, tf.Tensor]]:
+        self, phase: int, tower: int, values: Values, batch: Mapping[str, tf.Tensor]
+    ) -> tuple[list[tf.Tensor], tuple[list, list], dict[str, tf.Tensor]]:
         """A tower's gradients with those of the weight decay, new state and metrics."""
-        [result] = self.network.gradients(
-            phase, [(params, state)], [share], first_tower=tower
-        )
+        [result] = self.network.gradients(phase, [values], [batch], first_tower=tower)
+        layout = self.copy.layout.params
         with tf.device(self.devices[tower]):
-            decay, gradients = losses.add_weight_decay(
-                self.trainable_variables, params, result.gradients
-            )
-            names = variable_names(self.trainable_variables)
-            gradients = zero_frozen(gradients, names, self.phases[phase].frozen)
+            add_decay = WeightDecay(self.trainable_variables, layout)
+            decay, gradients = add_decay(values.params, result.gradients)
+            gradients = zero_frozen(gradients, layout, self.phases[phase].frozen)
             total_loss = result.loss + tf.cast(decay, result.loss.dtype)
             norm = tf.sqrt(squared_norm(gradients))
             finite = tf.math.is_finite(total_loss + norm)
-        with tf.device(self.variables.device):
+        with tf.device(self.copy.device):
             # They are copied here, and not while the lock is held.
             gradients = [tf.identity(gradient) for gradient in gradients]
-            state = [tf.identity(entry) for entry in result.state]
+            state = tf.nest.map_structure(tf.identity, (result.state, result.counts))
         metrics = {
             "loss": result.loss,
             "total_loss": total_loss,
@@ -108,62 +97,76 @@ class AsynchronousStep:
         tower: tf.Tensor,
         norm: tf.Tensor,
         gradients: list[tf.Tensor],
-        state: list[tf.Tensor],
+        state: tuple[list[tf.Tensor], list[tf.Tensor]],
     ) -> None:
         """One update of the shared variables."""
-        step = self.global_step.read_value()
-        with tf.device(self.variables.device):
+        copy, (state, counts) = self.copy, state
+        layout = copy.layout.params
+        with tf.device(copy.device):
+            [step] = copy.read([copy.step])
             # The norm, and so the clipping, is that before the scaling.
             scale = tf.gather(tf.constant(self.scales, tf.float64), tower)
             scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
-            params, slots, averages = self.variables.read()
-            moving = averages if ends_step else []
-            params, slots, moved = self.update_fn(
-                step, norm, params, slots, moving, scaled
+            params = copy.read(copy.params)
+            squares = self.update_fn.squares(layout, params, scaled)
+            slots = {name: copy.read(own) for name, own in copy.slots.items()}
+            params, slots = self.update_fn(
+                layout, step, params, slots, scaled, norm, squares
             )
-            state = [
-                new if new.dtype.is_floating else tf.where(tower == 0, new, old)
-                for new, old in zip(state, self.variables.state, strict=True)
+            old = copy.read(copy.counts)
+            counts = [
+                tf.where(tower == 0, *pair) for pair in zip(counts, old, strict=True)
             ]
-            self.variables.assign(params, slots, moved or averages, state)
-        if self.skipped is not None:
-            with tf.device(HOST):
-                self.skipped.after_good_step()
-        if ends_step:
-            self.global_step.assign_add(1)
+            variables = [*copy.params, *copy.state, *copy.counts]
+            values = [*params, *state, *counts]
+            for name, own in copy.slots.items():
+                variables += own
+                values += slots[name]
+            if ends_step and copy.averages:
+                variables += copy.averages
+                values += moving_averages(
+                    copy.read(copy.averages),
+                    [*params, *state],
+                    step,
+                    self.update_fn.ema_decay,
+                )
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value, read_value=False)
+        self._count(True, ends_step)
 
     def skip(self, ends_step: bool) -> None:
         """In place of an update that is not finite: it is only counted."""
-        with tf.device(HOST):
-            self.skipped.after_bad_step()
+        self._count(False, ends_step)
+
+    def _count(self, is_finite, ends_step):
+        with tf.device(self.guard.device):
+            self.guard.decide(tf.constant(is_finite))
         if ends_step:
-            self.global_step.assign_add(1)
+            self.copy.step.assign_add(1)
 
     def trace(
-        self, batch_spec: Mapping[str, tf.TensorSpec], sizes: Sequence[int]
+        self, batch_specs: Sequence[Mapping[str, tf.TensorSpec]], skips: bool
     ) -> Calls:
         """Traces all calls.
 
         Args:
-            batch_spec: of a whole batch.
-            sizes: images per tower.
+            batch_specs: per tower, of its batches.
+            skips: whether updates may be skipped.
         """
-        params, state = _specs(self.variables.params), _specs(self.variables.state)
+        copy = self.copy
+        params, state, counts = map(_specs, (copy.params, copy.state, copy.counts))
+        values = Values(params, state, counts)
         calls = Calls([], [[] for _ in self.phases], [], [])
-        for tower, size in enumerate(sizes):
-            share = {
-                name: tf.TensorSpec([size, *spec.shape[1:]], spec.dtype)
-                for name, spec in batch_spec.items()
-            }
+        for tower, spec in enumerate(batch_specs):
             calls.fetch.append(_traced(functools.partial(self.fetch, tower)))
             for phase, of_phase in enumerate(calls.compute):
                 compute = functools.partial(self.compute, phase, tower)
-                of_phase.append(_traced(compute, params, state, share))
+                of_phase.append(_traced(compute, values, spec))
         index, norm = tf.TensorSpec([], tf.int32), tf.TensorSpec([], params[0].dtype)
         for ends_step in (False, True):
             apply = functools.partial(self.apply, ends_step)
-            calls.apply.append(_traced(apply, index, norm, params, state))
-            if self.skipped is not None:
+            calls.apply.append(_traced(apply, index, norm, params, (state, counts)))
+            if skips:
                 calls.skip.append(_traced(functools.partial(self.skip, ends_step)))
         return calls
 

@@ -1,41 +1,40 @@
-"""The feed of the compiled loop: where it takes the batch of a step from."""
+"""The feed of the compiled loop: per tower its part of the batch of a step."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from towers.parallel.devices import HOST
-from towers.parallel.placement import without_kernel
 
 Batch = dict[str, tf.Tensor]
+# first step -> the batches of all steps from there on
 Stream = Callable[[int], tf.data.Dataset]
 
 
 class Feed(Protocol):
-    """The batches of the compiled loop.
+    """The batches of the compiled loop, made for each tower.
 
     In the graph of a step `wait` comes first, while no update is under way: it alone
-    may take long or fail. Then the step computes on what `batch` gives.
+    may take long or fail. Then the step computes on what `batches` gives.
     """
 
-    def spec(self) -> tf.data.IteratorSpec | None:
-        """The type of the iterator, for tracing."""
+    def spec(self) -> Any:
+        """The types of the iterators, for tracing."""
 
-    def start(self, step: int) -> tf.data.Iterator | None:
-        """Called before the loop, to go on at a step; its iterator, if it has one."""
+    def start(self, step: int) -> Any:
+        """Called before the loop, to go on at a step; its iterators, if it has any."""
 
-    def wait(self, iterator: tf.data.Iterator | None, step: tf.Tensor) -> Batch:
-        """In the graph: everything that a step has to wait for, not empty.
+    def wait(self, iterators: Any, step: tf.Tensor) -> Any:
+        """In the graph: tensors that a step has to wait for.
 
         Args:
-            iterator: that of `start`.
+            iterators: those of `start`.
             step: int64 scalar, on the host.
         """
 
-    def batch(self, awaited: Batch, step: tf.Tensor) -> Batch:
-        """In the graph: the batch of a step. It may assign variables next to the step,
-        which ends once they are assigned.
+    def batches(self, awaited: Any, step: tf.Tensor) -> list[Batch]:
+        """In the graph: per tower its images of the batch of a step.
 
         Args:
             awaited: what `wait` gave.
@@ -45,138 +44,113 @@ class Feed(Protocol):
     def restart(self) -> None:
         """Forgets what is held; the next `start` may be at any step."""
 
-    def variables(self) -> list[tuple[str, tf.Variable]]:
-        """Its variables that are read in a step, each with its device."""
+    def batches_of(self, step: int) -> list[Batch]:
+        """Those of one step, not in a graph."""
 
 
-class HostStream:
-    """Whole batches from a stream of the host.
-
-    Args:
-        stream: first step -> the batches of all steps from there on.
-    """
-
-    def __init__(self, stream: Stream):
-        self._stream, self._iterator = stream, None
-
-    def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """The types of the stream's elements."""
-        batches = self._stream(0) if self._iterator is None else self._iterator
-        return batches.element_spec
-
-    def spec(self):
-        return tf.data.IteratorSpec(self.element_spec())
-
-    def start(self, step):
-        if self._iterator is None:
-            self._iterator = iter(self._stream(step))
-        return self._iterator
-
-    def wait(self, iterator, step):
-        with tf.device(HOST):
-            return next(iterator)
-
-    def batch(self, awaited, step):
-        return awaited
-
-    def restart(self):
-        self._iterator = None
-
-    def variables(self):
-        return []
-
-
-class CopiedAhead:
-    """Batches of a stream that a device gets one step before their use.
-
-    While a step computes, the batch of the next one is copied into variables of the
-    device. They keep it between two calls of the loop. So the stream is one batch ahead
-    of the steps, and has to have one more.
+class Streams:
+    """A stream of each tower, whose batches arrive one after the other.
 
     Args:
-        stream: first step -> what the host makes of all steps from there on.
-        device: gets it.
-        process: (step, elements of the stream) -> batch, on the device.
+        streams: per tower.
+        devices: where each makes its batches; those of a GPU are copied there two steps
+            ahead.
+        processes: per tower a function (step, elements of the stream) -> batch, on the
+            device; by default the stream has whole batches.
     """
 
     def __init__(
         self,
-        stream: Stream,
-        device: str,
-        process: Callable[[tf.Tensor, Batch], Batch] = lambda step, batch: batch,
+        streams: Sequence[Stream],
+        devices: Sequence[str],
+        processes: Sequence[Callable[[tf.Tensor, Batch], Batch]] | None = None,
     ):
-        self._host, self._device, self._process = HostStream(stream), device, process
-        self._held, self._is_holding = {}, False
+        self._streams, self._devices = streams, devices
+        self._processes = processes or [lambda _, batch: batch for _ in streams]
+        self._iterators = None
+        self._specs = None
+
+    def _datasets(self, step):
+        """Those of the host are one data set, with one pool of threads."""
+        datasets = [stream(step) for stream in self._streams]
+        if all("CPU" in device for device in self._devices):
+            return [tf.data.Dataset.zip(tuple(datasets))]
+        return [
+            dataset.map(_without_int32).apply(
+                tf.data.experimental.prefetch_to_device(device, 2)
+            )
+            for dataset, device in zip(datasets, self._devices, strict=True)
+        ]
 
     def spec(self):
-        if not self._held:
-            with tf.device(self._device):
-                self._held = {
-                    name: tf.Variable(
-                        tf.zeros(x.shape, _dtype_on_device(x.dtype)),
-                        trainable=False,
-                        name=f"next_{name}",
-                    )
-                    for name, x in self._host.element_spec().items()
-                }
-        return self._host.spec()
+        if self._specs is None:
+            datasets = self._iterators or self._datasets(0)
+            self._specs = [tf.data.IteratorSpec(x.element_spec) for x in datasets]
+        return self._specs
 
     def start(self, step):
-        iterator = self._host.start(step)
-        if not self._is_holding:
-            self.spec()
-            self._copy(self.wait(iterator, step))
-            self._is_holding = True
-        return iterator
+        if self._iterators is None:
+            self._iterators = [iter(dataset) for dataset in self._datasets(step)]
+        return self._iterators
 
-    def wait(self, iterator, step):
-        with tf.device(HOST):
-            return {
-                name: tf.cast(x, _dtype_on_device(x.dtype))
-                for name, x in self._host.wait(iterator, step).items()
-            }
+    def wait(self, iterators, step):
+        if len(iterators) < len(self._devices) or "CPU" in self._devices[0]:
+            with tf.device(HOST):
+                return list(next(iterators[0]))
+        elements = []
+        for iterator, device in zip(iterators, self._devices, strict=True):
+            with tf.device(device):
+                elements.append(next(iterator))
+        return elements
 
-    def batch(self, awaited, step):
-        with tf.control_dependencies([step]), tf.device(self._device):
-            held = {name: x.read_value() for name, x in self._held.items()}
-        with tf.control_dependencies(held.values()):
-            self._copy(awaited)
-        with tf.device(self._device):
-            return self._process(step, held)
-
-    def _copy(self, elements):
-        with tf.device(self._device):
-            for name, x in elements.items():
-                self._held[name].assign(x, read_value=False)
+    def batches(self, awaited, step):
+        batches = []
+        for process, device, elements in zip(
+            self._processes, self._devices, awaited, strict=True
+        ):
+            with tf.device(device):
+                batches.append(process(step, elements))
+        return batches
 
     def restart(self):
-        self._host.restart()
-        self._is_holding = False
+        self._iterators = None
 
-    def variables(self):
-        self.spec()
-        return [(self._device, variable) for variable in self._held.values()]
+    def batches_of(self, step):
+        return self.batches(
+            [next(iter(stream(step))) for stream in self._streams],
+            tf.constant(step, tf.int64),
+        )
 
 
-def _dtype_on_device(dtype):
+def _without_int32(elements):
     """int32 tensors of a GPU are in host memory."""
-    return tf.int64 if dtype == tf.int32 else dtype
-
-
-def has_gpu_kernels(
-    process: Callable[[tf.Tensor, Batch], Batch], elements: Mapping[str, tf.TensorSpec]
-) -> bool:
-    """Whether a GPU has a kernel for every operation of `process`.
-
-    Args:
-        process: as in `CopiedAhead`.
-        elements: those of the stream.
-    """
-    elements = {
-        name: tf.TensorSpec(x.shape, _dtype_on_device(x.dtype))
+    return {
+        name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
         for name, x in elements.items()
     }
-    traced = tf.function(process, autograph=False).get_concrete_function(
-        tf.TensorSpec([], tf.int64), elements
-    )
-    return not without_kernel(traced.graph, "/GPU:0")
+
+
+def runs_on(
+    device: str,
+    process: Callable[[tf.Tensor, Batch], Batch],
+    elements: Mapping[str, tf.TensorSpec],
+) -> bool:
+    """Whether a device has a kernel for every operation of `process`, by trying it.
+
+    Args:
+        process: as in `Streams`.
+        elements: those of the stream.
+    """
+    zeros = {name: tf.zeros(x.shape, x.dtype) for name, x in elements.items()}
+    before = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device(device):
+            tf.function(process, autograph=False)(
+                tf.constant(0, tf.int64), _without_int32(zeros)
+            )
+    except tf.errors.InvalidArgumentError:
+        return False
+    finally:
+        tf.config.set_soft_device_placement(before)
+    return True

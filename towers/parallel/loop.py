@@ -1,22 +1,23 @@
 """Many steps in one compiled call, which other threads can watch and stop."""
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from towers.parallel import grappler
+from towers.parallel.compilation import Compilation
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
-from towers.parallel.graphs import while_loop
-from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
 
-# (phase, batch) -> (whether the step was taken, metrics), in the graph.
-TrainStep = Callable[
-    [int, Mapping[str, tf.Tensor]], tuple[tf.Tensor, dict[str, tf.Tensor]]
-]
+# The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
+IDLE, TRACING, WAITING, COMPUTING = range(4)
+ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
+
+# (phase, batches, metrics of the step before) -> (whether the step was taken, metrics),
+# in the graph.
+TrainStep = Callable[[int, Sequence, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 class Loop:
@@ -25,147 +26,165 @@ class Loop:
     Args:
         train_step: one step.
         zero_metrics: metrics of the same form, for the loop to begin with.
-        global_step: the variable that counts the steps taken.
         num_phases: phases of the run, each of which is traced apart.
         feed: the batches.
-        inline: whether a step's operations are those of the loop itself. On a CPU they
-            should be those of a function that the loop calls: the rewriting for oneDNN
-            follows their topological order, which a loop does not have, and
-            occasionally misses those that depend on their forward part, such as
-            `MaxPoolGrad`. On a GPU that call would copy the batch through the host.
-        optimize: whether Grappler optimizes a step that is called; one that is inline
-            it does.
+        compilation: of the step.
     """
 
     def __init__(
         self,
         train_step: TrainStep,
-        zero_metrics: Callable[[], dict[str, tf.Tensor]],
+        zero_metrics: Callable[[], tf.Tensor],
         *,
-        global_step: tf.Variable,
         num_phases: int,
         feed: Feed,
-        inline: bool,
-        optimize: bool = True,
+        compilation: Compilation,
     ):
-        self._train_step = train_step
-        self._zero_metrics = zero_metrics
-        self._global_step = global_step
-        self.feed = feed
+        self._train_step, self._zero_metrics = train_step, zero_metrics
+        self.feed, self._compilation = feed, compilation
         with tf.device(HOST):
             self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
-        self._step_graphs = [None] * num_phases
-        self._graphs = [None] * num_phases
-        self._compiled_phases = set()
+            self._number = tf.Variable(0, trainable=False, dtype=tf.int64, name="number")
+        self._is_compiled = [False] * num_phases
         self.compiled = tf.function(self._steps, autograph=False)
-        self._inline, self._optimize = inline, optimize
-        self.step_call = tf.function(
-            self._one_step, autograph=False, experimental_attributes={"_noinline": True}
+        self._step_call = tf.function(
+            train_step, autograph=False, experimental_attributes={"_noinline": True}
         )
 
-    def __call__(self, phase: int, num_steps: int) -> tuple[int, bool, float, dict]:
-        """Takes up to `num_steps` steps of a phase, fewer after a stop request
-        or where one is not taken.
+    def __call__(
+        self, phase: int, first: int, num_steps: int
+    ) -> tuple[int, float, tf.Tensor]:
+        """Takes up to `num_steps` steps of a phase, fewer after a stop request; where
+        one is refused, none after it changes anything.
+
+        Args:
+            first: the steps taken before.
 
         Returns:
-            How many were begun; whether the last one was taken; how long they waited
-            for batches, in seconds; the metrics of the last one.
+            How many were begun; how long they waited for batches, in seconds; the
+            metrics of the last one.
         """
+        self._number.assign(first)
         self._activity.assign(WAITING)
-        iterator = self.feed.start(int(self._global_step))
-        if phase not in self._compiled_phases:
+        iterators = self.feed.start(first)
+        if not self._is_compiled[phase]:
             self._activity.assign(TRACING)
-            self._trace(phase)
+            self.trace(phase)
         with tf.device(HOST):
-            num_steps = tf.constant(num_steps)
-        # A loop of one call has nothing to optimize.
-        with contextlib.nullcontext() if self._inline else grappler.disabled():
-            done, taken, wait_secs, metrics = self.compiled(phase, iterator, num_steps)
-        self._compiled_phases.add(phase)
+            arguments = tf.constant(first, tf.int64), tf.constant(num_steps)
+        with self._compilation.loop_options():
+            begun, _, wait_secs, metrics = self.compiled(phase, iterators, *arguments)
+        self._is_compiled[phase] = True
+        result = int(begun), float(wait_secs), metrics.numpy()
         self._activity.assign(IDLE)
-        metrics = {name: value.numpy() for name, value in metrics.items()}
-        return int(done), bool(taken), float(wait_secs), metrics
+        return result
 
-    def trace(self) -> list[tf.Graph]:
-        """Traces all phases without taking a step; the graph of one step of each."""
-        for phase in range(len(self._step_graphs)):
-            self._trace(phase)
-        return self._step_graphs
-
-    def graphs(self) -> list[tf.Graph]:
-        """Traces all phases without taking a step; the graph of the loop of each."""
-        self.trace()
-        return self._graphs
-
-    def _trace(self, phase):
-        """Not left to the first call: TensorFlow warns of calls that trace."""
-        traced = self.compiled.get_concrete_function(
-            phase, self.feed.spec(), tf.TensorSpec([], tf.int32)
-        )
-        self._graphs[phase] = traced.graph
-
-    def restart_input(self) -> None:
-        """Recreates the input iterator at the current global step."""
-        self.feed.restart()
+    def trace(self, phase: int) -> tf.Graph:
+        """The graph of the loop of a phase; no step is taken. Not left to the first
+        call: TensorFlow warns of calls that trace."""
+        return self.compiled.get_concrete_function(
+            phase,
+            self.feed.spec(),
+            tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([], tf.int32),
+        ).graph
 
     def request_stop(self) -> None:
         self._stop.assign(True)
 
-    def reset(self) -> None:
-        """After a call that ended with an error before it changed a variable: the state
-        is that of the last finished step."""
+    def reset(self, number: int) -> None:
+        """After a call that ended with an error: the state is that of the last finished
+        step, `number`."""
+        self._number.assign(number)
         self._activity.assign(IDLE)
 
     def progress(self) -> tuple[int, str]:
         """As `Trainer.progress`."""
         activity = int(self._activity)
-        if activity == IDLE and not self._compiled_phases:
+        if activity == IDLE and not any(self._is_compiled):
             activity = TRACING
-        return int(self._global_step), ACTIVITIES[activity]
+        return int(self._number), ACTIVITIES[activity]
 
-    def _steps(self, phase, iterator, num_steps):
-        def wanted(done, taken, wait_secs, metrics):
+    def _steps(self, phase, iterators, first, num_steps):
+        def wanted(begun, taken, wait_secs, metrics):
             with tf.device(HOST):
-                return (done < num_steps) & taken & ~self._stop.read_value()
+                return (begun < num_steps) & taken & ~self._stop.read_value()
 
-        def body(done, taken, wait_secs, metrics):
+        def body(begun, taken, wait_secs, metrics):
             with tf.device(HOST):
                 # The activity changes only once the step before is finished.
-                with tf.control_dependencies([done, taken]):
+                number = first + tf.cast(begun, tf.int64)
+                with tf.control_dependencies([number, taken]):
                     waiting = self._activity.assign(WAITING, read_value=False)
-                with tf.control_dependencies([waiting]):
+                    numbered = self._number.assign(number, read_value=False)
+                with tf.control_dependencies([waiting, numbered]):
                     since = _clock()
                 with tf.control_dependencies([since]):
-                    number = self._global_step.read_value()
-                    awaited = self.feed.wait(iterator, number)
-                with tf.control_dependencies(list(awaited.values())):
+                    awaited = self.feed.wait(iterators, number)
+                with tf.control_dependencies(tf.nest.flatten(awaited)):
                     wait_secs += _clock() - since
                 with tf.control_dependencies([wait_secs]):
                     computing = self._activity.assign(COMPUTING, read_value=False)
+                with tf.control_dependencies([computing]):
+                    number = tf.identity(number)
             with tf.control_dependencies([computing]):
-                awaited = {name: _colocated_identity(x) for name, x in awaited.items()}
-                number = _colocated_identity(number)
-            batch = self.feed.batch(awaited, number)
-            if self._inline:
-                taken, metrics = self._one_step(phase, batch)
+                awaited = tf.nest.map_structure(_colocated_identity, awaited)
+            batches = self.feed.batches(awaited, number)
+            if self._compilation.calls_step:
+                with tf.device(HOST), self._compilation.step_options():
+                    is_taken, metrics = self._step_call(phase, batches, metrics)
             else:
-                with tf.device(HOST), self._step_options():
-                    taken, metrics = self.step_call(phase, batch)
+                is_taken, metrics = self._train_step(phase, batches, metrics)
             with tf.device(HOST):
-                return done + 1, taken, wait_secs, metrics
+                # Where the host must not wait, it goes on as if all were taken.
+                taken = is_taken if self._compilation.waits else taken
+                return begun + 1, taken, wait_secs, metrics
 
         # A loop's condition is where the loop is, its variables where they begin.
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
-            return while_loop(wanted, body, (*begin, self._zero_metrics()))
+            begin = [*begin, self._zero_metrics()]
+            return while_loop(wanted, body, begin)
 
-    def _step_options(self):
-        return contextlib.nullcontext() if self._optimize else grappler.disabled()
 
-    def _one_step(self, phase, batch):
-        self._step_graphs[phase] = tf.compat.v1.get_default_graph()
-        return self._train_step(phase, batch)
+def while_loop(
+    condition: Callable, body: Callable, variables: Sequence[Any]
+) -> Sequence[Any]:
+    """`tf.while_loop`, one turn after the other, whose results stay on their devices.
+
+    TensorFlow returns the results of a body by identities without a device, which are
+    placed on the first GPU, or on the loop's device: gradients of other towers would be
+    copied there and back in every turn. Here these identities are on the device of what
+    they return.
+
+    Args:
+        condition, body, variables: as of `tf.while_loop`.
+    """
+    if tf.executing_eagerly():
+        return tf.while_loop(condition, body, variables, parallel_iterations=1)
+
+    def without_outer_devices(*values):
+        # A device function in scope would be copied into every function that the body
+        # traces, with the devices around it; two towers may share such a function.
+        graph = tf.compat.v1.get_default_graph()
+        devices = graph._device_function_stack
+        graph._device_function_stack = type(devices)()
+        try:
+            return body(*values)
+        finally:
+            graph._device_function_stack = devices
+
+    with tf.compat.v1.device(_device_of_identity):
+        return tf.while_loop(
+            condition, without_outer_devices, variables, parallel_iterations=1
+        )
+
+
+def _device_of_identity(op):
+    if op.device or op.type != "Identity":
+        return op.device
+    return op.inputs[0].device
 
 
 def _colocated_identity(x):

@@ -5,23 +5,17 @@
 for channel splits and for synchronized batch normalization.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import tensorflow as tf
 
-from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel import grappler
-from towers.parallel.tower import (
-    LossFn,
-    TowerResult,
-    checked_gradients,
-    tower_gradients,
-    tower_logits,
-)
+from towers.parallel.compilation import Compilation, optimized_for_cpu
+from towers.parallel.copies import NetworkLayout, Values
+from towers.parallel.tower import LossFn, TowerResult, tower_gradients, tower_logits
 from towers.parallel.traced import TracedOnce
-from towers.parallel.variables import Fetched
 
 
 class Network(Protocol):
@@ -30,16 +24,14 @@ class Network(Protocol):
     Attributes:
         transferred_bytes: bytes of activations, and of their gradients, that cross
             devices in `gradients`.
-        is_optimized: whether a graph needs no Grappler for its part.
     """
 
     transferred_bytes: int
-    is_optimized: bool
 
     def gradients(
         self,
         phase: int,
-        fetched: Sequence[Fetched],
+        fetched: Sequence[Values],
         batches: Sequence[Mapping[str, tf.Tensor]],
         loss_scale: tf.Tensor | None = None,
     ) -> list[TowerResult]:
@@ -56,7 +48,7 @@ class Network(Protocol):
         """
 
     def logits(
-        self, fetched: Sequence[Fetched], batches: Sequence[Mapping[str, tf.Tensor]]
+        self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
     ) -> list[tf.Tensor]:
         """Per tower the logits of its share in inference, in the last phase.
 
@@ -73,9 +65,9 @@ class WholeNetwork:
     Args:
         phases: those of the run.
         loss_fn: the loss of each image.
+        layout: of the vectors.
         devices: one per tower.
-        compile_towers: whether XLA compiles the forward and backward part of each
-            tower, and nothing that crosses devices.
+        compilation: of the step.
     """
 
     transferred_bytes = 0
@@ -84,78 +76,46 @@ class WholeNetwork:
         self,
         phases: Sequence[Phase],
         loss_fn: LossFn,
+        layout: NetworkLayout,
         devices: Sequence[str],
-        compile_towers: bool = False,
+        compilation: Compilation,
     ):
-        self._phases, self._loss_fn, self._devices = phases, loss_fn, devices
-        self._names = variable_names(phases[-1].model.trainable_variables)
-        # What XLA compiles cannot be pruned afterwards.
-        self._prunes = not compile_towers
-        kinds = [(p.model, None if self._prunes else p.frozen) for p in phases]
-        self._first_alike = [kinds.index(kind) for kind in kinds]
-        tower = self._tower
-        if compile_towers:
-            tower = tf.function(tower, autograph=False, jit_compile=True)
-        # Shared by towers with as many images, and by phases that are alike.
-        # TensorFlow executes fused operations in 16 bits, and refuses to copy them.
-        dtypes = {layer.compute_dtype for p in phases for layer in p.model.layers}
-        self.is_optimized = dtypes <= {"float32", "float64"} and all(
-            "CPU" in device for device in devices
-        )
-        optimize = None
-        if self.is_optimized and self._prunes:
-            optimize = grappler.optimized_for_cpu
-        self._tower_gradients = TracedOnce(tower, optimize)
-        self._tower_logits = TracedOnce(tower_logits, optimize)
+        self._phases, self._devices = phases, devices
+
+        def gradients(phase, values, batch, loss_scale):
+            return tower_gradients(
+                phases[phase], loss_fn, layout, values, batch, loss_scale
+            )
+
+        if compilation.xla:
+            gradients = tf.function(gradients, autograph=False, jit_compile=True)
+        # Shared by towers with as many images.
+        optimize = optimized_for_cpu if compilation.optimizes_towers else None
+        self._tower_gradients = TracedOnce(gradients, optimize)
+        logits = functools.partial(tower_logits, phases[-1].model, layout)
+        self._tower_logits = TracedOnce(lambda _, *args: logits(*args), optimize)
 
     def gradients(self, phase, fetched, batches, loss_scale=None, first_tower=0):
-        model, frozen = self._phases[phase].model, self._phases[phase].frozen
-        learning = [name not in frozen for name in self._names]
-
-        def select(result):
-            pairs = zip(result.gradients, learning, strict=True)
-            return result._replace(gradients=[x for x, learns in pairs if learns])
-
         results = []
-        for tower, ((params, state), batch) in enumerate(
+        for tower, (values, batch) in enumerate(
             zip(fetched, batches, strict=True), start=first_tower
         ):
             with tf.device(self._devices[tower]):
-                batch = resize_to_phase(batch, model)
-                result = self._tower_gradients(
-                    self._first_alike[phase],
-                    params,
-                    state,
-                    batch,
-                    loss_scale,
-                    name=f"tower_{tower}",
-                    select=select,
+                batch = resize_to_phase(batch, self._phases[phase].model)
+                name = f"tower_{tower}"
+                results.append(
+                    self._tower_gradients(phase, values, batch, loss_scale, name=name)
                 )
-                gradients = iter(result.gradients)
-                gradients = [
-                    next(gradients) if learns else tf.zeros_like(param)
-                    for param, learns in zip(params, learning, strict=True)
-                ]
-                results.append(result._replace(gradients=gradients))
         return results
 
     def logits(self, fetched, batches):
-        model, logits = self._phases[-1].model, []
+        names = {x.name for x in self._phases[-1].model.inputs}
+        logits = []
         for tower, batch in enumerate(batches):
             with tf.device(self._devices[tower]):
-                inputs = {
-                    x.name: batch[x.name] for x in model.inputs if x.name in batch
-                }
+                inputs = {name: x for name, x in batch.items() if name in names}
+                name = f"tower_{tower}"
                 logits.append(
-                    self._tower_logits(
-                        model, *fetched[tower], inputs, name=f"tower_{tower}"
-                    )
+                    self._tower_logits(None, fetched[tower], inputs, name=name)
                 )
         return logits
-
-    def _tower(self, phase, params, state, batch, loss_scale):
-        model, frozen = self._phases[phase].model, self._phases[phase].frozen
-        result = tower_gradients(model, self._loss_fn, params, state, batch, loss_scale)
-        frozen = frozenset() if self._prunes else frozen
-        gradients = checked_gradients(result.gradients, self._names, frozen)
-        return result._replace(gradients=gradients)

@@ -1,31 +1,25 @@
-"""One synchronous step, from the batch to the assignments."""
+"""One synchronous step, from the batches of the towers to the assignments."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from towers.models.variables import variable_names
-from towers.optim import losses
-from towers.optim.phases import Phase, zero_frozen
-from towers.optim.update import Update
-from towers.parallel.devices import HOST
-from towers.parallel.gradients import (
-    split_batch,
-    squared_norm,
-    tower_weights,
-    weighted_mean,
-)
-from towers.parallel.graphs import while_loop
-from towers.parallel.loss_scale import LossScale
+from towers.optim.losses import WeightDecay
+from towers.optim.phases import Phase
+from towers.optim.update import Update, moving_averages
+from towers.parallel.copies import Copy, Values
+from towers.parallel.finite import FiniteGuard
+from towers.parallel.loop import while_loop
 from towers.parallel.network import Network
-from towers.parallel.not_finite import SkippedSteps
-from towers.parallel.strategy import Mean, Strategy
+from towers.parallel.reduce import squared_norm, tower_weights, weighted_mean
+from towers.parallel.strategies import Mean, Strategy
 from towers.parallel.tower import TowerResult
-from towers.parallel.variables import Fetched
+
+Batch = Mapping[str, tf.Tensor]
 
 
 class Reduced(NamedTuple):
@@ -33,32 +27,31 @@ class Reduced(NamedTuple):
 
     Attributes:
         results: per device.
-        mean: gradients with those of the weight decay, and their norm and squares.
+        mean: over the towers; its gradients include those of the weight decay.
+        norm: global norm of the mean gradient.
         decay: the L2 penalty, a scalar that is part of the total loss.
     """
 
     results: list[TowerResult]
     mean: Mean
+    norm: tf.Tensor
     decay: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """The step of a run; called with a batch in the graph, it makes one update.
+    """The step of a run; called with batches in the graph, it makes one update.
 
     Attributes:
-        strategy: where variables live and when towers meet.
+        strategy: where variables live and where the mean goes.
         sizes: images of a (micro-)batch per tower, those of other processes included.
         network: computes the gradients.
         update_fn: from the mean gradient to the next parameters.
         trainable_variables: of the model; they have the regularizers.
         phases: of the run.
-        global_step: int64 variable, the steps taken.
+        guard: decides whether a step is taken.
+        waits: whether the host may wait for that decision, see `compilation`.
         accumulate_steps: micro-batches of a step.
-        loss_scale: scales the loss dynamically. A step whose gradients are not finite
-            then makes no update, and still increments global_step.
-        skipped: counts the steps that make no update although no smaller loss scale
-            could help; without it they are not taken.
     """
 
     strategy: Strategy
@@ -67,152 +60,192 @@ class Step:
     update_fn: Update
     trainable_variables: Sequence[keras.Variable]
     phases: Sequence[Phase]
-    global_step: tf.Variable
+    guard: FiniteGuard
+    waits: bool = True
     accumulate_steps: int = 1
-    loss_scale: LossScale | None = None
-    skipped: SkippedSteps | None = None
 
     def __call__(
-        self, phase: int, batch: Mapping[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """One step: (whether it was counted, its metrics)."""
-        reduced = self.reduce(phase, batch)
-        with tf.device(HOST):
+        self, phase: int, batches: Sequence[Batch], before: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """One step.
+
+        Args:
+            phase: index of the phase of the run.
+            batches: per tower of this process its images of the batch.
+            before: metrics of the step before, which stay where none is taken.
+
+        Returns:
+            Whether it was taken, a bool scalar; its metrics, see `read_metrics`.
+        """
+        reduced = self.reduce(phase, batches)
+        with tf.device(self.strategy.home):
             metrics = self._metrics(reduced)
-            # A tower that is not finite makes the mean so. Decided before any update.
-            is_finite = tf.math.is_finite(reduced.mean.norm + metrics["total_loss"])
-            is_taken = tf.cond(
-                is_finite, lambda: self._update(reduced.mean), self._without_update
-            )
-            return is_taken, metrics
-
-    def reduce(self, phase: int, batch: Mapping[str, tf.Tensor]) -> Reduced:
-        """Gradients on all devices, and their mean."""
-        compute = functools.partial(
-            self.network.gradients, phase, loss_scale=self._read_loss_scale()
+            if not self.waits:
+                metrics = tf.where(self.guard.is_running(), metrics, before)
+            # A tower that is not finite makes the mean so.
+            is_finite = tf.math.is_finite(reduced.norm + metrics[1])
+            verdict = self.guard.decide(is_finite)
+        # Norms come from the first copy: sums may round differently on other devices.
+        squares = _sum(
+            [
+                self.update_fn.squares(shard.layout.params, shard.read(shard.params), g)
+                for shard, g in self._on_shards(reduced.mean.gradients)
+            ]
         )
+
+        def update():
+            return self._next_values(reduced, squares)
+
+        if self.waits:
+            tf.cond(verdict.updates, lambda: self._assign(update()), _nothing)
+        else:
+            self._assign(update(), verdict.updates)
+        for copy in self.strategy.copies:
+            with tf.device(copy.device):
+                counted = tf.cast(verdict.counts, tf.int64)
+                copy.step.assign_add(counted, read_value=False)
+        return verdict.counts, metrics
+
+    def reduce(self, phase: int, batches: Sequence[Batch]) -> Reduced:
+        """Gradients on all devices, and their mean with the weight decay."""
+        loss_scale = self.guard.read_scale()
+
+        def compute(fetched, micro_batches):
+            return self.network.gradients(phase, fetched, micro_batches, loss_scale)
+
         fetched = self.strategy.fetch()
-        with tf.device(batch["images"].device or HOST):
-            batches = split_batch(batch, self.strategy.sizes, self.accumulate_steps)
         results = accumulate(compute, fetched, batches, self.accumulate_steps)
-        mean = self._with_metrics(self.strategy.average(results), results)
-        decay, mean = self._add_weight_decay(phase, mean)
-        return Reduced(results, self._with_norms(mean), decay)
+        mean = self.strategy.mean_fn(results)
+        frozen, decays, gradients = self.phases[phase].frozen, [], []
+        for copy, vectors in zip(self.strategy.copies, mean.gradients, strict=True):
+            with tf.device(copy.device):
+                layout = copy.layout.params
+                add_decay = WeightDecay(self.trainable_variables, layout)
+                decay, vectors = add_decay(copy.read(copy.params), vectors)
+                decays.append(decay)
+                gradients.append(zero_frozen(vectors, layout, frozen))
+        norms = [squared_norm(g) for _, g in self._on_shards(gradients)]
+        with tf.device(self.strategy.home):
+            norm = tf.sqrt(_sum(norms))
+            decay = _sum(decays[: self.strategy.num_shards])
+        return Reduced(results, mean._replace(gradients=gradients), norm, decay)
 
-    def _with_metrics(self, mean, results):
-        """Those of the towers at hand, where there are no others."""
-        if mean.losses is not None:
-            return mean
-        # The devices of one tower report the same loss and count.
-        results = results[:: self.strategy.num_shards]
-        with tf.device(HOST):
-            return mean._replace(
-                losses=tf.stack([result.loss for result in results]),
-                correct=tf.add_n([result.correct for result in results]),
-            )
-
-    def _add_weight_decay(self, phase, mean):
-        """Adds its gradient to the mean, on each copy of the variables."""
-        names = variable_names(self.trainable_variables)
-        decays, gradients = [], []
-        for variables, means in zip(
-            self.strategy.variables, mean.gradients, strict=True
-        ):
-            with tf.device(variables.device):
-                decay, means = losses.add_weight_decay(
-                    self.trainable_variables, variables.params, means
-                )
-            decays.append(decay)
-            gradients.append(zero_frozen(means, names, self.phases[phase].frozen))
-        return _sum_of_shards(decays[: self.strategy.num_shards]), mean._replace(
-            gradients=gradients
-        )
-
-    def _with_norms(self, mean):
-        """The norm and the squares from the first copy: sums may round differently on
-        other devices."""
-        norms, squares = [], []
-        shards = self.strategy.variables[: self.strategy.num_shards]
-        for variables, gradients in zip(shards, mean.gradients, strict=False):  # copy 0
-            with tf.device(variables.device):
-                norms.append(squared_norm(gradients))
-                squares.append(self.update_fn.squares(variables.params, gradients))
-        with tf.device(shards[0].device):
-            norm = tf.sqrt(_sum_of_shards(norms))
-        return mean._replace(norm=norm, squares=_sum_of_shards(squares))
-
-    def _update(self, mean):
-        assignments = self.strategy.update(self.global_step.read_value(), mean)
-        with tf.device(HOST):
-            if self.loss_scale is not None:
-                assignments += self.loss_scale.after_good_step()
-            if self.skipped is not None:
-                assignments += self.skipped.after_good_step()
-            return self._count(assignments)
-
-    def _without_update(self):
-        """Halves the loss scale, or skips the step, and counts it; False where neither
-        can be."""
-        if self.loss_scale is None:
-            return self._skip()
-        return tf.cond(
-            self.loss_scale.can_fall(),
-            lambda: self._count(self.loss_scale.after_bad_step()),
-            self._skip,
-        )
-
-    def _skip(self):
-        if self.skipped is None:
-            return False
-        return tf.cond(
-            self.skipped.can_skip(),
-            lambda: self._count(self.skipped.after_bad_step()),
-            lambda: False,
-        )
-
-    def _count(self, assignments):
-        with tf.control_dependencies(assignments):
-            counted = self.global_step.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted]):
-            return tf.constant(True)
+    def _on_shards(self, gradients):
+        """The entries of the first copy and their gradients, on their devices."""
+        for shard, vectors in zip(self.strategy.shards, gradients, strict=False):
+            with tf.device(shard.device):
+                yield shard, vectors
 
     def _metrics(self, reduced):
-        losses, correct = reduced.mean.losses, reduced.mean.correct
+        losses = reduced.mean.losses
         loss = weighted_mean(tf.unstack(losses), tower_weights(self.sizes))
-        scale = self._read_loss_scale()
+        num_images = sum(self.sizes) * self.accumulate_steps
+        scale = self.guard.read_scale()
+        values = [
+            loss,
+            loss + tf.cast(reduced.decay, loss.dtype),
+            reduced.mean.correct / num_images,
+            reduced.norm,
+            tf.zeros([]) if scale is None else scale,
+        ]
+        values = [tf.cast(x, loss.dtype) for x in values]
+        return tf.concat([tf.stack(values), losses], 0)
+
+    def zero_metrics(self) -> tf.Tensor:
+        """Metrics of the same form, for a loop to begin with."""
+        with tf.device(self.strategy.home):
+            return tf.zeros([5 + len(self.sizes)], self._loss_dtype)
+
+    @property
+    def _loss_dtype(self):
+        dtype = tf.as_dtype(self.trainable_variables[0].dtype)
+        return dtype if dtype.size > 2 else tf.float32
+
+    def read_metrics(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """The metrics of a step by name, but for its learning rate."""
+        loss, total_loss, accuracy, norm, scale, *losses = values
         return {
             "loss": loss,
-            "total_loss": loss + tf.cast(reduced.decay, loss.dtype),
-            "tower_losses": losses,
-            "accuracy": correct / (sum(self.sizes) * self.accumulate_steps),
-            "learning_rate": self.update_fn.learning_rate_fn(
-                self.global_step.read_value()
-            ),
-            "gradient_norm": reduced.mean.norm,
-            **({} if scale is None else {"loss_scale": scale}),
+            "total_loss": total_loss,
+            "tower_losses": np.array(losses, values.dtype),
+            "accuracy": accuracy,
+            "gradient_norm": norm,
+            **({"loss_scale": scale} if self.guard.scale_loss else {}),
         }
 
-    def zero_metrics(self) -> dict[str, tf.Tensor]:
-        """Metrics of the same form, for a loop to begin with."""
-        dtype = self.trainable_variables[0].dtype
-        return {
-            "loss": tf.zeros([], dtype),
-            "total_loss": tf.zeros([], dtype),
-            "tower_losses": tf.zeros([len(self.sizes)], dtype),
-            "accuracy": tf.zeros([]),
-            "learning_rate": tf.zeros([], tf.float64),
-            "gradient_norm": tf.zeros([], dtype),
-            **({} if self.loss_scale is None else {"loss_scale": tf.zeros([])}),
-        }
+    def _next_values(self, reduced, squares):
+        """Per copy the values of its variables after the step, without the number of
+        steps."""
+        mean, values, updated = reduced.mean, [], None
+        readers = list(self.strategy.readers)
+        for place, copy in enumerate(self.strategy.copies):
+            with tf.device(copy.device):
+                if updated is None or self.update_fn.optimizer.elementwise:
+                    updated = self.update_fn(
+                        copy.layout.params,
+                        copy.read([copy.step])[0],
+                        copy.read(copy.params),
+                        {k: copy.read(v) for k, v in copy.slots.items()},
+                        mean.gradients[place],
+                        reduced.norm,
+                        squares,
+                    )
+                else:  # its sums may round differently here
+                    updated = tf.nest.map_structure(tf.identity, updated)
+                counts = reduced.results[readers.index(place)].counts
+                values.append(self._values_of(copy, updated, mean.states[place], counts))
+        return values
 
-    def _read_loss_scale(self):
-        return None if self.loss_scale is None else self.loss_scale.read()
+    def _values_of(self, copy, updated, state, counts):
+        params, slots = updated
+        averages = []
+        if copy.averages:
+            averages = moving_averages(
+                copy.read(copy.averages),
+                [*params, *state],
+                copy.read([copy.step])[0],
+                self.update_fn.ema_decay,
+            )
+        counts = [tf.identity(x) for x in counts]
+        return [*params, *state, *counts, *sum(slots.values(), []), *averages]
+
+    def _assign(self, values, is_taken=None):
+        """Assigns the values, or with `is_taken` False the old ones."""
+        for copy, news in zip(self.strategy.copies, values, strict=True):
+            variables = copy.variables()[:-1]
+            olds = copy.read(variables)
+            with tf.device(copy.device):
+                for variable, old, new in zip(variables, olds, news, strict=True):
+                    if is_taken is not None:
+                        new = tf.where(is_taken, new, old)
+                    variable.assign(new, read_value=False)
+        return _nothing()
+
+
+def _nothing():
+    return tf.constant(0)
+
+
+def zero_frozen(vectors, layout, frozen):
+    """The gradients, 0 for frozen parameters also where weight decay was added."""
+    if not frozen:
+        return vectors
+    masks = layout.columns([float(name not in frozen) for name in layout.places])
+    return [
+        vector if isinstance(mask, float) and mask == 1 else vector * tf.constant(mask, vector.dtype)
+        for vector, mask in zip(vectors, masks, strict=True)
+    ]
+
+
+def _sum(values):
+    """The sum; a single value, or None, comes back as it is."""
+    return values[0] if len(values) == 1 or values[0] is None else tf.add_n(values)
 
 
 def accumulate(
     compute: Callable[[list, list], list[TowerResult]],
-    fetched: Sequence[Fetched],
-    batches: Sequence[Mapping[str, tf.Tensor]],
+    fetched: Sequence[Values],
+    batches: Sequence[Batch],
     accumulate_steps: int,
 ) -> list[TowerResult]:
     """Gradients over several micro-batches, one after the other.
@@ -221,14 +254,17 @@ def accumulate(
     over all of them; the model state of each device goes from one to the next.
 
     Args:
-        compute: (per device parameters and state, per tower a micro-batch) -> results.
+        compute: (per device values, per tower a micro-batch) -> results.
         fetched: per device.
-        batches: per tower its share of the batch, with a leading axis of
-            `accumulate_steps`, unless that is 1.
+        batches: per tower its images of all micro-batches, one after the other.
         accumulate_steps: number of micro-batches.
     """
     if accumulate_steps == 1:
         return compute(list(fetched), list(batches))
+    batches = [
+        {name: _in_micro_batches(x, accumulate_steps) for name, x in batch.items()}
+        for batch in batches
+    ]
 
     def micro_batch(place):
         return [
@@ -236,25 +272,22 @@ def accumulate(
             for batch in batches
         ]
 
-    def is_left(place, _):
-        with tf.device(HOST):
-            return place < accumulate_steps
-
     # Results of a loop and its variables have no device. What is computed of them alone
     # would go to the first GPU, so it is put next to the results of the first turn.
     def add(place, totals):
         current = [
-            Fetched(params, total.state)
-            for (params, _), total in zip(fetched, totals, strict=True)
+            Values(values.params, total.state, total.counts)
+            for values, total in zip(fetched, totals, strict=True)
         ]
         results = compute(current, micro_batch(place))
         return place + 1, [
             TowerResult(
                 gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
                 # An unchanged entry is a read variable, which names no device.
-                state=[_next_to(begun.gradients[0], tf.identity, x) for x in b.state],
+                state=_each(tf.identity, begun.state, b.state),
+                counts=[_next_to(begun.loss, tf.identity, x) for x in b.counts],
                 loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
-                correct=_next_to(begun.correct, tf.add, a.correct, b.correct),
+                correct=_next_to(begun.loss, tf.add, a.correct, b.correct),
             )
             for begun, a, b in zip(first, totals, results, strict=True)
         ]
@@ -263,7 +296,9 @@ def accumulate(
         return total / accumulate_steps
 
     first = compute(list(fetched), micro_batch(0))
-    _, totals = while_loop(is_left, add, (tf.constant(1), first))
+    _, totals = while_loop(
+        lambda place, _: place < accumulate_steps, add, (tf.constant(1), first)
+    )
     return [
         total._replace(
             gradients=_each(mean, begun.gradients, total.gradients),
@@ -271,6 +306,11 @@ def accumulate(
         )
         for begun, total in zip(first, totals, strict=True)
     ]
+
+
+def _in_micro_batches(x, count):
+    size = x.shape[0] // count
+    return _next_to(x, tf.reshape, x, [count, size, *x.shape[1:]])
 
 
 def _each(function, places, *lists):
@@ -285,11 +325,3 @@ def _next_to(place, function, *values):
     """The function of some tensors, computed on the device of the tensor `place`."""
     with tf.device(place.device):
         return function(*values)
-
-
-def _sum_of_shards(values):
-    """The sum on the host; a single value, or None, comes back as it is."""
-    if len(values) == 1 or values[0] is None:
-        return values[0]
-    with tf.device(HOST):
-        return tf.add_n(values)

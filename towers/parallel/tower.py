@@ -1,4 +1,4 @@
-"""A tower: a pure function of (params, model state, batch), run on one device.
+"""A tower: a pure function of (vectors, batch), run on one device.
 
 It creates no variable and knows no other tower. Call `tower_gradients` inside the
 `tf.device` of the tower: the gradient operations then land there too.
@@ -10,8 +10,9 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.optim.phases import zero_frozen
-from towers.parallel.gradients import in_dtype, squared_norm
+from towers.optim.phases import Phase
+from towers.parallel.copies import NetworkLayout, Values
+from towers.parallel.reduce import in_dtype, squared_norm
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
 # of mixed images floats [n, num_classes].
@@ -22,16 +23,17 @@ class TowerResult(NamedTuple):
     """The result of a tower on its share of a batch, or the part of one of its devices.
 
     Attributes:
-        gradients: of the loss, in the order of the parameters; None where the loss does
-            not depend on a parameter.
-        state: the new model state.
+        gradients: of the loss, vectors.
+        state: vectors of the new model state.
+        counts: its entries that are not floats.
         loss: mean cross-entropy over the share, a scalar. Weight decay does not depend
             on the images: it is added once, to the mean over the towers.
         correct: number of images whose largest logit is the label's, float scalar.
     """
 
-    gradients: list[tf.Tensor | None]
+    gradients: list[tf.Tensor]
     state: list[tf.Tensor]
+    counts: list[tf.Tensor]
     loss: tf.Tensor
     correct: tf.Tensor
 
@@ -69,59 +71,83 @@ def tower_loss(
 
 
 def tower_gradients(
-    model: keras.Model,
+    phase: Phase,
     loss_fn: LossFn,
-    params: Sequence[tf.Tensor],
-    state: Sequence[tf.Tensor],
+    layout: NetworkLayout,
+    values: Values,
     batch: Mapping[str, tf.Tensor],
     loss_scale: tf.Tensor | None = None,
 ) -> TowerResult:
-    """The loss of one tower's share and its gradients; arguments as in `tower_loss`.
+    """The loss of one tower's share and its gradients.
 
-    With a loss_scale, loss_scale * loss is differentiated and the gradients are divided
-    by it.
-    """
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(params)
-        loss, correct, new_state = tower_loss(model, loss_fn, params, state, batch)
-        scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
-    gradients = tape.gradient(scaled, params)
-    gradients = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
-    if loss_scale is not None:
-        gradients = unscaled(gradients, loss_scale)
-    return TowerResult(gradients, new_state, loss, correct)
-
-
-def unscaled(
-    gradients: Sequence[tf.Tensor | None], loss_scale: tf.Tensor | float
-) -> list[tf.Tensor | None]:
-    """The gradients divided by the factor on the loss."""
-    return [g if g is None else g / in_dtype(loss_scale, g.dtype) for g in gradients]
-
-
-def checked_gradients(
-    gradients: Sequence[tf.Tensor | None], names: Sequence[str], frozen: frozenset[str]
-) -> list[tf.Tensor]:
-    """The gradients of a tower, zeros for those of frozen parameters.
+    Args:
+        phase: of the run: the network, and the parameters whose gradient is zero.
+        loss_fn: the loss of each image.
+        layout: of the vectors.
+        values: the vectors.
+        batch: the model's inputs by name, and "labels".
+        loss_scale: the loss is multiplied by it before it is differentiated, and the
+            gradients are divided by it.
 
     Raises:
-        ValueError: the loss does not depend on a parameter.
+        ValueError: the loss does not depend on a parameter that is not frozen.
     """
-    for gradient, name in zip(gradients, names, strict=True):
-        if gradient is None:
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(values.params)
+        views = layout.params.views(values.params)
+        params = [
+            tf.stop_gradient(view) if name in phase.frozen else view
+            for name, view in zip(layout.params.places, views, strict=True)
+        ]
+        loss, correct, new_state = tower_loss(
+            phase.model, loss_fn, params, layout.state_views(values), batch
+        )
+        scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
+    # Those of the views are parts of the vectors', and cost nothing.
+    gradients, of_views = tape.gradient(scaled, (values.params, views))
+    check_complete(of_views, layout, phase.frozen)
+    gradients = [
+        tf.zeros_like(vector) if gradient is None else gradient
+        for vector, gradient in zip(values.params, gradients, strict=True)
+    ]
+    if loss_scale is not None:
+        gradients = unscaled(gradients, loss_scale)
+    return TowerResult(gradients, *layout.pack_state(new_state), loss, correct)
+
+
+def check_complete(
+    gradients: Sequence[tf.Tensor | None], layout: NetworkLayout, frozen: frozenset[str]
+) -> None:
+    """Raises ValueError where a parameter that is not frozen has no gradient.
+
+    Args:
+        gradients: per parameter.
+        layout: has their names.
+        frozen: names.
+    """
+    for name, gradient in zip(layout.params.places, gradients, strict=True):
+        if gradient is None and name not in frozen:
             raise ValueError(
                 f"there is no gradient for {name}: the loss does not depend on it"
             )
-    return zero_frozen(gradients, names, frozen)
+
+
+def unscaled(
+    gradients: Sequence[tf.Tensor], loss_scale: tf.Tensor | float
+) -> list[tf.Tensor]:
+    """The gradients over the factor by which their loss was multiplied."""
+    return [g / in_dtype(loss_scale, g.dtype) for g in gradients]
 
 
 def tower_logits(
     model: keras.Model,
-    params: Sequence[tf.Tensor],
-    state: Sequence[tf.Tensor],
+    layout: NetworkLayout,
+    values: Values,
     batch: Mapping[str, tf.Tensor],
 ) -> tf.Tensor:
-    """The logits of one tower's share in inference; arguments as in `tower_loss`."""
+    """The logits of one tower's share in inference; arguments as in
+    `tower_gradients`."""
+    params, state = layout.params.views(values.params), layout.state_views(values)
     return model.stateless_call(params, state, _inputs(model, batch), training=False)[0]
 
 

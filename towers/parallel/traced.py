@@ -5,13 +5,12 @@ operations. The towers' parts differ in their devices alone, so they share one t
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
-from towers.parallel.graphs import needed_operations
 
 
 class TracedOnce:
@@ -42,7 +41,6 @@ class TracedOnce:
         key: Hashable,
         *arguments: Any,
         name: str,
-        select: Callable[[Any], Any] | None = None,
     ) -> Any:
         """The results of the function.
 
@@ -50,11 +48,9 @@ class TracedOnce:
             key: its first argument, a plain value.
             *arguments: the others.
             name: scope of the copied operations.
-            select: from the results to the part of them that is wanted.
         """
         if tf.executing_eagerly():
-            results = self._function(key, *arguments)
-            return results if select is None else select(results)
+            return self._function(key, *arguments)
         signature = tf.nest.map_structure(_spec, arguments)
         place = key, tuple(tf.nest.flatten(signature))
         if place not in self._traces:
@@ -63,7 +59,7 @@ class TracedOnce:
             self._traces[place] = _Trace(
                 traced.get_concrete_function(*signature), self._optimize
             )
-        return self._traces[place].copy(arguments, name, select)
+        return self._traces[place].copy(arguments, name)
 
 
 class _Trace:
@@ -75,11 +71,10 @@ class _Trace:
         self._results = tf.nest.pack_sequence_as(
             function.structured_outputs, [_source(x) for x in function.outputs]
         )
-        self._definitions = {}  # names of operations -> the graph that they need
+        self._definition = None
 
-    def copy(self, arguments, name, select):
+    def copy(self, arguments, name):
         """The results, computed in the graph at hand."""
-        results = self._results if select is None else select(self._results)
         graph = tf.compat.v1.get_default_graph()
         inputs = [x for x in tf.nest.flatten(arguments) if x is not None]
         inputs += self._function.captured_inputs
@@ -87,9 +82,11 @@ class _Trace:
             placeholder.name: graph.capture(value)
             for placeholder, value in zip(self._function.inputs, inputs, strict=True)
         }
-        outputs = [x.name for x in tf.nest.flatten(results)]
+        outputs = [x.name for x in tf.nest.flatten(self._results)]
         computed = [x for x in dict.fromkeys(outputs) if x not in values]
-        definition = self._definition(computed)
+        if self._definition is None:
+            self._definition = self._create_definition(computed)
+        definition = self._definition
         # The import would make other objects of them, which have no graph.
         for called in self._function.graph._functions.values():
             graph._add_function_recursive(called)
@@ -101,29 +98,39 @@ class _Trace:
             name=name,
         )
         values |= zip(computed, copies, strict=True)
-        return tf.nest.pack_sequence_as(results, [values[x] for x in outputs])
+        return tf.nest.pack_sequence_as(self._results, [values[x] for x in outputs])
 
-    def _definition(self, outputs):
+    def _create_definition(self, outputs):
         """What the outputs need, and what has an effect."""
         graph = self._function.graph
         wanted = [graph.get_tensor_by_name(x).op for x in outputs]
         wanted += graph.control_outputs
         names = tuple(op.name for op in wanted)
-        if names not in self._definitions:
-            needed = {op.name for op in needed_operations(wanted)}
-            definition = graph.as_graph_def()
-            nodes = [node for node in definition.node if node.name in needed]
-            definition = GraphDef(
-                node=nodes, library=definition.library, versions=definition.versions
-            )
-            if self._optimize is not None:
-                definition = self._optimize(definition, names)
-            given = {placeholder.op.name for placeholder in self._function.inputs}
-            nodes = [node for node in definition.node if node.name not in given]
-            self._definitions[names] = GraphDef(
-                node=_merge_constants(nodes, names, given), versions=definition.versions
-            )
-        return self._definitions[names]
+        needed = {op.name for op in needed_operations(wanted)}
+        definition = graph.as_graph_def()
+        nodes = [node for node in definition.node if node.name in needed]
+        definition = GraphDef(
+            node=nodes, library=definition.library, versions=definition.versions
+        )
+        if self._optimize is not None:
+            definition = self._optimize(definition, names)
+        given = {placeholder.op.name for placeholder in self._function.inputs}
+        nodes = [node for node in definition.node if node.name not in given]
+        return GraphDef(
+            node=_merge_constants(nodes, names, given), versions=definition.versions
+        )
+
+
+def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """All that run where these are wanted, these included."""
+    pending, needed = list(operations), set()
+    while pending:
+        op = pending.pop()
+        if op not in needed:
+            needed.add(op)
+            pending += [x.op for x in op.inputs]
+            pending += op.control_inputs
+    return needed
 
 
 def _merge_constants(nodes, outputs, given):

@@ -1,12 +1,12 @@
 """The contract of a trainer, and what synchronous and asynchronous ones share.
 
-A trainer takes steps with a strategy and evaluates. It owns the canonical state, the
-memory accounts and the metrics; a strategy owns the variables.
+A trainer takes steps with a strategy and evaluates. It owns the canonical state and the
+metrics; a strategy owns the variables.
 """
 
 import abc
-import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -14,43 +14,35 @@ import tensorflow as tf
 
 from towers.data.tta import TestTimeAugmentation
 from towers.models.variables import variable_names
-from towers.optim.phases import Phase, phases_of
+from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
+from towers.parallel import compilation
+from towers.parallel.copies import check_equal, whole
 from towers.parallel.devices import HOST
-from towers.parallel.eval_step import Evaluator
-from towers.parallel.gradients import shares
-from towers.parallel.memory import Account, create_accounts, largest
-from towers.parallel.network import WholeNetwork
-from towers.parallel.not_finite import SkippedSteps
-from towers.parallel.placement import Call, without_kernel
+from towers.parallel.evaluator import Evaluator
+from towers.parallel.feed import Feed
+from towers.parallel.finite import FiniteGuard, not_finite_error
+from towers.parallel.loop import Loop
+from towers.parallel.network import Network, WholeNetwork
+from towers.parallel.reduce import shares
 from towers.parallel.sharding.network import ShardedNetwork
-from towers.parallel.strategy import Strategy
+from towers.parallel.step import Step
+from towers.parallel.strategies import Strategy
 from towers.parallel.tower import LossFn
-from towers.parallel.variables import Initial, check_copies
 from towers.parallel.workers import ALONE, Workers
 
-NO_TTA = TestTimeAugmentation()
 
-# The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
-IDLE, TRACING, WAITING, COMPUTING = range(4)
-ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained, whichever strategy trains it.
 
-# During these no update is under way, so `Trainer.state` is consistent.
-CONSISTENT_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[WAITING])
-
-
-class Trainer(abc.ABC):
-    """Trains a model on several devices.
-
-    Args:
-        create_strategy: arguments as in `Strategy`.
+    Attributes:
         model: a single-device Functional model; its variables are the initial values.
         loss_fn: (logits, labels) -> the loss of each image.
         update_fn: from the mean gradient to the next parameters.
-        stream: first step -> the batches of all steps from there on.
         micro_batch_size: images over all towers that are computed at once; a step has
             several such batches with `accumulate_steps`.
-        devices: device names; one tower each, or one group of a sharded network.
+        accumulate_steps: micro-batches of a step; their mean gradient is applied once.
         phases: of the run, in order; `model` is that of the last one. Empty where all
             steps are alike and nothing is frozen.
         tta: test-time augmentation of evaluations.
@@ -58,9 +50,31 @@ class Trainer(abc.ABC):
             tower, and nothing that crosses devices.
         sync_batch_norm: whether the towers share the moments of batch normalization,
             as if one device saw the whole batch.
-        skip_not_finite: whether a step that is not finite is skipped, see `not_finite`.
+        scale_loss: whether the loss is scaled dynamically, see `finite`.
+        skip_not_finite: whether a step that is not finite is skipped, see `finite`.
+    """
+
+    model: keras.Model
+    loss_fn: LossFn
+    update_fn: Update
+    micro_batch_size: int
+    accumulate_steps: int = 1
+    phases: Sequence[Phase] = ()
+    tta: TestTimeAugmentation = TestTimeAugmentation()
+    compile_towers: bool = False
+    sync_batch_norm: bool = False
+    scale_loss: bool = False
+    skip_not_finite: bool = False
+
+
+class Trainer(abc.ABC):
+    """Trains a network on several devices.
+
+    Args:
+        task: what is trained.
+        strategy: made for the task's model.
+        feed: the batches; None where no step is taken.
         workers: processes that train together, each with so many devices.
-        **options: of the strategy.
 
     Attributes:
         evaluator: computes logits on all devices.
@@ -68,52 +82,61 @@ class Trainer(abc.ABC):
 
     def __init__(
         self,
-        create_strategy: Callable[..., Strategy],
-        model: keras.Model,
-        *,
-        loss_fn: LossFn,
-        update_fn: Update,
-        stream: Callable[[int], tf.data.Dataset],
-        micro_batch_size: int,
-        devices: Sequence[str],
-        phases: Sequence[Phase] = (),
-        tta: TestTimeAugmentation = NO_TTA,
-        compile_towers: bool = False,
-        sync_batch_norm: bool = False,
-        skip_not_finite: bool = False,
+        task: Task,
+        strategy: Strategy,
+        feed: Feed | None = None,
         workers: Workers = ALONE,
-        **options,
     ):
-        self.phases = phases_of(phases, model)
-        self.devices, self.workers = list(devices), workers
-        self.strategy = create_strategy(
-            Initial.of(model), update_fn, self.devices, micro_batch_size, **options
-        )
-        size = self.strategy.num_shards
-        grid = [self.devices[i : i + size] for i in range(0, len(devices), size)]
+        self.task, self.strategy, self.workers = task, strategy, workers
+        self.phases = phases_of(task.phases, task.model)
+        self.devices = list(strategy.devices)
+        size = strategy.num_shards
+        grid = [self.devices[i : i + size] for i in range(0, len(self.devices), size)]
         lead_devices = [group[0] for group in grid]
-        whole = WholeNetwork(self.phases, loss_fn, lead_devices, compile_towers)
-        self.network = whole
-        if size > 1 or sync_batch_norm:
+        inspects = size > 1 or task.sync_batch_norm
+        self.compilation = compilation.choose(
+            self.devices,
+            [phase.model for phase in self.phases],
+            inspects=inspects,
+            xla=task.compile_towers,
+        )
+        layouts = [shard.layout for shard in strategy.shards]
+        whole_network = WholeNetwork(
+            self.phases, task.loss_fn, layouts[0], lead_devices, self.compilation
+        )
+        self.network: Network = whole_network
+        if inspects:
             self.network = ShardedNetwork(
-                self.phases, loss_fn, grid, sync_batch_norm, workers, micro_batch_size
+                self.phases,
+                task.loss_fn,
+                layouts,
+                grid,
+                task.sync_batch_norm,
+                workers,
+                task.micro_batch_size,
             )
         # Per tower, those of other workers included.
-        self.sizes = shares(micro_batch_size, len(grid) * workers.size)
-        self._update_fn = update_fn
-        self._stream = stream
-        self._trainable_variables = model.trainable_variables
-        self._param_names = variable_names(model.trainable_variables)
-        with tf.device(HOST):
-            self.global_step = tf.Variable(
-                0, dtype=tf.int64, trainable=False, name="step"
-            )
-            self._skipped = SkippedSteps() if skip_not_finite else None
-        # In inference synchronized batch normalization is like any other.
-        inference_network = self.network if size > 1 else whole
-        self.evaluator = Evaluator(
-            self.strategy, inference_network, loss_fn, lead_devices, tta, workers
+        self.sizes = shares(task.micro_batch_size, len(grid) * workers.size)
+        self.guard = FiniteGuard(
+            strategy.home, scale_loss=task.scale_loss, skips=task.skip_not_finite
         )
+        self._feed, self._update_fn = feed, task.update_fn
+        self._param_names = variable_names(task.model.trainable_variables)
+        # In inference synchronized batch normalization is like any other.
+        self.evaluator = Evaluator(
+            strategy.fetch,
+            self.network if size > 1 else whole_network,
+            task.loss_fn,
+            lead_devices,
+            task.tta,
+            workers,
+            num_shards=size,
+        )
+
+    @property
+    def step(self) -> int:
+        """The steps taken."""
+        return int(self.strategy.copies[0].step.numpy())
 
     @abc.abstractmethod
     def train(self, num_steps: int) -> dict:
@@ -142,31 +165,18 @@ class Trainer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def gradients(self, batch: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    def gradients(self) -> dict[str, tf.Tensor]:
         """Name -> the mean gradient of the next step, which is not taken; for
         histograms.
 
         It is computed anew: to carry it out of every step would cost copies.
         Asynchronous towers have the gradient of the last update and return that.
-
-        Args:
-            batch: of the next step.
         """
 
     @abc.abstractmethod
-    def trace(self) -> list[list[tf.Graph]]:
-        """Traces the steps without taking one; the first `train` then need not.
-
-        Returns:
-            Per phase the graphs that compute at the same time.
-        """
-
-    @abc.abstractmethod
-    def calls(self) -> list[Call]:
-        """All compiled calls that `train` makes, with the input; traced if needed.
-
-        `trace` has the steps alone.
-        """
+    def trace(self) -> list[tf.Graph]:
+        """Traces all compiled calls that `train` makes, without taking a step; their
+        graphs. The first `train` then need not."""
 
     @abc.abstractmethod
     def request_stop(self) -> None:
@@ -180,12 +190,33 @@ class Trainer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _restart_input(self) -> None:
-        """Recreates the input iterator at the current global step."""
+    def _restart(self) -> None:
+        """The next `train` begins at the current step, whatever came before."""
 
-    def evaluate(
-        self, batches: Iterable[Mapping[str, tf.Tensor]], use_averages: bool = False
-    ) -> dict[str, float]:
+    def state(self) -> dict[str, np.ndarray]:
+        """The canonical state: name -> host array, in a fixed order.
+
+        `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
+        path (and the slot's name), then `loss_scale/` where the loss is scaled,
+        `skipped/` where steps may be skipped, and `step`. It does not depend on the
+        strategy or on the number of towers.
+
+        Raises:
+            NumericError: copies of a variable differ.
+        """
+        check_equal(self.strategy.copies, self.strategy.num_shards)
+        state = whole([shard.numpy() for shard in self.strategy.shards])
+        state |= {k: v.numpy() for k, v in self.guard.named().items()}
+        return state | {"step": np.array(self.step, np.int64)}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continues from a canonical state, whichever strategy wrote it."""
+        self.strategy.load(state)
+        for name, variable in self.guard.named().items():
+            variable.assign(state[name])
+        self._restart()
+
+    def evaluate(self, batches: tf.data.Dataset, use_averages: bool = False) -> dict:
         """Counts over batches with "weights", on all devices.
 
         Returns:
@@ -199,55 +230,10 @@ class Trainer(abc.ABC):
             raise ValueError("this run keeps no moving averages: its ema_decay is 0")
         return self.evaluator(batches, use_averages)
 
-    def state(self) -> dict[str, np.ndarray]:
-        """The canonical state: name -> host array, in a fixed order.
-
-        `params/`, `state/`, `slots/` and `averages/`, each followed by the variable's
-        path (and the slot's name), then `loss_scale/` where the loss is scaled,
-        `skipped/` where steps may be skipped, and `step`. It does not depend on the
-        strategy or on the number of towers.
-
-        Raises:
-            NumericError: copies of a variable differ.
-        """
-        check_copies(self.strategy.variables, self.strategy.num_shards)
-        state = {
-            name: _joined([shard.numpy() for shard in shards])
-            for name, shards in self.strategy.named_variables().items()
-        }
-        return state | {k: v.numpy() for k, v in self._progress_variables().items()}
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continues from a canonical state, whichever strategy wrote it."""
-        self.strategy.load(state)
-        for name, variable in self._progress_variables().items():
-            variable.assign(state[name])
-        self._restart_input()
-
-    def _progress_variables(self) -> dict[str, tf.Variable]:
-        """Canonical name -> variable, of the progress of the training."""
-        skipped = {} if self._skipped is None else self._skipped.named()
-        return skipped | {"step": self.global_step}
-
-    def _num_skipped(self) -> dict[str, int]:
-        """As a metric, where steps are skipped."""
-        return {} if self._skipped is None else {"skipped_steps": self._skipped.total()}
-
-    def homes(self) -> dict[int, str]:
-        """id of a variable's handle -> the device that it is meant for, for `crossings`
-        on a machine that has no such device."""
-        return {
-            id(variable.handle): variables.device
-            for variables in self.strategy.variables
-            for variable in variables.named().values()
-        }
-
-    def memory(self) -> list[Account]:
-        """The memory that training takes on each device; traces the step if needed."""
-        named = [x for v in self.strategy.variables for x in v.named().items()]
-        return largest(
-            create_accounts(named, graphs, self.devices) for graphs in self.trace()
-        )
+    def learning_rate(self, step: int) -> float:
+        """The rate of the step after `step` others."""
+        with tf.device(HOST):
+            return self._update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
 
     def describe(self) -> list[str]:
         """Lines for the start banner: what lives where, and the share of each tower."""
@@ -258,30 +244,103 @@ class Trainer(abc.ABC):
                 "bytes of activations that cross devices per step: "
                 f"{self.transferred_bytes:,}"
             )
-        if any("GPU" in device for device in self.devices):
-            lines += self._host_remark()
         return [*lines, describe_towers(self.sizes, len(self.devices))]
-
-    def _host_remark(self):
-        """A line about operations that a GPU should run and cannot, if there are any.
-
-        It traces the step, which the first call of `train` then need not.
-        """
-        counts = collections.Counter()
-        for call in self.calls():
-            for group in without_kernel(call.graph, call.device):
-                counts[f"{group.type} ({group.types})"] += group.count
-        if not counts:
-            return []
-        listed = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        return [f"on the host, as they have no kernel for GPUs: {listed}"]
 
     @property
     def transferred_bytes(self) -> int:
         """Bytes of activations, and of their gradients, that cross devices per step: an
         upper bound, of the traced phase with most of them, without what frozen
         parameters save."""
-        return self.network.transferred_bytes
+        return self.network.transferred_bytes * self.task.accumulate_steps
+
+
+class SynchronousTrainer(Trainer):
+    """Towers that meet in every step; the arguments are those of `Trainer`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._step = Step(
+            strategy=self.strategy,
+            sizes=self.sizes,
+            network=self.network,
+            update_fn=self._update_fn,
+            trainable_variables=self.task.model.trainable_variables,
+            phases=self.phases,
+            guard=self.guard,
+            waits=self.compilation.waits,
+            accumulate_steps=self.task.accumulate_steps,
+        )
+        self.loop = Loop(
+            self._step,
+            self._step.zero_metrics,
+            num_phases=len(self.phases),
+            feed=self._feed,
+            compilation=self.compilation,
+        )
+        self._inspect = tf.function(self._inspect_step, autograph=False)
+
+    def train(self, num_steps):
+        before = self.step
+        phase, num_steps = steps_within(self.phases, before, num_steps)
+        with self.workers.noticing_losses(lambda: self.loop.reset(self.step)):
+            num_begun, wait_secs, values = self.loop(phase, before, num_steps)
+        if not num_begun:
+            return {}
+        step, metrics = self.step, self._step.read_metrics(values)
+        if self.guard.stopped:
+            self._restart()
+            # The batch and the parameters are unchanged: compute again to name the
+            # tower.
+            finite, _ = self._inspect_next_step()
+            raise not_finite_error(
+                step + 1,
+                finite.numpy(),
+                metrics["tower_losses"],
+                learning_rate=self.learning_rate(step),
+                gradient_norm=metrics["gradient_norm"],
+                skips=self.guard.skips,
+            )
+        metrics |= {"learning_rate": self.learning_rate(step - 1)}
+        metrics |= self.guard.num_skipped()
+        return {"step": step, **metrics, "input_wait_secs": wait_secs}
+
+    def gradients(self):
+        _, shards = self._inspect_next_step()
+        named = [
+            copy.layout.params.read([vector.numpy() for vector in vectors])
+            for copy, vectors in zip(self.strategy.shards, shards, strict=True)
+        ]
+        return whole(named)
+
+    def trace(self):
+        return [self.loop.trace(phase) for phase in range(len(self.phases))]
+
+    def request_stop(self):
+        # Several workers agree before each call; one alone must not stop within it.
+        if self.workers.size == 1:
+            self.loop.request_stop()
+
+    def progress(self):
+        return self.loop.progress()
+
+    def _restart(self):
+        self.guard.restart()
+        self._feed and self._feed.restart()
+        self.loop.reset(self.step)
+
+    def _inspect_step(self, phase, batches):
+        """A step that is not taken: (finite per tower, mean gradients per shard)."""
+        reduced, num_shards = self._step.reduce(phase, batches), self.strategy.num_shards
+        finite = [result.is_finite() for result in reduced.results]
+        finite = tf.reshape(tf.stack(finite), [-1, num_shards])
+        finite = tf.cast(tf.reduce_all(finite, axis=1), tf.float64)
+        finite = tf.cast(self.workers.gather(finite), tf.bool)
+        return finite, reduced.mean.gradients[:num_shards]
+
+    def _inspect_next_step(self):
+        return self._inspect(
+            phase_at(self.phases, self.step), self._feed.batches_of(self.step)
+        )
 
 
 def describe_towers(sizes: Sequence[int], num_devices: int) -> str:
@@ -293,7 +352,3 @@ def describe_towers(sizes: Sequence[int], num_devices: int) -> str:
     if len(sizes) == 1:
         return f"1 tower{of_devices} with {share} images"
     return f"{len(sizes)} towers{of_devices} with {share} images each"
-
-
-def _joined(shards):
-    return shards[0] if len(shards) == 1 else np.concatenate(shards, axis=-1)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.models.variables import variable_names
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel.gradients import in_dtype
+from towers.parallel.copies import NetworkLayout
+from towers.parallel.reduce import in_dtype
 from towers.parallel.sharding.device_tape import DeviceTape
 from towers.parallel.sharding.split import Shards
 from towers.parallel.sharding.sync_batch_norm import combined_moments
@@ -21,7 +21,7 @@ from towers.parallel.sharding.walker import Walk
 from towers.parallel.tower import (
     LossFn,
     TowerResult,
-    checked_gradients,
+    check_complete,
     count_correct,
     unscaled,
 )
@@ -34,6 +34,7 @@ class ShardedNetwork:
     Args:
         phases: those of the run.
         loss_fn: the loss of each image.
+        layouts: per shard those of its vectors.
         grid: [group][shard] device names.
         sync_batch_norm: whether groups share the moments of batch normalization.
         workers: processes, each with such a grid.
@@ -48,19 +49,18 @@ class ShardedNetwork:
         ConfigError: a layer cannot be split.
     """
 
-    is_optimized = False
-
     def __init__(
         self,
         phases: Sequence[Phase],
         loss_fn: LossFn,
+        layouts: Sequence[NetworkLayout],
         grid: Sequence[Sequence[str]],
         sync_batch_norm: bool = False,
         workers: Workers = ALONE,
         batch_size: int = 0,
     ):
         self._phases, self._loss_fn, self._grid = phases, loss_fn, grid
-        self._names = variable_names(phases[-1].model.trainable_variables)
+        self._layouts = layouts
         self._workers, self._batch_size = workers, batch_size
         self._combine_moments = None
         if sync_batch_norm and len(grid) * workers.size > 1:
@@ -104,15 +104,21 @@ class ShardedNetwork:
         results = []
         for group, devices in enumerate(self._grid):
             for shard, device in enumerate(devices):
+                layout, state = self._layouts[shard], walk.state[group][shard]
                 with tf.device(device):
                     gradients = [x.gradient() for x in walk.params[group][shard]]
-                    gradients = checked_gradients(gradients, self._names, frozen)
+                    check_complete(gradients, layout, frozen)
+                    gradients = [
+                        tf.zeros(place.shape, layout.params.specs[place.vector].dtype) if name in frozen else gradient
+                        for (name, place), gradient in zip(layout.params.places.items(), gradients, strict=True)
+                    ]
+                    vectors = layout.params.pack(gradients)
                     factor = factors[group]
                     if isinstance(factor, tf.Tensor) or factor != 1:
-                        gradients = unscaled(gradients, factor)
-                state = walk.state[group][shard]
+                        vectors = unscaled(vectors, factor)
+                    state = layout.pack_state(state)
                 results.append(
-                    TowerResult(gradients, state, losses[group], correct[group])
+                    TowerResult(vectors, *state, losses[group], correct[group])
                 )
         return results
 
@@ -121,8 +127,14 @@ class ShardedNetwork:
         return [value.tensor for value in walk.forward(batches)]
 
     def _walk(self, model, fetched, tape, training):
-        size = len(self._grid[0])
-        grouped = [fetched[i : i + size] for i in range(0, len(fetched), size)]
+        size, variables = len(self._grid[0]), []
+        for place, values in enumerate(fetched):
+            layout = self._layouts[place % size]
+            group, shard = divmod(place, size)
+            with tf.device(self._grid[group][shard]):
+                params = layout.params.views(values.params)
+                variables.append((params, layout.state_views(values)))
+        grouped = [variables[i : i + size] for i in range(0, len(fetched), size)]
         return Walk(
             model,
             self._shards[id(model)],

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.models import layers
-from towers.parallel.gradients import shares
+from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 
 

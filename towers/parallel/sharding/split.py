@@ -20,7 +20,7 @@ from towers.models.layers import (
     LocalResponseNormalization,
     PadChannels,
 )
-from towers.parallel.gradients import shares
+from towers.parallel.reduce import shares
 
 # Layers whose outputs are split; the name of their number of outputs.
 SPLIT = {

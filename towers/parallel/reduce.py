@@ -1,11 +1,12 @@
-"""All-reduce: every device gets the same sum of tensors, bit for bit.
+"""Means over the towers: the shares of a batch, and all-reduce.
 
-All algorithms are plain data flow in one graph: a copy to another device is an
-identity there. Every element of the sum is computed once and then copied, so that no
-two devices can round differently.
+What a strategy averages are vectors, per tower a list of them; where the mean goes are
+its targets. All algorithms are plain data flow in one graph: a copy to another device
+is an identity there. Every element of a sum is computed once and then copied, so that
+no two targets can round differently.
 
-    star    everything is sent to the first device, added there and sent back (the
-            `allreduce` of the from-scratch chapter)
+    star    everything is sent to the first target, added there and handed out (the
+            `allreduce` of the from-scratch chapter); alone in taking any targets
     tree    neighbors add up pairwise, in log2 rounds, then the sum goes back down
     ring    the tensor is cut into one piece per device; each piece travels once around
             to be added up and once more to be handed out (Patarasuk and Yuan 2009)
@@ -13,13 +14,111 @@ two devices can round differently.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from towers.data.part import shares
 from towers.errors import ConfigError
 from towers.parallel.devices import to_device
-from towers.parallel.packing import pack, unpack
+
+
+def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
+    """A scalar in a type; `tf.cast` rounds a Python number to float32 on its way."""
+    return tf.cast(tf.convert_to_tensor(number, dtype_hint=dtype), dtype)
+
+
+def split_batch(
+    batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
+) -> list[dict[str, tf.Tensor]]:
+    """Cuts every tensor of a batch along its first axis into pieces of `sizes`."""
+    ends = list(itertools.accumulate(sizes))
+    return [
+        {name: value[end - size : end] for name, value in batch.items()}
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def tower_weights(sizes: Sequence[int]) -> list[float]:
+    """Per tower its share of the images."""
+    return [size / sum(sizes) for size in sizes]
+
+
+def squared_norm(vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of squares of all elements, a scalar.
+
+    It is finite where every element is (and smaller than 1e19 in float32), so one
+    number says whether a tower's gradients can be used.
+    """
+    return 2 * tf.add_n([tf.nn.l2_loss(vector) for vector in vectors])
+
+
+def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.Tensor:
+    """The sum of weight * tensor, the weights adding up to 1; one comes back as is."""
+    if len(tensors) == 1:
+        return tensors[0]
+    if len(set(weights)) == 1:
+        # Half the passes over the memory.
+        return tf.add_n(tensors) * tf.constant(weights[0], tensors[0].dtype)
+    return tf.add_n(
+        [
+            tensor * tf.constant(weight, tensor.dtype)
+            for tensor, weight in zip(tensors, weights, strict=True)
+        ]
+    )
+
+
+def average_gradients(
+    tower_grads: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
+) -> list[tf.Tensor]:
+    """The gradient of the mean loss over the whole batch.
+
+    Args:
+        tower_grads: per tower, the gradients of its own mean loss, vectors.
+        weights: per tower, its share of the images, adding up to 1.
+
+    Raises:
+        ValueError: the lengths differ.
+    """
+    if len(weights) != len(tower_grads):
+        raise ValueError(f"{len(tower_grads)} towers but {len(weights)} weights")
+    return [weighted_mean(x, weights) for x in zip(*tower_grads, strict=True)]
+
+
+def average_states(
+    states: Sequence[Sequence[tf.Tensor]],
+    weights: Sequence[float],
+    targets: Sequence[str],
+) -> list[list[tf.Tensor]]:
+    """The towers' new model states, averaged on the first target.
+
+    Where all towers agree the mean is that value to the last bit, so that what no
+    training changes, such as frozen filters, stays what it is. States are never sent in
+    a narrower type: statistics would no longer move once a change is below a rounding.
+
+    Args:
+        states: per tower vectors.
+        weights: per tower its share of the images, adding up to 1.
+        targets: devices that get the mean.
+
+    Returns:
+        Per target the vectors.
+    """
+    with tf.device(targets[0]):
+        mean = [_mean_around_first(x, weights) for x in zip(*states, strict=True)]
+    return [[to_device(x, target) for x in mean] for target in targets]
+
+
+def _mean_around_first(tensors, weights):
+    first = tensors[0]
+    if len(tensors) == 1:
+        return first
+    differences = [
+        (tensor - first) * tf.constant(weight, first.dtype)
+        for tensor, weight in zip(tensors[1:], weights[1:], strict=True)
+    ]
+    return first + tf.add_n(differences)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,20 +148,21 @@ class Wire:
         return self.part(tensor, device)
 
 
-def _add(a, b, device, dtype):
-    """a + b on a device, in the wider type that the tensors came in."""
-    with tf.device(device):
-        return tf.cast(a, dtype) + tf.cast(b, dtype)
-
-
 def star(
-    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
+    tensors: Sequence[tf.Tensor],
+    devices: Sequence[str],
+    wire: Wire,
+    targets: Sequence[str],
 ) -> list[tf.Tensor]:
-    dtype = tensors[0].dtype
-    sent = [wire.part(*pair) for pair in zip(tensors, devices, strict=True)]
-    with tf.device(devices[0]):
-        total = tf.add_n([tensors[0], *[tf.cast(x, dtype) for x in sent[1:]]])
-    return _hand_out(wire.total(total, devices[0]), devices, dtype)
+    dtype, home = tensors[0].dtype, targets[0]
+    sent = [
+        tensor if device == home else wire.part(tensor, device)
+        for tensor, device in zip(tensors, devices, strict=True)
+    ]
+    with tf.device(home):
+        total = tf.add_n([tf.cast(x, dtype) for x in sent])
+    total = wire.total(total, home)
+    return [_widened(to_device(total, x), x, dtype) for x in targets]
 
 
 def tree(
@@ -88,8 +188,7 @@ def ring(
     tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
 ) -> list[tf.Tensor]:
     count, dtype = len(devices), tensors[0].dtype
-    length = tensors[0].shape.num_elements()
-    sizes = [length // count + (i < length % count) for i in range(count)]
+    sizes = shares(tensors[0].shape.num_elements(), count)
     pieces = []  # [device][piece]
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
@@ -146,64 +245,43 @@ ALGORITHMS: dict[str, Callable] = {
 
 
 def all_reduce(
-    tensors: Sequence[Sequence[tf.Tensor]],
+    vectors: Sequence[Sequence[tf.Tensor]],
     devices: Sequence[str],
     *,
     weights: Sequence[float] | None = None,
     algorithm: str = "star",
-    pack_mb: float = 0.0,
+    targets: Sequence[str] | None = None,
     dtype: tf.DType | None = None,
 ) -> list[list[tf.Tensor]]:
-    """Adds tensors up over devices.
+    """Adds vectors up over devices.
 
     Args:
-        tensors: per device a list of tensors, of the same shapes and types on each.
+        vectors: per device a list of tensors, of the same shapes and types on each.
         devices: one device name per list.
         weights: per device what its tensors count, adding up to 1 for a mean; the sum
             by default.
         algorithm: a key of ALGORITHMS.
-        pack_mb: tensors are packed into buffers of at most so many megabytes, or of one
-            larger tensor, because few large copies are cheaper than many small ones; 0
-            sends each by itself.
+        targets: devices that get the result, of `star` any; `devices` by default.
         dtype: what travels between devices, such as tf.bfloat16; additions are done in
             the tensors' own type. By default that type travels.
 
     Returns:
-        Per device the list of sums or means, the same bits on every device.
+        Per target the list of sums or means, the same bits on every one.
     """
+    targets = list(targets or devices)
     if len(devices) == 1:
-        return [list(tensors[0])]
+        return [[to_device(x, target) for x in vectors[0]] for target in targets]
     weights = [1.0] * len(devices) if weights is None else list(weights)
     # Equal weights scale the sum, once, instead of the summands on each device.
     equal = len(set(weights)) == 1
     wire = Wire(dtype, weights[0] if equal else 1.0)
-    results = [[None] * len(tensors[0]) for _ in devices]
-    for bucket in buckets(tensors[0], pack_mb):
-        packed = [
-            pack([device_tensors[i] for i in bucket], device)
-            for device_tensors, device in zip(tensors, devices, strict=True)
-        ]
+    more = {"targets": targets} if algorithm == "star" else {}
+    sums = []
+    for tensors in zip(*vectors, strict=True):
         if not equal:
-            packed = _weighted(packed, devices, weights)
-        sums = ALGORITHMS[algorithm](packed, devices, wire)
-        for result, total, device in zip(results, sums, devices, strict=True):
-            shapes = [tensors[0][i].shape for i in bucket]
-            for i, tensor in zip(bucket, unpack(total, shapes, device), strict=True):
-                result[i] = tensor
-    return results
-
-
-def buckets(tensors: Sequence[tf.Tensor], pack_mb: float) -> list[list[int]]:
-    """Buckets of tensors that share a buffer: indices of neighbors of one type."""
-    places, room, dtype = [], 0.0, None
-    for place, tensor in enumerate(tensors):
-        size = tensor.shape.num_elements() * tensor.dtype.size / 2**20
-        if size > room or tensor.dtype != dtype:
-            places.append([])
-            room, dtype = pack_mb, tensor.dtype
-        places[-1].append(place)
-        room -= size
-    return places
+            tensors = _weighted(tensors, devices, weights)
+        sums.append(ALGORITHMS[algorithm](tensors, devices, wire, **more))
+    return [list(of_target) for of_target in zip(*sums, strict=True)]
 
 
 def check_algorithm(
@@ -226,16 +304,18 @@ def check_algorithm(
         )
 
 
+def _add(a, b, device, dtype):
+    """a + b on a device, in the wider type that the tensors came in."""
+    with tf.device(device):
+        return tf.cast(a, dtype) + tf.cast(b, dtype)
+
+
 def _weighted(tensors, devices, weights):
     weighted = []
     for tensor, device, weight in zip(tensors, devices, weights, strict=True):
         with tf.device(device):
             weighted.append(tensor * tf.constant(weight, tensor.dtype))
     return weighted
-
-
-def _hand_out(total, devices, dtype):
-    return [_widened(to_device(total, device), device, dtype) for device in devices]
 
 
 def _widened(tensor, device, dtype):

@@ -1,0 +1,174 @@
+"""A network as a vector: many small arrays in few large ones.
+
+What is done to all parameters alike (averaging, weight decay, norms, the update) is
+then a handful of operations, however many layers there are. A vector is an array
+[rows, 16]: every parameter begins on a row and is padded with zeros to whole rows, so
+that cutting the vector along its rows copies nothing (16 float32 are 64 bytes, to which
+TensorFlow aligns its tensors). Small parameters share one vector; a large one has its
+own, because its gradient then need not be copied into a larger array.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+COLUMNS = 16
+LEAST_ALONE = 65_536  # elements of a parameter that is a vector of its own
+
+
+class Place(NamedTuple):
+    """Where an array is: rows [first, first + num_rows) of a vector."""
+
+    shape: tuple[int, ...]
+    vector: int
+    first: int
+    num_rows: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Layout:
+    """The places of named arrays in vectors.
+
+    Args:
+        arrays: name -> anything with a shape and a dtype, in the order of the model.
+
+    Attributes:
+        places: name -> Place, in that order.
+        specs: of the vectors.
+        members: per vector the numbers of its arrays, counted in that order.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]):
+        self.places: dict[str, Place] = {}
+        self.members: list[list[int]] = []
+        num_rows, dtypes, shared = [], [], {}
+        for number, (name, array) in enumerate(arrays.items()):
+            shape, dtype = tuple(array.shape), tf.as_dtype(array.dtype)
+            size = math.prod(shape)
+            vector = shared.get(dtype) if size < LEAST_ALONE else None
+            if vector is None:
+                vector = len(num_rows)
+                num_rows.append(0)
+                dtypes.append(dtype)
+                self.members.append([])
+                if size < LEAST_ALONE:
+                    shared[dtype] = vector
+            rows = -(-size // COLUMNS)
+            self.places[name] = Place(shape, vector, num_rows[vector], rows)
+            self.members[vector].append(number)
+            num_rows[vector] += rows
+        self.specs = [
+            tf.TensorSpec([rows, COLUMNS], dtype)
+            for rows, dtype in zip(num_rows, dtypes, strict=True)
+        ]
+        self._list = list(self.places.values())
+
+    def views(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The arrays, of which those of whole rows share the vectors' memory."""
+        views: list[tf.Tensor] = [None] * len(self._list)
+        for vector, members in zip(vectors, self.members, strict=True):
+            rows = [self._list[number].num_rows for number in members]
+            pieces = tf.split(vector, rows) if len(rows) > 1 else [vector]
+            for number, piece in zip(members, pieces, strict=True):
+                views[number] = _unpadded(piece, self._list[number])
+        return views
+
+    def pack(self, arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The vectors of arrays in the order of the model."""
+        vectors = []
+        for members in self.members:
+            pieces = [_padded(arrays[i], self._list[i]) for i in members]
+            vectors.append(tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0])
+        return vectors
+
+    def read(self, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Name -> a copy of the array in vectors on the host."""
+        return {
+            name: vectors[place.vector][place.first :][: place.num_rows]
+            .ravel()[: place.size]
+            .reshape(place.shape)
+            .copy()
+            for name, place in self.places.items()
+        }
+
+    def write(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The vectors of named arrays on the host."""
+        vectors = [np.zeros(x.shape, x.dtype.as_numpy_dtype) for x in self.specs]
+        for name, place in self.places.items():
+            rows = vectors[place.vector][place.first :][: place.num_rows]
+            rows.reshape(-1)[: place.size] = np.ravel(arrays[name])
+        return vectors
+
+    def columns(self, values: Sequence[Any]) -> list[Any]:
+        """Constants per array as factors of the vectors.
+
+        Args:
+            values: Python numbers in the order of the model.
+
+        Returns:
+            Per vector an array [rows, 1] of its numbers' type, or the number itself
+            where all of its arrays have the same.
+        """
+        columns = []
+        for members in self.members:
+            numbers = [values[i] for i in members]
+            column = numbers[0]
+            if len(set(numbers)) > 1:
+                column = np.repeat(numbers, [self._list[i].num_rows for i in members])
+                column = column[:, np.newaxis]
+            columns.append(column)
+        return columns
+
+    def spread(self, values: tf.Tensor) -> list[tf.Tensor]:
+        """Numbers per array as factors of the vectors.
+
+        Args:
+            values: [arrays].
+
+        Returns:
+            Per vector a tensor [rows, 1], or a scalar where it is a single array's.
+        """
+        spread = []
+        for number in self.columns(range(len(self._list))):
+            spread.append(tf.gather(values, tf.constant(number, tf.int64)))
+        return spread
+
+    def sums(self, row_sums: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Sums over the rows of each array, [arrays].
+
+        Args:
+            row_sums: per vector [rows].
+        """
+        totals: list[tf.Tensor] = []
+        for rows, members in zip(row_sums, self.members, strict=True):
+            if len(members) == 1:
+                totals.append(tf.reduce_sum(rows)[tf.newaxis])
+                continue
+            places = [self._list[i].num_rows for i in members]
+            segments = tf.constant(np.repeat(np.arange(len(members)), places))
+            totals.append(tf.math.segment_sum(rows, segments))
+        order = list(itertools.chain.from_iterable(self.members))
+        joined = tf.concat(totals, 0) if len(totals) > 1 else totals[0]
+        if order == sorted(order):
+            return joined
+        return tf.gather(joined, tf.constant(np.argsort(order)))
+
+
+def _unpadded(rows, place):
+    if place.size % COLUMNS:
+        rows = tf.slice(tf.reshape(rows, [-1]), [0], [place.size])
+    return tf.reshape(rows, place.shape)
+
+
+def _padded(array, place):
+    padding = -place.size % COLUMNS
+    if padding:
+        array = tf.pad(tf.reshape(array, [-1]), [[0, padding]])
+    return tf.reshape(array, [place.num_rows, COLUMNS])

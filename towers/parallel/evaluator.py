@@ -1,0 +1,343 @@
+"""Evaluation on all devices, with test-time augmentation."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.data.tta import TestTimeAugmentation
+from towers.optim import losses
+from towers.optim.phases import phases_of
+from towers.parallel import compilation
+from towers.parallel.copies import Initial, NetworkLayout, Values
+from towers.parallel.devices import HOST
+from towers.parallel.feed import Feed
+from towers.parallel.loop import while_loop
+from towers.parallel.network import Network, WholeNetwork
+from towers.parallel.reduce import shares, split_batch
+from towers.parallel.tower import LossFn, tower_counts
+from towers.parallel.workers import ALONE, Workers
+
+# Parameters that are evaluated: the raw ones, or their moving averages.
+RAW, AVERAGES = False, True
+
+# Aimed at by one compiled call; between calls a stop request is served.
+CALL_SECS = 1.0
+
+Counts = dict[str, float]
+
+
+class Evaluator:
+    """Computes the logits of batches, and counts correct predictions.
+
+    Args:
+        fetch: use_averages -> per device the values of the network.
+        network: computes the logits.
+        loss_fn: the loss of each image.
+        devices: the first device of each tower.
+        tta: see `TestTimeAugmentation`.
+        workers: each of them has its part of every batch.
+        num_shards: devices of a tower.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[bool], list[Values]],
+        network: Network,
+        loss_fn: LossFn,
+        devices: Sequence[str],
+        tta: TestTimeAugmentation,
+        workers: Workers = ALONE,
+        num_shards: int = 1,
+    ):
+        self._fetch, self._network, self._loss_fn = fetch, network, loss_fn
+        self._devices, self._tta, self._workers = devices, tta, workers
+        self._num_shards = num_shards
+        self._calls = functools.cache(self._compile)
+        self._predict_batch = tf.function(self._predict, autograph=False)
+
+    def counts(
+        self,
+        feed: Feed,
+        num_batches: int,
+        kinds: Sequence[bool] = (RAW,),
+        beat: Callable[[], None] = lambda: None,
+    ) -> dict[bool, Counts]:
+        """Sums of `tower_counts` over batches, of some kinds of parameters at once.
+
+        Args:
+            feed: per tower its part of every batch, with "weights"; the same object for
+                every evaluation of the same images, as each is compiled for.
+            num_batches: of the whole evaluation.
+            kinds: RAW, AVERAGES or both.
+            beat: called after each compiled call.
+
+        Returns:
+            Per kind "correct" and "images", whole numbers, and "loss", the sum over the
+            images; with test-time augmentation also "correct_tta".
+        """
+        feed.restart()
+        iterators, count_batches = feed.start(0), self._calls(feed, tuple(kinds))
+        totals, done, num = None, 0, 1
+        while done < num_batches:
+            num, started = min(num, num_batches - done), time.monotonic()
+            with tf.device(HOST):
+                arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
+            sums = [
+                {name: value.numpy() for name, value in counts.items()}
+                for counts in count_batches(iterators, *arguments)
+            ]
+            totals = sums if totals is None else _added(totals, sums)
+            done += num
+            num = max(1, min(2 * num, int(num * CALL_SECS / (time.monotonic() - started))))
+            beat()
+        if self._workers.size > 1:
+            totals = [self._over_workers(counts) for counts in totals]
+        totals = [{k: float(v) for k, v in counts.items()} for counts in totals]
+        return dict(zip(kinds, totals, strict=True))
+
+    def _over_workers(self, counts):
+        names = sorted(counts)
+        added = self._workers.add(np.array([counts[name] for name in names]))
+        return dict(zip(names, added.tolist(), strict=True))
+
+    def _compile(self, feed, kinds):
+        """(iterators, first batch, number of batches) -> per kind the counts."""
+        count = tf.function(
+            functools.partial(self._count, kinds),
+            autograph=False,
+            experimental_attributes={"_noinline": True},
+        )
+        on_cpus = all("CPU" in device for device in self._devices)
+
+        def count_batches(iterators, first, num_batches):
+            def add(done, totals):
+                pieces = feed.batches(feed.wait(iterators, first + done), first + done)
+                counts = (count if on_cpus else count.python_function)(pieces)
+                return done + 1, _added(totals, counts)
+
+            with tf.device(HOST):
+                names = ["correct", "images", "loss"]
+                names += ["correct_tta"] if self._tta.transforms else []
+                zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in kinds]
+                begin = tf.zeros([], tf.int64), zeros
+                return while_loop(lambda done, _: done < num_batches, add, begin)[1]
+
+        return tf.function(
+            count_batches, autograph=False, reduce_retracing=True
+        ).get_concrete_function(
+            feed.spec(), tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64)
+        )
+
+    def predictions(
+        self,
+        batches: Iterable[Mapping[str, tf.Tensor]],
+        kinds: Sequence[bool] = (RAW,),
+    ) -> Iterator[dict[bool, dict[str, np.ndarray]]]:
+        """Computes batches with "weights" in one process.
+
+        Yields:
+            Per batch and kind, for its n images of weight 1: "logits" [n, num_classes];
+            where it has labels, "labels" and "loss" [n]; with test-time augmentation
+            "logits_tta", float64 [n, num_classes].
+        """
+        for batch in batches:
+            counts = np.asarray(batch["weights"]) > 0
+            outputs = self._predict_batch(dict(batch), tuple(kinds))
+            yield {
+                kind: {name: value.numpy()[counts] for name, value in output.items()}
+                for kind, output in zip(kinds, outputs, strict=True)
+            }
+
+    def _predict(self, batch, kinds):
+        """Per kind the outputs for one batch, in the graph."""
+        size = batch["weights"].shape[0]
+        with tf.device(HOST):
+            pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
+        return [self._predict_kind(batch, pieces, self._fetch(kind)) for kind in kinds]
+
+    def _predict_kind(self, batch, pieces, fetched):
+        logits = self._logits(fetched, pieces)
+        with tf.device(HOST):
+            outputs = {"logits": tf.concat(logits, 0)}
+            if "labels" in batch:
+                outputs["labels"] = tf.identity(batch["labels"])
+                outputs["loss"] = self._loss_fn(outputs["logits"], batch["labels"])
+        if not self._tta.transforms:
+            return outputs
+        with tf.device(HOST):
+            places = tf.range(batch["weights"].shape[0])
+        if self._tta.fraction < 1:
+            pieces = [dict(piece) for piece in pieces]
+            with tf.device(HOST):
+                sizes = [piece["weights"].shape[0] for piece in pieces]
+                numbers = split_batch({"places": places}, sizes)
+            for piece, more in zip(pieces, numbers, strict=True):
+                piece |= more
+            pieces, logits = self._least_confident(pieces, logits)
+            with tf.device(HOST):
+                places = tf.concat([piece.pop("places") for piece in pieces], 0)
+        means = self._mean_logits(fetched, pieces, logits)
+        with tf.device(HOST):
+            # The others keep their prediction.
+            outputs["logits_tta"] = tf.tensor_scatter_nd_update(
+                tf.cast(outputs["logits"], tf.float64),
+                places[:, tf.newaxis],
+                tf.concat(means, 0),
+            )
+        return outputs
+
+    def _count(self, kinds, pieces):
+        """Per kind the counts of one batch, in the graph."""
+        return [self._count_kind(pieces, self._fetch(kind)) for kind in kinds]
+
+    def _count_kind(self, pieces, fetched):
+        logits = self._logits(fetched, pieces)
+        counts = self._sum_counts(logits, pieces)
+        if not self._tta.transforms:
+            return counts
+        if self._tta.fraction < 1:
+            pieces, logits = self._least_confident(pieces, logits)
+        # Augmented images change their prediction, the others keep theirs.
+        before = self._sum_counts(logits, pieces)["correct"]
+        logits = self._mean_logits(fetched, pieces, logits)
+        after = self._sum_counts(logits, pieces)["correct"]
+        with tf.device(HOST):
+            return counts | {"correct_tta": counts["correct"] - before + after}
+
+    def _least_confident(self, pieces, logits):
+        """Pieces of the images of a batch that are augmented, and their logits."""
+        with tf.device(HOST):
+            batch = {k: tf.concat([p[k] for p in pieces], 0) for k in pieces[0]}
+            batch["logits"] = tf.concat(logits, 0)
+            batch = least_confident(
+                batch,
+                batch["logits"],
+                self._tta.fraction,
+                self._workers,
+                len(self._devices),
+            )
+            size = batch["weights"].shape[0]
+            pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
+        return pieces, [piece.pop("logits") for piece in pieces]
+
+    def _logits(self, fetched, pieces):
+        return self._network.logits(fetched[: self._num_shards * len(pieces)], pieces)
+
+    def _sum_counts(self, logits, pieces):
+        counts = []
+        for device, tower_logits, piece in zip(
+            self._devices, logits, pieces, strict=False
+        ):
+            with tf.device(device):
+                counts.append(tower_counts(self._loss_fn, tower_logits, piece))
+        with tf.device(HOST):
+            return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def _mean_logits(self, fetched, pieces, plain):
+        """Per tower the mean logits over the transforms, given those of the images."""
+        totals = [0.0] * len(pieces)
+        for weight, transform in self._tta.transforms:
+            logits = plain
+            if transform is not None:
+                transformed = []
+                for device, piece in zip(self._devices, pieces, strict=False):
+                    with tf.device(device):
+                        images = transform(piece["images"])
+                        transformed.append(piece | {"images": images})
+                logits = self._logits(fetched, transformed)
+            for tower, tower_logits in enumerate(logits):
+                with tf.device(self._devices[tower]):
+                    # 16-bit floats lack the precision for a mean.
+                    totals[tower] += weight * tf.cast(tower_logits, tf.float64)
+        return totals
+
+
+def _added(totals, sums):
+    return [
+        {name: total[name] + counts[name] for name in total}
+        for total, counts in zip(totals, sums, strict=True)
+    ]
+
+
+def least_confident(
+    batch: Mapping[str, tf.Tensor],
+    logits: tf.Tensor,
+    fraction: float,
+    workers: Workers = ALONE,
+    num_towers: int = 1,
+) -> dict[str, tf.Tensor]:
+    """Part of a batch, those images whose two largest logits differ least.
+
+    Args:
+        batch: tensors of n images each, among them "weights", 0 where none is meant.
+        logits: [n, classes].
+        fraction: of the n images, rounded up.
+        workers: each has its part of a batch, and the fraction is one of the whole.
+            A worker then gets at least its images of that fraction; "weights" of the
+            others are 0.
+        num_towers: of each worker: by so many images its part may be smaller than that
+            of another one.
+    """
+    best, second = tf.unstack(tf.math.top_k(logits, 2).values, axis=1)
+    margin = tf.where(batch["weights"] > 0, best - second, math.inf)
+    [count] = margin.shape
+    num_least = math.ceil(fraction * count)
+    if workers.size > 1:
+        is_chosen = _is_least(margin, fraction, workers)
+        weights = tf.where(is_chosen, batch["weights"], 0.0)
+        batch = dict(batch) | {"weights": weights}
+        most = math.ceil(fraction * workers.size * (count + num_towers))
+        num_least = min(count, most)
+    chosen = tf.math.top_k(-margin, num_least).indices
+    return {name: tf.gather(value, chosen) for name, value in batch.items()}
+
+
+def _is_least(margin, fraction, workers):
+    """bool [n]: whether a margin is one of that fraction of all workers' margins which
+    are least; of equal ones the first."""
+    [count] = margin.shape
+    index = tf.constant(workers.index, tf.float64)
+    pairs = tf.stack([tf.cast(margin, tf.float64), tf.fill([count], index)], 1)
+    margins, indices = tf.unstack(workers.gather(pairs), axis=1)
+    num_all = tf.size(margins)
+    num_least = tf.cast(tf.math.ceil(fraction * tf.cast(num_all, tf.float64)), tf.int32)
+    least = tf.argsort(margins, stable=True)[:num_least]
+    are_least = tf.scatter_nd(least[:, None], tf.ones_like(least), [num_all])
+    first = tf.reduce_sum(tf.cast(indices < index, tf.int32))
+    return are_least[first : first + count] > 0
+
+
+def create_predictor(
+    model: keras.Model, devices: Sequence[str], tta: TestTimeAugmentation
+) -> Evaluator:
+    """Computes a whole network on every device, each for its share of a batch.
+
+    Args:
+        model: with its trained values; its output need not be logits where there is no
+            test-time augmentation.
+        devices: device names, one tower each.
+        tta: test-time augmentation.
+    """
+    initial, phases = Initial.of(model), phases_of((), model)
+    layout, copies = NetworkLayout(initial), []
+    state = [x for x in initial.state.values()]
+    for device in devices:
+        with tf.device(device):
+            params = layout.params.pack(list(initial.params.values()))
+            packed = params, *layout.pack_state(state)
+            copies.append(
+                Values(*([tf.Variable(x, trainable=False) for x in p] for p in packed))
+            )
+    network = WholeNetwork(
+        phases, losses.cross_entropy, layout, devices, compilation.choose(devices, [model])
+    )
+
+    def fetch(_):
+        return [Values(*([x.value() for x in p] for p in copy)) for copy in copies]
+
+    return Evaluator(fetch, network, losses.cross_entropy, devices, tta)

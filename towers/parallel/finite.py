@@ -1,0 +1,174 @@
+"""Steps whose loss or gradients are not finite: loss scaling, skipping, the error.
+
+Such a step makes no update. With dynamic loss scaling the factor on the loss is halved
+while that may help; with `--on_nonfinite=skip` the step is counted and the next batch
+is another one; else the run ends with an error. All of that is decided on the device of
+the gradients, which the host need not wait for: after a step that may not be taken
+nothing changes any more, until the host looks and raises the error.
+
+Dynamic loss scaling is for gradients in float16, which vanish below 6e-8. The loss is
+multiplied with a factor before it is differentiated, and the gradients, float32 again,
+are divided by it. After many good steps in a row the factor is doubled (Micikevicius et
+al. 2018, arXiv:1710.03740, section 3.2; the numbers are those of Keras'
+LossScaleOptimizer).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import NumericError
+
+INITIAL_SCALE = 2.0**15
+LARGEST_SCALE = 2.0**24  # a loss of 1 times that still leaves room for float32 sums
+GROWTH_STEPS = 2000
+
+# So many steps in a row that are not finite end a run that skips them: the last one is
+# not skipped. A single batch may cause one; where there are many, no other batch helps.
+TOO_MANY_IN_A_ROW = 10
+
+
+class Verdict(NamedTuple):
+    """What becomes of a step: bool scalars.
+
+    Attributes:
+        updates: it is finite, and makes its update.
+        counts: it was taken, with or without an update.
+    """
+
+    updates: tf.Tensor
+    counts: tf.Tensor
+
+
+class FiniteGuard:
+    """Decides whether a step makes its update, and whether it counts.
+
+    Args:
+        device: of its variables.
+        scale_loss: whether the loss is scaled dynamically.
+        skips: whether steps that are not finite are skipped.
+    """
+
+    def __init__(self, device: str, *, scale_loss: bool = False, skips: bool = False):
+        self.device, self.scale_loss, self.skips = device, scale_loss, skips
+        with tf.device(device):
+            self._stopped = _variable(False, "stopped")
+            if scale_loss:
+                self._scale = _variable(INITIAL_SCALE, "scale")
+                self._good_steps = _variable(np.int64(0), "good_steps")
+            if skips:
+                self._skipped = _variable(np.int64(0), "skipped")
+                self._in_a_row = _variable(np.int64(0), "skipped_in_a_row")
+
+    def named(self) -> dict[str, tf.Variable]:
+        """Canonical name -> variable."""
+        named = {}
+        if self.scale_loss:
+            named |= {
+                "loss_scale/scale": self._scale,
+                "loss_scale/good_steps": self._good_steps,
+            }
+        if self.skips:
+            named |= {
+                "skipped/total": self._skipped,
+                "skipped/in_a_row": self._in_a_row,
+            }
+        return named
+
+    def read_scale(self) -> tf.Tensor | None:
+        """The factor on the loss, a float32 scalar; None where it is not scaled."""
+        return self._read(self._scale) if self.scale_loss else None
+
+    def is_running(self) -> tf.Tensor:
+        """A bool scalar: no step was refused yet."""
+        return ~self._read(self._stopped)
+
+    def restart(self) -> None:
+        """Forgets a step that was refused."""
+        self._stopped.assign(False)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a step was refused; the state is that before it."""
+        return bool(self._stopped.numpy())
+
+    def num_skipped(self) -> dict[str, int]:
+        """As a metric, where steps are skipped."""
+        return {"skipped_steps": int(self._skipped.numpy())} if self.skips else {}
+
+    def decide(self, is_finite: tf.Tensor) -> Verdict:
+        """In the graph: what becomes of a step, given whether it is finite. To be
+        called on the guard's device, once in a step."""
+        running = self.is_running()
+        updates = running & is_finite
+        falls = skips = tf.constant(False)
+        if self.scale_loss:
+            falls = running & ~is_finite & (self._read(self._scale) > 1)
+            self._scale_after(updates, falls)
+        if self.skips:
+            in_a_row = self._read(self._in_a_row) + 1
+            skips = running & ~is_finite & ~falls & (in_a_row < TOO_MANY_IN_A_ROW)
+            in_a_row = tf.where(skips, in_a_row, in_a_row - 1)
+            in_a_row = tf.where(updates, tf.zeros_like(in_a_row), in_a_row)
+            self._skipped.assign_add(tf.cast(skips, tf.int64), read_value=False)
+            self._in_a_row.assign(in_a_row, read_value=False)
+        counts = updates | falls | skips
+        self._stopped.assign(~counts, read_value=False)
+        return Verdict(updates, counts)
+
+    def _scale_after(self, updates, falls):
+        scale, good_steps = self._read(self._scale), self._read(self._good_steps) + 1
+        is_time = good_steps >= GROWTH_STEPS
+        grown = tf.where(is_time, tf.minimum(2 * scale, LARGEST_SCALE), scale)
+        scale = tf.where(falls, tf.maximum(scale / 2, 1), scale)
+        self._scale.assign(tf.where(updates, grown, scale), read_value=False)
+        zero = tf.zeros_like(good_steps)
+        after_update = tf.where(is_time, zero, good_steps)
+        others = tf.where(falls, zero, good_steps - 1)
+        good_steps = tf.where(updates, after_update, others)
+        self._good_steps.assign(good_steps, read_value=False)
+
+    def _read(self, variable):
+        with tf.device(self.device):
+            return variable.value()
+
+
+def _variable(value, name):
+    return tf.Variable(value, trainable=False, name=name)
+
+
+def not_finite_error(
+    step: int,
+    finite: np.ndarray,
+    losses: np.ndarray,
+    *,
+    learning_rate: float,
+    gradient_norm: float,
+    skips: bool,
+    consequence: str = "the parameters are those before this step",
+) -> NumericError:
+    """The error that names the towers and the step where something was not finite.
+
+    Args:
+        step: the number of the step that was not taken, counted from 1.
+        finite: bool [num_towers]; if all are True, their mean overflowed.
+        losses: [num_towers].
+        learning_rate: of the step.
+        gradient_norm: of its mean gradient (of an asynchronous tower, its gradient).
+        skips: whether such steps are skipped, so that this is the last of too many.
+        consequence: what the message says of the parameters.
+    """
+    bad = [
+        f"tower {tower} (loss {losses[tower]:g})" for tower in np.flatnonzero(~finite)
+    ]
+    culprit = f"the loss or a gradient of {', '.join(bad)}"
+    if not bad:
+        culprit = "the weight decay, or the mean gradient with it,"
+    row = f", {TOO_MANY_IN_A_ROW} times in a row" if skips else ""
+    way_out = "" if skips else "; --on_nonfinite=skip goes on without this step"
+    return NumericError(
+        f"step {step}: {culprit} is not finite{row}; {consequence}. The learning rate "
+        f"is {learning_rate:g}, the norm of the gradient {gradient_norm:g}. A lower "
+        f"--learning_rate or --clip_norm may help{way_out}"
+    )
