@@ -255,6 +255,23 @@ def test_following_does_not_evaluate_a_checkpoint_twice(workdir, capfd):
     assert capfd.readouterr().out.count(": test accuracy") == 3
 
 
+def test_following_rejects_a_damaged_checkpoint_once_until_it_is_whole(workdir, capfd):
+    data = workdir / "checkpoints" / "step-00000010" / "tensors.data-00000-of-00001"
+    whole, naps = data.read_bytes(), []
+    data.write_bytes(b"")
+
+    def repair_at_last(secs):
+        naps.append(secs)
+        if len(naps) == 3:
+            data.write_bytes(whole)
+
+    result = evaluate(workdir, CONFIG, eval_interval_secs=1.0, sleep=repair_at_last)
+    assert result["step"] == 10 and len(naps) == 3
+    out = capfd.readouterr().out
+    assert out.count("rejected checkpoint") == 1
+    assert re.findall(r"^step (\d+): test", out, re.MULTILINE) == ["8", "10"]
+
+
 def test_following_one_step_is_a_contradiction(workdir):
     with pytest.raises(ConfigError, match="step=4 with eval_interval_secs=60"):
         evaluate(workdir, CONFIG, step=4, eval_interval_secs=60.0)

@@ -148,16 +148,16 @@ def evaluate(
             )
     trainer = build.create_trainer(config, parts, used)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
-    result, waits_after = {}, -1
+    result, waits_after, known = {}, -1, {}
     with Reports(folder, "eval", say) as reports:
         while True:
-            checkpoint = find_checkpoint(folder, step)
+            checkpoint = find_checkpoint(folder, step, known=known)
             if checkpoint is None and not eval_interval_secs:
                 raise CheckpointError(
                     f"{folder.checkpoints} holds no checkpoint yet; train first, or "
                     "wait with --eval_interval_secs"
                 )
-            if checkpoint and checkpoint.step != result.get("step"):
+            if checkpoint:
                 tensors = checkpoint_files.restore_fitting(
                     checkpoint.tensors, trainer.state()
                 )
