@@ -240,6 +240,13 @@ def test_following_ends_where_max_steps_ends_the_run(workdir):
     assert len(sleep.slept) == 2
 
 
+def test_following_ends_with_a_fraction_of_an_epoch(tmp_path):
+    config = small_config(batch_size=5, num_epochs=1.1)
+    train(tmp_path, config)
+    result = evaluate(tmp_path, config, eval_interval_secs=1.0, sleep=pytest.fail)
+    assert (result["step"], result["images"]) == (11, 55)
+
+
 def test_following_does_not_evaluate_a_checkpoint_twice(workdir, capfd):
     sleep = Arriving(workdir, STEPS)
     arrive = sleep.__call__

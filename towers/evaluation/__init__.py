@@ -18,6 +18,7 @@ from towers.evaluation.restored import (
     kinds_of_parameters,
     load_run,
 )
+from towers.optim.epochs import num_images
 from towers.output import say
 from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files
@@ -208,7 +209,7 @@ def _is_last(result, config, parts):
     """
     if config.max_steps and result["step"] >= config.max_steps:
         return True
-    return result["images"] >= config.num_epochs * parts.num_examples
+    return result["images"] >= num_images(config.num_epochs, parts.num_examples)
 
 
 def _result(checkpoint, evaluations):
