@@ -5,6 +5,8 @@ import os
 
 # Small products in the oracle; threads that wait for each other cost more than they do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Processes that tests start say no more than by default.
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 # For pytest to find.
 from small_disk import small_disk  # noqa: F401

@@ -30,7 +30,8 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize(
     "batch_size,num_epochs,steps",
-    [(10, 2.0, 10), (12, 2.0, 9), (50, 1.0, 1), (128, 0.1, 1), (1, 0.5, 25)],
+    [(10, 2.0, 10), (12, 2.0, 9), (50, 1.0, 1), (128, 0.1, 1), (1, 0.5, 25)]
+    + [(5, 1.1, 11)],  # in floats 1.1 * 50 is above 55
 )
 def test_the_length_in_steps_covers_the_epochs(small, batch_size, num_epochs, steps):
     config = small_config(batch_size=batch_size, num_epochs=num_epochs)

@@ -4,6 +4,7 @@ Restored tensors are compared with the arrays that were saved, byte by byte, and
 files with the results of `hashlib` and of TensorFlow's own reader.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -372,6 +373,62 @@ def test_one_committed_while_another_is_rejected_is_restored(tmp_path):
     assert actual.step == 2
 
 
+@pytest.fixture
+def opened(monkeypatch):
+    """Names of the files that are opened from here on."""
+    names, real_open = [], os.open
+
+    def recording_open(path, *args, **kwargs):
+        names.append(os.path.basename(path))
+        return real_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", recording_open)
+    return names
+
+
+def test_what_is_known_is_not_read_again_until_it_changes(tmp_path, opened):
+    folder_with(tmp_path, 1, 2)
+    whole = (tmp_path / "step-00000002" / DATA).read_bytes()
+    truncate(tmp_path / "step-00000002" / DATA)
+    lines, known = [], {}
+
+    def restore():
+        opened.clear()
+        return checkpoints.restore_latest(tmp_path, lines.append, known=known)
+
+    assert restore().step == 1
+    assert restore() is None and opened == []
+    assert len(lines) == 1  # about the one that is damaged
+    (tmp_path / "step-00000002" / DATA).write_bytes(whole)
+    assert restore().step == 2
+    assert restore() is None and opened == []
+    save(tmp_path, 3)
+    assert restore().step == 3
+    shutil.rmtree(tmp_path / "step-00000002")
+    assert restore() is None and opened == []
+
+
+def test_what_could_not_be_read_is_tried_again(tmp_path, monkeypatch):
+    folder_with(tmp_path, 1, 2)
+    known = {}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing_below(tmp_path / "step-00000002"))
+        assert checkpoints.restore_latest(tmp_path, log=list, known=known).step == 1
+    assert checkpoints.restore_latest(tmp_path, log=list, known=known).step == 2
+
+
+def failing_below(folder):
+    """`os.open` where a network file system has lost a folder."""
+    real_open = os.open
+
+    def fail_or_open(path, *args, **kwargs):
+        if Path(path).is_relative_to(folder):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real_open(path, *args, **kwargs)
+
+    return fail_or_open
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "loop"])
 def test_a_step_in_a_folder_that_cannot_be_looked_into_is_refused(tmp_path, name):
     if name == "loop":
@@ -467,6 +524,14 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.list_steps(tmp_path) == [5]
     with pytest.raises(ValueError, match="keep_checkpoints must be 1 or more, got 0"):
         checkpoints.keep(tmp_path, 0)
+
+
+def test_keeping_reads_no_tensors(tmp_path, opened):
+    folder_with(tmp_path, 1, 2, 3, 4)
+    opened.clear()
+    checkpoints.keep(tmp_path, 2, best_step=1, log=pytest.fail)
+    assert checkpoints.list_steps(tmp_path) == [1, 3, 4]
+    assert not {DATA, INDEX} & set(opened)
 
 
 def test_a_damaged_checkpoint_never_displaces_a_good_one(tmp_path):

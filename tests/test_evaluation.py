@@ -240,6 +240,13 @@ def test_following_ends_where_max_steps_ends_the_run(workdir):
     assert len(sleep.slept) == 2
 
 
+def test_following_ends_with_a_fraction_of_an_epoch(tmp_path):
+    config = small_config(batch_size=5, num_epochs=1.1)
+    train(tmp_path, config)
+    result = evaluate(tmp_path, config, eval_interval_secs=1.0, sleep=pytest.fail)
+    assert (result["step"], result["images"]) == (11, 55)
+
+
 def test_following_does_not_evaluate_a_checkpoint_twice(workdir, capfd):
     sleep = Arriving(workdir, STEPS)
     arrive = sleep.__call__
@@ -253,6 +260,23 @@ def test_following_does_not_evaluate_a_checkpoint_twice(workdir, capfd):
     evaluate(workdir, CONFIG, eval_interval_secs=1.0, sleep=sometimes)
     assert len(naps) == 5
     assert capfd.readouterr().out.count(": test accuracy") == 3
+
+
+def test_following_rejects_a_damaged_checkpoint_once_until_it_is_whole(workdir, capfd):
+    data = workdir / "checkpoints" / "step-00000010" / "tensors.data-00000-of-00001"
+    whole, naps = data.read_bytes(), []
+    data.write_bytes(b"")
+
+    def repair_at_last(secs):
+        naps.append(secs)
+        if len(naps) == 3:
+            data.write_bytes(whole)
+
+    result = evaluate(workdir, CONFIG, eval_interval_secs=1.0, sleep=repair_at_last)
+    assert result["step"] == 10 and len(naps) == 3
+    out = capfd.readouterr().out
+    assert out.count("rejected checkpoint") == 1
+    assert re.findall(r"^step (\d+): test", out, re.MULTILINE) == ["8", "10"]
 
 
 def test_following_one_step_is_a_contradiction(workdir):

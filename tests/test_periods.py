@@ -1,9 +1,10 @@
 """The periods, compared with counting whole images one step at a time."""
 
-import itertools
+from fractions import Fraction
 
 import pytest
 
+from towers.optim.epochs import num_images
 from towers.run.periods import Periods
 
 PERIODS = [
@@ -13,10 +14,10 @@ PERIODS = [
     Periods(90, 10, 30, 30, 30, 300),  # all at once
     Periods(60, 10, 100, 0, 0, 5),  # two evaluations' worth of images in each step
     Periods(50, 10, 1, 0, 0, 10),
-    Periods(37, 128, 10, 0, 11, 1000.5),
+    Periods(37, 128, 10, 0, 11, Fraction(2001, 2)),
     Periods(1, 8, 5, 5, 5, 50),
-    Periods(20, 10, 7, 0, 0, 1e308),
-    Periods(20, 10, 7, 0, 0, float("inf")),
+    Periods(20, 10, 7, 0, 0, num_images(1e308, 50_000)),
+    Periods(200, 3, 50, 0, 0, num_images(0.1, 216)),
 ]
 
 
@@ -73,18 +74,20 @@ def test_every_run_stops_at_each_step_where_something_is_due(
         assert visited == [step for step in all_due if step > first]
 
 
-def test_a_fraction_of_an_epoch_evaluates_as_often_as_it_should():
-    # 1.1 epochs of 50,000 images are 55,000.00000000001 in floating point.
-    for fraction in (0.1, 0.3, 0.7, 1.1, 1 / 3):
-        periods = Periods(1000, 100, 10**9, 0, 0, fraction * 50_000)
-        due_steps = [step for step in range(1, 1001) if periods.evaluates(step)]
-        gaps = [b - a for a, b in itertools.pairwise([0, *due_steps])]
-        assert max(gaps) <= fraction * 500 + 1
-        assert all(gap >= fraction * 500 - 1 for gap in gaps[:-1])
+@pytest.mark.parametrize("tenths", [1, 3, 7, 11])
+def test_a_fraction_of_an_epoch_is_evaluated_when_it_ends(tenths):
+    # In floats 1.1 epochs of 50,000 images are 55,000.00000000001.
+    for num_examples, batch_size in ((50_000, 100), (216, 3)):
+        images = num_images(tenths / 10, num_examples)
+        periods = Periods(1000, batch_size, 10**9, 0, 0, images)
+        due_steps = {step for step in range(1, 1000) if periods.evaluates(step)}
+        ends = (-(-k * tenths * num_examples // (10 * batch_size)) for k in range(1, 9))
+        expected = {step for step in ends if step < 1000}
+        assert expected == {step for step in due_steps if step <= max(expected)}
 
 
 def test_with_the_smallest_fraction_of_an_epoch_every_step_is_evaluated():
     for fraction in (5e-324, 1e-312, 1e-300):
-        periods = Periods(5, 10, 10**9, 0, 0, fraction * 50_000)
+        periods = Periods(5, 10, 10**9, 0, 0, num_images(fraction, 50_000))
         assert all(periods.evaluates(step) for step in range(1, 6))
         assert [periods.next_due(step) for step in range(5)] == [*range(1, 6)]

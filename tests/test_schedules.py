@@ -10,6 +10,7 @@ import tensorflow as tf
 from docs import draw_schedules
 from towers.config import checks, config, list_options
 from towers.config.choices import SCHEDULES
+from towers.optim import param_rates
 from towers.optim.schedules import create_schedule
 
 NUM_EXAMPLES = 50_000
@@ -128,6 +129,52 @@ def test_a_piece_begins_exactly_with_the_first_image_of_its_epoch(epoch, factors
     images = round(epoch * NUM_EXAMPLES)
     rates = [rate_at(images + k, "piecewise", 1.0) for k in (-1, 0)]
     assert rates == list(factors)
+
+
+# Fractions of an epoch.
+
+FRACTIONS = ("0.1", "0.3", "0.7", "1.1", "2.3")
+
+
+@pytest.mark.parametrize("epochs", FRACTIONS)
+@pytest.mark.parametrize("num_examples", [216, 1000, NUM_EXAMPLES])
+def test_every_stair_begins_with_the_first_image_of_its_fraction(epochs, num_examples):
+    stairs = np.arange(1, 300)
+    images_per_stair = fractions.Fraction(epochs) * num_examples
+    first_images = np.array([math.ceil(k * images_per_stair) for k in stairs.tolist()])
+    options = SHAPE | {
+        "num_examples": num_examples,
+        "epochs_per_decay": float(epochs),
+        "decay_factor": 0.5,
+    }
+    schedule = create_schedule("exponential", 1.0, **options)
+    np.testing.assert_array_equal(schedule(first_images), 0.5**stairs)
+    np.testing.assert_array_equal(schedule(first_images - 1), 0.5 ** (stairs - 1))
+
+
+@pytest.mark.parametrize("epochs", FRACTIONS)
+def test_pieces_warmups_and_runs_end_with_a_fraction_of_an_epoch(epochs):
+    end = int(fractions.Fraction(epochs) * NUM_EXAMPLES)
+    piece = {"name": "piecewise", "epoch_factors": ((float(epochs), 0.5),)}
+    assert [rate_at(end + k, learning_rate=1.0, **piece) for k in (-1, 0)] == [1, 0.5]
+    warmup = {"name": "constant", "warmup_epochs": float(epochs)}
+    assert rate_at(end - 1, **warmup) < rate_at(end, **warmup) == 0.1
+    for name in ("linear", "cosine", "one_cycle"):
+        rates = [rate_at(end + k, name, num_epochs=float(epochs)) for k in (-1, 0)]
+        assert rates[0] > rates[1] == 0
+
+
+@pytest.mark.parametrize("epochs", FRACTIONS)
+def test_a_parameter_is_frozen_with_the_step_at_which_its_rate_is_zero(epochs):
+    matched = {"kernel": list_options.ParamRate("kernel", 1.0, float(epochs))}
+    [step] = param_rates.freezing_steps(matched, NUM_EXAMPLES, 100).values()
+    assert step == fractions.Fraction(epochs) * NUM_EXAMPLES / 100
+    schedule = create_schedule("constant", 0.1, **SHAPE)
+    _, (rate_fn,) = param_rates.create_rate_fns(
+        matched, schedule, 0.1, NUM_EXAMPLES, 100
+    )
+    before, after = (rate_fn(tf.constant(step + k, tf.int64)) for k in (-1, 0))
+    assert before > after == 0
 
 
 # Those that end at zero.

@@ -14,9 +14,8 @@ backend Keras uses and how much TensorFlow logs.
 
 import contextlib
 import os
-import re
-import sys
-import tempfile
+import subprocess
+import threading
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -34,9 +33,12 @@ __all__ = ["Config", "evaluate", "load_run", "predict", "train"]
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-_CHATTER = re.compile(
-    r"WARNING: All log messages before absl|[IWE]0000 |To enable the |fully_quantize: "
+# Of TensorFlow 2.21 and its converter to TFLite, as an extended regular expression.
+_CHATTER = (
+    "^(WARNING: All log messages before absl|I0000 |To enable the |fully_quantize: "
+    "|[WE]0000 .*(Unable to register cu|omputation placer .*already registered))"
 )
+_ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 
 def train(
@@ -201,39 +203,39 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
 
 @contextlib.contextmanager
 def quiet_imports():
-    """Imports TensorFlow inside without the lines that it prints before it can be
-    silenced: it logs while its libraries are loaded, before it reads its log level. Its
-    converter to TFLite prints past that level, too."""
-    stderr = captured = None
-    with contextlib.suppress(OSError):
-        stderr = os.dup(2)
-        captured = tempfile.TemporaryFile()
-    if captured is None:  # no standard error, or no room for what is printed there
-        if stderr is not None:
-            os.close(stderr)
+    """Imports TensorFlow inside without the lines that it prints although all is well:
+    its libraries log while they are loaded, before they read TF_CPP_MIN_LOG_LEVEL. With
+    TF_CPP_MIN_LOG_LEVEL=0 they are shown.
+
+    A process of its own filters them. It shows the other lines at once, and those of an
+    import that aborts as well.
+    """
+    with _ONE_FILTER, contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # there is no standard error, or no grep
+            if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+                stack.enter_context(_filtered_stderr())
         yield
-        return
-    _flush_stderr()
-    with captured:
-        os.dup2(captured.fileno(), 2)
+
+
+@contextlib.contextmanager
+def _filtered_stderr():
+    with open(os.dup(2), "wb") as stderr:
+        grep = subprocess.Popen(
+            ["grep", "--line-buffered", "-aEv", _CHATTER],
+            stdin=subprocess.PIPE,
+            stdout=stderr,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        with grep.stdin:
+            os.dup2(grep.stdin.fileno(), 2)
         try:
             yield
         finally:
-            _flush_stderr()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            captured.seek(0)
-            lines = captured.read().decode(errors="replace").splitlines()
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                for line in lines:
-                    if not _CHATTER.match(line):
-                        print(line, file=sys.stderr)
-
-
-def _flush_stderr():
-    """`sys.stderr` may be a notebook's, closed or missing."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        sys.stderr.flush()
+            os.dup2(stderr.fileno(), 2)
+            # A process that was started inside may keep the pipe open.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                grep.wait(1.0)
 
 
 def __getattr__(name: str) -> Any:

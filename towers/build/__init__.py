@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import keras
 
@@ -24,6 +25,7 @@ from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
 from towers.optim import losses, param_rates
+from towers.optim.epochs import num_images
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
@@ -162,10 +164,10 @@ def num_steps(config: Config, num_examples: int) -> int:
     Raises:
         ConfigError: there are too many.
     """
-    images = config.num_epochs * num_examples
+    images = num_images(config.num_epochs, num_examples)
     if images >= 2**63 * config.images_per_step:  # which a step's number cannot reach
         raise ConfigError(f"num_epochs={config.num_epochs:g}: too many; lower it")
-    return max(1, int(-(-images // config.images_per_step)))
+    return max(1, math.ceil(images / config.images_per_step))
 
 
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:

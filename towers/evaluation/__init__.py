@@ -18,6 +18,7 @@ from towers.evaluation.restored import (
     kinds_of_parameters,
     load_run,
 )
+from towers.optim.epochs import num_images
 from towers.output import say
 from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files
@@ -148,16 +149,16 @@ def evaluate(
             )
     trainer = build.create_trainer(config, parts, used)
     stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
-    result, waits_after = {}, -1
+    result, waits_after, known = {}, -1, {}
     with Reports(folder, "eval", say) as reports:
         while True:
-            checkpoint = find_checkpoint(folder, step)
+            checkpoint = find_checkpoint(folder, step, known=known)
             if checkpoint is None and not eval_interval_secs:
                 raise CheckpointError(
                     f"{folder.checkpoints} holds no checkpoint yet; train first, or "
                     "wait with --eval_interval_secs"
                 )
-            if checkpoint and checkpoint.step != result.get("step"):
+            if checkpoint:
                 tensors = checkpoint_files.restore_fitting(
                     checkpoint.tensors, trainer.state()
                 )
@@ -208,7 +209,7 @@ def _is_last(result, config, parts):
     """
     if config.max_steps and result["step"] >= config.max_steps:
         return True
-    return result["images"] >= config.num_epochs * parts.num_examples
+    return result["images"] >= num_images(config.num_epochs, parts.num_examples)
 
 
 def _result(checkpoint, evaluations):

@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -169,16 +170,22 @@ def restored_run(
 
 
 def find_checkpoint(
-    folder: RunFolder, step: int = 0, log: Callable[[str], None] = say
+    folder: RunFolder,
+    step: int = 0,
+    log: Callable[[str], None] = say,
+    known: dict[str, tuple[Any, str]] | None = None,
 ) -> Checkpoint | None:
     """The checkpoint of a step, or for 0 the newest valid one; None where a run has
     none at all. `log` takes a line for each one that is rejected.
+
+    Args:
+        known: see `checkpoints.restore_latest`.
 
     Raises:
         CheckpointError: that of the step is missing or invalid, or none is valid.
     """
     if not step:
-        return newest_checkpoint(folder, log)
+        return newest_checkpoint(folder, log, known)
     checkpoint = checkpoints.restore_step(folder.checkpoints, step)
     check_trainer_state(checkpoint)
     return checkpoint

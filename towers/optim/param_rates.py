@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from towers.config.list_options import ParamRate
 from towers.errors import ConfigError, nearest
 from towers.optim import schedules
+from towers.optim.epochs import num_images
 from towers.optim.schedules import Schedule
 from towers.optim.update import RateFn
 
@@ -136,6 +137,7 @@ def freezing_steps(
         if rate and rate.factor == 0:
             steps[name] = 0
         elif rate and rate.epochs:
-            end = rate.epochs * num_examples / images_per_step
-            steps[name] = math.ceil(min(end, 2**63))  # no step comes after that
+            steps[name] = math.ceil(
+                num_images(rate.epochs, num_examples) / images_per_step
+            )
     return steps

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import ConfigError
+from towers.optim.epochs import exact
 
 
 class Phase(NamedTuple):
@@ -53,7 +54,7 @@ def create_phases(
         ConfigError: the images cannot be downscaled so, or the network for smaller
             images has other variables.
     """
-    early = [(math.floor(round(p * total_steps, 6)), size) for size, p in early_sizes]
+    early = [(math.floor(exact(p) * total_steps), size) for size, p in early_sizes]
     smaller = {
         size: _smaller_model(model, size, f"early_sizes={size}:{part:g}", create_model)
         for size, part in early_sizes

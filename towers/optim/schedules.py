@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.config import factories
+from towers.optim.epochs import num_images
 
 # A schedule takes the images trained on, an int64 scalar, and gives the rate, float64;
 # of a tensor of them it gives the rates.
@@ -37,7 +38,7 @@ def exponential(
     epochs_per_decay: float,
 ) -> Schedule:
     """A staircase: `decay_factor` once more every `epochs_per_decay` epochs."""
-    images_per_decay = num_examples * epochs_per_decay
+    images_per_decay = num_images(epochs_per_decay, num_examples)
     return _exponential(learning_rate, decay_factor, images_per_decay, tf.floor)
 
 
@@ -49,13 +50,16 @@ def smooth_exponential(
     epochs_per_decay: float,
 ) -> Schedule:
     """The curve through the left edges of the stairs of `exponential`."""
-    images_per_decay = num_examples * epochs_per_decay
+    images_per_decay = num_images(epochs_per_decay, num_examples)
     return _exponential(learning_rate, decay_factor, images_per_decay, tf.identity)
 
 
 def _exponential(learning_rate, decay_factor, images_per_decay, round_fn):
+    # Of a fraction both parts, as the quotient is exact where it is a whole number.
+    images, decays = map(float, images_per_decay.as_integer_ratio())
+
     def rate(images_seen):
-        stairs = round_fn(tf.cast(images_seen, tf.float64) / images_per_decay)
+        stairs = round_fn(tf.cast(images_seen, tf.float64) * decays / images)
         return learning_rate * tf.constant(decay_factor, tf.float64) ** stairs
 
     return rate
@@ -72,7 +76,7 @@ def piecewise(
     Args:
         epoch_factors: (epoch, factor), the epochs rising; factors do not accumulate.
     """
-    boundaries = [epoch * num_examples for epoch, _ in epoch_factors]
+    boundaries = [float(num_images(epoch, num_examples)) for epoch, _ in epoch_factors]
     factors = [1.0, *(factor for _, factor in epoch_factors)]
 
     def rate(images_seen):
@@ -88,7 +92,7 @@ def cosine(learning_rate: float, *, num_examples: int, num_epochs: float) -> Sch
     """Half a cosine from the rate to zero at the end of the run (arXiv:1608.03983)."""
 
     def rate(images_seen):
-        done = _share_done(images_seen, num_examples * num_epochs)
+        done = _share_done(images_seen, num_examples, num_epochs)
         return learning_rate * 0.5 * (1 + tf.cos(math.pi * done))
 
     return rate
@@ -98,7 +102,7 @@ def linear(learning_rate: float, *, num_examples: int, num_epochs: float) -> Sch
     """A line from the rate to zero at the end of the run."""
 
     def rate(images_seen):
-        return learning_rate * (1 - _share_done(images_seen, num_examples * num_epochs))
+        return learning_rate * (1 - _share_done(images_seen, num_examples, num_epochs))
 
     return rate
 
@@ -120,7 +124,7 @@ def one_cycle(
     """
 
     def rate(images_seen):
-        done = _share_done(images_seen, num_examples * num_epochs)
+        done = _share_done(images_seen, num_examples, num_epochs)
         rise = CYCLE_START + (1 - CYCLE_START) * (done / peak_fraction)
         fall = (1 - done) / (1 - peak_fraction)
         return learning_rate * tf.minimum(rise, fall)
@@ -133,8 +137,9 @@ def scaled(schedule: Schedule, factor: float) -> Schedule:
     return lambda images_seen: factor * schedule(images_seen)
 
 
-def _share_done(images_seen, num_images):
-    return tf.minimum(tf.cast(images_seen, tf.float64) / num_images, 1.0)
+def _share_done(images_seen, num_examples, num_epochs):
+    all_images = float(num_images(num_epochs, num_examples))
+    return tf.minimum(tf.cast(images_seen, tf.float64) / all_images, 1.0)
 
 
 def create_schedule(
@@ -164,10 +169,9 @@ def create_schedule(
     )
     if warmup_epochs == 0:
         return schedule
-    warmup_images = num_examples * warmup_epochs
 
     def rate(images_seen):
-        rise = tf.minimum(tf.cast(images_seen, tf.float64) / warmup_images, 1.0)
+        rise = _share_done(images_seen, num_examples, warmup_epochs)
         return rise * schedule(images_seen)
 
     return rate

@@ -200,7 +200,10 @@ def unused_gpu() -> str:
     if missing:
         way_out = f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
     else:
-        way_out = "its CUDA packages are installed, so look at the driver's version"
+        way_out = (
+            "its CUDA packages are installed, so look at the driver's version; "
+            "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
+        )
     return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {way_out}"
 
 

@@ -107,6 +107,20 @@ def read_trainer_state(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: {reason(error)}") from error
 
 
+def check_sizes(path: Path) -> int:
+    """The step of a folder whose trainer state is valid and whose files have their
+    sizes, or CheckpointError with the reason; the tensors are not read."""
+    step = read_trainer_state(path)["step"]
+    try:
+        for name, entry in _manifest(path).items():
+            actual = files.num_bytes(path / name)
+            if actual != entry["size"]:
+                raise ValueError(f"{name}: size is {actual}, should be {entry['size']}")
+    except _READ_ERRORS as error:
+        raise CheckpointError(f"{path}: {reason(error)}") from error
+    return step
+
+
 def _step(state):
     if type(state["step"]) is not int:
         raise ValueError(f"{_STATE}: its step is {state['step']!r}")

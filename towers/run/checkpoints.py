@@ -105,8 +105,10 @@ def restore_latest(
     folder: str | Path,
     log: Log = print,
     check: Callable[[Checkpoint], None] = lambda checkpoint: None,
+    known: dict[str, tuple[Any, str]] | None = None,
 ) -> Checkpoint | None:
-    """Reads the newest valid checkpoint; None only where no `step-*` exists at all.
+    """Reads the newest valid checkpoint; None only where no `step-*` exists at all, or
+    where it is known.
 
     Logs each rejected one with its reason and goes on to the one before. Deletes
     nothing.
@@ -115,25 +117,38 @@ def restore_latest(
         folder: the run's folder of checkpoints.
         log: takes a line for the user.
         check: of what a run stores besides the tensors; raises CheckpointError.
+        known: what earlier calls with the same dict have read, which is not read again
+            unless its files have changed.
 
     Raises:
         CheckpointError: there are checkpoints and none is valid; lists the reasons.
     """
-    folder = Path(folder)
+    folder, known = Path(folder), {} if known is None else known
     reasons: dict[str, str] = {}
     # Listed again after each rejection: next to a training run, the checkpoint that was
     # being read may have been deleted meanwhile and a newer one committed.
     while untried := {n: s for n, s in _listing(folder).items() if n not in reasons}:
         name = max(untried, key=untried.__getitem__)
+        status = _status(folder / name)
+        known_status, reason = known.get(name, (None, ""))
+        if status == known_status:
+            if not reason:
+                return None
+            reasons[name] = reason
+            continue
         try:
             if untried[name] < 0:
                 raise CheckpointError(f"{folder / name}: not a checkpoint's name")
             checkpoint = restore_step(folder, untried[name])
             check(checkpoint)
+            known[name] = status, ""
             return checkpoint
         except CheckpointError as error:
             reasons[name] = str(error)
             log(f"rejected checkpoint {one_line(error)}")
+            cause = error.__cause__  # a disk may fail once
+            if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
+                known[name] = status, reasons[name]
     if not reasons:
         return None
     raise CheckpointError(
@@ -185,8 +200,8 @@ def keep(
 ) -> None:
     """Deletes all but the newest `keep_checkpoints` (1 or more) and the best one.
 
-    To be called after a save. Only checkpoints that verify are counted, so a damaged
-    one never displaces a good one.
+    To be called after a save, which has verified the newest. One that lacks files or
+    bytes is not counted, so it never displaces a good one; tensors are not read.
 
     Args:
         folder: the run's folder of checkpoints.
@@ -204,7 +219,8 @@ def keep(
         path = folder / _step_name(step)
         try:
             if num_valid < keep_checkpoints:
-                restore_step(folder, step)
+                if checkpoint_files.check_sizes(path) != step:
+                    raise CheckpointError(f"{path}: it holds another step")
                 num_valid += 1
             elif step != best_step:
                 # Renamed first: a half-deleted folder must not look like a checkpoint.
@@ -235,6 +251,17 @@ def _listing(folder: Path) -> dict[str, int]:
     listing = {name: int(step[1]) if step else -1 for name, step in steps.items()}
     # With more zeros it would be a second name of the same step.
     return {n: step if n == _step_name(step) else -1 for n, step in listing.items()}
+
+
+def _status(path: Path) -> list[tuple[str, int, int, int]]:
+    """Differs when a file of a checkpoint has changed; none is read."""
+    statuses = []
+    with contextlib.suppress(OSError):
+        for each in (path, *sorted(path.iterdir())):
+            status = each.lstat()
+            of_file = (each.name, status.st_ino, status.st_size, status.st_mtime_ns)
+            statuses.append(of_file)
+    return statuses
 
 
 def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:

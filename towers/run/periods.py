@@ -7,6 +7,7 @@ not.
 
 import dataclasses
 import math
+from fractions import Fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Periods:
     log_every_steps: int
     summary_every_steps: int
     checkpoint_every_steps: int
-    images_per_eval: float
+    images_per_eval: Fraction
 
     def logs(self, step: int) -> bool:
         every = self.log_every_steps
@@ -53,13 +54,9 @@ class Periods:
         """The first step after `step` that completes a multiple of images_per_eval."""
         if self.images_per_eval == 0:
             return math.inf
-        if self.images_per_eval <= self.images_per_step:
-            return step + 1
-        # More than all images are as good as all, and finite.
-        period = min(self.images_per_eval, self.total_steps * self.images_per_step)
-        done = math.floor(step * self.images_per_step / period)
-        due = math.ceil((done + 1) * period / self.images_per_step)
-        return max(step + 1, min(due, self.total_steps))
+        done = step * self.images_per_step // self.images_per_eval
+        due = math.ceil((done + 1) * self.images_per_eval / self.images_per_step)
+        return min(due, self.total_steps)
 
 
 def _next(step, every):

@@ -22,15 +22,18 @@ from towers.run.stopwatch import Stopwatch
 
 
 def newest_checkpoint(
-    folder: RunFolder, log: Callable[[str], None] = say
+    folder: RunFolder,
+    log: Callable[[str], None] = say,
+    known: dict[str, tuple[Any, str]] | None = None,
 ) -> Checkpoint | None:
-    """The newest valid checkpoint of a run; None where there is none at all. `log`
-    takes a line for each one that is rejected.
+    """The newest valid checkpoint of a run, see `checkpoints.restore_latest`.
 
     Raises:
         CheckpointError: there are checkpoints and none is valid.
     """
-    return checkpoints.restore_latest(folder.checkpoints, log, check_trainer_state)
+    return checkpoints.restore_latest(
+        folder.checkpoints, log, check_trainer_state, known
+    )
 
 
 def check_trainer_state(checkpoint: Checkpoint) -> None:

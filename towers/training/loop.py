@@ -9,6 +9,7 @@ import tensorflow as tf
 from towers import build
 from towers.data.batches import evaluation_stream
 from towers.evaluation import accuracy, accuracy_line, record_of
+from towers.optim.epochs import num_images
 from towers.run.cluster import agree_on_steps, check_copies_of_workers
 from towers.run.log import log_line
 from towers.run.periods import Periods
@@ -30,7 +31,7 @@ def train_loop(
         log_every_steps=config.log_every_steps,
         summary_every_steps=config.summary_every_steps,
         checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=config.eval_every_epochs * parts.num_examples,
+        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
     )
     reports = run.reports
     phase_ends = {phase.end_step for phase in parts.phases}
