@@ -19,11 +19,11 @@ import sys
 import tensorflow as tf
 
 from benchmarks import measure
+from benchmarks.graphs import placement
+from benchmarks.graphs.crossings import HOST_MEMORY, crossings, per_step, summed
 from towers import build
 from towers.config import Config
 from towers.errors import ConfigError
-from towers.parallel import placement
-from towers.parallel.crossings import HOST_MEMORY, crossings, per_step, summed
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
 

@@ -12,11 +12,11 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from benchmarks import trainers
+from benchmarks.graphs.graphs import called
 from benchmarks.setting import Setting
 from towers import build
 from towers.config import Config
 from towers.parallel.devices import Devices, enable_determinism
-from towers.parallel.graphs import called
 
 # Kinds of heavy operations, the first one counts that is part of a type's name: oneDNN
 # and fusions wrap the name in theirs.

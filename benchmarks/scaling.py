@@ -32,12 +32,12 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
+from towers.parallel.multi_worker import PACK_MB
 
 from benchmarks import loopback, measure, one_device, paper
 from towers.config import Config
 from towers.errors import ConfigError
 from towers.parallel.connect import HEARTBEAT_SECS
-from towers.parallel.multi_worker import PACK_MB
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 COMPUTE = FOLDER / "2026-11-23-one_device.json"

@@ -8,13 +8,13 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
+from towers.parallel.synchronous import SynchronousTrainer
+from towers.parallel.towers import Towers
 
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import synchronous
 from towers.parallel.loop import Loop
-from towers.parallel.synchronous import SynchronousTrainer
-from towers.parallel.towers import Towers
 from towers.parallel.trainer import Trainer
 
 # A stair of the schedule falls within a few steps.

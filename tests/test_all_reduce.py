@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from marks import slow
-
-from towers.errors import ConfigError
 from towers.parallel.all_reduce import (
     ALGORITHMS,
     all_reduce,
@@ -13,6 +11,8 @@ from towers.parallel.all_reduce import (
     check_algorithm,
 )
 from towers.parallel.gradients import all_average_states, weighted_mean
+
+from towers.errors import ConfigError
 
 HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
 SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]

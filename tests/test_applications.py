@@ -13,6 +13,9 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, assert_close, create_trainer
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 from worker_processes import Job, WorkerProcesses
 
 from towers.config import Config
@@ -26,9 +29,6 @@ from towers.models import (
 )
 from towers.models.layers import BatchNormalization, Dropout
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 SMALL, RESIDUAL = "MobileNetV3Small", "ResNet50"
 SIDE, NUM_CLASSES = 64, 7

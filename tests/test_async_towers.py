@@ -26,6 +26,9 @@ from recipes import (
     create_trainer,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from towers import config, training
 from towers.config import checks
@@ -36,9 +39,6 @@ from towers.optim.update import Update, moving_average
 from towers.parallel import coordinator
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 from towers.parallel.trainer import CONSISTENT_ACTIVITIES
 from towers.run import run, watchdog
 

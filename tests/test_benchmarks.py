@@ -14,9 +14,9 @@ import tensorflow as tf
 import test_cifar10
 
 from benchmarks import accuracy, gpu, kernels, measure, proofs, setting, step
+from benchmarks.graphs import placement
 from towers.config import Config
 from towers.config.choices import STRATEGIES
-from towers.parallel import placement
 from towers.training import train
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"

@@ -6,12 +6,12 @@ import pytest
 import small_runs
 from marks import slow
 from recipes import Recipe, assert_close, assert_equal_to_oracle, create_trainer
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 from towers.training import train
 
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 import traced
 from marks import slow
 
-from towers.parallel import crossings
-from towers.parallel.crossings import per_step, summed
-from towers.parallel.graphs import while_loop
+from benchmarks.graphs import crossings
+from benchmarks.graphs.crossings import per_step, summed
+from benchmarks.graphs.graphs import while_loop
 
 # Metrics, counters, the finite check: scalars, and labels.
 LITTLE = 1500

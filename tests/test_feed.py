@@ -11,6 +11,8 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer, have_steps_inlined
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from benchmarks.proofs import partition_graphs
 from towers import build, training
@@ -24,8 +26,6 @@ from towers.data.sources import ArraySource
 from towers.parallel.devices import Devices
 from towers.parallel.feed import CopiedAhead, HostStream, has_gpu_kernels
 from towers.parallel.loop import Loop
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 DEVICE = "/CPU:3"  # of no tower, so that nothing else is sent there
 WAIT_SECS = 30  # for what should come at once

@@ -12,6 +12,9 @@ from keras import layers
 from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 from small_runs import assert_equal_states, small_config, use
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from towers import build, models
 from towers.errors import ConfigError
@@ -20,9 +23,6 @@ from towers.models.layers import BatchNormalization
 from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 from towers.training import train
 
 DECAY = 0.1

@@ -7,9 +7,9 @@ import tensorflow as tf
 import traced
 from marks import slow
 
+from benchmarks.graphs import placement
+from benchmarks.graphs.kernels import find_kernel, host_arguments
 from towers.config import choices
-from towers.parallel import placement
-from towers.parallel.kernels import find_kernel, host_arguments
 
 CONVOLUTIONS = (
     "Conv2D",

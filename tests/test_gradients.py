@@ -5,7 +5,6 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-
 from towers.parallel.gradients import (
     average_gradients,
     shares,

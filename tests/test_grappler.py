@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from recipes import Recipe, create_trainer
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.towers import Towers
 
 from benchmarks.proofs import partition_graphs
 from towers.parallel import grappler
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.towers import Towers
 
 
 def dense_network(precision):

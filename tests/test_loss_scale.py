@@ -9,15 +9,15 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
 from towers.evaluation import evaluate
 from towers.parallel import loss_scale
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
 from towers.parallel.tower import tower_gradients
-from towers.parallel.towers import Towers
 from towers.training import train
 
 KINDS = [

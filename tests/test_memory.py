@@ -10,9 +10,9 @@ import pytest
 import small_runs
 import tensorflow as tf
 
+from benchmarks.graphs.memory import Account, check_budget, create_accounts, step_memory
 from towers import training
 from towers.errors import ConfigError
-from towers.parallel.memory import Account, check_budget, create_accounts, step_memory
 
 KB = 250 * 4  # bytes of a float32 vector of 250 elements
 

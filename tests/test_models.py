@@ -19,6 +19,7 @@ from keras.src.backend.common import global_state
 from marks import slow
 from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
+from towers.parallel.model_parallel import ModelParallel
 
 from towers.config import factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
@@ -39,7 +40,6 @@ from towers.models import (
 from towers.models.flops import flops_per_image
 from towers.models.whitening import Whitening
 from towers.optim.losses import cross_entropy
-from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import tower_gradients
 

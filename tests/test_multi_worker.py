@@ -19,10 +19,10 @@ from recipes import (
 )
 from small_runs import assert_equal_states
 from test_strategies import KINDS
-from worker_processes import Job, WorkerProcesses
-
 from towers.parallel.multi_worker import MultiWorker
 from towers.parallel.replicated import Replicated
+from worker_processes import Job, WorkerProcesses
+
 from towers.run import checkpoints
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}

@@ -9,14 +9,14 @@ import small_runs
 from marks import slow
 from recipes import Recipe, create_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from towers.errors import NumericError
 from towers.evaluation import evaluate
 from towers.parallel import loss_scale
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 from towers.training import train
 
 # A class, its devices and options. One asynchronous tower: the order of the updates of

@@ -10,6 +10,10 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
+from towers.parallel.variables import Initial
 
 from towers.config import Config, checks
 from towers.config.choices import OPTIMIZERS
@@ -17,10 +21,6 @@ from towers.errors import ConfigError
 from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import UpdateContext, create_optimizer, orthogonalized
 from towers.optim.update import Update, clip_by_global_norm, moving_average
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
-from towers.parallel.variables import Initial
 
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
 DECAYS = {"kernel": 0.2, "filters": 0.2}

@@ -17,6 +17,9 @@ from recipes import (
     clip_norm_for,
     create_trainer,
 )
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from towers import training
 from towers.optim.phases import (
@@ -27,9 +30,6 @@ from towers.optim.phases import (
     resize_to_phase,
 )
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 8, 3, 5
 SMALL_SHAPE = (6, 6, 3)

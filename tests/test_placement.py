@@ -14,12 +14,12 @@ import tensorflow as tf
 import traced
 from marks import slow
 
+from benchmarks.graphs import placement
+from benchmarks.graphs.graphs import inherited
+from benchmarks.graphs.kernels import CPU, find_kernel
 from towers.config import Config, choices
 from towers.errors import ConfigError
-from towers.parallel import placement
 from towers.parallel.devices import Devices
-from towers.parallel.graphs import inherited
-from towers.parallel.kernels import CPU, find_kernel
 
 # Of the slow cases.
 CASES_AT_ONCE = 10

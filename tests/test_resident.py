@@ -9,6 +9,7 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer, have_steps_inlined
+from towers.parallel.towers import Towers
 
 from towers import build, training
 from towers.config import Config
@@ -20,7 +21,6 @@ from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
 from towers.errors import ConfigError
 from towers.parallel.devices import Devices
 from towers.parallel.feed import CopiedAhead, HostStream
-from towers.parallel.towers import Towers
 
 
 def batches_of(num_examples, batch_size, augment, mixed=False):

@@ -23,17 +23,17 @@ from recipes import (
     have_steps_inlined,
     with_images_off_kinks,
 )
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.replicated import Replicated
+from towers.parallel.towers import Towers
 
 from benchmarks.proofs import partition_graphs
 from towers.errors import NumericError
 from towers.parallel import replicated
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.feed import HostStream
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
 from towers.parallel.sharding import slices
 from towers.parallel.step import Step
-from towers.parallel.towers import Towers
 from towers.run import checkpoints
 
 NUM_STEPS = 10

@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
+from towers.parallel.variables import Fetched
 
 from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
@@ -17,7 +18,6 @@ from towers.parallel.tower import (
     tower_gradients,
     tower_logits,
 )
-from towers.parallel.variables import Fetched
 
 SMOOTHING = 0.1
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recipes import Recipe, create_trainer
+from towers.parallel.towers import Towers
 
+from benchmarks.graphs.graphs import needed_operations
 from towers.optim.phases import Phase
 from towers.parallel import network
-from towers.parallel.graphs import needed_operations
-from towers.parallel.towers import Towers
 from towers.parallel.traced import TracedOnce
 
 

@@ -9,16 +9,16 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
-
-from towers.config.choices import TTA
-from towers.data.tta import create_tta
-from towers.models import initialize, keras_settings
-from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.eval_step import least_confident
 from towers.parallel.gradients import shares
 from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.replicated import Replicated
 from towers.parallel.towers import Towers
+
+from towers.config.choices import TTA
+from towers.data.tta import create_tta
+from towers.models import initialize, keras_settings
+from towers.parallel.asynchronous import AsynchronousTrainer
 
 
 def moved(images, rows, columns):

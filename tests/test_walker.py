@@ -7,6 +7,10 @@ import tensorflow as tf
 from keras import layers
 from marks import slow
 from recipes import Recipe, create_trainer
+from towers.parallel.gradients import shares
+from towers.parallel.model_parallel import ModelParallel
+from towers.parallel.towers import Towers
+from towers.parallel.variables import Fetched
 
 from benchmarks.proofs import partition_graphs
 from towers.errors import ConfigError
@@ -18,15 +22,11 @@ from towers.models.layers import (
 )
 from towers.optim import losses
 from towers.optim.phases import phases_of
-from towers.parallel.gradients import shares
-from towers.parallel.model_parallel import ModelParallel
 from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.sharding.split import Shards, channel_slice
 from towers.parallel.tower import tower_gradients
-from towers.parallel.towers import Towers
-from towers.parallel.variables import Fetched
 
 # The tape over devices.
 

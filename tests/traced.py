@@ -4,10 +4,10 @@ import dataclasses
 
 import tensorflow as tf
 
+from benchmarks.graphs.placement import Call
 from towers import build
 from towers.config import Config
 from towers.parallel.devices import Devices
-from towers.parallel.placement import Call
 from towers.parallel.trainer import Trainer
 
 SMALL = {"dataset": "synthetic", "augment": "none", "batch_size": 8, "num_towers": 2}

@@ -85,9 +85,9 @@ class Job:
             batches: those of this process.
         """
         import networks
+        from towers.parallel.synchronous import SynchronousTrainer
 
         from towers.data.tta import create_tta
-        from towers.parallel.synchronous import SynchronousTrainer
 
         network, recipe = self.create_network(), self.recipe()
         return SynchronousTrainer(
@@ -205,11 +205,12 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
+    from towers.parallel.gradients import shares
+    from towers.parallel.multi_worker import MultiWorker
+
     from towers.data.part import Part
     from towers.parallel import devices
     from towers.parallel.connect import connect
-    from towers.parallel.gradients import shares
-    from towers.parallel.multi_worker import MultiWorker
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     devices.configure("cpu", num_devices)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 import math
 
 import keras
@@ -17,10 +18,10 @@ from towers.config import Config, choices, factories
 from towers.config.config import options_read_by
 from towers.config.list_options import parse_early_sizes
 from towers.data.augment import Augment
-from towers.data.batches import TrainBatches, some_images
+from towers.data.batches import EvalBatches, TrainBatches, some_images
 from towers.data.mixing import create_mix
-from towers.data.part import Part
-from towers.data.resident import ResidentBatches
+from towers.data.part import Part, shares
+from towers.data.resident import Resident
 from towers.data.sources import DataSet, Source, num_bytes
 from towers.data.tta import create_tta
 from towers.errors import ConfigError
@@ -29,11 +30,10 @@ from towers.optim.epochs import num_images
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
-from towers.parallel.feed import CopiedAhead, Feed, HostStream, has_gpu_kernels
-from towers.parallel.gradients import shares
-from towers.parallel.synchronous import SynchronousTrainer
-from towers.parallel.trainer import Trainer
+from towers.parallel.feed import Feed, Streams, runs_on
+from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run import sizes
 from towers.run.dataset_info import DatasetInfo
@@ -202,68 +202,105 @@ def create_trainer(
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
         )
-    batches = parts.train_batches
-    if "asynchronous" in choices.find("strategy", config.strategy).traits:
-        trainer = AsynchronousTrainer
-        options = {
-            "async_scale_gradients": config.async_scale_gradients,
-            "max_staleness": config.max_staleness,
-        }
-    else:
-        trainer = SynchronousTrainer
-        options = {
-            "accumulate_steps": config.accumulate_steps,
-            "scale_loss": config.precision == "float16",
-            "feed": batches and create_feed(config, batches, devices),
-        }
-    strategy = factories.resolve("strategy", config.strategy)
-    options |= factories.named_by(strategy, options_read_by(config, "strategy"))
+    is_asynchronous = "asynchronous" in choices.find("strategy", config.strategy).traits
+    create_strategy = factories.resolve("strategy", config.strategy)
+    options = options_read_by(config, "strategy")
+    strategy_options = factories.named_by(create_strategy, options)
     if "processes" in choices.find("strategy", config.strategy).traits:
-        strategy = functools.partial(strategy, workers=workers)
-    return trainer(
-        strategy,
-        parts.model,
+        strategy_options["workers"] = workers
+    elif strategy_options.get("all_reduce") == "auto":
+        strategy_options["all_reduce"] = automatic_all_reduce(config, devices)
+    strategy = create_strategy(
+        Initial.of(parts.model),
+        parts.update,
+        devices.towers,
+        config.batch_size,
+        **strategy_options,
+    )
+    task = Task(
+        model=parts.model,
         loss_fn=functools.partial(
             losses.cross_entropy, label_smoothing=config.label_smoothing
         ),
         update_fn=parts.update,
-        stream=batches.stream if batches else _no_batches,
         micro_batch_size=config.batch_size,
-        devices=devices.towers,
+        accumulate_steps=1 if is_asynchronous else config.accumulate_steps,
         phases=parts.phases,
         tta=create_tta(config.tta),
         compile_towers=config.compile == "xla",
         sync_batch_norm=config.batch_norm == "sync",
+        scale_loss=config.precision == "float16" and not is_asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
-        workers=workers,
-        **options,
     )
+    feed = None
+    if parts.train_batches is not None:
+        lead_devices = devices.towers[:: strategy.num_shards]
+        feed = create_feed(config, parts.train_batches, lead_devices, strategy.sizes)
+    if is_asynchronous:
+        return AsynchronousTrainer(
+            task,
+            strategy,
+            feed,
+            workers,
+            async_scale_gradients=config.async_scale_gradients,
+            max_staleness=config.max_staleness,
+        )
+    return SynchronousTrainer(task, strategy, feed, workers)
 
 
-def _no_batches(first_step):
-    raise ValueError(f"an evaluation has no batches to train on from step {first_step}")
+def automatic_all_reduce(config: Config, devices: Devices) -> str:
+    """The algorithm that all_reduce=auto stands for: NCCL where it can be, which is
+    between physical GPUs."""
+    physical = devices.kind == "GPU" and not config.device_memory_mb
+    sends = config.all_reduce_dtype == "float32"
+    return "nccl" if physical and sends and len(devices.towers) > 1 else "star"
 
 
-def create_feed(config: Config, batches: TrainBatches, devices: Devices) -> Feed:
-    """The batches of the synchronous strategies: resident on the first tower's device,
-    copied to it ahead where that is a GPU, or those of the host.
+def create_feed(
+    config: Config, batches: TrainBatches, devices: Sequence[str], sizes: Sequence[int]
+) -> Feed:
+    """Per tower its batches: resident on its device, copied to it ahead where that is a
+    GPU, or those of the host.
+
+    Args:
+        config: of the run.
+        batches: of all towers of this process.
+        devices: the first one of each tower.
+        sizes: images per tower.
 
     Raises:
         ConfigError: input=resident, but the images are not in memory.
     """
-    if devices.kind != "GPU" and config.input != "resident":
-        return HostStream(batches.stream)
-    device, size = devices.towers[0], num_bytes(batches.source)
-    if config.input == "resident":
-        if size is None:
-            raise ConfigError(
-                f"input=resident with dataset={config.dataset}: its images are read "
-                "from files when they are wanted; set --input=stream"
-            )
-        return ResidentBatches(batches, device)
-    if not has_gpu_kernels(batches.process, batches.stored_stream(0).element_spec):
-        return CopiedAhead(batches.stream, device)
+    of_towers, on_gpus = batches.split(sizes), "GPU" in devices[0]
+    size = num_bytes(batches.source)
+    if config.input == "resident" and size is None:
+        raise ConfigError(
+            f"input=resident with dataset={config.dataset}: its images are read "
+            "from files when they are wanted; set --input=stream"
+        )
     fits = size is not None and size <= MOST_RESIDENT_BYTES
+    if config.input == "resident":
+        return Resident(of_towers, devices)
+    if not on_gpus or not runs_on(
+        devices[0], of_towers[0].process, of_towers[0].stored_stream(0).element_spec
+    ):
+        return Streams([own.stream for own in of_towers], devices)
     if config.input == "auto" and fits:
-        return ResidentBatches(batches, device)
-    return CopiedAhead(batches.stored_stream, device, batches.process)
+        return Resident(of_towers, devices)
+    return Streams(
+        [own.stored_stream for own in of_towers],
+        devices,
+        [own.process for own in of_towers],
+    )
+
+
+def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
+    """Per tower its part of the batches of an evaluation: resident on GPUs where the
+    images fit, else from the host."""
+    devices = trainer.devices[:: trainer.strategy.num_shards]
+    of_towers, size = batches.split(len(devices)), num_bytes(batches.source)
+    devices = devices[: len(of_towers)]
+    if "GPU" in devices[0] and size is not None and size <= MOST_RESIDENT_BYTES:
+        return Resident(of_towers, devices)
+    datasets = [own.stream() for own in of_towers]
+    return Streams([lambda _, x=x: x for x in datasets], devices)

@@ -208,25 +208,25 @@ SCHEDULES = {
 # Trait "processes": several processes may train together.
 STRATEGIES = {
     "towers": Choice(
-        "towers.parallel.towers:Towers",
+        "towers.parallel.strategies:towers",
         "one set of variables, which all towers fetch",
     ),
     "async_towers": Choice(
-        "towers.parallel.towers:Towers",
+        "towers.parallel.strategies:towers",
         "the same variables, updated by each tower at once",
         traits=frozenset({"asynchronous"}),
     ),
     "replicated": Choice(
-        "towers.parallel.replicated:Replicated",
+        "towers.parallel.strategies:replicated",
         "a copy per device, gradients all-reduced",
     ),
     "multi_worker": Choice(
-        "towers.parallel.multi_worker:MultiWorker",
+        "towers.parallel.strategies:multi_worker",
         "the same on several machines, one process or more on each",
         traits=frozenset({"processes"}),
     ),
     "model_parallel": Choice(
-        "towers.parallel.model_parallel:ModelParallel",
+        "towers.parallel.strategies:model_parallel",
         "channels split over a group of devices",
         traits=frozenset({"sharded"}),
     ),

@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from towers import build
 from towers.config import Config, checks
-from towers.data.batches import evaluation_stream
+from towers.data.batches import EvalBatches
 from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
 from towers.evaluation import devices
 from towers.evaluation.figures import Outcomes, figures
@@ -20,7 +20,6 @@ from towers.evaluation.restored import (
 )
 from towers.optim.epochs import num_images
 from towers.output import say
-from towers.parallel.trainer import Trainer
 from towers.run import checkpoint_files
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
@@ -47,25 +46,24 @@ TABLES = ("classes", "confusion_matrix")
 # Between two looks for a new checkpoint; `time.sleep` takes no number of any size.
 MOST_INTERVAL_SECS = 1e6
 
-__all__ = ["RestoredRun", "accuracy", "evaluate", "load_run"]
+__all__ = ["RestoredRun", "accuracies", "evaluate", "load_run"]
 
 
-def accuracy(
-    trainer: Trainer, batches: Iterable, use_averages: bool
-) -> dict[str, float]:
-    """Counts of the trainer's `evaluate`, with "accuracy" and the mean "loss", and
-    "accuracy_tta" where it uses test-time augmentation."""
-    counts = trainer.evaluate(batches, use_averages)
-    num_images = counts["images"]
-    result = {
-        "accuracy": counts["correct"] / num_images,
-        "loss": counts["loss"] / num_images,
-        "correct": int(counts["correct"]),
-        "images": int(num_images),
-    }
-    if "correct_tta" in counts:
-        result["accuracy_tta"] = counts["correct_tta"] / num_images
-    return result
+def accuracies(counts_of_kinds: Mapping[bool, Mapping[str, float]]) -> Evaluations:
+    """Counts of the trainer's `evaluate`, per kind with "accuracy" and the mean "loss",
+    and "accuracy_tta" where it uses test-time augmentation."""
+    results = {}
+    for use_averages, counts in counts_of_kinds.items():
+        num_images = counts["images"]
+        results[use_averages] = {
+            "accuracy": counts["correct"] / num_images,
+            "loss": counts["loss"] / num_images,
+            "correct": int(counts["correct"]),
+            "images": int(num_images),
+        }
+        if "correct_tta" in counts:
+            results[use_averages]["accuracy_tta"] = counts["correct_tta"] / num_images
+    return results
 
 
 def record_of(
@@ -148,7 +146,7 @@ def evaluate(
                 "that were held out of it may have been trained on"
             )
     trainer = build.create_trainer(config, parts, used)
-    stream = evaluation_stream(parts.data.test, parts.augment, config.batch_size)
+    stream = EvalBatches(parts.data.test, parts.augment, config.batch_size).stream()
     result, waits_after, known = {}, -1, {}
     with Reports(folder, "eval", say) as reports:
         while True:
@@ -185,12 +183,11 @@ def evaluate(
 def _compute(trainer, stream, kinds, data):
     """The figures by whether they are of the moving averages, and the text of
     `mistakes.csv`, of the last of them."""
-    evaluations = {}
-    for kind in kinds:
-        with data_errors_of_tensorflow():
-            outcomes = Outcomes.of(trainer.evaluator.predictions(stream, kind))
-        evaluations[kind] = figures(outcomes, data.class_names)
-    return evaluations, mistakes_csv(outcomes, data.test, data.class_names)
+    with data_errors_of_tensorflow():
+        outcomes = Outcomes.of_kinds(trainer.evaluator.predictions(stream, kinds))
+    evaluations = {kind: figures(x, data.class_names) for kind, x in outcomes.items()}
+    last = outcomes[kinds[-1]]
+    return evaluations, mistakes_csv(last, data.test, data.class_names)
 
 
 def _waiting_line(folder, step, secs):

@@ -4,6 +4,7 @@ They are computed in NumPy, in float64, from what the devices give for each imag
 that strategy, towers and batch size change nothing but the rounding of the logits.
 """
 
+import collections
 import dataclasses
 import math
 import statistics
@@ -44,13 +45,19 @@ class Outcomes:
     correct_tta: np.ndarray | None = None
 
     @classmethod
-    def of(cls, batches: Iterable[Mapping[str, np.ndarray]]) -> "Outcomes":
-        """Those of batches as `Trainer.predictions` gives them."""
-        parts = [_outcomes(**batch) for batch in batches]
-        joined = {
-            name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+    def of_kinds(
+        cls, batches: Iterable[Mapping[bool, Mapping[str, np.ndarray]]]
+    ) -> "dict[bool, Outcomes]":
+        """Per kind of parameters those of batches as `Evaluator.predictions` gives
+        them."""
+        parts = collections.defaultdict(list)
+        for batch in batches:
+            for kind, outputs in batch.items():
+                parts[kind].append(_outcomes(**outputs))
+        return {
+            kind: cls(**{k: np.concatenate([x[k] for x in some]) for k in some[0]})
+            for kind, some in parts.items()
         }
-        return cls(**joined)
 
     @property
     def correct(self) -> np.ndarray:

@@ -23,7 +23,7 @@ from towers.evaluation.restored import RestoredRun, kinds_of_parameters, load_ru
 from towers.evaluation.rows import FORMS, Rows
 from towers.output import remark
 from towers.parallel.eval_step import Evaluator
-from towers.parallel.inference import create_predictor
+from towers.parallel.evaluator import RAW, create_predictor
 from towers.run import sizes
 from towers.run.folder import RunFolder
 
@@ -164,7 +164,8 @@ def _outputs(
         with tf.device("CPU:0"):
             images, weights = run.preprocess(images), tf.constant(weights)
         inputs = {"images": images, "weights": weights}
-        [outputs] = network.predictions([inputs])
+        [kinds] = network.predictions([inputs])
+        outputs = kinds[RAW]
         result = outputs.get("logits_tta", outputs["logits"])
         if result.dtype.itemsize < 4:  # NumPy has no bfloat16
             result = result.astype(np.float32)

@@ -228,18 +228,22 @@ def load_variables(
     """
     named = {f"{kind}/{v.path}": v for v in model.trainable_variables}
     named |= {f"state/{v.path}": v for v in model.non_trainable_variables}
+    trained = {name for name in tensors if name.startswith("params/")}
     saved = {
         name: tensor
         for group in (f"{kind}/", "state/")
         for name, tensor in tensors.items()
         if name.startswith(group)
+        and (group == "state/" or f"params/{name.partition('/')[2]}" in trained)
     }
     checkpoint_files.check_architecture(
         [(name, tuple(v.shape), v.dtype) for name, v in named.items()],
         checkpoint_files.architecture(saved),
     )
     for name, variable in named.items():
-        variable.assign(tensors[name])
+        # The state is averaged too, but not in checkpoints of older versions.
+        averaged = f"{kind}/{variable.path}"
+        variable.assign(tensors.get(averaged, tensors[name]))
 
 
 def without_noise(model: keras.Model) -> keras.Model:

@@ -31,18 +31,10 @@ import tensorflow as tf
 from towers.optim.phases import steps_within
 from towers.parallel.asynchronous_step import AsynchronousStep
 from towers.parallel.coordinator import Coordinator
-from towers.parallel.devices import HOST
-from towers.parallel.gradients import split_batch, tower_weights
-from towers.parallel.not_finite import not_finite_error
-from towers.parallel.placement import Call
-from towers.parallel.trainer import (
-    ACTIVITIES,
-    COMPUTING,
-    IDLE,
-    TRACING,
-    WAITING,
-    Trainer,
-)
+from towers.parallel.finite import TOO_MANY_IN_A_ROW, not_finite_error
+from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
+from towers.parallel.reduce import tower_weights
+from towers.parallel.trainer import Trainer
 
 
 class AsynchronousTrainer(Trainer):
@@ -69,7 +61,7 @@ class AsynchronousTrainer(Trainer):
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
-        [self._variables] = self.strategy.variables
+        [self._copy] = self.strategy.copies
         num_towers = len(self.devices)
         self._weights = tower_weights(self.strategy.sizes)
         self._scales = self._weights if async_scale_gradients else [1.0] * num_towers
@@ -77,7 +69,7 @@ class AsynchronousTrainer(Trainer):
             Coordinator, num_towers, max_staleness=max_staleness, record=record
         )
         self.coordinator = self._new_coordinator(0)
-        self._batches = None
+        self._iterators, self._num_drawn = None, 0
         self._calls = None
         self._is_training = False
         self._is_updating = False  # stays so after an update that failed
@@ -90,18 +82,19 @@ class AsynchronousTrainer(Trainer):
     # The threads of the towers.
 
     def _draw_shares(self):
-        """Every tower's share of the next batch, on its device."""
-        with tf.device(HOST):
-            shares = split_batch(self._batches.get_next(), self.strategy.sizes)
+        """Every tower's part of the next batch, on its device."""
+        number = tf.constant(self._num_drawn, tf.int64)
+        batches = self._feed.batches(self._feed.wait(self._iterators, number), number)
+        self._num_drawn += 1
         for tower, device in enumerate(self.devices):
             with tf.device(device):
-                shares[tower] = {k: tf.identity(v) for k, v in shares[tower].items()}
-        return shares
+                batches[tower] = tf.nest.map_structure(tf.identity, batches[tower])
+        return batches
 
     def _run_tower(self, tower):
         while (share := self.coordinator.take_share(tower)) is not None:
-            params, state = self._fetch(tower)
-            gradients, state, metrics = self._compute(tower, params, state, share)
+            values = self._fetch(tower)
+            gradients, state, metrics = self._compute(tower, values, share)
             self._apply(tower, gradients, state, metrics)
 
     def _fetch(self, tower):
@@ -109,15 +102,15 @@ class AsynchronousTrainer(Trainer):
         with self.coordinator.fetch(tower), tf.device(self.devices[tower]):
             return self._calls.fetch[tower]()
 
-    def _compute(self, tower, params, state, share):
+    def _compute(self, tower, values, share):
         # Else the results, which are on this device already, would go back to the
         # tower, to be copied once more while the lock is held.
-        with tf.device(self._variables.device):
+        with tf.device(self._copy.device):
             call = self._calls.compute[self._phase][tower]
-            gradients, state, metrics = call(params, state, share)
+            gradients, state, metrics = call(values, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
-        if not metrics["finite"] and self._skipped is None:
+        if not metrics["finite"] and not self.guard.skips:
             raise self._not_finite_error(tower, metrics)
         return gradients, state, metrics
 
@@ -125,11 +118,12 @@ class AsynchronousTrainer(Trainer):
         norm = tf.constant(metrics["gradient_norm"])
         with self.coordinator.apply(tower) as number:
             ends_step = (number + 1) % len(self.devices) == 0
-            if not metrics["finite"] and not self._skipped.can_skip():
+            in_a_row = self.guard.num_in_a_row()
+            if not metrics["finite"] and in_a_row + 1 >= TOO_MANY_IN_A_ROW:
                 raise self._not_finite_error(tower, metrics)
             self._is_updating = True
             if metrics["finite"]:
-                with tf.device(self._variables.device):
+                with tf.device(self._copy.device):
                     call = self._calls.apply[ends_step]
                     call(tf.constant(tower), norm, gradients, state)
                 self._gradients = gradients
@@ -139,97 +133,85 @@ class AsynchronousTrainer(Trainer):
             self._tower_metrics[tower] = metrics
 
     def _not_finite_error(self, tower, metrics):
-        rate = self._update_fn.learning_rate_fn(self.global_step.read_value())
         return not_finite_error(
             self.coordinator.num_begun(tower),
             np.arange(len(self.devices)) != tower,
             np.full(len(self.devices), metrics["loss"]),
-            learning_rate=rate.numpy(),
+            learning_rate=self.learning_rate(self.step),
             gradient_norm=metrics["gradient_norm"],
-            skips=self._skipped is not None,
+            skips=self.guard.skips,
             consequence="the update was not applied",
         )
 
-    def _compile(self, batch_spec):
-        """Traces all calls before there are threads, where an error is a plain one.
-
-        Args:
-            batch_spec: `element_spec` of the stream.
-        """
+    def _compile(self):
+        """Traces all calls before there are threads, where an error is a plain one."""
         step = AsynchronousStep(
-            variables=self._variables,
+            copy=self._copy,
             network=self.network,
             update_fn=self._update_fn,
-            trainable_variables=self._trainable_variables,
+            trainable_variables=self.task.model.trainable_variables,
             phases=self.phases,
             devices=self.devices,
             scales=self._scales,
-            global_step=self.global_step,
-            skipped=self._skipped,
+            guard=self.guard,
         )
-        self._calls = step.trace(batch_spec, self.strategy.sizes)
+        specs = [
+            tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), batch)
+            for batch in self._feed.batches_of(0)
+        ]
+        self._calls = step.trace(specs, self.guard.skips)
 
     # The contract.
 
     def train(self, num_steps):
-        before = int(self.global_step)
-        if self._batches is None:
-            batches = self._stream(before)
-            if self._calls is None:
-                self._compile(batches.element_spec)
-            self._batches = iter(batches)
+        before = self.step
+        if self._calls is None:
+            self._compile()
+        if self._iterators is None:
+            self._num_drawn = before
+            self._iterators = self._feed.start(before) or ()
         self._is_training = True
         self._phase, num_steps = steps_within(self.phases, before, num_steps)
         try:
             self.coordinator.run(num_steps, self._draw_shares, self._run_tower)
         except BaseException:
             self._is_torn |= self._is_updating or not self.coordinator.is_even()
-            self._restart_input()
+            self._restart()
             raise
         finally:
             self._is_training = False
-        return self._metrics() if int(self.global_step) > before else {}
+        return self._metrics() if self.step > before else {}
 
     def _metrics(self):
         """The metrics of the last step."""
-        step, per_tower = int(self.global_step), self._tower_metrics
+        step, per_tower = self.step, self._tower_metrics
         values = {
             name: np.array([metrics[name] for metrics in per_tower])
             for name in per_tower[0]
         }
-        rate = self._update_fn.learning_rate_fn(tf.constant(step - 1, tf.int64))
         return {
             "step": step,
             "loss": np.dot(self._weights, values["loss"]),
             "total_loss": np.dot(self._weights, values["total_loss"]),
             "tower_losses": values["loss"],
             "accuracy": np.sum(values["correct"]) / sum(self.strategy.sizes),
-            "learning_rate": rate.numpy(),
+            "learning_rate": self.learning_rate(step - 1),
             "gradient_norm": np.mean(values["gradient_norm"]),
             "staleness": np.array(self.coordinator.staleness),
             "input_wait_secs": np.mean(self.coordinator.input_wait_secs),
-            **self._num_skipped(),
+            **self.guard.num_skipped(),
         }
 
-    def gradients(self, batch):
+    def gradients(self):
         """Those of the last update, before clipping and scaling."""
-        return dict(zip(self._param_names, self._gradients, strict=False))
+        vectors = [vector.numpy() for vector in self._gradients]
+        return self._copy.layout.params.read(vectors) if vectors else {}
 
     def trace(self):
         if self._calls is None:
-            self._compile(self._stream(0).element_spec)
-        # Of the updates, one at a time.
-        return [
-            [call.graph for call in (*calls, self._calls.apply[True])]
-            for calls in self._calls.compute
-        ]
-
-    def calls(self):
-        self.trace()
-        calls = list(zip(self._calls.fetch, self.devices, strict=True))
-        for others in (*self._calls.compute, self._calls.apply, self._calls.skip):
-            calls += [(call, self._variables.device) for call in others]
-        return [Call(call.graph, device) for call, device in calls]
+            self._compile()
+        calls = [*self._calls.fetch, *self._calls.apply, *self._calls.skip]
+        return [x.graph for x in sum(self._calls.compute, calls)]
 
     def request_stop(self):
         self.coordinator.request_stop()
@@ -255,6 +237,9 @@ class AsynchronousTrainer(Trainer):
         where, *others = super().describe()
         return [f"{where}, which each tower updates alone", *others]
 
-    def _restart_input(self):
-        self._batches = None
-        self.coordinator = self._new_coordinator(int(self.global_step))
+    def _restart(self):
+        self.guard.restart()
+        if self._feed:
+            self._feed.restart()
+        self._iterators = None
+        self.coordinator = self._new_coordinator(self.step)

@@ -8,6 +8,7 @@ import pathlib
 import platform
 import re
 import warnings
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -223,6 +224,25 @@ def missing_cuda_packages() -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     return missing
+
+
+def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
+    """Refuses variables that alone do not fit.
+
+    Args:
+        num_bytes: device -> bytes of the variables there.
+        device_memory_mb: memory of a device.
+
+    Raises:
+        ConfigError: names the device and both numbers.
+    """
+    device, most = max(num_bytes.items(), key=lambda item: item[1])
+    if most > device_memory_mb * 1e6:
+        raise ConfigError(
+            f"device_memory_mb={device_memory_mb:g}: the variables on {device} alone "
+            f"take {most / 1e6:.1f} MB; raise it, lower --width, or spread the network "
+            "over more devices with --strategy=model_parallel"
+        )
 
 
 def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:

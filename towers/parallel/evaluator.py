@@ -93,7 +93,8 @@ class Evaluator:
             ]
             totals = sums if totals is None else _added(totals, sums)
             done += num
-            num = max(1, min(2 * num, int(num * CALL_SECS / (time.monotonic() - started))))
+            secs = max(time.monotonic() - started, 1e-3)
+            num = max(1, min(2 * num, int(num * CALL_SECS / secs)))
             beat()
         if self._workers.size > 1:
             totals = [self._over_workers(counts) for counts in totals]
@@ -334,7 +335,11 @@ def create_predictor(
                 Values(*([tf.Variable(x, trainable=False) for x in p] for p in packed))
             )
     network = WholeNetwork(
-        phases, losses.cross_entropy, layout, devices, compilation.choose(devices, [model])
+        phases,
+        losses.cross_entropy,
+        layout,
+        devices,
+        compilation.choose(devices, [model]),
     )
 
     def fetch(_):

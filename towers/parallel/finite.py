@@ -97,6 +97,10 @@ class FiniteGuard:
         """As a metric, where steps are skipped."""
         return {"skipped_steps": int(self._skipped.numpy())} if self.skips else {}
 
+    def num_in_a_row(self) -> int:
+        """The steps that were skipped since the last update."""
+        return int(self._in_a_row.numpy()) if self.skips else 0
+
     def decide(self, is_finite: tf.Tensor) -> Verdict:
         """In the graph: what becomes of a step, given whether it is finite. To be
         called on the guard's device, once in a step."""

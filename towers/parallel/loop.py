@@ -15,6 +15,9 @@ from towers.parallel.feed import Feed
 IDLE, TRACING, WAITING, COMPUTING = range(4)
 ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
 
+# During these no update is under way, so `Trainer.state` is consistent.
+CONSISTENT_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[WAITING])
+
 # (phase, batches, metrics of the step before) -> (whether the step was taken, metrics),
 # in the graph.
 TrainStep = Callable[[int, Sequence, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
@@ -45,7 +48,9 @@ class Loop:
         with tf.device(HOST):
             self._activity = tf.Variable(IDLE, trainable=False, name="activity")
             self._stop = tf.Variable(False, trainable=False, name="stop")
-            self._number = tf.Variable(0, trainable=False, dtype=tf.int64, name="number")
+            self._number = tf.Variable(
+                0, trainable=False, dtype=tf.int64, name="number"
+            )
         self._is_compiled = [False] * num_phases
         self.compiled = tf.function(self._steps, autograph=False)
         self._step_call = tf.function(
@@ -77,6 +82,7 @@ class Loop:
             begun, _, wait_secs, metrics = self.compiled(phase, iterators, *arguments)
         self._is_compiled[phase] = True
         result = int(begun), float(wait_secs), metrics.numpy()
+        self._number.assign(first + result[0])
         self._activity.assign(IDLE)
         return result
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from towers.optim.losses import WeightDecay
 from towers.optim.phases import Phase
 from towers.optim.update import Update, moving_averages
-from towers.parallel.copies import Copy, Values
+from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import while_loop
 from towers.parallel.network import Network
@@ -193,7 +193,9 @@ class Step:
                 else:  # its sums may round differently here
                     updated = tf.nest.map_structure(tf.identity, updated)
                 counts = reduced.results[readers.index(place)].counts
-                values.append(self._values_of(copy, updated, mean.states[place], counts))
+                values.append(
+                    self._values_of(copy, updated, mean.states[place], counts)
+                )
         return values
 
     def _values_of(self, copy, updated, state, counts):
@@ -232,7 +234,9 @@ def zero_frozen(vectors, layout, frozen):
         return vectors
     masks = layout.columns([float(name not in frozen) for name in layout.places])
     return [
-        vector if isinstance(mask, float) and mask == 1 else vector * tf.constant(mask, vector.dtype)
+        vector
+        if isinstance(mask, float) and mask == 1
+        else vector * tf.constant(mask, vector.dtype)
         for vector, mask in zip(vectors, masks, strict=True)
     ]
 

@@ -103,8 +103,13 @@ class Strategy:
         """Assigns a canonical state to all copies."""
         for place, copy in enumerate(self.copies):
             shard = place % self.num_shards
-            names = [name for name in state if "/" in name]
-            copy.load({k: channel_slice(state[k], shard, self.num_shards) for k in names})
+            copy.load(
+                {
+                    name: channel_slice(array, shard, self.num_shards)
+                    for name, array in state.items()
+                    if name.startswith(("params/", "state/", "slots/", "averages/"))
+                }
+            )
             copy.step.assign(state["step"])
 
     @property
@@ -256,7 +261,11 @@ def model_parallel(
         )
 
     groups = [devices[i : i + group_size] for i in range(0, len(devices), group_size)]
-    num_bytes = [sum(v.shape.num_elements() * v.dtype.size for v in c.params) for c in copies]
+    num_bytes = [
+        sum(place.size for place in copy.layout.params.places.values())
+        * copy.params[0].dtype.size
+        for copy in copies[:group_size]
+    ]
     return Strategy(
         devices=devices,
         sizes=sizes,
@@ -266,7 +275,7 @@ def model_parallel(
         description=[
             f"worker groups: {'; '.join(', '.join(group) for group in groups)}",
             "bytes of parameters on a group's devices: "
-            + ", ".join(f"{count:,}" for count in num_bytes[:group_size]),
+            + ", ".join(f"{count:,}" for count in num_bytes),
         ],
         num_shards=group_size,
     )

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
-
 class TracedOnce:
     """A pure function of tensors that is traced once per key and signature.
 

@@ -5,6 +5,7 @@ metrics; a strategy owns the variables.
 """
 
 import abc
+import collections
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +20,7 @@ from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.copies import check_equal, whole
 from towers.parallel.devices import HOST
-from towers.parallel.evaluator import Evaluator
+from towers.parallel.evaluator import AVERAGES, RAW, Counts, Evaluator
 from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Loop
@@ -216,19 +217,30 @@ class Trainer(abc.ABC):
             variable.assign(state[name])
         self._restart()
 
-    def evaluate(self, batches: tf.data.Dataset, use_averages: bool = False) -> dict:
-        """Counts over batches with "weights", on all devices.
-
-        Returns:
-            "correct" and "images", whole numbers, and "loss", the sum over the images;
-            with test-time augmentation also "correct_tta".
+    def evaluate(
+        self,
+        feed: Feed,
+        num_batches: int,
+        kinds: Sequence[bool] = (RAW,),
+        beat: Callable[[], None] = lambda: None,
+    ) -> dict[bool, Counts]:
+        """See `Evaluator.counts`.
 
         Raises:
             ValueError: averages of a run that keeps none.
         """
-        if use_averages and not self._update_fn.ema_decay:
+        if AVERAGES in kinds and not self._update_fn.ema_decay:
             raise ValueError("this run keeps no moving averages: its ema_decay is 0")
-        return self.evaluator(batches, use_averages)
+        return self.evaluator.counts(feed, num_batches, kinds, beat)
+
+    def variable_bytes(self) -> dict[str, int]:
+        """Device -> bytes of the variables there."""
+        sizes = collections.Counter()
+        for copy in self.strategy.copies:
+            sizes[copy.device] += sum(
+                v.shape.num_elements() * v.dtype.size for v in copy.variables()
+            )
+        return dict(sizes)
 
     def learning_rate(self, step: int) -> float:
         """The rate of the step after `step` others."""
@@ -325,12 +337,16 @@ class SynchronousTrainer(Trainer):
 
     def _restart(self):
         self.guard.restart()
-        self._feed and self._feed.restart()
+        if self._feed:
+            self._feed.restart()
         self.loop.reset(self.step)
 
     def _inspect_step(self, phase, batches):
         """A step that is not taken: (finite per tower, mean gradients per shard)."""
-        reduced, num_shards = self._step.reduce(phase, batches), self.strategy.num_shards
+        reduced, num_shards = (
+            self._step.reduce(phase, batches),
+            self.strategy.num_shards,
+        )
         finite = [result.is_finite() for result in reduced.results]
         finite = tf.reshape(tf.stack(finite), [-1, num_shards])
         finite = tf.cast(tf.reduce_all(finite, axis=1), tf.float64)

@@ -76,7 +76,10 @@ def start_banner(
         *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
         lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))
     if config.device_memory_mb:
-        lines += [("memory", str(account)) for account in trainer.memory()]
+        lines += [
+            ("memory", f"{device} {size / 1e6:.1f} MB of variables")
+            for device, size in trainer.variable_bytes().items()
+        ]
     lines += [("note", remark) for remark in devices.remarks]
     warnings = ignored_options(config) + small_crops(
         config.augment, image_shape, data.image_shape

@@ -157,7 +157,8 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
 
     They may have been written with other options: the scale of the loss, which only
     float16 has, and the counts of skipped steps, which only on_nonfinite=skip has, stay
-    the trainer's where they lack them.
+    the trainer's where they lack them. Averages of the model state, which older
+    versions did not keep, begin with the state.
 
     Args:
         tensors: the checkpoint's.
@@ -169,12 +170,27 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
     check_architecture(
         *(architecture(_without_optional(each)) for each in (state, tensors))
     )
+    averages = {f"averages/{k.removeprefix('state/')}": k for k in tensors}
+    tensors = {
+        name: tensors[source]
+        for name, source in averages.items()
+        if name in state and source.startswith("state/")
+    } | dict(tensors)
     return {name: tensors.get(name, state[name]) for name in state}
 
 
 def _without_optional(tensors):
     optional = ("loss_scale/", "skipped/")
-    return {k: v for k, v in tensors.items() if not k.startswith(optional)}
+    of_state = {
+        f"averages/{k.removeprefix('state/')}"
+        for k in tensors
+        if k.startswith("state/")
+    }
+    return {
+        k: v
+        for k, v in tensors.items()
+        if not k.startswith(optional) and k not in of_state
+    }
 
 
 def first_difference(ours: Tensors, theirs: Tensors) -> str | None:

@@ -80,8 +80,8 @@ def _fill(state, weights):
     for name, stored in taken.items():
         values = np.asarray(stored.read()).astype(state[name].dtype)
         state[name] = values.reshape(state[name].shape)
-        average = f"averages/{name.removeprefix('params/')}"
-        if name.startswith("params/") and average in state:
+        average = f"averages/{name.partition('/')[2]}"
+        if average in state:
             state[average] = state[name]
     return taken, missing, drawn
 

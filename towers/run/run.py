@@ -6,14 +6,16 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
 from towers.config import Config, to_json
 from towers.errors import CheckpointError, NumericError, RunFolderError, one_line
 from towers.output import say
-from towers.parallel.trainer import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE, Trainer
+from towers.parallel.feed import Feed
+from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
+from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run import checkpoints, files
 from towers.run.background import Background
@@ -48,7 +50,7 @@ class Run:
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         pending_record: that of the last step until it is evaluated and written. A run
             that was stopped before that begins with it.
-        eval_batches: of every evaluation, from the first on. TensorFlow traces the
+        eval_feed: of every evaluation, from the first on. TensorFlow traces the
             functions of each data set that is made, and never frees all of that.
         say_once: as `say`, but each line only once.
     """
@@ -71,7 +73,7 @@ class Run:
     saved_step: int = 0
     saved_at: float = 0.0
     pending_record: dict | None = None
-    eval_batches: Iterable | None = None
+    eval_feed: Feed | None = None
     say_once: Callable[[str], None] = dataclasses.field(
         default_factory=lambda: functools.cache(say)
     )

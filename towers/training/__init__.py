@@ -19,8 +19,7 @@ from towers.errors import (
 )
 from towers.output import say
 from towers.parallel import devices as parallel_devices
-from towers.parallel.memory import check_budget
-from towers.parallel.trainer import CONSISTENT_ACTIVITIES
+from towers.parallel.loop import CONSISTENT_ACTIVITIES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
@@ -115,7 +114,9 @@ def train(
         check_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
-            check_budget(trainer.memory(), config.device_memory_mb)
+            parallel_devices.check_memory(
+                trainer.variable_bytes(), config.device_memory_mb
+            )
         if is_chief:
             for line in start_banner(
                 config,

@@ -1,14 +1,14 @@
 """The loop of a training: train, write, evaluate and save until the last step."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from towers import build
-from towers.data.batches import evaluation_stream
-from towers.evaluation import accuracy, accuracy_line, record_of
+from towers.data.batches import EvalBatches
+from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.optim.epochs import num_images
 from towers.run.cluster import agree_on_steps, check_copies_of_workers
 from towers.run.log import log_line
@@ -108,7 +108,7 @@ def _summarize(run: Run, parts: build.Parts) -> None:
     with run.watchdog.activity("waiting for data"):
         batch = parts.train_batches(tf.constant(np.array(step, np.int64)))
     with run.watchdog.activity("computing gradients for the summary"):
-        gradients = run.trainer.gradients(batch)
+        gradients = run.trainer.gradients()
     run.reports.histograms(step, gradients, "gradients")
     run.reports.images(step, batch["images"], "next_batch")
 
@@ -139,16 +139,14 @@ def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
     the training set may decide which step is best.
     """
     split, source = parts.eval_split
-    if run.eval_batches is None:
-        run.eval_batches = evaluation_stream(
-            source, parts.augment, run.config.batch_size, parts.part
+    batches = EvalBatches(source, parts.augment, run.config.batch_size, parts.part)
+    if run.eval_feed is None:
+        run.eval_feed = build.create_eval_feed(batches, run.trainer)
+    kinds = (False, True) if run.config.ema_decay else (False,)
+    with run.watchdog.activity("evaluating") as beat:
+        evaluations = accuracies(
+            run.trainer.evaluate(run.eval_feed, len(batches), kinds, beat)
         )
-    evaluations = {}
-    for use_averages in (False, True) if run.config.ema_decay else (False,):
-        with run.watchdog.activity("evaluating") as beat:
-            evaluations[use_averages] = accuracy(
-                run.trainer, _with_beats(run.eval_batches, beat), use_averages
-            )
     record = record_of(evaluations, split)
     run.reports.scalars(run.step, record)
     run.say(accuracy_line(run.step, evaluations, split, run.config))
@@ -159,10 +157,3 @@ def _evaluate(run: Run, parts: build.Parts) -> tuple[dict[str, float], bool]:
     if is_best:
         run.best = {"step": run.step, "accuracy": run.accuracy}
     return record, is_best
-
-
-def _with_beats(batches: Iterable, beat: Callable[[], None]) -> Iterator:
-    """The batches; each one that was evaluated counts as progress."""
-    for batch in batches:
-        yield batch
-        beat()

@@ -26,10 +26,11 @@ class ParallelismOptions:
         free=True,
     )
     parameter_device: str = option(
-        "cpu",
-        "Where strategies towers and async_towers keep and update the variables.",
+        "auto",
+        "Where strategies towers and async_towers keep and update the variables; auto "
+        "is the CPU, or with a single tower its own device.",
         read_by="strategy",
-        choices=("cpu", "gpu"),
+        choices=("auto", "cpu", "gpu"),
         free=True,
     )
     async_scale_gradients: bool = option(
@@ -77,16 +78,16 @@ class ParallelismOptions:
     all_reduce: str = option(
         "auto",
         "Algorithm that adds up the gradients of strategy replicated: star (on one "
-        "device; auto), tree, ring, or nccl (two or more GPUs); or of multi_worker: "
-        "ring, nccl, or auto, which is nccl between GPUs.",
+        "device), tree, ring, or nccl (two or more GPUs); or of multi_worker: ring or "
+        "nccl. auto is nccl between GPUs, else star, or of multi_worker ring.",
         read_by="strategy",
         choices=("auto", "star", "tree", "ring", "nccl"),
         free=True,
     )
     all_reduce_pack_mb: float = option(
         -1.0,
-        "Megabytes of the buffers in which gradients are all-reduced; 0 packs none, or "
-        "with strategy multi_worker all in one; -1 for a default.",
+        "Megabytes of the buffers in which gradients travel between workers; 0 for a "
+        "single one, -1 for a default.",
         read_by="strategy",
         at_least=-1,
         at_most=1e9,

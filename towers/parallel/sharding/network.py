@@ -109,8 +109,12 @@ class ShardedNetwork:
                     gradients = [x.gradient() for x in walk.params[group][shard]]
                     check_complete(gradients, layout, frozen)
                     gradients = [
-                        tf.zeros(place.shape, layout.params.specs[place.vector].dtype) if name in frozen else gradient
-                        for (name, place), gradient in zip(layout.params.places.items(), gradients, strict=True)
+                        tf.zeros(place.shape, layout.params.specs[place.vector].dtype)
+                        if name in frozen
+                        else gradient
+                        for (name, place), gradient in zip(
+                            layout.params.places.items(), gradients, strict=True
+                        )
                     ]
                     vectors = layout.params.pack(gradients)
                     factor = factors[group]

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from benchmarks.graphs.graphs import called, inherited, is_compiled, running, short
+from benchmarks.graphs.kernels import find_kernel, host_arguments
+from benchmarks.graphs.placement import DEFAULT_DEVICE, num_bytes
 from towers.parallel.devices import HOST
-from towers.parallel.graphs import called, inherited, is_compiled, running, short
-from towers.parallel.kernels import find_kernel, host_arguments
-from towers.parallel.placement import DEFAULT_DEVICE, num_bytes
 
 # The host's memory; GPUs are named as devices are.
 HOST_MEMORY = "host"

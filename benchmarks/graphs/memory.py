@@ -12,9 +12,9 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
+from benchmarks.graphs.graphs import called, running, short
 from towers.errors import ConfigError
 from towers.parallel.devices import share_memory
-from towers.parallel.graphs import called, running, short
 
 MEGABYTE = 1e6
 

@@ -1,0 +1,1 @@
+"""Analysis of traced graphs: placement, kernels, crossings, memory."""
