@@ -13,6 +13,7 @@ from oracle import layer
 from towers.data.streams import without_tuning
 from towers.models import create_model, initialize, keras_settings, noise_shapes
 from towers.models.layers import Dropout, LocalResponseNormalization
+from towers.parallel.feed import Streams
 
 IMAGE_SHAPE = (8, 8, 3)
 NUM_CLASSES = 5
@@ -189,6 +190,23 @@ def model_of(*stack: layers.Layer, shape=(8, 8, 4)) -> keras.Model:
         for layer in stack:
             x = layer(x)
         return keras.Model(images, x)
+
+
+def feed_of(batches: list[dict], sizes: list[int], devices: list[str]) -> Streams:
+    """Of whole batches, each of one or several micro-batches, those of the towers.
+
+    Args:
+        batches: of all steps.
+        sizes: images of a micro-batch per tower.
+        devices: of the towers.
+    """
+    ends, size = np.cumsum(sizes), sum(sizes)
+    streams = []
+    for first, end in zip(ends - sizes, ends, strict=True):
+        numbers = np.arange(len(batches[0]["labels"])).reshape(-1, size)[:, first:end]
+        own = [{k: v[numbers.ravel()] for k, v in b.items()} for b in batches]
+        streams.append(stream_of(own))
+    return Streams(streams, devices)
 
 
 def stream_of(batches: list[dict]):

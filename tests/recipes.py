@@ -8,14 +8,14 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from towers.parallel.synchronous import SynchronousTrainer
-from towers.parallel.towers import Towers
 
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
-from towers.parallel import synchronous
-from towers.parallel.loop import Loop
-from towers.parallel.trainer import Trainer
+from towers.parallel import compilation, strategies
+from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.copies import Initial
+from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
+from towers.parallel.workers import ALONE
 
 # A stair of the schedule falls within a few steps.
 NUM_EXAMPLES = 50
@@ -101,8 +101,12 @@ class Recipe:
         )
 
 
+TASK = {field.name for field in dataclasses.fields(Task)}
+ASYNCHRONOUS = ("async_scale_gradients", "max_staleness", "record")
+
+
 def create_trainer(
-    cls: type,
+    create: Callable,
     network: networks.Network,
     recipe: Recipe,
     batches: Sequence[Mapping[str, np.ndarray]],
@@ -112,21 +116,33 @@ def create_trainer(
     """A trainer on so many CPU devices that trains on the batches.
 
     Args:
-        cls: a strategy, or an asynchronous trainer, whose strategy is `towers`.
+        create: a strategy, or an asynchronous trainer, whose strategy is `towers`.
+        **options: of the task, the strategy, the asynchronous trainer; a feed.
     """
     images_per_step = len(batches[0]["labels"])
-    is_trainer = issubclass(cls, Trainer)
-    create = cls if is_trainer else SynchronousTrainer
-    return create(
-        Towers if is_trainer else cls,
-        network.model,
-        loss_fn=recipe.loss_fn,
-        update_fn=recipe.update(images_per_step),
-        stream=networks.stream_of(batches),
-        micro_batch_size=images_per_step // options.get("accumulate_steps", 1),
-        devices=[f"/CPU:{device}" for device in range(num_devices)],
-        **options,
+    values = {
+        "model": network.model,
+        "loss_fn": recipe.loss_fn,
+        "update_fn": recipe.update(images_per_step),
+        "micro_batch_size": images_per_step // options.get("accumulate_steps", 1),
+    }
+    task = Task(**values | {k: v for k, v in options.items() if k in TASK})
+    is_asynchronous = create is AsynchronousTrainer
+    more = {k: v for k, v in options.items() if k in ASYNCHRONOUS}
+    others = options.keys() - TASK - more.keys() - {"feed"}
+    create_strategy = strategies.towers if is_asynchronous else create
+    strategy = create_strategy(
+        Initial.of(task.model),
+        task.update_fn,
+        [f"/CPU:{device}" for device in range(num_devices)],
+        task.micro_batch_size,
+        **{name: options[name] for name in others},
     )
+    feed = options.get("feed") or networks.feed_of(
+        batches, strategy.sizes, strategy.devices[:: strategy.num_shards]
+    )
+    trainer = AsynchronousTrainer if is_asynchronous else SynchronousTrainer
+    return trainer(task, strategy, feed, options.get("workers", ALONE), **more)
 
 
 def assert_equal_to_oracle(
@@ -138,6 +154,7 @@ def assert_equal_to_oracle(
     wanted = {f"params/{k}": v for k, v in expected.params.items()}
     wanted |= {f"state/{k}": v for k, v in expected.state.items()}
     wanted |= {f"averages/{k}": v for k, v in expected.averages.items()}
+    wanted |= {f"averages/{k}": v for k, v in expected.state_averages.items()}
     for slot, values in expected.slots.items():
         wanted |= {f"slots/{k}/{slot}": v for k, v in values.items()}
     assert_close(state, wanted | {"step": state["step"]}, tolerance)
@@ -170,13 +187,11 @@ def with_images_off_kinks(
                 raise
 
 
-def have_steps_inlined(patch: pytest.MonkeyPatch) -> None:
-    """Trainers that are created from now on have steps as those of GPUs."""
-
-    def create_loop(*args, **kwargs):
-        return Loop(*args, **kwargs | {"inline": True})
-
-    patch.setattr(synchronous, "Loop", create_loop)
+def have_steps_of_gpus(patch: pytest.MonkeyPatch) -> None:
+    """Trainers that are created from now on have steps as those of GPUs: part of the
+    loop, and never waited for."""
+    patch.setattr(compilation, "CPU_TOWERS", compilation.GPU_LOOP)
+    patch.setattr(compilation, "CPU_STEP", compilation.GPU_LOOP)
 
 
 def assert_close(

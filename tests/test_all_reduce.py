@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from marks import slow
-from towers.parallel.all_reduce import (
+
+from towers.errors import ConfigError
+from towers.parallel.reduce import (
     ALGORITHMS,
+    all_average_states,
     all_reduce,
     buckets,
     check_algorithm,
+    weighted_mean,
 )
-from towers.parallel.gradients import all_average_states, weighted_mean
-
-from towers.errors import ConfigError
 
 HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
 SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]

@@ -13,9 +13,6 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, assert_close, create_trainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 from worker_processes import Job, WorkerProcesses
 
 from towers.config import Config
@@ -28,6 +25,7 @@ from towers.models import (
     pixel_moments,
 )
 from towers.models.layers import BatchNormalization, Dropout
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 
 SMALL, RESIDUAL = "MobileNetV3Small", "ResNet50"
@@ -189,15 +187,15 @@ def trained(name, cls, num_devices, batch_size, **options):
 @pytest.mark.parametrize(
     "name,cls,num_devices,options",
     [
-        slow(SMALL, Towers, 2, {"sync_batch_norm": True}),
-        slow(SMALL, Replicated, 3, {"sync_batch_norm": True}),
+        slow(SMALL, strategies.towers, 2, {"sync_batch_norm": True}),
+        slow(SMALL, strategies.replicated, 3, {"sync_batch_norm": True}),
         slow(SMALL, AsynchronousTrainer, 1, {}),
-        slow(RESIDUAL, Towers, 2, {"sync_batch_norm": True}),
-        slow(RESIDUAL, Replicated, 3, {"sync_batch_norm": True}),
+        slow(RESIDUAL, strategies.towers, 2, {"sync_batch_norm": True}),
+        slow(RESIDUAL, strategies.replicated, 3, {"sync_batch_norm": True}),
         slow(RESIDUAL, AsynchronousTrainer, 1, {}),
-        slow(RESIDUAL, ModelParallel, 2, {"group_size": 2}),
-        slow("EfficientNetV2B0", Towers, 2, {"sync_batch_norm": True}),
-        slow("ConvNeXtTiny", Replicated, 2, {}),
+        slow(RESIDUAL, strategies.model_parallel, 2, {"group_size": 2}),
+        slow("EfficientNetV2B0", strategies.towers, 2, {"sync_batch_norm": True}),
+        slow("ConvNeXtTiny", strategies.replicated, 2, {}),
     ],
 )
 def test_two_steps_equal_those_of_one_device(name, cls, num_devices, options):
@@ -219,7 +217,7 @@ def compare_with_one_device(name, cls, num_devices, options):
     """In float64, whose rounding grows through many normalizations of few values: in
     EfficientNetV2B0 to 7e-8."""
     state = trained(name, globals()[cls], num_devices, 9, **options)
-    assert_close(state, trained(name, Towers, 1, 9), 1e-6)
+    assert_close(state, trained(name, strategies.towers, 1, 9), 1e-6)
 
 
 @pytest.mark.slow
@@ -228,7 +226,7 @@ def test_two_steps_of_two_workers_equal_those_of_one_device(name, tmp_path):
     job = Job(f"keras:{name}", batch_size=9, dtype="float64", calls=(2,))
     with WorkerProcesses(2, tmp_path) as workers:
         state = workers.do(job)
-    one = job.create_trainer(Towers, 1, job.batches())
+    one = job.create_trainer(strategies.towers, 1, job.batches())
     one.train(2)
     assert_close({k: v for k, v in state.items() if k in one.state()}, one.state())
 
@@ -238,4 +236,6 @@ def test_what_no_device_can_split_is_refused_by_its_layer():
     network = networks.application(f"keras:{SMALL}")
     batches = networks.application_batches(network, 4)
     with pytest.raises(ConfigError, match=r"layer \w+ \(\w+\) cannot be split"):
-        create_trainer(ModelParallel, network, Recipe(), batches, 2, group_size=2)
+        create_trainer(
+            strategies.model_parallel, network, Recipe(), batches, 2, group_size=2
+        )

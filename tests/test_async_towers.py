@@ -26,9 +26,6 @@ from recipes import (
     create_trainer,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers import config, training
 from towers.config import checks
@@ -36,7 +33,7 @@ from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update, moving_average
-from towers.parallel import coordinator
+from towers.parallel import coordinator, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.trainer import CONSISTENT_ACTIVITIES
@@ -445,7 +442,7 @@ def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
     )
     ones = {"images": np.ones([16, 2], np.float32), "labels": np.zeros(16, np.int32)}
     towers = AsynchronousTrainer(
-        Towers,
+        strategies.towers,
         ones_network(),
         loss_fn=lambda logits, labels: tf.reduce_sum(logits, axis=1),
         update_fn=Update(adding, lambda step: tf.constant(1.0, tf.float64)),
@@ -794,7 +791,7 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
 def test_state_goes_bit_for_bit_to_and_from_other_strategies():
     network, batches = networks.residual_network(), networks.random_batches(5, 12)
     record = []
-    source = create(network, Recipe(), batches, 2, Towers)
+    source = create(network, Recipe(), batches, 2, strategies.towers)
     source.train(2)
     middle = create(network, Recipe(), batches, 3, record=record)
     middle.load(source.state())
@@ -803,9 +800,9 @@ def test_state_goes_bit_for_bit_to_and_from_other_strategies():
     assert middle.train(2)["step"] == 4
     assert {number for _, _, number in record} == {2, 3}
     for num_devices, cls, options in (
-        (4, ModelParallel, {"group_size": 2}),
-        (2, Replicated, {}),
-        (1, Towers, {}),
+        (4, strategies.model_parallel, {"group_size": 2}),
+        (2, strategies.replicated, {}),
+        (1, strategies.towers, {}),
     ):
         target = create(network, Recipe(), batches, num_devices, cls, **options)
         target.load(middle.state())
@@ -824,7 +821,7 @@ def test_evaluation_is_that_of_towers():
     batches[-1]["weights"][5:] = 0
     towers = create(network, Recipe(), batches, 3)
     towers.train(2)
-    others = create(network, Recipe(), batches, 2, Towers)
+    others = create(network, Recipe(), batches, 2, strategies.towers)
     others.load(towers.state())
     found = [
         (towers.evaluate(stream, averaged), others.evaluate(stream, averaged))

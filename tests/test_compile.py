@@ -6,11 +6,10 @@ import pytest
 import small_runs
 from marks import slow
 from recipes import Recipe, assert_close, assert_equal_to_oracle, create_trainer
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
 
@@ -18,11 +17,11 @@ from towers.training import train
 @pytest.mark.parametrize(
     "cls,num_towers,name,accumulate_steps",
     [
-        (Towers, 3, "plain", 1),
-        slow(Replicated, 2, "residual", 1),
+        (strategies.towers, 3, "plain", 1),
+        slow(strategies.replicated, 2, "residual", 1),
         slow(AsynchronousTrainer, 1, "residual", 1),
-        slow(Towers, 2, "residual", 2),
-        slow(Replicated, 3, "plain", 2),
+        slow(strategies.towers, 2, "residual", 2),
+        slow(strategies.replicated, 3, "plain", 2),
     ],
 )
 def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_steps):
@@ -40,7 +39,9 @@ def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_step
 def test_what_is_compiled_stays_on_its_tower():
     network = networks.residual_network()
     batches = networks.random_batches(1, 12)
-    towers = create_trainer(Towers, network, Recipe(), batches, 3, compile_towers=True)
+    towers = create_trainer(
+        strategies.towers, network, Recipe(), batches, 3, compile_towers=True
+    )
     [graph] = towers.loop.trace()
     compiled = [
         op
@@ -62,7 +63,9 @@ def test_a_bad_tower_is_named():
     network = networks.plain_network()
     batches = networks.random_batches(3, 8)
     batches[1]["images"][5, 0, 0, 0] = np.nan
-    towers = create_trainer(Towers, network, Recipe(), batches, 2, compile_towers=True)
+    towers = create_trainer(
+        strategies.towers, network, Recipe(), batches, 2, compile_towers=True
+    )
     with pytest.raises(NumericError, match=r"^step 2: .* of tower 1 \("):
         towers.train(3)
 

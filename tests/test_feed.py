@@ -10,9 +10,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_trainer, have_steps_inlined
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
+from recipes import Recipe, create_trainer, have_steps_of_gpus
 
 from benchmarks.proofs import partition_graphs
 from towers import build, training
@@ -23,6 +21,7 @@ from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
 from towers.data.sources import ArraySource
+from towers.parallel import strategies
 from towers.parallel.devices import Devices
 from towers.parallel.feed import CopiedAhead, HostStream, has_gpu_kernels
 from towers.parallel.loop import Loop
@@ -53,7 +52,7 @@ def create_batches(mixed=False):
     )
 
 
-def trainer_of(feed, cls=Towers, **options):
+def trainer_of(feed, cls=strategies.towers, **options):
     """A trainer on two devices."""
     of_size, network = networks.random_batches(1, 6), networks.plain_network()
     return create_trainer(cls, network, Recipe(), of_size, 2, feed=feed, **options)
@@ -122,7 +121,7 @@ def test_the_loop_gets_the_batches_of_its_steps_bit_for_bit(name):
 
 @pytest.mark.parametrize("name", ["augmented there", slow("copied"), slow("resident")])
 @pytest.mark.parametrize(
-    "options", [{"accumulate_steps": 2}, slow({"cls": Replicated})]
+    "options", [{"accumulate_steps": 2}, slow({"cls": strategies.replicated})]
 )
 def test_a_run_is_that_of_the_stream_bit_for_bit_also_in_two_parts(name, options):
     batches, states = create_batches(mixed=True), []
@@ -252,7 +251,7 @@ def sent_to_device(create_feed):
     """Per tensor that two executed steps send to DEVICE, read from TensorFlow's graphs:
     (name of its operation, bytes). Only flow of control has no bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        have_steps_inlined(patch)
+        have_steps_of_gpus(patch)
         trainer = trainer_of(create_feed(create_batches()))
     [traced] = trainer.loop.trace()
     sizes = {op.name: op.outputs[0] for op in traced.get_operations() if op.outputs}

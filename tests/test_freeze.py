@@ -12,9 +12,6 @@ from keras import layers
 from marks import slow
 from recipes import Recipe, assert_close, create_trainer
 from small_runs import assert_equal_states, small_config, use
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers import build, models
 from towers.errors import ConfigError
@@ -22,6 +19,7 @@ from towers.models import initialize, keras_settings
 from towers.models.layers import BatchNormalization
 from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
 
@@ -97,11 +95,11 @@ def trained_by_keras(recipe):
 @pytest.mark.parametrize(
     "cls,num_devices,options",
     [
-        (Towers, 1, {}),
-        (Towers, 2, {"sync_batch_norm": True}),
-        (Replicated, 3, {"sync_batch_norm": True}),
-        (ModelParallel, 2, {"group_size": 2}),
-        (ModelParallel, 4, {"group_size": 2, "sync_batch_norm": True}),
+        (strategies.towers, 1, {}),
+        (strategies.towers, 2, {"sync_batch_norm": True}),
+        (strategies.replicated, 3, {"sync_batch_norm": True}),
+        (strategies.model_parallel, 2, {"group_size": 2}),
+        (strategies.model_parallel, 4, {"group_size": 2, "sync_batch_norm": True}),
         (AsynchronousTrainer, 1, {}),
     ],
 )
@@ -130,7 +128,9 @@ def test_nothing_is_computed_for_frozen_parameters():
     for frozen in (frozenset(), FROZEN):
         network = small_network()
         phases = (Phase(math.inf, network.model, frozen),)
-        trainer = create_trainer(Towers, network, Recipe(), batches(), 1, phases=phases)
+        trainer = create_trainer(
+            strategies.towers, network, Recipe(), batches(), 1, phases=phases
+        )
         call = trainer.inspect_step.get_concrete_function(0, batches()[0])
         wanted = [x.op.name for x in call.graph.outputs]
         graph = tf.compat.v1.graph_util.extract_sub_graph(

@@ -5,7 +5,8 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from towers.parallel.gradients import (
+
+from towers.parallel.reduce import (
     average_gradients,
     shares,
     split_batch,

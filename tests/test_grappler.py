@@ -6,11 +6,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from recipes import Recipe, create_trainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.towers import Towers
 
 from benchmarks.proofs import partition_graphs
-from towers.parallel import grappler
+from towers.parallel import grappler, strategies
 
 
 def dense_network(precision):
@@ -46,9 +44,9 @@ def fused_by_tensorflow(dtype):
 @pytest.mark.parametrize(
     "cls,precision,options",
     [
-        (Towers, "float32", {}),
-        (Towers, "mixed_bfloat16", {}),
-        (ModelParallel, "float32", {"group_size": 2}),
+        (strategies.towers, "float32", {}),
+        (strategies.towers, "mixed_bfloat16", {}),
+        (strategies.model_parallel, "float32", {"group_size": 2}),
     ],
 )
 def test_bias_and_activation_are_fused_in_the_step_that_is_executed(
@@ -91,7 +89,7 @@ def test_an_optimized_graph_computes_the_same():
 
 def test_batch_normalization_stays_apart_from_its_activation():
     network, batches = networks.residual_network(), networks.random_batches(1, 8)
-    trainer = create_trainer(Towers, network, Recipe(), batches, 2)
+    trainer = create_trainer(strategies.towers, network, Recipe(), batches, 2)
     assert not [op for op in executed(trainer, batches[0]) if "NormEx" in op]
 
 

@@ -9,23 +9,20 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
 from towers.evaluation import evaluate
-from towers.parallel import loss_scale
+from towers.parallel import loss_scale, strategies
 from towers.parallel.tower import tower_gradients
 from towers.training import train
 
 KINDS = [
-    (Towers, {}),
-    slow(Replicated, {}),
-    slow(ModelParallel, {"group_size": 2}),
-    slow(Towers, {"sync_batch_norm": True}),
-    slow(Towers, {"accumulate_steps": 2}),
+    (strategies.towers, {}),
+    slow(strategies.replicated, {}),
+    slow(strategies.model_parallel, {"group_size": 2}),
+    slow(strategies.towers, {"sync_batch_norm": True}),
+    slow(strategies.towers, {"accumulate_steps": 2}),
 ]
 
 
@@ -87,7 +84,7 @@ def test_an_infinity_in_one_tower_passes_the_step_over_for_all(cls, options):
     for name in before:
         if name != "step" and not name.startswith("loss_scale/"):
             np.testing.assert_array_equal(after[name], before[name], err_msg=name)
-    if isinstance(strategy, Replicated):
+    if isinstance(strategy, strategies.replicated):
         strategy.check_copies()
     assert strategy.train(1)["loss_scale"] == loss_scale.INITIAL / 2
     moved = strategy.state()
@@ -99,11 +96,11 @@ def test_one_step_equals_two_calls_and_a_continued_state():
     network = networks.residual_network("mixed_float16")
     batches = networks.random_batches(5, 16)
     batches[1]["images"][0, 0, 0, 0] = np.inf
-    whole = create(Towers, network, batches)
+    whole = create(strategies.towers, network, batches)
     whole.train(5)
-    first = create(Towers, network, batches)
+    first = create(strategies.towers, network, batches)
     first.train(3)
-    second = create(Towers, network, batches)
+    second = create(strategies.towers, network, batches)
     second.load(first.state())
     second.train(2)
     small_runs.assert_equal_states(second.state(), whole.state())
@@ -114,7 +111,7 @@ def test_the_scale_grows_after_many_good_steps(monkeypatch):
     monkeypatch.setattr(loss_scale, "LARGEST", 2 * loss_scale.INITIAL)
     network = networks.plain_network()
     batches = networks.random_batches(6, 8)
-    towers = create(Towers, network, batches, 2)
+    towers = create(strategies.towers, network, batches, 2)
     scales = [towers.train(1)["loss_scale"] / loss_scale.INITIAL for _ in range(6)]
     assert scales == [1, 1, 2, 2, 2, 2]
 
@@ -125,7 +122,7 @@ def test_where_no_scale_helps_the_run_ends(monkeypatch):
     batches = networks.random_batches(4, 8)
     for batch in batches[1:]:
         batch["images"][5, 0, 0, 0] = np.nan
-    towers = create(Towers, network, batches, 2)
+    towers = create(strategies.towers, network, batches, 2)
     assert towers.train(2)["step"] == 2  # the first bad one halves the scale
     with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
         towers.train(2)

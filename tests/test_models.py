@@ -19,7 +19,6 @@ from keras.src.backend.common import global_state
 from marks import slow
 from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
-from towers.parallel.model_parallel import ModelParallel
 
 from towers.config import factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
@@ -40,6 +39,7 @@ from towers.models import (
 from towers.models.flops import flops_per_image
 from towers.models.whitening import Whitening
 from towers.optim.losses import cross_entropy
+from towers.parallel import strategies
 from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import tower_gradients
 
@@ -716,7 +716,9 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     zeros move anything between the two."""
     network = small_network(name)
     batches, recipe = small_batches(network, steps, 6), Recipe(clip_norm=0.5)
-    halves = create_trainer(ModelParallel, network, recipe, batches, 2, group_size=2)
+    halves = create_trainer(
+        strategies.model_parallel, network, recipe, batches, 2, group_size=2
+    )
     halves.train(steps)
     assert_equal_to_oracle(halves.state(), recipe.oracle(network, batches, 1))
     assert halves.transferred_bytes == bytes_of_a_split_in_two(network.model, 6)

@@ -19,10 +19,9 @@ from recipes import (
 )
 from small_runs import assert_equal_states
 from test_strategies import KINDS
-from towers.parallel.multi_worker import MultiWorker
-from towers.parallel.replicated import Replicated
 from worker_processes import Job, WorkerProcesses
 
+from towers.parallel import strategies
 from towers.run import checkpoints
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
@@ -113,7 +112,7 @@ def test_any_number_of_workers_equals_the_oracle(
 def test_an_evaluation_counts_every_image_once(two_workers, tta):
     job = Job("local", calls=(3,), tta=tta)
     state, _, counts = split_result(two_workers.do(job))
-    alone = job.create_trainer(Replicated, 2, job.batches())
+    alone = job.create_trainer(strategies.replicated, 2, job.batches())
     alone.load(state)
     expected = alone.evaluate(job.evaluation_batches())
     assert counts == pytest.approx(expected, rel=1e-6)
@@ -124,8 +123,8 @@ def test_checkpoints_of_one_process_and_of_two_workers_continue_each_other(
     two_workers, tmp_path
 ):
     job = Job("plain", "nesterov", calls=(10,))
-    whole = job.create_trainer(Replicated, 2, job.batches())
-    half = job.create_trainer(Replicated, 2, job.batches())
+    whole = job.create_trainer(strategies.replicated, 2, job.batches())
+    half = job.create_trainer(strategies.replicated, 2, job.batches())
     whole.train(10)
     half.train(5)
     np.savez(tmp_path / "half.npz", **half.state())
@@ -162,7 +161,9 @@ def test_row_11_any_number_of_workers_and_any_strategy_continue_each_other(tmp_p
         kind: create_trainer(cls, network, job.recipe(), batches, count, **options)
         for kind, (cls, count, options) in KINDS.items()
     }
-    alone["1 worker"] = create_trainer(MultiWorker, network, job.recipe(), batches, 1)
+    alone["1 worker"] = create_trainer(
+        strategies.multi_worker, network, job.recipe(), batches, 1
+    )
     halves = {}
     for writer, trainer in alone.items():
         trainer.train(2)

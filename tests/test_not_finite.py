@@ -9,22 +9,19 @@ import small_runs
 from marks import slow
 from recipes import Recipe, create_trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers.errors import NumericError
 from towers.evaluation import evaluate
-from towers.parallel import loss_scale
+from towers.parallel import loss_scale, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
 
 # A class, its devices and options. One asynchronous tower: the order of the updates of
 # several is a matter of time, see test_async_towers.py.
 KINDS = [
-    (Towers, 2, {}),
-    (Replicated, 2, {}),
-    (ModelParallel, 4, {"group_size": 2}),
+    (strategies.towers, 2, {}),
+    (strategies.replicated, 2, {}),
+    (strategies.model_parallel, 4, {"group_size": 2}),
     (AsynchronousTrainer, 1, {}),
 ]
 
@@ -124,7 +121,9 @@ def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
 def test_float16_first_lowers_its_scale_which_is_not_counted(monkeypatch):
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0)
     network = networks.residual_network("mixed_float16")
-    trainer = create(Towers, network, batches_with("gbbg"), 2, scale_loss=True)
+    trainer = create(
+        strategies.towers, network, batches_with("gbbg"), 2, scale_loss=True
+    )
     for expected in [(2.0, 0, 0), (1.0, 0, 0), (1.0, 1, 1), (1.0, 1, 0)]:
         metrics = trainer.train(1)
         state = trainer.state()

@@ -10,10 +10,6 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
-from towers.parallel.variables import Initial
 
 from towers.config import Config, checks
 from towers.config.choices import OPTIMIZERS
@@ -21,6 +17,8 @@ from towers.errors import ConfigError
 from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import UpdateContext, create_optimizer, orthogonalized
 from towers.optim.update import Update, clip_by_global_norm, moving_average
+from towers.parallel import strategies
+from towers.parallel.copies import Initial
 
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
 DECAYS = {"kernel": 0.2, "filters": 0.2}
@@ -242,7 +240,7 @@ def test_muon_is_refused_where_kernels_are_split():
         Config(optimizer="muon", strategy="model_parallel")
     with pytest.raises(ConfigError, match="needs whole parameters"):
         create_trainer(
-            ModelParallel,
+            strategies.model_parallel,
             network,
             recipe,
             networks.random_batches(1, 4),
@@ -506,17 +504,17 @@ class TakingRecipe(Recipe):
 @pytest.mark.parametrize(
     "case,cls,num_towers,options",
     [
-        ("adamw", Towers, 2, {}),
-        ("lars", ModelParallel, 2, {"group_size": 2}),
-        ("muon", Replicated, 3, {}),
-        slow("lars", ModelParallel, 4, {"group_size": 2}),
-        slow("lars", Towers, 3, {}),
-        slow("lars", Replicated, 3, {}),
-        slow("adamw", Replicated, 3, {}),
-        slow("adamw", ModelParallel, 3, {"group_size": 3}),
-        slow("rmsprop_momentum", Towers, 3, {}),
-        slow("rmsprop_momentum", Replicated, 3, {}),
-        slow("rmsprop_momentum", ModelParallel, 2, {"group_size": 2}),
+        ("adamw", strategies.towers, 2, {}),
+        ("lars", strategies.model_parallel, 2, {"group_size": 2}),
+        ("muon", strategies.replicated, 3, {}),
+        slow("lars", strategies.model_parallel, 4, {"group_size": 2}),
+        slow("lars", strategies.towers, 3, {}),
+        slow("lars", strategies.replicated, 3, {}),
+        slow("adamw", strategies.replicated, 3, {}),
+        slow("adamw", strategies.model_parallel, 3, {"group_size": 3}),
+        slow("rmsprop_momentum", strategies.towers, 3, {}),
+        slow("rmsprop_momentum", strategies.replicated, 3, {}),
+        slow("rmsprop_momentum", strategies.model_parallel, 2, {"group_size": 2}),
     ],
 )
 def test_strategies_equal_the_oracle(case, cls, num_towers, options):
@@ -557,7 +555,7 @@ def test_an_update_that_needs_whole_parameters_is_refused():
     update = recipe.update(8)
     whole = dataclasses.replace(update.optimizer, elementwise=False)
     with pytest.raises(ConfigError, match="group_size=2: .* whole parameters"):
-        ModelParallel(
+        strategies.model_parallel(
             Initial.of(network.model),
             dataclasses.replace(update, optimizer=whole),
             ["/CPU:0", "/CPU:1"],
@@ -566,7 +564,7 @@ def test_an_update_that_needs_whole_parameters_is_refused():
         )
 
 
-class LocalNorms(ModelParallel):
+class LocalNorms(strategies.model_parallel):
     """Broken on purpose: every shard takes the norms of its own slices."""
 
     def update(self, step, mean):

@@ -17,9 +17,6 @@ from recipes import (
     clip_norm_for,
     create_trainer,
 )
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers import training
 from towers.optim.phases import (
@@ -29,6 +26,7 @@ from towers.optim.phases import (
     phases_of,
     resize_to_phase,
 )
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 
 NUM_STEPS, SMALL_STEPS, FROZEN_FROM = 8, 3, 5
@@ -88,12 +86,12 @@ def resized(images):
 @pytest.mark.parametrize(
     "cls,num_devices,num_towers,options",
     [
-        (Towers, 1, 1, {}),
-        slow(Towers, 3, 3, {}),
-        slow(Towers, 2, 2, {"compile_towers": True}),
-        slow(Towers, 3, 1, {"sync_batch_norm": True}),
-        slow(Replicated, 2, 2, {"accumulate_steps": 2}),
-        slow(ModelParallel, 4, 2, {"group_size": 2}),
+        (strategies.towers, 1, 1, {}),
+        slow(strategies.towers, 3, 3, {}),
+        slow(strategies.towers, 2, 2, {"compile_towers": True}),
+        slow(strategies.towers, 3, 1, {"sync_batch_norm": True}),
+        slow(strategies.replicated, 2, 2, {"accumulate_steps": 2}),
+        slow(strategies.model_parallel, 4, 2, {"group_size": 2}),
         (AsynchronousTrainer, 1, 1, {}),
     ],
 )
@@ -134,7 +132,7 @@ def test_asynchronous_towers_go_from_phase_to_phase():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [Towers, AsynchronousTrainer])
+@pytest.mark.parametrize("cls", [strategies.towers, AsynchronousTrainer])
 def test_the_account_is_that_of_the_phase_that_takes_the_most(cls):
     """The second: whole images, and nothing frozen."""
     network, phases = small_and_large()
@@ -153,7 +151,9 @@ def test_the_account_is_that_of_the_phase_that_takes_the_most(cls):
 def test_a_phase_is_traced_once_and_when_its_first_step_is_taken():
     network, phases = small_and_large()
     batches = networks.random_batches(NUM_STEPS, 12)
-    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=phases)
+    strategy = create_trainer(
+        strategies.towers, network, Recipe(), batches, 1, phases=phases
+    )
     counts = []
     for num_steps in (NUM_STEPS, NUM_STEPS, 1, 1):
         strategy.train(num_steps)
@@ -196,7 +196,9 @@ def test_a_run_continued_in_a_phase_is_the_same():
     batches = networks.random_batches(NUM_STEPS, 12)
 
     def strategy():
-        return create_trainer(Towers, network, recipe, batches, 2, phases=phases)
+        return create_trainer(
+            strategies.towers, network, recipe, batches, 2, phases=phases
+        )
 
     whole, first, second = strategy(), strategy(), strategy()
     for num_steps in (3, 2, 3):
@@ -213,7 +215,9 @@ def test_a_run_continued_in_a_phase_is_the_same():
 def test_what_a_frozen_parameter_would_need_is_not_computed():
     network, phases = small_and_large()
     batches = networks.random_batches(1, 12)
-    strategy = create_trainer(Towers, network, Recipe(), batches, 1, phases=phases)
+    strategy = create_trainer(
+        strategies.towers, network, Recipe(), batches, 1, phases=phases
+    )
     counts = []
     for number in (1, 2):
         call = strategy.inspect_step.get_concrete_function(number, batches[0])

@@ -8,8 +8,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_trainer, have_steps_inlined
-from towers.parallel.towers import Towers
+from recipes import Recipe, create_trainer, have_steps_of_gpus
 
 from towers import build, training
 from towers.config import Config
@@ -19,6 +18,7 @@ from towers.data.mixing import create_mix
 from towers.data.resident import ResidentBatches
 from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
 from towers.errors import ConfigError
+from towers.parallel import strategies
 from towers.parallel.devices import Devices
 from towers.parallel.feed import CopiedAhead, HostStream
 
@@ -111,10 +111,10 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
 
 def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
     """A step of GPUs, that is."""
-    have_steps_inlined(monkeypatch)
+    have_steps_of_gpus(monkeypatch)
     network, batches = networks.residual_network(), batches_of(12, 4, "none")
     strategy = create_trainer(
-        Towers,
+        strategies.towers,
         network,
         Recipe(),
         networks.random_batches(1, 4),

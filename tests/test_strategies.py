@@ -20,16 +20,13 @@ from recipes import (
     assert_some_are_clipped,
     clip_norm_for,
     create_trainer,
-    have_steps_inlined,
+    have_steps_of_gpus,
     with_images_off_kinks,
 )
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from benchmarks.proofs import partition_graphs
 from towers.errors import NumericError
-from towers.parallel import replicated
+from towers.parallel import replicated, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.feed import HostStream
 from towers.parallel.sharding import slices
@@ -38,12 +35,12 @@ from towers.run import checkpoints
 
 NUM_STEPS = 10
 STRATEGIES = {
-    "towers": Towers,
-    "replicated": Replicated,
-    "model_parallel": ModelParallel,
+    "towers": strategies.towers,
+    "replicated": strategies.replicated,
+    "model_parallel": strategies.model_parallel,
 }
 both = pytest.mark.parametrize(
-    "cls", [Towers, Replicated], ids=["towers", "replicated"]
+    "cls", [strategies.towers, strategies.replicated], ids=["towers", "replicated"]
 )
 
 
@@ -252,7 +249,7 @@ def test_each_device_of_a_group_owns_its_share_of_the_parameters(name, group_siz
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(1, 8)
     groups = create_trainer(
-        ModelParallel, network, Recipe(), batches, 8, group_size=group_size
+        strategies.model_parallel, network, Recipe(), batches, 8, group_size=group_size
     )
     whole = sum(value.nbytes for value in network.params.values())
     num_bytes = [
@@ -269,7 +266,7 @@ def test_every_all_reduce_equals_the_oracle(algorithm):
     network = networks.plain_network()
     batches = networks.random_batches(NUM_STEPS, 13)
     replicas = create_trainer(
-        Replicated,
+        strategies.replicated,
         network,
         Recipe(),
         batches,
@@ -300,10 +297,10 @@ def test_two_runs_are_bit_equal_and_so_are_other_cuts_into_calls(cls):
 
 # Towers of another number are another strategy here.
 KINDS = {
-    "towers 3": (Towers, 3, {}),
-    "towers 1": (Towers, 1, {}),
-    "replicated 2": (Replicated, 2, {"all_reduce": "tree"}),
-    "model_parallel 2x2": (ModelParallel, 4, {"group_size": 2}),
+    "towers 3": (strategies.towers, 3, {}),
+    "towers 1": (strategies.towers, 1, {}),
+    "replicated 2": (strategies.replicated, 2, {"all_reduce": "tree"}),
+    "model_parallel 2x2": (strategies.model_parallel, 4, {"group_size": 2}),
     # Several of them update in an order of their own.
     "async_towers 1": (AsynchronousTrainer, 1, {}),
 }
@@ -352,7 +349,7 @@ def test_a_bad_tower_stops_before_the_update(cls, bad_tower):
 def test_request_stop_ends_after_the_step_in_hand():
     network = networks.plain_network()
     batches = networks.random_batches(3, 8)
-    towers = create_trainer(Towers, network, Recipe(), batches, 2)
+    towers = create_trainer(strategies.towers, network, Recipe(), batches, 2)
     assert towers.progress() == (0, "tracing the step")
     towers.request_stop()
     assert towers.train(3) == {}
@@ -375,7 +372,7 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
             return tf.identity(tensor)
 
     network, batches = networks.plain_network(), networks.random_batches(4, 8)
-    towers = create_trainer(Towers, network, Recipe(), batches, 2)
+    towers = create_trainer(strategies.towers, network, Recipe(), batches, 2)
     stream, loss_fn = towers._stream, towers.network._loss_fn
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # drawn when wanted
@@ -398,7 +395,9 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
 def test_towers_without_averages_keep_none():
     network = networks.plain_network()
     batches = networks.random_batches(3, 8)
-    towers = create_trainer(Towers, network, Recipe(ema_decay=0.0), batches, 2)
+    towers = create_trainer(
+        strategies.towers, network, Recipe(ema_decay=0.0), batches, 2
+    )
     towers.train(3)
     assert not [name for name in towers.state() if name.startswith("averages/")]
     with pytest.raises(ValueError, match="ema_decay"):
@@ -409,7 +408,7 @@ def test_a_replica_that_differs_is_named():
     """reliability.md, row 27."""
     network = networks.plain_network()
     batches = networks.random_batches(2, 8)
-    replicas = create_trainer(Replicated, network, Recipe(), batches, 3)
+    replicas = create_trainer(strategies.replicated, network, Recipe(), batches, 3)
     replicas.train(1)
     replicas.state()
     slot = replicas.strategy.variables[2].slots[0]["velocity"]
@@ -424,12 +423,12 @@ def test_a_replica_that_differs_is_named():
 @pytest.mark.parametrize(
     "cls,num_devices,options",
     [
-        slow(Towers, 1, {}),
-        (Towers, 3, {}),
-        slow(Towers, 8, {}),
-        (Replicated, 3, {}),
-        slow(Replicated, 8, {}),
-        (ModelParallel, 4, {"group_size": 2}),
+        slow(strategies.towers, 1, {}),
+        (strategies.towers, 3, {}),
+        slow(strategies.towers, 8, {}),
+        (strategies.replicated, 3, {}),
+        slow(strategies.replicated, 8, {}),
+        (strategies.model_parallel, 4, {"group_size": 2}),
     ],
 )
 def test_evaluation_counts_every_weighted_image_once(cls, num_devices, options):
@@ -457,7 +456,7 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     network = networks.residual_network()
     batches = networks.random_batches(2, 12)
     towers = create_trainer(
-        Towers, network, Recipe(), batches, 3, parameter_device="/CPU:7"
+        strategies.towers, network, Recipe(), batches, 3, parameter_device="/CPU:7"
     )
 
     # The step as the loop calls it.
@@ -485,7 +484,11 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
 
 @pytest.mark.parametrize(
     "cls,options",
-    [(Towers, {}), slow(Replicated, {}), slow(ModelParallel, {"group_size": 2})],
+    [
+        (strategies.towers, {}),
+        slow(strategies.replicated, {}),
+        slow(strategies.model_parallel, {"group_size": 2}),
+    ],
 )
 def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
     cls, options, monkeypatch
@@ -495,7 +498,7 @@ def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
     states = []
     for inline in (False, True):
         if inline:
-            have_steps_inlined(monkeypatch)
+            have_steps_of_gpus(monkeypatch)
         strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
         of_loop = collections.Counter(
             node.op

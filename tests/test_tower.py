@@ -6,10 +6,10 @@ import numpy as np
 import oracle
 import pytest
 import tensorflow as tf
-from towers.parallel.variables import Fetched
 
 from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
+from towers.parallel.copies import Fetched
 from towers.parallel.step import accumulate
 from towers.parallel.tower import (
     checked_gradients,

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from recipes import Recipe, create_trainer
-from towers.parallel.towers import Towers
 
 from benchmarks.graphs.graphs import needed_operations
 from towers.optim.phases import Phase
-from towers.parallel import network
+from towers.parallel import network, strategies
 from towers.parallel.traced import TracedOnce
 
 
@@ -147,7 +146,7 @@ def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_trac
         frozen = frozenset({"conv1/kernel"})
         options = {"phases": [Phase(1, plain.model), Phase(9, plain.model, frozen)]}
     batches = networks.random_batches(2, 10 * options.get("accumulate_steps", 1))
-    trainer = create_trainer(Towers, plain, Recipe(), batches, 4, **options)
+    trainer = create_trainer(strategies.towers, plain, Recipe(), batches, 4, **options)
     for _ in range(2):
         trainer.train(1)
     assert len(calls) == num_traces

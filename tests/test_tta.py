@@ -10,15 +10,13 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
 from towers.parallel.eval_step import least_confident
-from towers.parallel.gradients import shares
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.replicated import Replicated
-from towers.parallel.towers import Towers
 
 from towers.config.choices import TTA
 from towers.data.tta import create_tta
 from towers.models import initialize, keras_settings
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.reduce import shares
 
 
 def moved(images, rows, columns):
@@ -63,11 +61,11 @@ def linear_network():
 
 
 PLACES = [
-    (Towers, 3, {}),
-    (Replicated, 2, {}),
+    (strategies.towers, 3, {}),
+    (strategies.replicated, 2, {}),
     (AsynchronousTrainer, 2, {}),
-    (Towers, 7, {}),  # more than images of which it is unsure
-    (ModelParallel, 4, {"group_size": 2}),
+    (strategies.towers, 7, {}),  # more than images of which it is unsure
+    (strategies.model_parallel, 4, {"group_size": 2}),
 ]
 
 

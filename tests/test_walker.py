@@ -7,10 +7,6 @@ import tensorflow as tf
 from keras import layers
 from marks import slow
 from recipes import Recipe, create_trainer
-from towers.parallel.gradients import shares
-from towers.parallel.model_parallel import ModelParallel
-from towers.parallel.towers import Towers
-from towers.parallel.variables import Fetched
 
 from benchmarks.proofs import partition_graphs
 from towers.errors import ConfigError
@@ -22,6 +18,9 @@ from towers.models.layers import (
 )
 from towers.optim import losses
 from towers.optim.phases import phases_of
+from towers.parallel import strategies
+from towers.parallel.copies import Fetched
+from towers.parallel.reduce import shares
 from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.sharding.network import ShardedNetwork
@@ -209,7 +208,10 @@ def test_padded_channels_move_no_more_than_they_must(
 
 @pytest.mark.parametrize(
     "cls,options",
-    [(ModelParallel, {"group_size": 2}), (Towers, {"sync_batch_norm": True})],
+    [
+        (strategies.model_parallel, {"group_size": 2}),
+        (strategies.towers, {"sync_batch_norm": True}),
+    ],
 )
 def test_layers_compute_in_their_own_precision(cls, options):
     """With bfloat16 as well, where parameters and images are float32."""
@@ -259,7 +261,12 @@ def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(2, 12)
     groups = create_trainer(
-        ModelParallel, network, Recipe(), batches, group_size, group_size=group_size
+        strategies.model_parallel,
+        network,
+        Recipe(),
+        batches,
+        group_size,
+        group_size=group_size,
     )
     groups.trace()
     assert groups.transferred_bytes > 0
@@ -279,7 +286,9 @@ def test_columns_that_match_the_split_need_no_transfer():
     )
     network = networks.Network(model, [], {})
     batches = networks.random_batches(2, 10)
-    groups = create_trainer(ModelParallel, network, Recipe(), batches, 2, group_size=2)
+    groups = create_trainer(
+        strategies.model_parallel, network, Recipe(), batches, 2, group_size=2
+    )
     groups.trace()
     features, floats = 10 * 8, 4
     logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)

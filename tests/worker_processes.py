@@ -205,12 +205,10 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
-    from towers.parallel.gradients import shares
-    from towers.parallel.multi_worker import MultiWorker
-
     from towers.data.part import Part
-    from towers.parallel import devices
+    from towers.parallel import devices, strategies
     from towers.parallel.connect import connect
+    from towers.parallel.reduce import shares
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     devices.configure("cpu", num_devices)
@@ -218,7 +216,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
     assert_started(workers, signals)
-    strategy = functools.partial(MultiWorker, workers=workers)
+    strategy = functools.partial(strategies.multi_worker, workers=workers)
     trained = None
     for number, line in enumerate(sys.stdin):
         job = Job(**json.loads(line))
