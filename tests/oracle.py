@@ -10,7 +10,7 @@ averages and model state with it. One step is, in this order:
  2. the gradient of the weight decay is added, once;
  3. clipping by the global norm of all that;
  4. the optimizer's update at the rate of the images seen before the step;
- 5. the moving averages of the parameters.
+ 5. the moving averages of the parameters and of the model state.
 
     network = [
         layer("conv", "conv1", stride=2),
@@ -501,16 +501,16 @@ def staircase(
 
 
 def move_averages(
-    averages: Arrays, params: Arrays, ema_decay: float, step: int
+    averages: Arrays, values: Arrays, ema_decay: float, step: int
 ) -> dict[str, np.ndarray]:
-    """decay * average + (1 - decay) * parameter, the parameters being the new ones.
+    """decay * average + (1 - decay) * value, of the new parameters and model state.
 
     The decay is the tutorial's ramp min(ema_decay, (1 + step) / (10 + step)), where
     `step` is 0 for the first update.
     """
     decay = min(ema_decay, (1.0 + step) / (10.0 + step))
     return {
-        name: decay * averages[name] + (1.0 - decay) * params[name] for name in params
+        name: decay * averages[name] + (1.0 - decay) * values[name] for name in averages
     }
 
 
@@ -572,8 +572,8 @@ def train(
         }
         for slot in rule.slot_names
     }
-    averages = averages or params
-    averages = {name: _float64(averages[name]) for name in params if ema_decay}
+    averages = averages or params | state
+    averages = {k: _float64(v) for k, v in averages.items() if ema_decay}
     reports: list[StepReport] = []
     batch_size = None
     for step, batch in enumerate(batches, start=first_step):
@@ -618,7 +618,7 @@ def train(
         params, slots = rule.update(params, gradients, slots, rate, **hyperparameters)
         state = found.state
         if ema_decay:
-            averages = move_averages(averages, params, ema_decay, step)
+            averages = move_averages(averages, params | state, ema_decay, step)
     return OracleResult(params, state, slots, averages, reports)
 
 

@@ -154,7 +154,6 @@ def assert_equal_to_oracle(
     wanted = {f"params/{k}": v for k, v in expected.params.items()}
     wanted |= {f"state/{k}": v for k, v in expected.state.items()}
     wanted |= {f"averages/{k}": v for k, v in expected.averages.items()}
-    wanted |= {f"averages/{k}": v for k, v in expected.state_averages.items()}
     for slot, values in expected.slots.items():
         wanted |= {f"slots/{k}/{slot}": v for k, v in values.items()}
     assert_close(state, wanted | {"step": state["step"]}, tolerance)

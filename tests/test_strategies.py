@@ -25,12 +25,15 @@ from recipes import (
 )
 
 from benchmarks.proofs import partition_graphs
+from towers.data.part import shares
 from towers.errors import NumericError
-from towers.parallel import replicated, strategies
+from towers.optim import losses
+from towers.optim.update import Update
+from towers.optim.vector import Layout
+from towers.parallel import step as step_module
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.parallel.feed import HostStream
 from towers.parallel.sharding import slices
-from towers.parallel.step import Step
 from towers.run import checkpoints
 
 NUM_STEPS = 10
@@ -253,8 +256,8 @@ def test_each_device_of_a_group_owns_its_share_of_the_parameters(name, group_siz
     )
     whole = sum(value.nbytes for value in network.params.values())
     num_bytes = [
-        sum(param.numpy().nbytes for param in variables.params)
-        for variables in groups.strategy.variables[:group_size]
+        sum(v.nbytes for k, v in copy.numpy().items() if k.startswith("params/"))
+        for copy in groups.strategy.shards
     ]
     assert sum(num_bytes) == whole
     assert max(num_bytes) < 1.5 * whole / group_size
@@ -272,7 +275,6 @@ def test_every_all_reduce_equals_the_oracle(algorithm):
         batches,
         3,
         all_reduce=algorithm,
-        all_reduce_pack_mb=0.001,
     )
     replicas.train(NUM_STEPS)
     assert_equal_to_oracle(replicas.state(), Recipe().oracle(network, batches))
@@ -372,23 +374,28 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
             return tf.identity(tensor)
 
     network, batches = networks.plain_network(), networks.random_batches(4, 8)
-    towers = create_trainer(strategies.towers, network, Recipe(), batches, 2)
-    stream, loss_fn = towers._stream, towers.network._loss_fn
+    recipe = Recipe()
+    towers = create_trainer(
+        strategies.towers,
+        network,
+        recipe,
+        batches,
+        1,
+        loss_fn=lambda x, labels: recipe.loss_fn(x, passing(1.0, labels)),
+    )
+    [stream] = towers._feed._streams
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # drawn when wanted
-    towers.loop.feed = HostStream(
+    towers._feed._streams = [
         lambda first_step: (
             stream(first_step)
             .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
             .with_options(options)
         )
-    )
-    towers.network._loss_fn = lambda logits, labels: loss_fn(
-        logits, passing(1.0, labels)
-    )
+    ]
     monkeypatch.setattr(tf, "timestamp", clock)
     assert towers.train(3)["input_wait_secs"] == 9.0
-    assert now == [15.0]
+    assert now == [12.0]
     assert towers.train(1)["input_wait_secs"] == 3.0
 
 
@@ -401,7 +408,7 @@ def test_towers_without_averages_keep_none():
     towers.train(3)
     assert not [name for name in towers.state() if name.startswith("averages/")]
     with pytest.raises(ValueError, match="ema_decay"):
-        towers.evaluate([], use_averages=True)
+        towers.evaluate(None, 0, kinds=(True,))
 
 
 def test_a_replica_that_differs_is_named():
@@ -411,8 +418,8 @@ def test_a_replica_that_differs_is_named():
     replicas = create_trainer(strategies.replicated, network, Recipe(), batches, 3)
     replicas.train(1)
     replicas.state()
-    slot = replicas.strategy.variables[2].slots[0]["velocity"]
-    slot.assign_add(tf.ones_like(slot) * 1e-6)
+    [velocity] = replicas.strategy.copies[2].slots["velocity"]
+    velocity.assign_add(tf.ones_like(velocity) * 1e-6)
     with pytest.raises(NumericError, match=r"slots/conv1/kernel/velocity of tower 2"):
         replicas.state()
 
@@ -439,7 +446,10 @@ def test_evaluation_counts_every_weighted_image_once(cls, num_devices, options):
     batches[-1]["weights"][5:] = 0
     strategy = create_trainer(cls, network, Recipe(), batches, num_devices, **options)
 
-    counts = strategy.evaluate(networks.stream_of(batches)(0))
+    num_towers = num_devices // options.get("group_size", 1)
+    devices = strategy.devices[:: options.get("group_size", 1)]
+    feed = networks.feed_of(batches, shares(13, num_towers), devices)
+    counts = strategy.evaluate(feed, len(batches))[False]
 
     images = np.concatenate([b["images"] for b in batches])[: 13 + 13 + 5]
     labels = np.concatenate([b["labels"] for b in batches])[: 13 + 13 + 5]
@@ -460,8 +470,8 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     )
 
     # The step as the loop calls it.
-    batch = {name: tf.constant(value) for name, value in batches[0].items()}
-    graphs = partition_graphs(lambda: towers.loop.step_call(0, batch))
+    step_call, zeros = towers.loop._step_call, towers._step.zero_metrics()
+    graphs = partition_graphs(lambda: step_call(0, towers._feed.batches_of(0), zeros))
 
     ops = collections.defaultdict(collections.Counter)
     for graph in graphs:
@@ -476,10 +486,9 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
         assert ops[tower]["BackpropFilter"] == 2, ops
         assert ops[tower]["BackpropInput"] == 1, ops  # none for the images
     assert not set(ops) - set("0127"), ops
-    # Beside the parameters' device only the step changes, on the host.
-    num_variables = len(towers.state()) - 1
-    assert ops["7"]["AssignVariable"] == num_variables
-    assert ops["1"]["AssignVariable"] == ops["2"]["AssignVariable"] == 0
+    # Parameters, velocity, state, the averages of both, and whether it is to go on.
+    assert ops["7"]["AssignVariable"] == 6
+    assert not any(ops[tower]["AssignVariable"] for tower in "012")
 
 
 @pytest.mark.parametrize(
@@ -496,8 +505,8 @@ def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
     """In a loop what rewrites operations for oneDNN finds them in no certain order."""
     network, batches = networks.residual_network(), networks.random_batches(2, 12)
     states = []
-    for inline in (False, True):
-        if inline:
+    for of_gpus in (False, True):
+        if of_gpus:
             have_steps_of_gpus(monkeypatch)
         strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
         of_loop = collections.Counter(
@@ -506,8 +515,8 @@ def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
             for node in graph.node
         )
         assert of_loop["NextIteration"]
-        assert any("Conv2DBackpropFilter" in op for op in of_loop) == inline
-        assert bool(of_loop["StatefulPartitionedCall"]) != inline
+        assert any("Conv2DBackpropFilter" in op for op in of_loop) == of_gpus
+        assert bool(of_loop["StatefulPartitionedCall"]) != of_gpus
         states.append(strategy.state())
     assert_close(*states, 1e-6)
 
@@ -516,40 +525,14 @@ def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
 # seam between the strategy, the network and the step of a trainer.
 
 
-def summed_gradients(trainer, patch):
-    """The towers' gradients are added up."""
-    trainer.strategy._weights = [1.0] * len(trainer.strategy.sizes)
-
-
-def equal_weights(trainer, patch):
-    """The mean over the towers, although the batch is uneven."""
-    count = len(trainer.strategy.sizes)
-    trainer.strategy._weights = [1 / count] * count
-
-
-def late_rate(trainer, patch):
-    """The schedule counts the steps of one tower, as the tutorial does."""
-    update_fn, count = trainer.strategy._update_fn, len(trainer.strategy.sizes)
-    rate_fn = update_fn.learning_rate_fn
-    trainer.strategy._update_fn = dataclasses.replace(
-        update_fn, learning_rate_fn=lambda step: rate_fn(step // count)
-    )
-
-
-def decay_per_tower(trainer, patch):
-    """The weight decay is added once per tower."""
-    add_weight_decay = Step._add_weight_decay
-
-    def add_often(self, phase, mean):
-        for _ in self.strategy.sizes:
-            decay, mean = add_weight_decay(self, phase, mean)
-        return decay, mean
-
-    patch.setattr(Step, "_add_weight_decay", add_often)
+def change_step(trainer, **changes):
+    """Gives the step of a trainer other parts."""
+    for name, value in changes.items():
+        object.__setattr__(trainer._step, name, value)
 
 
 def change_gradients(trainer, change):
-    """Changes the gradients of each tower, [device][parameter]."""
+    """Changes the gradients of each tower, [device][vector]."""
     compute, size = trainer.network.gradients, trainer.strategy.num_shards
 
     def gradients(*args, **kwargs):
@@ -566,15 +549,29 @@ def change_gradients(trainer, change):
     trainer.network.gradients = gradients
 
 
+def scale_gradients(trainer, factors):
+    """Multiplies those of each tower by a factor."""
+    change_gradients(
+        trainer,
+        lambda tower, parts: [[factors[tower] * g for g in part] for part in parts],
+    )
+
+
+def summed_gradients(trainer, patch):
+    """The towers' gradients are added up."""
+    sizes = trainer.strategy.sizes
+    scale_gradients(trainer, [sum(sizes) / size for size in sizes])
+
+
+def equal_weights(trainer, patch):
+    """The mean over the towers, although the batch is uneven."""
+    sizes = trainer.strategy.sizes
+    scale_gradients(trainer, [sum(sizes) / size / len(sizes) for size in sizes])
+
+
 def skipped_tower(trainer, patch):
     """The last tower's gradients never arrive."""
-
-    def change(tower, gradients):
-        if tower < len(trainer.strategy.sizes) - 1:
-            return gradients
-        return [[tf.zeros_like(g) for g in part] for part in gradients]
-
-    change_gradients(trainer, change)
+    scale_gradients(trainer, [1.0] * (len(trainer.strategy.sizes) - 1) + [0.0])
 
 
 def clipped_before_the_mean(trainer, patch):
@@ -582,32 +579,74 @@ def clipped_before_the_mean(trainer, patch):
 
     def change(tower, gradients):
         norm = tf.linalg.global_norm([g for part in gradients for g in part])
-        clip_norm = trainer.strategy._update_fn.clip_norm
+        clip_norm = trainer.task.update_fn.clip_norm
         return [tf.clip_by_global_norm(part, clip_norm, norm)[0] for part in gradients]
 
     change_gradients(trainer, change)
 
 
-def short_all_reduce(trainer, patch):
-    """The last device is left out of the sums."""
-    all_reduce = replicated.all_reduce
+def late_rate(trainer, patch):
+    """The schedule counts the steps of one tower, as the tutorial does."""
+    update_fn, count = trainer.task.update_fn, len(trainer.strategy.sizes)
+    rate_fn = update_fn.learning_rate_fn
+    late = dataclasses.replace(
+        update_fn, learning_rate_fn=lambda step: rate_fn(step // count)
+    )
+    change_step(trainer, update_fn=late)
 
-    def reduce_others(tensors, devices, **options):
-        last = [tf.zeros_like(tensor) for tensor in tensors[-1]]
-        return all_reduce([*tensors[:-1], last], devices, **options)
 
-    patch.setattr(replicated, "all_reduce", reduce_others)
+def decay_per_tower(trainer, patch):
+    """The weight decay is added once per tower."""
+
+    class DecayOften(losses.WeightDecay):
+        def __call__(self, params, gradients):
+            for _ in trainer.strategy.sizes:
+                decay, gradients = super().__call__(params, gradients)
+            return decay, gradients
+
+    patch.setattr(step_module, "WeightDecay", DecayOften)
 
 
 def norm_of_a_shard(trainer, patch):
     """Every device clips by the norm of its shard."""
-    update_fn = trainer.strategy._update_fn
 
-    def update(step, norm, params, slots, averages, gradients, *others):
-        norm = tf.linalg.global_norm(gradients)
-        return update_fn(step, norm, params, slots, averages, gradients, *others)
+    class OwnNorm(Update):
+        def __call__(self, layout, count, params, slots, gradients, norm, squares):
+            norm = tf.linalg.global_norm(gradients)
+            return super().__call__(layout, count, params, slots, gradients, norm)
 
-    trainer.strategy._update_fn = update
+    update_fn = trainer.task.update_fn
+    change_step(trainer, update_fn=OwnNorm(**vars(update_fn)))
+
+
+# Of the vectors.
+
+
+def view_off_by_a_row(trainer, patch):
+    """The parameters are read one row too low."""
+    views = Layout.views
+    patch.setattr(
+        Layout, "views", lambda self, xs: views(self, [tf.roll(x, 1, 0) for x in xs])
+    )
+
+
+def columns_of_other_parameters(trainer, patch):
+    """The coefficients of the weight decay are those of the parameters in reverse."""
+    columns = Layout.columns
+    patch.setattr(
+        Layout, "columns", lambda self, values: columns(self, list(values)[::-1])
+    )
+
+
+def vector_left_out(trainer, patch):
+    """The last vector is not averaged: it gets the first tower's gradient alone."""
+
+    class Others(losses.WeightDecay):
+        def __call__(self, params, gradients):
+            decay, gradients = super().__call__(params, gradients)
+            return decay, [*gradients[:-1], tf.zeros_like(gradients[-1])]
+
+    patch.setattr(step_module, "WeightDecay", Others)
 
 
 FAULTS = [
@@ -618,7 +657,6 @@ FAULTS = [
     (equal_weights, "replicated"),
     slow(skipped_tower, "towers"),
     slow(skipped_tower, "model_parallel"),
-    (short_all_reduce, "replicated"),
     slow(clipped_before_the_mean, "towers"),
     (clipped_before_the_mean, "replicated"),
     slow(clipped_before_the_mean, "model_parallel"),
@@ -627,6 +665,9 @@ FAULTS = [
     slow(decay_per_tower, "replicated"),
     slow(decay_per_tower, "model_parallel"),
     (late_rate, "towers"),
+    (view_off_by_a_row, "towers"),
+    (columns_of_other_parameters, "towers"),
+    (vector_left_out, "replicated"),
 ]
 
 
