@@ -13,6 +13,7 @@ from oracle import layer
 from towers.data.streams import without_tuning
 from towers.models import create_model, initialize, keras_settings, noise_shapes
 from towers.models.layers import Dropout, LocalResponseNormalization
+from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.feed import Streams
 
 IMAGE_SHAPE = (8, 8, 3)
@@ -190,6 +191,16 @@ def model_of(*stack: layers.Layer, shape=(8, 8, 4)) -> keras.Model:
         for layer in stack:
             x = layer(x)
         return keras.Model(images, x)
+
+
+def values_of(
+    params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]
+) -> tuple[NetworkLayout, Values]:
+    """Vectors of named arrays."""
+    parts = [{k: tf.constant(v) for k, v in part.items()} for part in (params, state)]
+    layout = NetworkLayout(Initial(*parts))
+    vectors = layout.params.pack(list(parts[0].values()))
+    return layout, Values(vectors, *layout.pack_state(list(parts[1].values())))
 
 
 def feed_of(batches: list[dict], sizes: list[int], devices: list[str]) -> Streams:

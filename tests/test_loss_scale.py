@@ -13,7 +13,8 @@ from recipes import Recipe, create_trainer
 from towers.config import Config
 from towers.errors import ConfigError, NumericError
 from towers.evaluation import evaluate
-from towers.parallel import loss_scale, strategies
+from towers.optim.phases import phases_of
+from towers.parallel import finite, strategies
 from towers.parallel.tower import tower_gradients
 from towers.training import train
 
@@ -58,7 +59,7 @@ def test_a_power_of_two_changes_no_bit_in_float32(cls, options, no_rewriting):
         strategy.train(4)
         states.append(strategy.state())
     assert of_scale(states[0]) == {
-        "loss_scale/scale": loss_scale.INITIAL,
+        "loss_scale/scale": finite.INITIAL_SCALE,
         "loss_scale/good_steps": 4,
     }
     assert not of_scale(states[1])
@@ -72,21 +73,19 @@ def test_an_infinity_in_one_tower_passes_the_step_over_for_all(cls, options):
     batches = networks.random_batches(4, 16)
     batches[2]["images"][15, 1, 1, 0] = np.inf
     strategy = create(cls, network, batches, **options)
-    assert strategy.train(2)["loss_scale"] == loss_scale.INITIAL
+    assert strategy.train(2)["loss_scale"] == finite.INITIAL_SCALE
     before = strategy.state()
     metrics = strategy.train(1)
     after = strategy.state()
     assert (metrics["step"], after["step"]) == (3, 3)
     assert of_scale(after) == {
-        "loss_scale/scale": loss_scale.INITIAL / 2,
+        "loss_scale/scale": finite.INITIAL_SCALE / 2,
         "loss_scale/good_steps": 0,
     }
     for name in before:
         if name != "step" and not name.startswith("loss_scale/"):
             np.testing.assert_array_equal(after[name], before[name], err_msg=name)
-    if isinstance(strategy, strategies.replicated):
-        strategy.check_copies()
-    assert strategy.train(1)["loss_scale"] == loss_scale.INITIAL / 2
+    assert strategy.train(1)["loss_scale"] == finite.INITIAL_SCALE / 2
     moved = strategy.state()
     assert np.any(moved["params/logits/kernel"] != before["params/logits/kernel"])
 
@@ -107,17 +106,17 @@ def test_one_step_equals_two_calls_and_a_continued_state():
 
 
 def test_the_scale_grows_after_many_good_steps(monkeypatch):
-    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 2)
-    monkeypatch.setattr(loss_scale, "LARGEST", 2 * loss_scale.INITIAL)
+    monkeypatch.setattr(finite, "GROWTH_STEPS", 2)
+    monkeypatch.setattr(finite, "LARGEST_SCALE", 2 * finite.INITIAL_SCALE)
     network = networks.plain_network()
     batches = networks.random_batches(6, 8)
     towers = create(strategies.towers, network, batches, 2)
-    scales = [towers.train(1)["loss_scale"] / loss_scale.INITIAL for _ in range(6)]
+    scales = [towers.train(1)["loss_scale"] / finite.INITIAL_SCALE for _ in range(6)]
     assert scales == [1, 1, 2, 2, 2, 2]
 
 
 def test_where_no_scale_helps_the_run_ends(monkeypatch):
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0)
+    monkeypatch.setattr(finite, "INITIAL_SCALE", 2.0)
     network = networks.plain_network()
     batches = networks.random_batches(4, 8)
     for batch in batches[1:]:
@@ -140,12 +139,11 @@ def test_gradients_that_would_vanish_are_there():
         return 1e-8 * Recipe().loss_fn(logits, labels)
 
     def gradient_of(network, *scale):
-        values = [
-            [tf.constant(v) for v in values.values()]
-            for values in (network.params, network.state)
-        ]
-        found = tower_gradients(network.model, loss_fn, *values, batch, *scale)
-        return 1e8 * found.gradients[list(network.params).index("conv1/kernel")].numpy()
+        layout, values = networks.values_of(network.params, network.state)
+        [phase] = phases_of((), network.model)
+        found = tower_gradients(phase, loss_fn, layout, values, batch, *scale)
+        vectors = [vector.numpy() for vector in found.gradients]
+        return 1e8 * layout.params.read(vectors)["conv1/kernel"]
 
     expected = gradient_of(exact)
     scaled = gradient_of(network, tf.constant(2.0**24))
@@ -165,7 +163,7 @@ def test_a_run_in_float16_logs_its_scale_and_another_strategy_continues(
     ).state
     assert of_scale(state)["loss_scale/good_steps"] == state["step"] == 10
     scales = [record["loss_scale"] for record in small_runs.records(tmp_path)]
-    assert scales == 6 * [loss_scale.INITIAL]
+    assert scales == 6 * [finite.INITIAL_SCALE]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +176,7 @@ def test_a_run_may_be_allowed_another_precision(before, after, tmp_path, monkeyp
     second = dataclasses.replace(first, precision=after, max_steps=3)
     state = train(tmp_path, second, allow_change=["precision"]).state
     assert state["step"] == 3
-    fresh = {"loss_scale/scale": loss_scale.INITIAL, "loss_scale/good_steps": 2}
+    fresh = {"loss_scale/scale": finite.INITIAL_SCALE, "loss_scale/good_steps": 2}
     assert of_scale(state) == (fresh if after == "float16" else {})
     assert evaluate(tmp_path, second, step=1)["step"] == 1
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import small_runs
 from marks import slow
-from recipes import Recipe, create_trainer
+from recipes import Recipe, create_trainer, have_steps_of_gpus
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.errors import NumericError
 from towers.evaluation import evaluate
-from towers.parallel import loss_scale, strategies
+from towers.parallel import finite, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
 
@@ -118,8 +118,33 @@ def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
         small_runs.assert_equal_states(trainer.state(), expected)
 
 
+@pytest.mark.parametrize("cls,num_devices,options", KINDS[:3])
+def test_the_host_need_not_wait_to_end_at_the_step_before(
+    cls, num_devices, options, monkeypatch
+):
+    """As on GPUs, where it learns of a bad step only when the call ends: the steps
+    after that one change nothing, and a mended batch is then trained on."""
+    network, batches = networks.residual_network(), batches_with("ggbgg")
+    have_steps_of_gpus(monkeypatch)
+    trainer = create(
+        cls, network, batches, num_devices, skip_not_finite=False, **options
+    )
+    with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
+        trainer.train(5)
+    assert trainer.progress() == (2, "idle")
+    good = create(cls, network, batches, num_devices, skip_not_finite=False, **options)
+    assert good.train(2)["step"] == 2
+    small_runs.assert_equal_states(trainer.state(), good.state())
+    trainer._feed = trainer.loop.feed = networks.feed_of(
+        batches_with("ggggg"),
+        trainer.strategy.sizes,
+        trainer.devices[:: trainer.strategy.num_shards],
+    )
+    assert trainer.train(3)["step"] == 5
+
+
 def test_float16_first_lowers_its_scale_which_is_not_counted(monkeypatch):
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0)
+    monkeypatch.setattr(finite, "INITIAL_SCALE", 2.0)
     network = networks.residual_network("mixed_float16")
     trainer = create(
         strategies.towers, network, batches_with("gbbg"), 2, scale_loss=True

@@ -16,7 +16,8 @@ from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
 from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import UpdateContext, create_optimizer, orthogonalized
-from towers.optim.update import Update, clip_by_global_norm, moving_average
+from towers.optim.update import Update, clip_by_global_norm, moving_averages
+from towers.optim.vector import Layout
 from towers.parallel import strategies
 from towers.parallel.copies import Initial
 
@@ -92,10 +93,6 @@ def named(arrays):
     return dict(zip(SHAPES, arrays, strict=True))
 
 
-def zero_slots(optimizer, params):
-    return [{name: tf.zeros_like(p) for name in optimizer.slots} for p in params]
-
-
 def global_norm(arrays):
     return np.sqrt(sum(np.sum(np.square(a)) for a in arrays))
 
@@ -106,17 +103,34 @@ def create_update(case, rate_fn, **kwargs):
 
 
 def run(update, dtype=tf.float64, num_steps=NUM_STEPS):
-    """Params, slots and averages after some steps with random gradients."""
-    params = [tf.constant(p, dtype) for p in random_arrays(0)]
-    slots = zero_slots(update.optimizer, params)
+    """Params, slots and averages after some steps with random gradients, by name."""
+    first = [tf.constant(p, dtype) for p in random_arrays(0)]
+    layout = Layout(named(first))
+    params = layout.pack(first)
+    slots = {s: [tf.zeros_like(p) for p in params] for s in update.optimizer.slots}
     averages = list(params) if update.ema_decay else []
     for step in range(num_steps):
-        gradients = [tf.constant(g, dtype) for g in random_arrays(100 + step)]
-        norm = tf.linalg.global_norm(gradients)
-        params, slots, averages = update(
-            tf.constant(step, tf.int64), norm, params, slots, averages, gradients
+        gradients = layout.pack(
+            [tf.constant(g, dtype) for g in random_arrays(100 + step)]
         )
-    return params, slots, averages
+        step = tf.constant(step, tf.int64)
+        params, slots = update(
+            layout,
+            step,
+            params,
+            slots,
+            gradients,
+            tf.linalg.global_norm(gradients),
+            update.squares(layout, params, gradients),
+        )
+        if averages:
+            averages = moving_averages(averages, params, step, update.ema_decay)
+    assert {x.dtype for x in [*params, *averages, *sum(slots.values(), [])]} == {dtype}
+
+    def read(vectors):
+        return layout.read([x.numpy() for x in vectors]) if vectors else {}
+
+    return read(params), {k: read(v) for k, v in slots.items()}, read(averages)
 
 
 def run_oracle(case, clip_norm=0.0, ema_decay=0.0):
@@ -132,9 +146,10 @@ def run_oracle(case, clip_norm=0.0, ema_decay=0.0):
     return params, slots, averages
 
 
-def assert_close(tensors, expected, **tolerance):
-    for tensor, (name, value) in zip(tensors, expected.items(), strict=True):
-        np.testing.assert_allclose(tensor, value, err_msg=name, **tolerance)
+def assert_close(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, err_msg=name, **tolerance)
 
 
 def constant_rate(step):
@@ -164,7 +179,7 @@ def test_at_a_constant_rate_the_params_are_those_of_keras(name):
         optimizer.apply(gradients, variables)
 
     params, _, _ = run(create_update(case, constant_rate), tf.float32)
-    for param, variable in zip(params, variables, strict=True):
+    for param, variable in zip(params.values(), variables, strict=True):
         np.testing.assert_allclose(param, variable.numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -173,12 +188,17 @@ def test_under_a_schedule_the_rate_stays_outside_the_slots(case):
     found, slots, averages = run(create_update(case, falling_rate))
     params, expected, _ = run_oracle(case)
     assert_close(found, params, rtol=1e-12, atol=1e-12)
-    assert averages == []
-    names = case.create().slots
-    assert all(set(slot) == set(names) for slot in slots)
-    for name in names:
-        of_slot = [slot[name] for slot in slots]
-        assert_close(of_slot, expected[name], rtol=1e-12, atol=1e-14)
+    assert averages == {}
+    assert set(slots) == set(case.create().slots)
+    for name, values in slots.items():
+        assert_close(values, expected[name], rtol=1e-12, atol=1e-14)
+
+
+def create_context(optimizer, rate, step, decay, param, gradient):
+    step = tf.constant(step, tf.int64)
+    norms = [tf.norm(param), tf.norm(gradient)]
+    constants = optimizer.constants and optimizer.constants(step)
+    return UpdateContext(rate, step, decay, param.shape.rank, *norms, constants)
 
 
 @pytest.mark.parametrize("name", [n for n in CASES if CASES[n].create().elementwise])
@@ -187,9 +207,8 @@ def test_elementwise_means_that_a_slice_can_be_updated_alone(name):
     rng = np.random.default_rng(0)
     param, gradient, slot = (tf.constant(rng.random(size=(6, 4))) for _ in range(3))
     slots = {name: slot for name in optimizer.slots}
-    norms = [tf.norm(param), tf.norm(gradient)] if optimizer.needs_norms else []
-    context = UpdateContext(
-        tf.constant(0.1, tf.float64), tf.constant(3, tf.int64), 0.2, *norms
+    context = create_context(
+        optimizer, tf.constant(0.1, tf.float64), 3, 0.2, param, gradient
     )
     whole, whole_slots = optimizer.update(param, slots, gradient, context)
     part, part_slots = optimizer.update(
@@ -203,19 +222,13 @@ def test_elementwise_means_that_a_slice_can_be_updated_alone(name):
 @each_case
 def test_only_who_takes_the_decay_reads_it(case):
     """Where the loss carries the weight decay, it must not be applied once more."""
-    update = case.create().update
+    optimizer = case.create()
     param, gradient = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.fill([2, 2], 3.0)
     slots = {name: gradient for name in case.create().slots}
-    norms = tf.norm(param), tf.norm(gradient)
-    moved = [
-        update(
-            param,
-            slots,
-            gradient,
-            UpdateContext(0.1, tf.constant(0, tf.int64), d, *norms),
-        )
-        for d in (0.0, 0.5)
-    ]
+    moved = []
+    for decay in (0.0, 0.5):
+        context = create_context(optimizer, 0.1, 0, decay, param, gradient)
+        moved.append(optimizer.update(param, slots, gradient, context))
     differs = np.any(moved[0][0] != moved[1][0])
     assert differs == case.create().takes_decay
 
@@ -255,15 +268,16 @@ def test_every_parameter_has_its_own_rate():
     fns.append(lambda step: tf.where(step < 2, constant_rate(step), 0.0))
     update = create_update(CASES["sgd"], constant_rate)
     own = dataclasses.replace(update, rate_fns=(fns[0], constant_rate, fns[1], fns[2]))
-    moved = [a - b for a, b in zip(run(update)[0], random_arrays(0), strict=True)]
-    found = [a - b for a, b in zip(run(own)[0], random_arrays(0), strict=True)]
-    np.testing.assert_allclose(found[0], moved[0] / 3, rtol=1e-12)
-    np.testing.assert_array_equal(found[1], moved[1])
-    gradients = [random_arrays(100 + step) for step in range(NUM_STEPS)]
-    fallen = -sum(0.5**step * g[2] for step, g in enumerate(gradients))
-    np.testing.assert_allclose(found[2], fallen, rtol=1e-12)
-    ended = -0.125 * (gradients[0][3] + gradients[1][3])
-    np.testing.assert_allclose(found[3], ended, rtol=1e-12)
+    before = named(random_arrays(0))
+    moved = {k: v - before[k] for k, v in run(update)[0].items()}
+    found = {k: v - before[k] for k, v in run(own)[0].items()}
+    np.testing.assert_allclose(found["kernel"], moved["kernel"] / 3, rtol=1e-12)
+    np.testing.assert_array_equal(found["bias"], moved["bias"])
+    gradients = [named(random_arrays(100 + step)) for step in range(NUM_STEPS)]
+    fallen = -sum(0.5**step * g["scalar"] for step, g in enumerate(gradients))
+    np.testing.assert_allclose(found["scalar"], fallen, rtol=1e-12)
+    ended = -0.125 * (gradients[0]["filters"] + gradients[1]["filters"])
+    np.testing.assert_allclose(found["filters"], ended, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -287,7 +301,7 @@ def test_options_are_called_ignored_where_they_change_no_step(name, option, valu
     for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):
         update = Update(create_optimizer(name, **hyper), constant_rate)
         params = run(update, num_steps=2)[0]
-        found.append(np.concatenate([np.ravel(param) for param in params]))
+        found.append(np.concatenate([np.ravel(x) for x in params.values()]))
     assert np.any(found[0] != found[1]) == (not is_ignored)
 
 
@@ -295,57 +309,32 @@ def test_options_are_called_ignored_where_they_change_no_step(name, option, valu
 
 
 def test_squares_of_shards_add_up_to_those_of_the_whole():
-    update = create_update(CASES["lars"], constant_rate, clip_norm=0.5)
-    params = [tf.constant(p) for p in random_arrays(0)[:2]]
-    gradients = [tf.constant(g) for g in random_arrays(1)[:2]]
-    update = dataclasses.replace(update, decays=update.decays[:2])
-    slots = [{"velocity": p} for p in params]
-    norm, step = tf.linalg.global_norm(gradients), tf.constant(0, tf.int64)
-    squares = update.squares(params, gradients)
-    assert squares.shape == [2, 2]
-    whole, whole_slots, _ = update(step, norm, params, slots, [], gradients)
+    update = create_update(CASES["lars"], constant_rate)
 
-    def shard(tensors, cut):
-        return [tensor[..., cut] for tensor in tensors]
+    def squares(cut):
+        arrays = [
+            {k: x[..., cut] for k, x in named(random_arrays(i)).items() if x.ndim}
+            for i in (0, 1)
+        ]
+        layout = Layout(arrays[0])
+        packed = [layout.pack([tf.constant(x) for x in a.values()]) for a in arrays]
+        return arrays, update.squares(layout, *packed)
 
-    cuts = [slice(0, 2), slice(2, 3)]
-    parts = [update.squares(shard(params, c), shard(gradients, c)) for c in cuts]
-    for cut in cuts:
-        found, found_slots, _ = update(
-            step,
-            norm,
-            shard(params, cut),
-            [{"velocity": p} for p in shard(params, cut)],
-            [],
-            shard(gradients, cut),
-            tf.add_n(parts),
-        )
-        for value, wanted in zip(found, shard(whole, cut), strict=True):
-            np.testing.assert_allclose(value, wanted, rtol=1e-14)
-        for value, wanted in zip(found_slots, whole_slots, strict=True):
-            wanted = wanted["velocity"][..., cut]
-            np.testing.assert_allclose(value["velocity"], wanted, rtol=1e-14)
-
-
-@each_case
-def test_squares_are_computed_only_where_they_are_needed(case):
-    params = [tf.constant(p) for p in random_arrays(0)]
-    squares = create_update(case, constant_rate).squares(params, params)
-    assert (squares is not None) == case.create().needs_norms
+    arrays, whole = squares(slice(None))
+    for row, of_kind in zip(whole, arrays, strict=True):
+        expected = [np.sum(np.square(x)) for x in of_kind.values()]
+        np.testing.assert_allclose(row, expected, rtol=1e-13)
+    parts = [squares(cut)[1] for cut in (slice(0, 2), slice(2, None))]
+    np.testing.assert_allclose(tf.add_n(parts), whole, rtol=1e-13)
 
 
 @pytest.mark.parametrize("param,gradient", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
 def test_lars_does_not_divide_by_a_norm_of_zero(param, gradient):
-    update = create_update(CASES["lars"], constant_rate)
-    update = dataclasses.replace(update, decays=(0.0,))
+    optimizer = CASES["lars"].create()
     param, gradient = tf.fill([2, 2], param), tf.fill([2, 2], gradient)
-    [moved], _, _ = update(
-        tf.constant(0, tf.int64),
-        tf.norm(gradient),
-        [param],
-        [{"velocity": tf.zeros([2, 2])}],
-        [],
-        [gradient],
+    context = create_context(optimizer, 0.125, 0, 0.0, param, gradient)
+    moved, _ = optimizer.update(
+        param, {"velocity": tf.zeros([2, 2])}, gradient, context
     )
     np.testing.assert_allclose(moved, param - 0.125 * gradient)
 
@@ -393,12 +382,8 @@ def test_averages_follow_the_tutorials_ramp(ema_decay):
         param = float(np.sin(step))
         decay = min(ema_decay, (1 + step) / (10 + step))
         average = decay * average + (1 - decay) * param
-        found = moving_average(
-            found,
-            tf.constant(param, tf.float64),
-            tf.constant(step, tf.int64),
-            ema_decay,
-        )
+        value, step = tf.constant(param, tf.float64), tf.constant(step, tf.int64)
+        [found] = moving_averages([found], [value], step, ema_decay)
         assert float(found) == pytest.approx(average, rel=1e-12)
 
 
@@ -412,17 +397,15 @@ def test_averages_equal_those_of_tensorflow():
         steps.assign(step)
         theirs.apply([variable])
         step = tf.constant(step, tf.int64)
-        ours = moving_average(ours, variable.value(), step, 0.7)
+        [ours] = moving_averages([ours], [variable.value()], step, 0.7)
         np.testing.assert_allclose(ours, theirs.average(variable), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("step", [2**24, 2**31, 2**40])
 def test_late_steps_use_the_decay_itself(step):
-    found = moving_average(
-        tf.constant(1.0, tf.float64),
-        tf.constant(0.0, tf.float64),
-        tf.constant(step, tf.int64),
-        0.9999,
+    values = [tf.constant(x, tf.float64) for x in (1.0, 0.0)]
+    [found] = moving_averages(
+        values[:1], values[1:], tf.constant(step, tf.int64), 0.9999
     )
     assert float(found) == pytest.approx(0.9999, abs=1e-15)
 
@@ -439,8 +422,7 @@ def test_an_update_clips_then_moves_then_averages(case):
     assert_close(params, expected[0], rtol=1e-12, atol=1e-12)
     assert_close(averages, expected[2], rtol=1e-12, atol=1e-12)
     for name in update.optimizer.slots:
-        of_slot = [slot[name] for slot in slots]
-        assert_close(of_slot, expected[1][name], rtol=1e-12, atol=1e-14)
+        assert_close(slots[name], expected[1][name], rtol=1e-12, atol=1e-14)
     unclipped = run_oracle(case, ema_decay=0.9)[0]
     assert np.any(np.abs(unclipped["kernel"] - expected[0]["kernel"]) > 1e-6)
 
@@ -448,10 +430,7 @@ def test_an_update_clips_then_moves_then_averages(case):
 @each_case
 def test_an_update_keeps_the_dtype_of_the_params(case):
     for dtype in (tf.float32, tf.float64):
-        update = create_update(case, falling_rate, clip_norm=1.0, ema_decay=0.9)
-        params, slots, averages = run(update, dtype, 1)
-        slots = [value for slot in slots for value in slot.values()]
-        assert {x.dtype for x in params + slots + averages} == {dtype}
+        run(create_update(case, falling_rate, clip_norm=1.0, ema_decay=0.9), dtype, 1)
 
 
 @each_case
@@ -518,7 +497,7 @@ class TakingRecipe(Recipe):
     ],
 )
 def test_strategies_equal_the_oracle(case, cls, num_towers, options):
-    is_split = cls is ModelParallel  # which computes in float32 only
+    is_split = cls is strategies.model_parallel  # which computes in float32 only
     network = networks.plain_network("float32" if is_split else "float64")
     recipe = taking_recipe(case, network)
     batches = networks.random_batches(5, 13)
@@ -564,19 +543,22 @@ def test_an_update_that_needs_whole_parameters_is_refused():
         )
 
 
-class LocalNorms(strategies.model_parallel):
-    """Broken on purpose: every shard takes the norms of its own slices."""
-
-    def update(self, step, mean):
-        return super().update(step, mean._replace(squares=None))
-
-
 @slow
-def test_the_oracle_objects_to_norms_of_slices():
+def test_the_oracle_objects_to_norms_of_slices(monkeypatch):
+    """Every shard takes the norms of its own slices."""
+    call = Update.__call__
+
+    def with_own_norms(self, layout, step, params, slots, gradients, norm, _):
+        squares = self.squares(layout, params, gradients)
+        return call(self, layout, step, params, slots, gradients, norm, squares)
+
+    monkeypatch.setattr(Update, "__call__", with_own_norms)
     network = networks.plain_network()
     recipe = taking_recipe("lars", network)
     batches = networks.random_batches(5, 13)
-    groups = create_trainer(LocalNorms, network, recipe, batches, 2, group_size=2)
+    groups = create_trainer(
+        strategies.model_parallel, network, recipe, batches, 2, group_size=2
+    )
     groups.train(5)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_equal_to_oracle(groups.state(), recipe.oracle(network, batches))

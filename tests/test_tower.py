@@ -9,10 +9,9 @@ import tensorflow as tf
 
 from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
-from towers.parallel.copies import Fetched
+from towers.optim.phases import phases_of
 from towers.parallel.step import accumulate
 from towers.parallel.tower import (
-    checked_gradients,
     count_correct,
     tower_counts,
     tower_gradients,
@@ -40,16 +39,19 @@ def given(network, seed=7):
     return nearby(network.params), nearby(network.state), batch
 
 
-def tensors(arrays):
-    values = arrays.values() if isinstance(arrays, dict) else arrays
-    return [tf.constant(value) for value in values]
-
-
-def run_tower(network, params, state, batch):
+def run_tower(network, params, state, batch, loss_fn=loss_fn):
+    """With gradients and state in the order of the model."""
     batch = {name: tf.constant(value) for name, value in batch.items()}
-    return tower_gradients(
-        network.model, loss_fn, tensors(params), tensors(state), batch
+    layout, values = networks.values_of(params, state)
+    [phase] = phases_of((), network.model)
+    return in_order(
+        tower_gradients(phase, loss_fn, layout, values, batch), layout, values
     )
+
+
+def in_order(result, layout, values):
+    views = layout.state_views(values._replace(state=result.state))
+    return result._replace(gradients=layout.params.views(result.gradients), state=views)
 
 
 def run_oracle(network, params, state, batch):
@@ -164,11 +166,10 @@ def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
     """sqrt(0) is 0, and its slope is not finite."""
     images = keras.Input((2,), name="images")
     model = keras.Model(images, keras.layers.Dense(2, name="logits")(images))
-    params = [tf.zeros([2, 2]), tf.zeros([2])]
-    batch = {"images": tf.ones([3, 2]), "labels": tf.zeros([3], tf.int32)}
-    result = tower_gradients(
-        model, lambda x, labels: tf.sqrt(x[:, 0]), params, [], batch
-    )
+    network = networks.Network(model, [], {})
+    params = {v.path: np.zeros(v.shape, np.float32) for v in model.weights}
+    batch = {"images": np.ones([3, 2], np.float32), "labels": np.zeros(3, np.int32)}
+    result = run_tower(network, params, {}, batch, lambda x, _: tf.sqrt(x[:, 0]))
     assert float(result.loss) == 0
     assert not bool(result.is_finite())
 
@@ -176,15 +177,14 @@ def test_finite_tells_of_a_gradient_that_overflows_under_a_finite_loss():
 def test_a_parameter_that_the_loss_does_not_use_is_refused_by_name():
     network = networks.plain_network()
     params, state, batch = given(network)
-    result = tower_gradients(
-        network.model,
-        lambda logits, labels: tf.stop_gradient(logits[:, 0]),
-        tensors(params),
-        tensors(state),
-        {name: tf.constant(value) for name, value in batch.items()},
-    )
     with pytest.raises(ValueError, match="no gradient for conv1/kernel: the loss does"):
-        checked_gradients(result.gradients, list(params), frozenset())
+        run_tower(
+            network,
+            params,
+            state,
+            batch,
+            lambda logits, labels: tf.stop_gradient(logits[:, 0]),
+        )
 
 
 # Micro-batches.
@@ -193,21 +193,23 @@ def test_a_parameter_that_the_loss_does_not_use_is_refused_by_name():
 def run_micro_batches(network, params, states, batches, num_micro_batches):
     """Micro-batches on towers that all compute alike."""
 
+    [phase] = phases_of((), network.model)
+    layouts, fetched = zip(
+        *(networks.values_of(params, state) for state in states), strict=True
+    )
+
     def compute(fetched, shares):
         return [
-            tower_gradients(network.model, loss_fn, *variables, share)
-            for variables, share in zip(fetched, shares, strict=True)
+            tower_gradients(phase, loss_fn, layouts[0], values, share)
+            for values, share in zip(fetched, shares, strict=True)
         ]
 
-    stacked = [
-        {
-            name: tf.reshape(value, [num_micro_batches, -1, *value.shape[1:]])
-            for name, value in batch.items()
-        }
-        for batch in batches
+    batches = [{k: tf.constant(v) for k, v in batch.items()} for batch in batches]
+    results = accumulate(compute, fetched, batches, num_micro_batches)
+    return [
+        in_order(result, layouts[0], values)
+        for result, values in zip(results, fetched, strict=True)
     ]
-    fetched = [Fetched(tensors(params), tensors(state)) for state in states]
-    return accumulate(compute, fetched, stacked, num_micro_batches)
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])
@@ -257,7 +259,7 @@ def test_an_evaluation_counts_by_weight_and_needs_no_noise(name):
     batch.pop("dropout1_noise")
     weights = np.array([1, 0, 1, 1, 0, 1], np.float32)
     share = {k: tf.constant(v) for k, v in (batch | {"weights": weights}).items()}
-    found = tower_logits(network.model, tensors(params), tensors(state), share)
+    found = tower_logits(network.model, *networks.values_of(params, state), share)
     counts = tower_counts(loss_fn, found, share)
     logits = oracle.forward(
         network.described, params, state, batch["images"], training=False
