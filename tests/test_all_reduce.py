@@ -8,9 +8,8 @@ from marks import slow
 from towers.errors import ConfigError
 from towers.parallel.reduce import (
     ALGORITHMS,
-    all_average_states,
     all_reduce,
-    buckets,
+    average_states,
     check_algorithm,
     weighted_mean,
 )
@@ -41,12 +40,11 @@ def run(values, **options):
     return [[t.numpy() for t in of_device] for of_device in reduced()]
 
 
-@pytest.mark.parametrize("pack_mb", [0.0, 2e-4, 8.0])
 @pytest.mark.parametrize("num_devices", [1, 3, 4, *map(slow, [2, 5, 8])])
 @pytest.mark.parametrize("algorithm", HERE)
-def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices, pack_mb):
+def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices):
     values = values_of(num_devices)
-    results = run(values, algorithm=algorithm, pack_mb=pack_mb)
+    results = run(values, algorithm=algorithm)
     for place, shape in enumerate(SHAPES):
         expected = np.sum([v[place].astype(np.float64) for v in values], axis=0)
         for of_device in results:
@@ -55,12 +53,11 @@ def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices, pack_
         np.testing.assert_allclose(results[0][place], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("pack_mb", [0.0, 8.0])
 @pytest.mark.parametrize("weights", [[0.25] * 4, [0.5, 0.2, 0.2, 0.1]])
 @pytest.mark.parametrize("algorithm", HERE)
-def test_weights_make_it_a_mean(algorithm, weights, pack_mb):
+def test_weights_make_it_a_mean(algorithm, weights):
     values = values_of(4)
-    results = run(values, algorithm=algorithm, pack_mb=pack_mb, weights=weights)
+    results = run(values, algorithm=algorithm, weights=weights)
     for place in range(len(SHAPES)):
         expected = np.average(
             [v[place].astype(np.float64) for v in values], axis=0, weights=weights
@@ -73,12 +70,10 @@ def test_weights_make_it_a_mean(algorithm, weights, pack_mb):
 @pytest.mark.parametrize("num_devices", [1, 3])
 def test_averaged_states_are_the_same_everywhere(num_devices):
     values = values_of(num_devices)
-    for of_device in values:  # counts, on which all agree
-        of_device.append(np.array([7, 2**30], np.int32))
     weights = [0.5, 0.3, 0.2] if num_devices == 3 else [1.0]
     devices = [f"/CPU:{i}" for i in range(num_devices)]
     tensors = [[tf.constant(value) for value in of_device] for of_device in values]
-    results = all_average_states(tensors, devices, weights)
+    results = average_states(tensors, weights, devices)
     for place, value in enumerate(values[0]):
         expected = np.average([v[place] for v in values], axis=0, weights=weights)
         for of_device in results:
@@ -93,9 +88,8 @@ def test_states_on_which_all_agree_stay_what_they_are_to_the_bit(num_towers):
     rng = np.random.default_rng(0)
     frozen = [rng.normal(size=n).astype(np.float32) for n in (1000, 7)]
     weights = np.random.default_rng(1).dirichlet(np.ones(num_towers)).tolist()
-    devices = [f"/CPU:{i}" for i in range(num_towers)]
     states = [[tf.constant(x) for x in frozen]] * num_towers
-    [means] = all_average_states(states, devices, weights, targets=["/CPU:1"])
+    [means] = average_states(states, weights, ["/CPU:1"])
     for mean, value in zip(means, frozen, strict=True):
         np.testing.assert_array_equal(mean, value)
     plain = weighted_mean([tf.constant(frozen[0])] * num_towers, weights)
@@ -106,7 +100,7 @@ def test_states_on_which_all_agree_stay_what_they_are_to_the_bit(num_towers):
 @pytest.mark.parametrize("num_devices", [2, 3, 8])
 def test_half_width_rounds_no_more_than_bfloat16_does(algorithm, num_devices):
     values = values_of(num_devices)
-    results = run(values, algorithm=algorithm, pack_mb=8.0, dtype=tf.bfloat16)
+    results = run(values, algorithm=algorithm, dtype=tf.bfloat16)
     for place in range(len(SHAPES)):
         addends = [v[place].astype(np.float64) for v in values]
         # Each addend and each partial sum is rounded at most once on its way, by half a
@@ -127,15 +121,20 @@ def test_half_width_rounds_no_more_than_bfloat16_does(algorithm, num_devices):
 def test_not_finite_numbers_survive(algorithm):
     values = values_of(3)
     values[1][0][0, 0, 0, 0] = np.nan
-    results = run(values, algorithm=algorithm, pack_mb=8.0)
+    results = run(values, algorithm=algorithm)
     for of_device in results:
         assert np.isnan(of_device[0][0, 0, 0, 0])
 
 
-def test_buckets_hold_neighbours_of_one_type_up_to_their_size():
-    tensors = [tf.zeros([2**18])] * 3 + [tf.zeros([4], tf.float64), tf.zeros([2**20])]
-    assert buckets(tensors, pack_mb=2.0) == [[0, 1], [2], [3], [4]]
-    assert buckets(tensors, pack_mb=0.0) == [[0], [1], [2], [3], [4]]
+@pytest.mark.parametrize("weights", [[1 / 3] * 3, [0.5, 0.2, 0.3]])
+def test_a_star_may_end_on_one_device_that_is_no_tower(weights):
+    values = values_of(3)
+    devices = [f"/CPU:{i}" for i in range(3)]
+    tensors = [[tf.constant(x) for x in of_device] for of_device in values]
+    [mean] = all_reduce(tensors, devices, weights=weights, targets=["/CPU:7"])
+    for place, found in enumerate(mean):
+        expected = np.average([v[place] for v in values], axis=0, weights=weights)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_nccl_is_refused_without_two_gpus():

@@ -44,16 +44,6 @@ def test_a_batch_is_cut_along_its_first_axis_without_a_gap():
             np.testing.assert_array_equal(piece[name], value[cut])
 
 
-def test_micro_batches_are_cut_one_by_one():
-    batch = {"images": np.arange(10 * 2).reshape(10, 2), "labels": np.arange(10)}
-    pieces = split_batch({k: tf.constant(v) for k, v in batch.items()}, [3, 2], 2)
-    micro_batches = [slice(0, 5), slice(5, 10)]
-    for piece, cut in zip(pieces, oracle.shares(5, 2), strict=True):
-        for name, value in batch.items():
-            expected = np.stack([value[micro][cut] for micro in micro_batches])
-            np.testing.assert_array_equal(piece[name], expected)
-
-
 # Averages.
 
 

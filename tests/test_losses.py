@@ -1,17 +1,12 @@
 """Losses against NumPy in float64 and against Keras' own."""
 
 import keras
-import networks
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.optim.losses import (
-    add_weight_decay,
-    cross_entropy,
-    pop_weight_decay,
-    weight_decay,
-)
+from towers.optim.losses import WeightDecay, cross_entropy, pop_weight_decay
+from towers.optim.vector import Layout
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -150,73 +145,69 @@ def decayed_network(weight=0.5):
     return model
 
 
-def test_weight_decay_asks_the_given_params_of_the_marked_variables_only():
-    model = decayed_network(weight=0.5)
-    rng = np.random.default_rng(0)
-    names = ["/".join(v.path.split("/")[-2:]) for v in model.trainable_variables]
-    params = {
-        name: rng.normal(size=v.shape).astype(np.float32)
-        for name, v in zip(names, model.trainable_variables, strict=True)
-    }
-    marked = [params[name] for name in names if name in MARKED]
-    assert len(marked) == 2
-    expected = 0.5 * sum(np.square(p, dtype=np.float64).sum() for p in marked)
+def with_decay(variables, params, gradients):
+    """The penalty, and per parameter the gradient with weight decay."""
+    layout = Layout({v.path: v for v in variables})
+    vectors = [layout.pack([tf.constant(x) for x in xs]) for xs in (params, gradients)]
+    decay, found = WeightDecay(variables, layout)(*vectors)
+    return float(decay), list(layout.read([x.numpy() for x in found]).values())
 
-    given = [tf.constant(p) for p in params.values()]
-    with tf.GradientTape() as tape:
-        tape.watch(given)
-        found = weight_decay(model.trainable_variables, given)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    gradients = dict(zip(names, tape.gradient(found, given), strict=True))
-    for name, gradient in gradients.items():
-        if name in MARKED:
-            np.testing.assert_allclose(gradient, params[name], rtol=1e-6)
-        else:
-            assert gradient is None
+
+def random_values(variables, seed):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=v.shape).astype(np.float32) for v in variables]
 
 
 @pytest.mark.parametrize("weight", [0.25, 0.0])
 def test_weight_decay_is_added_to_the_gradients_of_the_mean_loss(weight):
-    model = decayed_network(weight)
-    rng = np.random.default_rng(0)
-    params, gradients = (
-        [rng.normal(size=v.shape).astype(np.float32) for v in model.trainable_variables]
-        for _ in range(2)
-    )
-    given = [[tf.constant(x) for x in tensors] for tensors in (params, gradients)]
-    decay, found = add_weight_decay(model.trainable_variables, *given)
-    coefficients = pop_weight_decay(model.trainable_variables)
+    variables = decayed_network(weight).trainable_variables
+    params, gradients = (random_values(variables, seed) for seed in (0, 1))
+    decay, found = with_decay(variables, params, gradients)
+    coefficients = pop_weight_decay(variables)
     assert sum(coefficients) == 4 * weight
     expected = sum(
         c / 2 * np.square(p, dtype=np.float64).sum()
         for c, p in zip(coefficients, params, strict=True)
     )
-    assert float(decay) == pytest.approx(expected)
+    assert decay == pytest.approx(expected)
     for c, p, g, ours in zip(coefficients, params, gradients, found, strict=True):
         np.testing.assert_allclose(ours, g + c * p, rtol=1e-5)
 
 
+def test_other_penalties_see_their_parameter_alone():
+    layer = keras.layers.Dense(
+        3,
+        kernel_regularizer=keras.regularizers.L1(0.1),
+        bias_regularizer=keras.regularizers.L2(0.5),
+    )
+    layer.build((None, 5))
+    params, gradients = (random_values(layer.trainable_variables, s) for s in (0, 1))
+    decay, found = with_decay(layer.trainable_variables, params, gradients)
+    kernel, bias = params
+    expected = 0.1 * np.abs(kernel).sum() + 0.5 * np.square(bias).sum()
+    assert decay == pytest.approx(expected)
+    np.testing.assert_allclose(found[0], gradients[0] + 0.1 * np.sign(kernel), 1e-5)
+    np.testing.assert_allclose(found[1], gradients[1] + bias, rtol=1e-5)
+
+
 def test_weight_decay_of_the_models_own_values_equals_the_losses_of_keras():
     model = decayed_network(weight=0.25)
-    values = [v.value for v in model.trainable_variables]
-    found = weight_decay(model.trainable_variables, values)
-    np.testing.assert_allclose(found, sum(model.losses), rtol=1e-6)
-
-
-def test_a_network_without_marked_variables_has_no_decay():
-    model = networks.residual_network().model
-    values = [v.value for v in model.trainable_variables]
-    assert weight_decay(model.trainable_variables, values) is None
+    values = [v.numpy() for v in model.trainable_variables]
+    decay, _ = with_decay(model.trainable_variables, values, values)
+    np.testing.assert_allclose(decay, sum(model.losses), rtol=1e-6)
 
 
 def test_weight_decay_that_is_taken_is_no_longer_in_the_loss():
     model = decayed_network(weight=0.25)
-    values = [v.value for v in model.trainable_variables]
+    values = [v.numpy() for v in model.trainable_variables]
     coefficients = pop_weight_decay(model.trainable_variables)
     names = ["/".join(v.path.split("/")[-2:]) for v in model.trainable_variables]
     taken = dict(zip(names, coefficients, strict=True))
     assert taken == {name: 0.5 if name in MARKED else 0.0 for name in names}
-    assert weight_decay(model.trainable_variables, values) is None
+    decay, found = with_decay(model.trainable_variables, values, values)
+    assert decay == 0
+    for ours, value in zip(found, values, strict=True):
+        np.testing.assert_array_equal(ours, value)
     assert model.losses == []
     assert set(pop_weight_decay(model.trainable_variables)) == {0.0}
 
@@ -226,10 +217,3 @@ def test_a_penalty_that_is_no_weight_decay_cannot_be_taken():
     layer.build((None, 3))
     with pytest.raises(ValueError, match="L1 of .*kernel is no weight decay"):
         pop_weight_decay(layer.trainable_variables)
-
-
-def test_params_of_another_number_are_refused():
-    model = decayed_network()
-    values = [v.value for v in model.trainable_variables]
-    with pytest.raises(ValueError):
-        weight_decay(model.trainable_variables, values[:-1])

@@ -220,7 +220,8 @@ def test_what_a_frozen_parameter_would_need_is_not_computed():
     )
     counts = []
     for number in (1, 2):
-        call = strategy.inspect_step.get_concrete_function(number, batches[0])
+        batches_of_towers = strategy._feed.batches_of(0)
+        call = strategy._inspect.get_concrete_function(number, batches_of_towers)
         wanted = [x.op.name for x in call.graph.outputs]
         graph = tf.compat.v1.graph_util.extract_sub_graph(
             call.graph.as_graph_def(), wanted

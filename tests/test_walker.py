@@ -19,7 +19,7 @@ from towers.models.layers import (
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import strategies
-from towers.parallel.copies import Fetched
+from towers.parallel.copies import Initial
 from towers.parallel.reduce import shares
 from towers.parallel.sharding import slices
 from towers.parallel.sharding.device_tape import DeviceTape, Value
@@ -149,24 +149,28 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
         "images": tf.constant(rng.normal(size=(4, 5, 4, channels)), tf.float32),
         "labels": tf.constant([0, 1, 2, 1]),
     }
-    params = [tf.constant(v.numpy()) for v in model.trainable_variables]
-    state = [tf.constant(v.numpy()) for v in model.non_trainable_variables]
-    whole = params, state
+    initial, phases = Initial.of(model), phases_of([], model)
     devices = [f"/CPU:{shard}" for shard in range(num_shards)]
-    network = ShardedNetwork(phases_of([], model), losses.cross_entropy, [devices])
-    fetched = [
-        Fetched(
-            *([channel_slice(v, i, num_shards) for v in values] for values in whole)
-        )
-        for i in range(num_shards)
-    ]
+    layouts, fetched = zip(
+        *(
+            networks.values_of(
+                *initial.map(lambda v, i=i: channel_slice(v, i, num_shards))
+            )
+            for i in range(num_shards)
+        ),
+        strict=True,
+    )
+    network = ShardedNetwork(phases, losses.cross_entropy, layouts, [devices])
     results = network.gradients(0, fetched, [batch])
-    expected = tower_gradients(model, losses.cross_entropy, params, state, batch)
+    layout, values = networks.values_of(*initial)
+    expected = tower_gradients(phases[0], losses.cross_entropy, layout, values, batch)
     np.testing.assert_allclose(results[0].loss, expected.loss, rtol=1e-5)
-    for field in ("gradients", "state"):
-        slices_ = [getattr(result, field) for result in results]
-        for *ours, theirs in zip(*slices_, getattr(expected, field), strict=True):
-            np.testing.assert_allclose(tf.concat(ours, -1), theirs, atol=1e-5)
+    for part, field in (("params", "gradients"), ("state", "state")):
+        ours, theirs = [], getattr(layout, part).views(getattr(expected, field))
+        for own, result in zip(layouts, results, strict=True):
+            ours.append(getattr(own, part).views(getattr(result, field)))
+        for *of_shards, whole in zip(*ours, theirs, strict=True):
+            np.testing.assert_allclose(tf.concat(of_shards, -1), whole, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +222,9 @@ def test_layers_compute_in_their_own_precision(cls, options):
     network = networks.residual_network("mixed_bfloat16")
     batches = networks.random_batches(1, 8)
     strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
-    graph = strategy.inspect_step.get_concrete_function(0, batches[0]).graph
+    graph = strategy._inspect.get_concrete_function(
+        0, strategy._feed.batches_of(0)
+    ).graph
     products = [op for op in graph.get_operations() if op.type in ("Conv2D", "MatMul")]
     assert {op.type for op in products} == {"Conv2D", "MatMul"}
     assert {op.outputs[0].dtype for op in products} == {tf.bfloat16}
@@ -228,14 +234,14 @@ def test_layers_compute_in_their_own_precision(cls, options):
 # What crosses devices.
 
 
-def sent_bytes(strategy, batch):
+def sent_bytes(strategy):
     """Bytes sent between devices in one executed step, read from TensorFlow's graphs:
-    floats with more than one element, without the shares of the batch."""
-    batch = {name: tf.constant(value) for name, value in batch.items()}
-    step = strategy.loop.step_call
-    traced = step.get_concrete_function(0, batch).graph
+    floats with more than one element, without the batches."""
+    step, zeros = strategy.loop._step_call, strategy._step.zero_metrics()
+    batches = strategy._feed.batches_of(0)
+    traced = step.get_concrete_function(0, batches, zeros).graph
     total = 0
-    for graph in partition_graphs(lambda: step(0, batch)):
+    for graph in partition_graphs(lambda: step(0, batches, zeros)):
         for node in graph.node:
             if node.op not in ("_Send", "_HostSend"):
                 continue
@@ -247,8 +253,8 @@ def sent_bytes(strategy, batch):
             except KeyError:
                 assert "/cond/" in name or "ctrl" in name, name  # of the control flow
                 continue
-            is_share = tensor.op.type == "Placeholder" or "share" in tensor.op.name
-            if tensor.dtype.is_floating and tensor.shape.rank and not is_share:
+            is_batch = tensor.op.type == "Placeholder"
+            if tensor.dtype.is_floating and tensor.shape.rank and not is_batch:
                 total += tensor.shape.num_elements() * tensor.dtype.size
     return total
 
@@ -270,7 +276,7 @@ def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     )
     groups.trace()
     assert groups.transferred_bytes > 0
-    assert sent_bytes(groups, batches[0]) == groups.transferred_bytes
+    assert sent_bytes(groups) == groups.transferred_bytes
 
 
 def test_columns_that_match_the_split_need_no_transfer():
