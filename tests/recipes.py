@@ -1,6 +1,7 @@
 """The same training by a trainer and by the oracle, and comparisons of the two."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 import networks
@@ -12,7 +13,6 @@ import tensorflow as tf
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import compilation, strategies
-from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.copies import Initial
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE
@@ -102,7 +102,6 @@ class Recipe:
 
 
 TASK = {field.name for field in dataclasses.fields(Task)}
-ASYNCHRONOUS = ("async_scale_gradients", "max_staleness", "record")
 
 
 def create_trainer(
@@ -127,21 +126,26 @@ def create_trainer(
         "micro_batch_size": images_per_step // options.get("accumulate_steps", 1),
     }
     task = Task(**values | {k: v for k, v in options.items() if k in TASK})
-    is_asynchronous = create is AsynchronousTrainer
-    more = {k: v for k, v in options.items() if k in ASYNCHRONOUS}
+    is_asynchronous = isinstance(create, type)
+    more = {k: v for k, v in options.items() if k not in TASK}
+    if not is_asynchronous:
+        more = {}
     others = options.keys() - TASK - more.keys() - {"feed"}
     create_strategy = strategies.towers if is_asynchronous else create
+    taken = inspect.signature(create_strategy).parameters
+    if unknown := others - {"workers"} - taken.keys():
+        raise TypeError(f"no option of the strategy: {unknown}")
     strategy = create_strategy(
         Initial.of(task.model),
         task.update_fn,
         [f"/CPU:{device}" for device in range(num_devices)],
         task.micro_batch_size,
-        **{name: options[name] for name in others},
+        **{name: options[name] for name in others if name in taken},
     )
     feed = options.get("feed") or networks.feed_of(
         batches, strategy.sizes, strategy.devices[:: strategy.num_shards]
     )
-    trainer = AsynchronousTrainer if is_asynchronous else SynchronousTrainer
+    trainer = create if is_asynchronous else SynchronousTrainer
     return trainer(task, strategy, feed, options.get("workers", ALONE), **more)
 
 

@@ -32,7 +32,7 @@ from towers.config import checks
 from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
 from towers.optim import optimizers
-from towers.optim.update import Update, moving_average
+from towers.optim.update import Update, moving_averages
 from towers.parallel import coordinator, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
@@ -58,7 +58,8 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
     """
     rule = oracle.OPTIMIZERS[recipe.optimizer]
     params = {k: v.astype(np.float64) for k, v in network.params.items()}
-    state, averages = dict(network.state), params
+    state = dict(network.state)
+    averages = params | state
     slots = {
         slot: {k: np.zeros_like(v) for k, v in params.items()}
         for slot in rule.slot_names
@@ -110,7 +111,8 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
             )
         )
         if recipe.ema_decay and len(reports) % num_towers == 0:
-            averages = oracle.move_averages(averages, params, recipe.ema_decay, step)
+            values = params | state
+            averages = oracle.move_averages(averages, values, recipe.ema_decay, step)
     return oracle.OracleResult(params, state, slots, averages, reports), staleness
 
 
@@ -299,9 +301,9 @@ def test_metrics_are_those_of_the_last_step():
         metrics["tower_losses"], [r.loss for r in of_towers], rtol=1e-4
     )
     # Those of the last update, neither clipped nor scaled.
-    gradients = towers.gradients({})
+    gradients = towers.gradients()
     assert list(gradients) == list(network.params)
-    norm = oracle.global_norm({name: g.numpy() for name, g in gradients.items()})
+    norm = oracle.global_norm(gradients)
     assert norm == pytest.approx(expected.reports[-1].gradient_norm, rel=1e-4)
 
 
@@ -313,7 +315,7 @@ class LostUpdates(AsynchronousTrainer):
     as it may without a lock."""
 
     def _lost(self):
-        return self._variables.params
+        return self._copy.params
 
     def _fetch(self, tower):
         self._seen = getattr(self, "_seen", {})
@@ -330,7 +332,7 @@ class LostVelocities(LostUpdates):
     """Broken on purpose: the same, but for the slots alone."""
 
     def _lost(self):
-        return [slots["velocity"] for slots in self._variables.slots]
+        return self._copy.slots["velocity"]
 
 
 class TornFetch(AsynchronousTrainer):
@@ -338,10 +340,12 @@ class TornFetch(AsynchronousTrainer):
 
     def _fetch(self, tower):
         self._before = getattr(self, "_before", {})
-        params, state = super()._fetch(tower)
+        values = super()._fetch(tower)
+        [params] = values.params
         before = self._before.get(tower, params)
         self._before[tower] = params
-        return [*before[:2], *params[2:]], state
+        half = params.shape[0] // 2
+        return values._replace(params=[tf.concat([before[:half], params[half:]], 0)])
 
 
 class DroppedUpdates(AsynchronousTrainer):
@@ -373,19 +377,17 @@ class EqualScales(AsynchronousTrainer):
 class HastyAverages(AsynchronousTrainer):
     """Broken on purpose: the averages move with every update, not with every step."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        assign = self._variables.assign
-        self._variables.assign = lambda params, slots, averages, state: assign(
-            params, slots, self._moved(params), state
+    def _apply(self, *args):
+        super()._apply(*args)
+        copy, step = self._copy, self._copy.step.value()
+        moved = moving_averages(
+            copy.read(copy.averages),
+            copy.read([*copy.params, *copy.state]),
+            step,
+            self._update_fn.ema_decay,
         )
-
-    def _moved(self, params):
-        step = self.global_step.read_value()
-        return [
-            moving_average(average, param, step, self._update_fn.ema_decay)
-            for average, param in zip(self._variables.averages, params, strict=True)
-        ]
+        for average, value in zip(copy.averages, moved, strict=True):
+            average.assign(value)
 
 
 class SkippedBatch(AsynchronousTrainer):
@@ -394,7 +396,7 @@ class SkippedBatch(AsynchronousTrainer):
     def train(self, num_steps):
         metrics = super().train(num_steps)
         if metrics["step"] == 1:
-            self._batches.get_next()
+            self._draw_shares()
         return metrics
 
 
@@ -438,17 +440,17 @@ def ones_network():
 def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
     num_steps = 25
     adding = optimizers.Optimizer(
-        ("sum",), lambda p, slots, g, rate: (p + g, {"sum": slots["sum"] + g})
+        ("sum",), lambda p, slots, g, context: (p + g, {"sum": slots["sum"] + g})
     )
     ones = {"images": np.ones([16, 2], np.float32), "labels": np.zeros(16, np.int32)}
-    towers = AsynchronousTrainer(
-        strategies.towers,
-        ones_network(),
+    towers = create_trainer(
+        AsynchronousTrainer,
+        networks.Network(ones_network(), [], {}),
+        Recipe(),
+        num_steps * [ones],
+        num_towers,
         loss_fn=lambda logits, labels: tf.reduce_sum(logits, axis=1),
         update_fn=Update(adding, lambda step: tf.constant(1.0, tf.float64)),
-        stream=networks.stream_of(num_steps * [ones]),
-        micro_batch_size=16,
-        devices=[f"/CPU:{tower}" for tower in range(num_towers)],
         async_scale_gradients=scale_gradients,
     )
     towers.train(num_steps)
@@ -763,9 +765,15 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
 
     towers = create(network, Recipe(), batches, 3, record=record)
     spec = networks.stream_of(batches)(0).element_spec
-    towers._stream = lambda first_step: tf.data.Dataset.from_generator(
-        slow_batches, output_signature=spec
-    )
+    slow_stream = tf.data.Dataset.from_generator(slow_batches, output_signature=spec)
+    towers._compile()
+    towers._feed = networks.feed_of(batches, [4, 4, 4], towers.devices)
+    towers._feed._streams = [
+        lambda _, i=i: slow_stream.map(
+            lambda batch: {k: v[4 * i : 4 * i + 4] for k, v in batch.items()}
+        )
+        for i in range(3)
+    ]
 
     def clock():
         if towers.progress() == (3, "waiting for data") and not dog.stopped_by:
@@ -823,11 +831,15 @@ def test_evaluation_is_that_of_towers():
     towers.train(2)
     others = create(network, Recipe(), batches, 2, strategies.towers)
     others.load(towers.state())
-    found = [
-        (towers.evaluate(stream, averaged), others.evaluate(stream, averaged))
-        for stream in [networks.stream_of(batches)(0)]
-        for averaged in (False, True)
+    counts = [
+        trainer.evaluate(
+            networks.feed_of(batches, trainer.strategy.sizes, trainer.devices),
+            len(batches),
+            kinds=(False, True),
+        )
+        for trainer in (towers, others)
     ]
+    found = [tuple(x[kind] for x in counts) for kind in (False, True)]
     for counts, expected in found:
         assert counts["images"] == 13 + 5
         assert counts["correct"] == expected["correct"]

@@ -5,6 +5,7 @@ family, in the oracle's words.
 """
 
 import functools
+import math
 import pathlib
 import re
 
@@ -39,6 +40,7 @@ from towers.models import (
 from towers.models.flops import flops_per_image
 from towers.models.whitening import Whitening
 from towers.optim.losses import cross_entropy
+from towers.optim.phases import Phase
 from towers.parallel import strategies
 from towers.parallel.sharding.split import Shards
 from towers.parallel.tower import tower_gradients
@@ -657,21 +659,24 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
     expected = oracle.loss_and_gradients(
         network.described, network.params, network.state, images, labels, noise=noise
     )
+    layout, values = networks.values_of(network.params, network.state)
     result = tower_gradients(
-        model,
+        Phase(math.inf, model),
         cross_entropy,
-        [tf.constant(v) for v in network.params.values()],
-        [tf.constant(v) for v in network.state.values()],
+        layout,
+        values,
         {k: v if k == "labels" else v.astype(np.float64) for k, v in batch.items()},
     )
     tolerance = 1e-9
     assert result.loss.numpy() == pytest.approx(expected.loss, rel=tolerance)
-    for path, ours in zip(network.params, result.gradients, strict=True):
+    gradients = layout.params.views(result.gradients)
+    for path, ours in zip(network.params, gradients, strict=True):
         theirs = expected.gradients[path]
         np.testing.assert_allclose(
             ours, theirs, rtol=tolerance, atol=tolerance, err_msg=path
         )
-    for ours, theirs in zip(result.state, expected.state.values(), strict=True):
+    state = layout.state_views(values._replace(state=result.state))
+    for ours, theirs in zip(state, expected.state.values(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=tolerance)
     logits = oracle.forward(
         network.described, network.params, network.state, images, training=False

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import re
 
+import networks
 import numpy as np
 import pytest
 from marks import slow
@@ -114,7 +115,8 @@ def test_an_evaluation_counts_every_image_once(two_workers, tta):
     state, _, counts = split_result(two_workers.do(job))
     alone = job.create_trainer(strategies.replicated, 2, job.batches())
     alone.load(state)
-    expected = alone.evaluate(job.evaluation_batches())
+    feed = networks.feed_of(job.evaluation_batches(), [7, 6], alone.devices)
+    expected = alone.evaluate(feed, 3)[False]
     assert counts == pytest.approx(expected, rel=1e-6)
     assert counts["images"] == 36
 

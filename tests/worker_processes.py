@@ -6,7 +6,6 @@ TensorFlow first.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -84,22 +83,20 @@ class Job:
             num_devices: one tower each.
             batches: those of this process.
         """
-        import networks
-        from towers.parallel.synchronous import SynchronousTrainer
+        from recipes import create_trainer
 
         from towers.data.tta import create_tta
 
-        network, recipe = self.create_network(), self.recipe()
-        return SynchronousTrainer(
+        return create_trainer(
             strategy,
-            network.model,
-            loss_fn=recipe.loss_fn,
-            update_fn=recipe.update(self.accumulate_steps * self.batch_size),
-            stream=networks.stream_of(batches),
+            self.create_network(),
+            self.recipe(),
+            batches,
+            num_devices,
             micro_batch_size=self.batch_size,
+            update_fn=self.recipe().update(self.accumulate_steps * self.batch_size),
             accumulate_steps=self.accumulate_steps,
             sync_batch_norm=self.network == "sync" or ":" in self.network,
-            devices=[f"/CPU:{device}" for device in range(num_devices)],
             tta=create_tta(self.tta or "none"),
             **options,
             **self.options,
@@ -205,10 +202,11 @@ def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:
 
 
 def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
-    from towers.data.part import Part
+    import networks
+
+    from towers.data.part import Part, shares
     from towers.parallel import devices, strategies
     from towers.parallel.connect import connect
-    from towers.parallel.reduce import shares
 
     index, num_devices, addresses = int(index), int(num_devices), addresses.split(",")
     devices.configure("cpu", num_devices)
@@ -216,7 +214,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     workers = connect(addresses, index, num_gpus=0, communication="auto", wait_secs=60)
     assert_started(workers, signals)
-    strategy = functools.partial(strategies.multi_worker, workers=workers)
+    strategy = strategies.multi_worker
     trained = None
     for number, line in enumerate(sys.stdin):
         job = Job(**json.loads(line))
@@ -242,7 +240,10 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         if job.tta:
             part = dataclasses.replace(part, whole=13)
             batches = [own_part(batch, part) for batch in job.evaluation_batches()]
-            counts = trainer.evaluate(batches)
+            feed = networks.feed_of(
+                batches, shares(part.size, num_devices), trainer.devices
+            )
+            counts = trainer.evaluate(feed, len(batches))[False]
             result |= {f"counts/{name}": value for name, value in counts.items()}
         path = pathlib.Path(folder, f"{number}-{index}.npz")
         np.savez(path, **result)
