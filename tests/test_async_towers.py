@@ -36,7 +36,7 @@ from towers.optim.update import Update, moving_averages
 from towers.parallel import coordinator, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
-from towers.parallel.trainer import CONSISTENT_ACTIVITIES
+from towers.parallel.loop import CONSISTENT_ACTIVITIES
 from towers.run import run, watchdog
 
 WAIT_SECS = 30  # for what should come at once

@@ -25,7 +25,7 @@ from small_runs import (
 )
 
 from towers.errors import Preempted, StuckError
-from towers.parallel.trainer import ACTIVITIES, COMPUTING, IDLE, WAITING
+from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, WAITING
 from towers.run import run, watchdog
 from towers.run.watchdog import Watchdog
 from towers.training import train
