@@ -1,5 +1,6 @@
 """python -m towers.data: what it says, what it draws, and how it ends."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -291,6 +292,24 @@ def test_a_signal_ends_it_in_one_line_and_75():
     )
     assert done.returncode == 75 and done.stderr == ""
     assert done.stdout.startswith("stopped by SIGINT") and done.stdout.count("\n") == 1
+
+
+def test_it_leaves_the_gpus_alone():
+    script = (
+        "import os, runpy, sys, towers\n"
+        "towers.quiet_imports = lambda: sys.exit(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "sys.argv[1:] = ['--dataset=embedded']\n"
+        "runpy.run_module('towers.data', run_name='__main__')\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "-1\n"
 
 
 def test_help_names_every_data_set():
