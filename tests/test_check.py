@@ -268,16 +268,25 @@ def test_where_the_report_cannot_be_printed_all_is_checked(run, monkeypatch, tmp
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("x"), tf.errors.ResourceExhaustedError(None, None, "x")]
+    "error,size",
+    [
+        (MemoryError("x"), "x"),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM when x"), "OOM when x"),
+    ],
 )
-def test_without_memory_it_ends_as_the_other_programs_do(monkeypatch, capfd, error):
+def test_without_memory_it_ends_as_the_other_programs_do(
+    monkeypatch, capfd, error, size
+):
     def load(*args, **kwargs):
         raise error
 
     monkeypatch.setattr("towers.data.load", load)
     assert main(["--dataset=synthetic"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("towers.data: out of memory: x; ") and "--image_size" in line
+    assert (
+        line.startswith(f"towers.data: out of memory: {size}; ")
+        and "--image_size" in line
+    )
 
 
 def test_a_signal_ends_it_in_one_line_and_75():
