@@ -11,8 +11,6 @@ from towers.run.signals import exit_on_signals
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
-import os
-
 from absl import flags
 
 from towers.config import flags as config_flags
@@ -37,7 +35,6 @@ flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):
-    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # they may be training
     with preemptible():
         export(
             WORKDIR.value,

@@ -1,5 +1,6 @@
 """python -m towers.data: what it says, what it draws, and how it ends."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -267,16 +268,25 @@ def test_where_the_report_cannot_be_printed_all_is_checked(run, monkeypatch, tmp
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("x"), tf.errors.ResourceExhaustedError(None, None, "x")]
+    "error,size",
+    [
+        (MemoryError("x"), "x"),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM when x"), "OOM when x"),
+    ],
 )
-def test_without_memory_it_ends_as_the_other_programs_do(monkeypatch, capfd, error):
+def test_without_memory_it_ends_as_the_other_programs_do(
+    monkeypatch, capfd, error, size
+):
     def load(*args, **kwargs):
         raise error
 
     monkeypatch.setattr("towers.data.load", load)
     assert main(["--dataset=synthetic"]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("towers.data: out of memory: x; ") and "--image_size" in line
+    assert (
+        line.startswith(f"towers.data: out of memory: {size}; ")
+        and "--image_size" in line
+    )
 
 
 def test_a_signal_ends_it_in_one_line_and_75():
@@ -291,6 +301,24 @@ def test_a_signal_ends_it_in_one_line_and_75():
     )
     assert done.returncode == 75 and done.stderr == ""
     assert done.stdout.startswith("stopped by SIGINT") and done.stdout.count("\n") == 1
+
+
+def test_it_leaves_the_gpus_alone():
+    script = (
+        "import os, runpy, sys, towers\n"
+        "towers.quiet_imports = lambda: sys.exit(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+        "sys.argv[1:] = ['--dataset=embedded']\n"
+        "runpy.run_module('towers.data', run_name='__main__')\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == "-1\n"
 
 
 def test_help_names_every_data_set():

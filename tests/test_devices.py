@@ -1,14 +1,25 @@
 """Which devices the towers get, and what is said where there are too few."""
 
 import importlib.metadata
+import os
+import re
+import subprocess
+import sys
 
+import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
 from conftest import NUM_DEVICES
+from marks import slow
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
 
 from towers.errors import ConfigError
+from towers.evaluation import devices as evaluation_devices
 from towers.parallel import devices
 from towers.parallel.devices import configure, missing_cuda_packages
+from towers.run.folder import RunFolder
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 without_gpu = pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
@@ -108,75 +119,198 @@ def test_auto_says_what_is_missing_where_the_driver_sees_a_gpu(monkeypatch):
     assert configure("auto", 1).remarks[1:] == ("missing: nvidia-x",)
 
 
-# GPUs, as TensorFlow would list them.
+# Four GPUs that TensorFlow lists and that are not there.
 
 
 @pytest.fixture
-def two_gpus(monkeypatch):
-    """The list of devices and what is set for them, on a machine with two GPUs."""
-    gpus, growing = ["GPU:0", "GPU:1"], []
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
-    monkeypatch.setattr(
-        tf.config.experimental,
-        "set_memory_growth",
-        lambda gpu, grow: growing.append(gpu) if grow else None,
-    )
-    return growing
+def four_gpus(monkeypatch):
+    """TensorFlow before it has made its devices, on a machine with four GPUs."""
+    names = [b"/physical_device:CPU:0"]
+    names += [b"/physical_device:GPU:%d" % number for number in range(4)]
+    monkeypatch.setattr(pywrap_tfe, "TF_ListPhysicalDevices", lambda: names)
+    monkeypatch.setattr(context, "_context", context.Context())
 
 
-@pytest.mark.parametrize("device", ["auto", "gpu"])
-@pytest.mark.parametrize("num_towers,expected", [(0, 2), (1, 1), (2, 2)])
-def test_by_default_every_gpu_has_a_tower(two_gpus, device, num_towers, expected):
-    found = configure(device, num_towers)
-    assert found.kind == "GPU"
-    assert found.towers == tuple(f"/GPU:{i}" for i in range(expected))
-    assert two_gpus == ["GPU:0", "GPU:1"], "memory grows on all that will be opened"
+def told():
+    """What TensorFlow makes its devices from: (the GPUs, whether their memory is taken
+    as needed, the limits of the logical devices of each)."""
+    config = context.context().config
+    options = config.gpu_options
+    gpus = options.visible_device_list if config.device_count["GPU"] else ""
+    limits = [list(x.memory_limit_mb) for x in options.experimental.virtual_devices]
+    return gpus, options.allow_growth, limits
 
 
-def test_a_memory_limit_makes_logical_gpus(two_gpus, monkeypatch):
-    made = {}
-    monkeypatch.setattr(
-        tf.config,
-        "set_logical_device_configuration",
-        lambda gpu, logical: made.update({gpu: [d.memory_limit for d in logical]}),
-    )
-    found = configure("gpu", 3, device_memory_mb=2**21 / 1e3)
-    assert found.towers == ("/GPU:0", "/GPU:1", "/GPU:2")
-    assert made == {"GPU:0": [2000, 2000], "GPU:1": [2000, 2000]}  # MiB
-
-
-def test_gpus_that_tensorflow_has_set_up_already_are_used_or_refused_in_a_line(
-    two_gpus, monkeypatch
+@pytest.mark.parametrize(
+    "device,num_towers,device_order,towers,gpus",
+    [
+        ("auto", 0, "", "/GPU:0 /GPU:1 /GPU:2 /GPU:3", "0,1,2,3"),
+        ("gpu", 1, "", "/GPU:0", "0"),
+        ("auto", 2, "", "/GPU:0 /GPU:1", "0,1"),
+        ("gpu", 0, "2", "/GPU:0", "2"),
+        ("auto", 3, "3,0,1", "/GPU:2 /GPU:0 /GPU:1", "0,1,3"),
+        ("cpu", 1, "", "/CPU:0", ""),
+    ],
+)
+def test_only_the_gpus_of_the_towers_are_made(
+    four_gpus, device, num_towers, device_order, towers, gpus
 ):
-    def refuse(error):
-        def call(*_):
-            raise error
+    found = configure(device, num_towers, device_order)
+    assert " ".join(found.towers) == towers
+    assert told() == (gpus, bool(gpus), [])
 
-        return call
 
-    growth = "set_memory_growth"
-    monkeypatch.setattr(tf.config.experimental, growth, refuse(RuntimeError()))
+def test_gpus_that_are_numbered_anew_are_named(four_gpus):
+    assert configure("gpu", 2).remarks == ()
+    (remark,) = configure("gpu", 0, "3,1").remarks
+    assert "GPUs 1, 3 are visible" in remark
+
+
+@pytest.mark.parametrize(
+    "num_towers,device_order,towers,gpus",
+    [
+        (2, "", "/GPU:0 /GPU:1", "0,1"),
+        (6, "", "/GPU:0 /GPU:1 /GPU:2 /GPU:3 /GPU:4 /GPU:5", "0,1,2"),
+        (0, "5,0", "/GPU:3 /GPU:0", "0,2"),  # two on each GPU: 5 is of the third
+    ],
+)
+def test_a_memory_limit_makes_logical_gpus(
+    four_gpus, num_towers, device_order, towers, gpus
+):
+    found = configure("gpu", num_towers, device_order, device_memory_mb=2**21 / 1e3)
+    assert " ".join(found.towers) == towers
+    per_gpu = 1 if num_towers == 2 else 2
+    count = len(gpus.split(","))
+    assert told() == (gpus, False, [[2000] * per_gpu] * count)  # MiB
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "first,then,towers,remark",
+    [
+        (("gpu", 2), ("gpu", 2), "/GPU:0 /GPU:1", ""),
+        (("gpu", 2), ("auto", 1), "/GPU:0", ""),
+        (("gpu", 0, "2,3"), ("gpu", 0, "3,2"), "/GPU:1 /GPU:0", "GPUs 2, 3 are"),
+        (("gpu", 0, "2,3"), ("gpu", 0, "3"), "/GPU:1", "GPUs 2, 3 are"),
+        (("gpu", 0, "2,3"), ("gpu", 1), "/GPU:0", "GPUs 2, 3 are"),
+        (("gpu", 2), ("cpu", 1), "/CPU:0", ""),
+        (("cpu", 2), ("cpu", 1), "/CPU:0", ""),
+        # All that there are, and a line about the others.
+        (("gpu", 2), ("auto", 0), "/GPU:0 /GPU:1", "2 of 4 GPU.* restart it"),
+        (("cpu", 1), ("auto", 0), "/CPU:0", "no GPU.* 0 of 4 GPU.* restart it"),
+    ],
+)
+def test_a_second_call_gets_the_devices_that_tensorflow_has_made(
+    four_gpus, first, then, towers, remark
+):
+    configure(*first)
+    context.context().ensure_initialized()
+    found = configure(*then)
+    assert " ".join(found.towers) == towers
+    remarks = " ".join(found.remarks)
+    assert re.search(remark, remarks) if remark else not remarks
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "first,then,message",
+    [
+        (("gpu", 2), ("auto", 3), "num_towers=3 .*2 of 4 GPU.* restart it"),
+        (("gpu", 2), ("gpu", 0, "0,3"), "device_order=0,3: 2 of 4 GPU.* restart it"),
+        (("cpu", 1), ("gpu", 0), "device=gpu: .*0 of 4 GPU.* restart it"),
+        (("cpu", 2), ("cpu", 3), "num_towers=3 with 2 logical CPU .* restart it"),
+    ],
+)
+def test_a_second_call_for_other_devices_is_refused(four_gpus, first, then, message):
+    configure(*first)
+    context.context().ensure_initialized()
+    with pytest.raises(ConfigError, match=message):
+        configure(*then)
+
+
+@without_gpu
+def test_where_tensorflow_was_used_before_its_devices_are_taken(four_gpus):
+    context.context().ensure_initialized()
+    assert configure("cpu", 1).towers == ("/CPU:0",)
     found = configure("gpu", 2)
     assert found.towers == ("/GPU:0", "/GPU:1")
     assert "taken all memory" in found.remarks[0]
-    monkeypatch.setattr(tf.config.experimental, growth, refuse(ValueError()))
-    with pytest.raises(ConfigError, match="device_memory_mb=0 .* restart it"):
-        configure("gpu", 2)
-    name = "set_logical_device_configuration"
-    monkeypatch.setattr(tf.config, name, refuse(RuntimeError()))
     with pytest.raises(ConfigError, match="device_memory_mb=500 .* restart it"):
         configure("gpu", 2, device_memory_mb=500)
 
 
-def test_more_towers_than_gpus_are_refused_with_both_numbers(two_gpus):
-    with pytest.raises(ConfigError, match=r"num_towers=3 .*with 2 GPU\(s\)"):
-        configure("auto", 3)
+def test_no_limit_after_a_limit_is_refused(four_gpus):
+    configure("gpu", 2, device_memory_mb=500)
+    with pytest.raises(ConfigError, match="device_memory_mb=0 .* restart it"):
+        configure("gpu", 2)
 
 
-def test_a_gpu_beyond_the_last_is_refused_with_both_numbers(two_gpus):
-    assert configure("auto", 0, "1,0").towers == ("/GPU:1", "/GPU:0")
-    with pytest.raises(ConfigError, match=r"GPU 2 with 2 GPU\(s\)"):
-        configure("auto", 0, "0,2")
+def test_more_towers_than_gpus_are_refused_with_both_numbers(four_gpus):
+    with pytest.raises(ConfigError, match=r"num_towers=5 .*with 4 GPU\(s\)"):
+        configure("auto", 5)
+    with pytest.raises(ConfigError, match=r"GPU 4 with 4 GPU\(s\)"):
+        configure("auto", 0, "0,4")
+
+
+# A process that uses a run as in a notebook, on such a machine.
+
+USE = """
+import sys
+import pytest, small_runs
+from tensorflow.python import pywrap_tfe
+names = [b"/physical_device:CPU:0"] + [b"/physical_device:GPU:%d" % i for i in range(4)]
+pywrap_tfe.TF_ListPhysicalDevices = lambda: names
+small_runs.use(pytest.MonkeyPatch())
+from towers import evaluate, load_run, predict
+from towers.export import export
+from towers.run.folder import RunFolder
+{use}
+import tensorflow as tf
+try:
+    tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[1:], "GPU")
+except RuntimeError:  # they are made
+    print("GPUs:", [gpu.name[-1] for gpu in tf.config.get_visible_devices("GPU")])
+"""
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "use,expected",
+    [
+        ("load_run('run').model", ["0"]),
+        (
+            "predict('run', 'x.png', RunFolder('run').prediction_config(device='cpu'))",
+            [],
+        ),
+        ("evaluate('run', RunFolder('run').evaluation_config(device='cpu'))", []),
+        slow("export('run', 'keras')", [], id="export"),
+    ],
+)
+def test_who_uses_a_run_hides_the_gpus_that_it_does_not_need(
+    tmp_path, monkeypatch, use, expected
+):
+    small_runs.use(monkeypatch)
+    small_runs.half_way(tmp_path / "run")
+    image = np.zeros(small_runs.IMAGE_SHAPE, np.uint8)
+    (tmp_path / "x.png").write_bytes(tf.io.encode_png(image).numpy())
+    done = subprocess.run(
+        [sys.executable, "-c", USE.format(use=use)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.endswith(f"GPUs: {expected}\n"), done.stderr
+
+
+def test_a_training_of_the_run_on_the_gpus_has_them_alone(four_gpus, tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.lock() as lock:
+        lock.describe(device="GPU")
+        evaluation_devices.configure_one(folder, print)
+        assert told() == ("", False, [])
+    evaluation_devices.configure_one(folder, print)
+    assert told() == ("0", True, [])
 
 
 # Packages.

@@ -8,11 +8,13 @@ import sys
 import tempfile
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from full_pipes import fill
 
 from towers import errors
+from towers.parallel.lost_workers import lost_worker
 
 EXIT_CODES = {
     "ConfigError": 2,
@@ -169,3 +171,88 @@ def test_row_41_a_defect_whose_text_fails_is_named(tmp_path, capsys):
     assert first == "x: a defect in towers: Textless: Textless"
     path = pathlib.Path(last.removeprefix("x: the traceback: "))
     assert "Textless" in path.read_text()
+
+
+# reliability.md, row 40: memory that is not there.
+
+CPU, GPU = "/job:localhost/replica:0/task:0/device:CPU:0", "/job:worker/device:GPU:"
+
+
+NO_MEMORY = [
+    (
+        "Graph execution error:\n\n2 root error(s) found.\n  (0) RESOURCE_EXHAUSTED:  "
+        f"OOM when allocating tensor with shape[64,7] and type half on {GPU}1 by "
+        f"allocator GPU_1_bfc\n\t [[{{{{node a}}}}]]\n  (1) CANCELLED: x on {GPU}0",
+        " on GPU:1: tensor with shape[64,7] and type half",
+    ),
+    (
+        f"{{{{function_node __wrapped__Mul_device_{GPU}0}}}} failed to allocate memory "
+        "[Op:Mul]",
+        " on GPU:0: failed to allocate memory [Op:Mul]",
+    ),
+    (
+        f"Failed copying input tensor from {CPU} to {GPU}2: "
+        "Dst tensor is not initialized.",
+        f" on GPU:2: Failed copying input tensor from {CPU} to {GPU}2: "
+        "Dst tensor is not initialized.",
+    ),
+    (
+        "Out of memory while trying to allocate 68852648264 bytes.\n\t [[{{node x}}]]",
+        ": 68852648264 bytes",
+    ),
+    ("Out of memory while trying to allocate 16.00GiB.", ": 16.00GiB"),
+    (
+        "Failed to allocate request for 1.20GiB (1288490188B) on device ordinal 3",
+        " on device ordinal 3: 1.20GiB",
+    ),
+    (
+        "failed to allocate 1.50G (1610612736 bytes) from device: "
+        "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        ": 1610612736 bytes",
+    ),
+    (
+        "CUDA runtime initialization on GPU:0 failed. Status: out of memory",
+        " on GPU:0: CUDA runtime initialization on GPU:0 failed. Status: out of memory",
+    ),
+    ("x\nCUBLAS_STATUS_ALLOC_FAILED", ": CUBLAS_STATUS_ALLOC_FAILED"),
+    ("NCCL: Cuda failure 'out of memory'", ": NCCL: Cuda failure 'out of memory'"),
+    (
+        "Detected at node PyFunc\nMemoryError: Unable to allocate 16.0 TiB for x",
+        ": 16.0 TiB",
+    ),
+]
+
+
+@pytest.mark.parametrize("text,expected", NO_MEMORY)
+def test_row_40_no_memory_is_told_with_device_and_size(text, expected):
+    """As TensorFlow 2.21 and the libraries below word it, in errors of many types."""
+    told = errors.out_of_memory(tf.errors.InternalError(None, None, text))
+    assert told == f"out of memory{expected}"
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_row_40_what_tensorflow_cannot_allocate_is_told(is_compiled):
+    fill = tf.function(tf.zeros) if is_compiled else tf.zeros
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.device("CPU:1"):
+        fill(tf.constant([2**30, 2**30]))
+    told = errors.out_of_memory(caught.value)
+    size = "tensor with shape[1073741824,1073741824] and type float"
+    assert told == f"out of memory on CPU:1: {size}"
+
+
+def test_row_40_what_numpy_cannot_allocate_is_told_and_a_full_disk_is_not_memory():
+    with pytest.raises(MemoryError) as caught:
+        np.zeros([2**30, 2**27])
+    assert errors.out_of_memory(caught.value) == "out of memory: 1.00 EiB"
+    full = tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
+    assert errors.out_of_memory(full) == ""
+
+
+@pytest.mark.parametrize("task,lost", [(0, None), (1, 1)])
+def test_row_40_a_worker_without_memory_is_not_taken_for_a_lost_one(task, lost):
+    message = (
+        "Detected at node CollectiveReduceV2: OOM when allocating tensor with shape[2] "
+        f"and type float on /job:worker/replica:0/task:{task}/device:GPU:0"
+    )
+    told = lost_worker(message, ["a:1", "b:1"], index=0)
+    assert (told and told.number) == lost

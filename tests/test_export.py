@@ -253,9 +253,15 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
 # What is refused.
 
 
+def test_without_memory_it_is_not_the_disk_that_is_named(tmp_path):
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        with staging.writing(tmp_path):
+            tf.zeros([2**30, 2**30])
+
+
 def test_what_gives_other_logits_is_removed(half_way, same_process, monkeypatch):
     """Here the raw parameters in place of the moving averages."""
-    run = story.load_run(half_way)
+    run = story.read_run(half_way)
     monkeypatch.setattr(story, "stock_network", lambda _: stock_network(run.network()))
     with pytest.raises(ExportError, match="differ from those of the run by 0.* of the"):
         export(half_way, "keras")

@@ -314,6 +314,11 @@ def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(tmp_path, has_fold
     [
         ("factories.resolve('model', '{mine}:create_model')()()", "{mine}:4: KeyError"),
         ("raise MemoryError", "out of memory: MemoryError; lower --batch_size"),
+        (
+            "import tensorflow as tf; raise tf.errors.InternalError(None, None, "
+            "'on GPU:1: CUDA_ERROR_OUT_OF_MEMORY')",
+            "out of memory on GPU:1: on GPU:1: CUDA_ERROR_OUT_OF_MEMORY; lower --batch",
+        ),
     ],
 )
 def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
@@ -330,6 +335,30 @@ def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
     body = body.format(mine=mine)
     script.write_text(FAILING.format(root=str(ROOT), body=body))
     assert message.format(mine=mine) in fails(2, [script], "--workdir=run")
+
+
+MUCH = """
+import keras
+
+def create(*, image_shape, num_classes):
+    images = keras.Input(image_shape, name="images")
+    x = keras.layers.UpSampling2D(2**14, name="larger")(images)
+    x = keras.layers.GlobalAveragePooling2D(name="mean")(x)
+    return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
+"""
+
+
+def test_row_40_a_step_without_memory_is_one_line(fails, tmp_path):
+    (tmp_path / "mine.py").write_text(MUCH)
+    network = f"--model={tmp_path / 'mine.py'}:create"
+    flags = ["--dataset=embedded", "--device=cpu", "--num_towers=2", "--workdir=run"]
+    line = fails(2, [ROOT / "run_train.py"], network, *flags)
+    assert re.search(
+        r"out of memory on CPU:[01]: tensor with shape\[64,.*float; ", line
+    )
+    assert all(
+        f"--{x}" in line for x in ("batch_size", "accumulate_steps", "precision")
+    )
 
 
 # Row 12: signals.

@@ -182,6 +182,9 @@ def predict(
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
     """The network of a run with its trained parameters; needs no data set, no recipe.
 
+    Where TensorFlow has made no devices in this process, it gets the first GPU, or none
+    while a training of the run holds the GPUs.
+
     Args:
         workdir: the run's folder.
         step: of the checkpoint; 0 for the newest one that is valid.

@@ -26,6 +26,21 @@ DEFECT = 70
 # Characters of a message, its line break not counted.
 MOST_CHARACTERS = 400
 
+# How TensorFlow, XLA, CUDA, cuDNN, cuBLAS and NCCL say that no memory is left; the last
+# is of a copy to a GPU.
+_NO_MEMORY = re.compile(
+    r"OOM when|out.of.memory|failed to allocate|\w*ALLOC(?:ATION)?_FAILED"
+    r"|exceeds the memory limit|MemoryError|Dst tensor is not initialized",
+    re.IGNORECASE,
+)
+# In their line: what was to be allocated, the operation, and the device.
+_WANTED = re.compile(
+    r"tensor (?:with|of) shape ?\[[\d,]*\] and type \w+"
+    r"|(?<=allocat)\w* .{0,40}?(\d[\d.]* ?(?:[KMGTPE]i?B|B|bytes))\b"
+)
+_NODE = re.compile(r"\{\{.*?\}\} ?")
+_DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
+
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -122,6 +137,29 @@ def printable(text: str) -> str:
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
         for c in text
     )
+
+
+def out_of_memory(error: BaseException | str) -> str:
+    """'out of memory on GPU:0: 3.2GiB': the device and the size where the error says
+    them; empty for an error of another kind.
+
+    By its text: a GPU says it in errors of many types, and TensorFlow's
+    ResourceExhaustedError is also that of a full disk.
+    """
+    try:
+        text = str(error)
+    except Exception:  # of a class of the user
+        text = ""
+    lines = [line for line in text.splitlines() if _NO_MEMORY.search(line)]
+    if isinstance(error, MemoryError):
+        lines.append(text or type(error).__name__)
+    if not lines:
+        return ""
+    # The last device: of a copy "from CPU:0 to GPU:0" its destination.
+    devices, wanted = _DEVICE.findall(lines[0]), _WANTED.search(lines[0])
+    place = f" on {devices[-1]}" if devices else ""
+    size = (wanted[1] or wanted[0]) if wanted else _NODE.sub("", lines[0])
+    return f"out of memory{place}: {one_line(size, 150)}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from towers.config.choices import find
-from towers.errors import ConfigError, TowersError, nearest, one_line
+from towers.errors import ConfigError, TowersError, nearest, one_line, out_of_memory
 
 _loaded_files: set[str] = set()
 
@@ -148,9 +148,8 @@ def foreseen(error: BaseException, more_memory: str) -> BaseException:
         if frame.filename in _loaded_files:
             place = f"{frame.filename}:{frame.lineno}"
             return ConfigError(f"{place}: {type(error).__name__}: {one_line(error)}")
-    # TensorFlow's is known by its name, so that it need not be imported.
-    if type(error).__name__ in ("MemoryError", "ResourceExhaustedError"):
-        return ConfigError(f"out of memory: {one_line(error, 200)}; {more_memory}")
+    if no_memory := out_of_memory(error):
+        return ConfigError(f"{no_memory}; {more_memory}")
     return error
 
 

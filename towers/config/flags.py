@@ -28,11 +28,6 @@ from towers.errors import ConfigError, end_process, one_line
 # The recipe of a command without --config that names no data set.
 DEFAULT_RECIPE = "quickstart"
 
-_MORE_MEMORY = (
-    "lower --batch_size (with --accumulate_steps if the batch must stay), or take a "
-    "smaller network"
-)
-
 _DEFINE = {
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
@@ -238,6 +233,18 @@ def _with_common_flags(argv: Sequence[str]) -> list[str]:
     return [*own, *argv[end:]]
 
 
+def _more_memory():
+    """The way out, by the flags of the program, where no memory is left."""
+    if "accumulate_steps" in flags.FLAGS:
+        return (
+            "lower --batch_size (with more --accumulate_steps if the batch must stay), "
+            "set --precision=bfloat16, or take a smaller network"
+        )
+    if "batch_size" in flags.FLAGS:
+        return "lower --batch_size, or end other programs"
+    return "end other programs, or use a larger machine"
+
+
 def run(
     main: Callable[[Sequence[str]], int | None],
     parse: Callable[[Sequence[str]], Sequence[str]] = parse,
@@ -270,7 +277,7 @@ def run(
             raise
         except BaseException as error:  # also those of a user's file
             workdir = flags.FLAGS["workdir"].value if "workdir" in flags.FLAGS else ""
-            end_process(program, foreseen(error, _MORE_MEMORY), workdir or None)
+            end_process(program, foreseen(error, _more_memory()), workdir or None)
 
     logging.set_verbosity(logging.WARNING)
     app.run(main_or_end, flags_parser=parse_or_end)

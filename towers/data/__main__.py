@@ -8,6 +8,7 @@ with 3 where something is wrong with the data.
 """
 
 import argparse
+import os
 import sys
 
 from towers import __version__, quiet_imports
@@ -96,4 +97,5 @@ def main(arguments: list[str]) -> int:
 
 if __name__ == "__main__":
     exit_on_signals()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # they may be training
     sys.exit(main(sys.argv[1:]))

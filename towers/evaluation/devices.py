@@ -1,8 +1,10 @@
-"""The devices of an evaluation or a prediction."""
+"""The devices of an evaluation, a prediction or a network that is loaded."""
 
+import contextlib
 from collections.abc import Callable
 
 from towers.config import Config
+from towers.errors import ConfigError
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
 from towers.run.folder import RunFolder
@@ -19,16 +21,34 @@ def configure(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
     Raises:
         ConfigError: the machine does not have them.
     """
-    device, holder = config.device, folder.holder()
+    devices = parallel_devices.configure(
+        _free_device(config.device, folder, say),
+        config.num_towers,
+        config.device_order,
+        config.device_memory_mb,
+    )
+    for remark in devices.remarks:
+        say(remark)
+    return devices
+
+
+def configure_one(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """The first GPU, if any, for a network that is called outside of towers; the CPU
+    where a training of the run holds the GPUs. Devices that were made before stay.
+
+    Args:
+        folder, say: as of `configure`.
+    """
+    with contextlib.suppress(ConfigError):
+        parallel_devices.configure(_free_device("auto", folder, say), 1)
+
+
+def _free_device(device, folder, say):
+    holder = folder.holder()
     if device == "auto" and holder and holder.get("device") == "GPU":
         say(
             f"process {holder.get('pid', '?')} trains this run on the GPUs, so the "
             "evaluation runs on the CPU"
         )
-        device = "cpu"
-    devices = parallel_devices.configure(
-        device, config.num_towers, config.device_order, config.device_memory_mb
-    )
-    for remark in devices.remarks:
-        say(remark)
-    return devices
+        return "cpu"
+    return device

@@ -19,7 +19,7 @@ from towers.data.unlabeled import ImageFile, Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation import devices
 from towers.evaluation.features import FeaturesFile, cut_off
-from towers.evaluation.restored import RestoredRun, kinds_of_parameters, load_run
+from towers.evaluation.restored import RestoredRun, kinds_of_parameters, read_run
 from towers.evaluation.rows import FORMS, Rows
 from towers.output import remark
 from towers.parallel.eval_step import Evaluator
@@ -46,7 +46,7 @@ def predict(
     in a folder with the name of a class is that class.
 
     Raises:
-        ConfigError, CheckpointError, RunFolderError: as `load_run`; or there is no such
+        ConfigError, CheckpointError, RunFolderError: as `read_run`; or there is no such
             layer, or the output cannot be written.
         DataError: a path is wrong; there are no images, or some cannot be read: the
             others are done.
@@ -65,7 +65,7 @@ def predict(
     config = config or folder.prediction_config(step)
     *_, averages = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, remark)
-    run = load_run(workdir, step=step, log=remark)
+    run = read_run(workdir, step=step, log=remark)
     sizes.check_batch(config, config.batch_size, run.input_shape)
     model = run.model_ema if averages else run.model
     if features:

@@ -15,6 +15,7 @@ from towers import build
 from towers.config import Config, checks, choices
 from towers.data.augment import create_augment
 from towers.errors import CheckpointError, ConfigError
+from towers.evaluation import devices
 from towers.models.check import IMAGES
 from towers.models.layers import Dropout
 from towers.output import say
@@ -92,10 +93,16 @@ class RestoredRun:
         return model
 
 
-def load_run(
+def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
+    """See `towers.load_run`."""
+    devices.configure_one(RunFolder(workdir), say)
+    return read_run(workdir, step=step)
+
+
+def read_run(
     workdir: str | os.PathLike, *, step: int = 0, log: Callable[[str], None] = say
 ) -> RestoredRun:
-    """See `towers.load_run`.
+    """As `load_run`, on devices that were chosen before.
 
     Args:
         log: takes a line for each checkpoint that is rejected.

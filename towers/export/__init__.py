@@ -64,7 +64,8 @@ def export(
 
     The moving averages of the parameters are taken where the run keeps them. What is
     written is loaded in a new process and compared with the trainer's network in
-    float32 before it gets its name.
+    float32 before it gets its name. It uses no GPU, and where TensorFlow has made no
+    devices in this process, it gets none.
 
     Args:
         workdir: the run's folder.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers.errors import ConfigError, ExportError, one_line
+from towers.errors import ConfigError, ExportError, one_line, out_of_memory
 from towers.run import files
 
 # In every folder that may be replaced.
@@ -97,6 +97,8 @@ def writing(output: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (OSError, tf.errors.OpError) as error:
+        if out_of_memory(error):
+            raise
         reason = getattr(error, "strerror", None) or one_line(error, 200)
         raise ExportError(
             f"{output} cannot be written: {reason}; "

@@ -11,11 +11,11 @@ import tensorflow as tf
 from towers.build import match_parameters
 from towers.data.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
-from towers.evaluation import RestoredRun, load_run
-from towers.evaluation.restored import without_noise
+from towers.evaluation.restored import RestoredRun, read_run, without_noise
 from towers.export import FORMATS, TOLERANCES, check, examples, staging
 from towers.export.stock import stock_network
 from towers.output import say
+from towers.parallel.devices import show_gpus
 from towers.run import files
 
 BATCH_SIZE = 32
@@ -36,7 +36,8 @@ def export(
     row, tolerance = FORMATS[format], TOLERANCES[precision]
     staging.check_output(output, row.suffix, overwrite)
 
-    run = load_run(workdir, step=step)
+    show_gpus()  # none: they may be training
+    run = read_run(workdir, step=step)
     averages = "the moving averages of " if run.config.ema_decay else ""
     say(f"exporting {averages}the parameters of step {run.step} of {run.path}")
     trained = trained_network(run)

@@ -93,7 +93,7 @@ def _is_for_cpu(tensor):
     in scope it will be on a GPU if there is one."""
     if tensor.device:
         return "CPU" in tensor.device.upper()
-    return not tf.config.list_physical_devices("GPU")
+    return not tf.config.get_visible_devices("GPU")
 
 
 def convolution(

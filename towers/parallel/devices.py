@@ -8,7 +8,7 @@ import pathlib
 import platform
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -53,8 +53,10 @@ def configure(
 ) -> Devices:
     """Chooses the towers' devices and sets TensorFlow up for them.
 
-    Call it once, before TensorFlow first computes: the towers of a CPU are logical
-    devices, which TensorFlow cannot make later.
+    GPUs without a tower are hidden, so that TensorFlow takes no memory of them, and the
+    memory of the others is taken as needed. TensorFlow makes its devices when it first
+    computes and cannot change them later: a second call in a process gets those that
+    are there, or is refused where it needs others.
 
     Args:
         device: auto (GPUs where there are any), cpu or gpu.
@@ -79,33 +81,78 @@ def configure(
             f"{option:.100}: asks for more than the {MOST_DEVICES} devices that a "
             "process may have; lower it"
         )
-    gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
-    unused = "" if gpus else unused_gpu()
+    all_gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
+    gpus = show_gpus(all_gpus) if all_gpus else []
+    why = "" if gpus or device == "cpu" else unused_gpu()
+    if len(gpus) < len(all_gpus):
+        why = f"{len(gpus)} of {len(all_gpus)} GPU(s) are visible: {RESTART}"
     if device == "gpu" and not gpus:
         raise ConfigError(
-            "device=gpu: TensorFlow sees no GPU"
-            + (f"; {unused}" if unused else "; use --device=cpu or --device=auto")
+            "device=gpu: TensorFlow sees no GPU; "
+            + (why or "use --device=cpu or --device=auto")
         )
-    if not gpus:
-        remarks = []
-        if device == "auto":
-            remarks.append("TensorFlow sees no GPU, so the towers run on the CPU")
-        if device == "auto" and unused:
-            remarks.append(unused)
-        order = order or range(num_towers or 1)
-        _make_logical_cpus(max(order) + 1, core_per_tower and len(order) >= num_cores())
-        return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
+    if gpus:
+        return _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why)
+    show_gpus()
+    remarks = [why] if why else []
+    if device == "auto":
+        remarks.insert(0, "TensorFlow sees no GPU, so the towers run on the CPU")
+    order = order or range(num_towers or 1)
+    _make_logical_cpus(max(order) + 1, core_per_tower and len(order) >= num_cores())
+    return Devices("CPU", tuple(f"/CPU:{i}" for i in order), tuple(remarks))
+
+
+def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
+    """The towers' devices on GPUs; the other GPUs are hidden.
+
+    Args:
+        all_gpus: those of the machine.
+        gpus: those that can be used.
+        order: numbers of devices of the machine; empty for the first that can be used.
+        why: not all GPUs can be used; empty where they can.
+    """
+    remarks = [why] if why and not (order or num_towers) else []
+    numbered = all_gpus if order else gpus
     order = order or range(num_towers or len(gpus))
-    if device_memory_mb:
-        _make_logical_gpus(gpus, max(order) + 1, device_memory_mb)
-        return Devices("GPU", tuple(f"/GPU:{i}" for i in order))
-    if max(order) >= len(gpus):
+    per_gpu = -(-(max(order) + 1) // len(numbered)) if device_memory_mb else 1
+    if max(order) >= per_gpu * len(numbered):
         raise ConfigError(
-            f"num_towers={len(order)} up to GPU {max(order)} with {len(gpus)} GPU(s): "
-            "one tower runs on one GPU; lower --num_towers or use --device=cpu"
+            f"num_towers={len(order)} up to GPU {max(order)} with {len(numbered)} "
+            "GPU(s): "
+            + (why or "one tower runs on one GPU")
+            + "; lower --num_towers or use --device=cpu"
         )
-    remarks = _take_memory_as_needed(gpus)
-    return Devices("GPU", tuple(f"/GPU:{i}" for i in order), remarks)
+    used = [numbered[i // per_gpu] for i in order]
+    shown = show_gpus([gpu for gpu in all_gpus if gpu in used])
+    if not set(used) <= set(shown):
+        numbers = ",".join(map(str, order))
+        raise ConfigError(f"device_order={numbers}: {why}")
+    if device_memory_mb:
+        _make_logical_gpus(shown, per_gpu, device_memory_mb)
+    else:
+        remarks += _take_memory_as_needed(shown)
+    if shown != all_gpus[: len(shown)]:
+        numbers = ", ".join(str(all_gpus.index(gpu)) for gpu in shown)
+        remarks.append(f"of the GPUs {numbers} are visible, here numbered from 0")
+    # TensorFlow numbers the devices of the visible GPUs.
+    towers = tuple(
+        f"/GPU:{per_gpu * shown.index(gpu) + i % per_gpu}"
+        for gpu, i in zip(used, order, strict=True)
+    )
+    return Devices("GPU", towers, tuple(remarks))
+
+
+def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
+    """Hides all other GPUs, so that TensorFlow takes no memory of them.
+
+    Returns:
+        The GPUs that TensorFlow has, in the order of their numbers: where it has made
+        its devices before, those of that time.
+    """
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices(list(gpus), "GPU")
+    visible = tf.config.get_visible_devices("GPU")
+    return [gpu for gpu in tf.config.list_physical_devices("GPU") if gpu in visible]
 
 
 def _numbers(device_order, num_towers):
@@ -147,8 +194,8 @@ def processor_name() -> str:
 
 def _make_logical_cpus(count, core_per_tower):
     cpu = tf.config.list_physical_devices("CPU")[0]
-    configured = tf.config.get_logical_device_configuration(cpu)
-    if not configured or len(configured) < count:
+    configured = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(configured) < count:
         try:
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
@@ -157,15 +204,13 @@ def _make_logical_cpus(count, core_per_tower):
                 tf.config.threading.set_intra_op_parallelism_threads(1)
         except RuntimeError:
             raise ConfigError(
-                f"num_towers={count} with {len(configured or [0])} logical CPU "
+                f"num_towers={count} with {len(configured)} logical CPU "
                 f"device(s): {RESTART}, or lower --num_towers"
             ) from None
 
 
-def _make_logical_gpus(gpus, count, device_memory_mb):
-    """At least `count` devices with a limit, the same number on every GPU."""
+def _make_logical_gpus(gpus, per_gpu, device_memory_mb):
     limit = int(device_memory_mb * 1e6 / 2**20)  # TensorFlow counts in MiB
-    per_gpu = -(-count // len(gpus))
     wanted = [tf.config.LogicalDeviceConfiguration(memory_limit=limit)] * per_gpu
     for gpu in gpus:
         try:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from towers.errors import one_line
+from towers.errors import one_line, out_of_memory
 
 # What a worker tells the others of one that is lost.
 _TOLD = re.compile(r"lost: (worker (\d+) \([^)]*\) (?:ended|does not answer))\.")
@@ -47,6 +47,8 @@ def lost_worker(
     others = [i for i in named if i != index and i < len(addresses)]
     if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
         others = [0]  # it did not answer, perhaps to another worker, named as well
+    if not others and out_of_memory(message):
+        return None  # of this worker
     if not others:
         return LostWorker(None, f"a worker is lost: {one_line(message, 200)}")
     number, how = others[0], "does not answer"

@@ -130,7 +130,7 @@ def _sums_in_update(config):
 def _arithmetic(devices):
     """What the rounding of a sum depends on."""
     if devices.kind == "GPU":
-        gpus = tf.config.list_physical_devices("GPU")
+        gpus = tf.config.get_visible_devices("GPU")
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
         return {"GPUs": sorted({x.get("device_name", "") for x in details})}
     return {f"threads ({_THREADS})": _num_threads(), "processor": processor_name()}

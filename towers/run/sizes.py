@@ -92,7 +92,7 @@ def _lines(path: pathlib.Path) -> list[str]:
 
 
 def _computes_on_cpu(config: Config) -> bool:
-    return config.device == "cpu" or not tf.config.list_physical_devices("GPU")
+    return config.device == "cpu" or not tf.config.get_visible_devices("GPU")
 
 
 def check_batch(
