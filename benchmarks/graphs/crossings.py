@@ -30,12 +30,14 @@ LOOPS, BRANCHES = ("While", "StatelessWhile"), ("If", "StatelessIf")
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """A tensor that goes to another device.
+    """A tensor that goes to another device, or a control edge to one.
 
     Attributes:
         source, destination: "host", or a GPU such as "/GPU:1".
-        num_bytes: its size, times the turns of the loops inside of a step.
-        where: name of the tensor, after the calls that lead to it.
+        num_bytes: its size, times the turns of the loops inside of a step; 0 of a
+            control edge, and where the shape is not known.
+        where: name of the tensor, after the calls that lead to it; of a control edge
+            the names of both operations.
         is_per_step: whether it crosses in every step, or once in a call of many.
         is_usual: False in the branch that a condition takes where it is false: by the
             convention of this package the exception, such as an update that is not
@@ -145,10 +147,12 @@ class _Flow:
 
     def run(self, graph, values, scope) -> list[_Value]:
         """The outputs, given the values of the arguments: tensor's name -> value."""
-        values = dict(values)
+        values, places = dict(values), {}
         for op in running(graph):
             if op.type == "Placeholder" and op.outputs[0].name in values:
                 continue
+            places[op.name] = self._place(op, scope, values)
+            self._control(op, places, scope)
             inputs = [values[tensor.name] for tensor in op.inputs]
             device = inherited(op.device, scope.device)
             functions = called(graph, op)
@@ -164,6 +168,29 @@ class _Flow:
             for tensor, value in zip(op.outputs, outputs, strict=True):
                 values[tensor.name] = value
         return [values[tensor.name] for tensor in getattr(graph, "outputs", [])]
+
+    def _place(self, op, scope, values):
+        """Where an operation runs; None where it has no device and nothing to do."""
+        device = inherited(op.device, scope.device)
+        if op.type in (*LOOPS, *BRANCHES) or (not device and op.type == "NoOp"):
+            return None
+        inputs = [values[tensor.name] for tensor in op.inputs]
+        home = next((v.place for v in inputs if v.dtype == tf.resource), None)
+        place = home or _memory(device or DEFAULT_DEVICE)
+        return place if find_kernel(op) is not None else HOST_MEMORY
+
+    def _control(self, op, places, scope):
+        """The control edges that an operation waits for."""
+        destination = places[op.name]
+        for before in op.control_inputs:
+            source = places.get(before.name)
+            if None not in (source, destination) and source != destination:
+                where = " > ".join([*scope.path, f"^{before.name} to {op.name}"])
+                self.crossed.append(
+                    Crossing(
+                        source, destination, 0, where, scope.is_per_step, scope.is_usual
+                    )
+                )
 
     def _operation(self, op, inputs, device, scope):
         """The outputs of an operation, whose inputs are sent to where it reads them."""
@@ -248,7 +275,8 @@ class _Flow:
     def _send(self, value, memory, scope):
         place = value.place or self._first_read.get(value.name)
         key = (value.name, memory)
-        if memory in (place, None) or not value.num_bytes or key in self._sent:
+        is_handle = value.dtype in (tf.resource, tf.variant)
+        if memory in (place, None) or is_handle or key in self._sent:
             return
         self._sent.add(key)
         size = value.num_bytes * scope.turns
