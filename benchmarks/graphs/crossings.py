@@ -7,8 +7,7 @@ in host memory: shapes and most int32, for example.
 What a variable holds lies where the variable does: operations on a variable run there,
 whatever device they are asked onto. A variable of a loop lies where its initial value
 does, as in TensorFlow's `lower_while_op.cc`; what the loop reads and does not change
-crosses anew in each turn. An argument that is no variable is taken to lie where it is
-first read.
+crosses anew in each turn. An argument is taken to lie where it is first read.
 """
 
 import collections
@@ -74,25 +73,23 @@ def crossings(
     Args:
         graph: of a traced function; its own loops are over steps.
         homes: id of a captured tensor, such as a variable's handle -> its device. Other
-            variables are on the host.
+            captured variables are on the host.
         inner_turns: turns of a loop within a step.
         device: that the function is called on, if the call names one.
     """
     flow = _Flow(inner_turns)
-    known = {
-        placeholder.name: homes[id(captured)]
-        for captured, placeholder in getattr(graph, "captures", [])
-        if homes and id(captured) in homes
-    }
-    values = {}
-    for tensor in getattr(graph, "inputs", []):
-        home = known.get(tensor.name)
-        if home is None and tensor.dtype in (tf.resource, tf.variant):
+    known = {}
+    for captured, placeholder in getattr(graph, "captures", []):
+        home = (homes or {}).get(id(captured))
+        if home is None and captured.dtype in (tf.resource, tf.variant):
             home = HOST
-        place = home and _memory(home)
-        values[tensor.name] = _Value(
-            tensor.name, num_bytes(tensor), tensor.dtype, place
+        known[placeholder.name] = home and _memory(home)
+    values = {
+        tensor.name: _Value(
+            tensor.name, num_bytes(tensor), tensor.dtype, known.get(tensor.name)
         )
+        for tensor in getattr(graph, "inputs", [])
+    }
     has_loop = any(op.type in LOOPS for op in running(graph))
     scope = _Scope(device, (), not has_loop, True, 1)
     flow.run(graph, values, scope)

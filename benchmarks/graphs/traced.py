@@ -52,12 +52,13 @@ class Traced:
     def _homes(self):
         """Id of a variable's handle -> the device that it was asked onto."""
         trainer, homes = self.trainer, {}
+        feed = trainer._feed
         for copy in trainer.strategy.copies:
             homes |= {id(v.handle): copy.device for v in copy.variables()}
         for value in vars(trainer.guard).values():
             if isinstance(value, tf.Variable):
                 homes[id(value.handle)] = trainer.guard.device
-        if isinstance(feed := trainer._feed, Resident):
+        if isinstance(feed, Resident):
             homes |= {id(v.handle): home for home, v in feed._orders.items()}
             for batches in feed._batches:
                 source = batches.source
