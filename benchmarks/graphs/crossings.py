@@ -72,13 +72,18 @@ def crossings(
 
     Args:
         graph: of a traced function; its own loops are over steps.
-        homes: id of a captured tensor, such as a variable's handle -> its device. Other
-            captured variables are on the host.
+        homes: id of a captured tensor, such as a variable's handle, or of an argument
+            -> its device. Other captured variables are on the host.
         inner_turns: turns of a loop within a step.
         device: that the function is called on, if the call names one.
     """
     flow = _Flow(inner_turns)
-    known = {}
+    inputs = getattr(graph, "inputs", [])
+    known = {
+        tensor.name: _memory(homes[id(tensor)])
+        for tensor in inputs
+        if homes and id(tensor) in homes
+    }
     for captured, placeholder in getattr(graph, "captures", []):
         home = (homes or {}).get(id(captured))
         if home is None and captured.dtype in (tf.resource, tf.variant):
@@ -88,7 +93,7 @@ def crossings(
         tensor.name: _Value(
             tensor.name, num_bytes(tensor), tensor.dtype, known.get(tensor.name)
         )
-        for tensor in getattr(graph, "inputs", [])
+        for tensor in inputs
     }
     has_loop = any(op.type in LOOPS for op in running(graph))
     scope = _Scope(device, (), not has_loop, True, 1)

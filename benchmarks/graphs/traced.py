@@ -40,14 +40,18 @@ class Traced:
     def crossings(self) -> list[Crossing]:
         """Everything that crosses devices in a step; asynchronous towers fetch and
         compute once each."""
-        homes, turns = self._homes(), self.config.accumulate_steps - 1
-        return [
-            crossing
-            for call in self.calls()
-            for crossing in crossings(
-                call.graph, homes, inner_turns=turns, device=call.device
-            )
-        ]
+        found, turns = [], self.config.accumulate_steps - 1
+        for call in self.calls():
+            homes = self._homes() | self._iterators(call.graph)
+            found += crossings(call.graph, homes, inner_turns=turns, device=call.device)
+        return found
+
+    def _iterators(self, graph):
+        """Id of an argument -> the device of the iterator."""
+        captured = {id(placeholder) for _, placeholder in graph.captures}
+        resources = (x for x in graph.inputs if x.dtype == tf.resource)
+        iterators = [id(x) for x in resources if id(x) not in captured]
+        return dict(zip(iterators, self.trainer._feed._devices, strict=False))
 
     def _homes(self):
         """Id of a variable's handle -> the device that it was asked onto."""
