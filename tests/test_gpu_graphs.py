@@ -1,4 +1,4 @@
-"""The graphs of the networks as cuDNN wants them: layouts, channels, types."""
+"""The graphs of steps on GPUs: what crosses devices, and what cuDNN wants."""
 
 import dataclasses
 
@@ -8,7 +8,8 @@ import traced
 from marks import slow
 
 from benchmarks.graphs import placement
-from benchmarks.graphs.kernels import find_kernel, host_arguments
+from benchmarks.graphs.crossings import HOST_MEMORY
+from benchmarks.graphs.graphs import running
 from towers.config import choices
 
 CONVOLUTIONS = (
@@ -64,7 +65,7 @@ def network(request):
     trained = traced.on_gpus(
         model=model, precision=precision, num_towers=1, input="stream"
     )
-    [call] = trained.trainer.calls()
+    [call] = trained.calls()
     return Network(model, precision, list(placement.placements(call.graph)))
 
 
@@ -92,12 +93,12 @@ def test_fused_batch_normalization_is_what_cudnn_takes(network):
         assert op.get_attr("data_format") == b"NHWC"
 
 
-def test_a_tower_computes_no_float64_but_scalars(network):
+def test_a_tower_computes_no_float64_but_single_numbers(network):
     large = {
         p.where
         for p in network.every
         for tensor in p.op.outputs
-        if p.on_gpu and tensor.dtype == tf.float64 and tensor.shape.rank != 0
+        if p.on_gpu and tensor.dtype == tf.float64 and tensor.shape.num_elements() != 1
     }
     assert not large
 
@@ -108,78 +109,54 @@ def test_float64_of_an_evaluation_is_one_number_for_each_image_or_class():
     size, classes = trained.config.batch_size, 10
     shapes = {
         tuple(tensor.shape)
-        for p in placement.placements(trained.evaluation().graph)
+        for p in placement.placements(traced.evaluation(trained).graph)
         for tensor in p.op.outputs
         if p.on_gpu and tensor.dtype == tf.float64
     }
     assert shapes == {(), (size,), (size, classes)}
 
 
-def test_only_the_finite_check_waits_for_a_gpu(network):
-    """A condition that a GPU computes is waited for by the host."""
-    [check] = waiting(network.every)
-    assert check.op.inputs[0].op.type == "IsFinite"
-    assert check.op.inputs[0].shape == []
+STRATEGIES = {
+    "one GPU": {"num_towers": 1},
+    "towers": {"num_towers": 2},
+    "replicated": {"strategy": "replicated"},
+    "model_parallel": {"strategy": "model_parallel", "group_size": 2},
+}
+GUARDED = {"precision": "float16", "on_nonfinite": "skip", "accumulate_steps": 2}
 
 
-@pytest.mark.parametrize("precision", ["float32", slow("float16")])
-def test_skipping_a_step_waits_for_nothing_else(precision):
-    trained = traced.on_gpus(
-        model="lenet", precision=precision, input="stream", on_nonfinite="skip"
-    )
-    [call] = trained.trainer.calls()
-    every = list(placement.placements(call.graph))
-    [check] = waiting(every)
-    assert check.op.inputs[0].op.type == "IsFinite"
-    branches = [p for p in every if p.op.type in ("If", "StatelessIf")]
-    assert len(branches) > 1  # may it be skipped?
+@pytest.mark.parametrize("options", [{}, GUARDED], ids=["plain", "guarded"])
+@pytest.mark.parametrize("source", ["resident", "stream"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_host_waits_for_no_gpu(strategy, source, options):
+    """No edge of a step leads from a GPU to the host, a control edge neither; but for
+    towers that share a copy on the host: these send gradients, state and scalars."""
+    fields = {"model": "lenet", "augment": "pad_crop_flip", "input": source}
+    trained = traced.on_gpus(**fields | STRATEGIES[strategy] | options)
+    copy = trained.trainer.strategy.copies[0]
+    shared = [variable.shape for variable in [*copy.params, *copy.state]]
+    vectors, scalars = [], []
+    for crossing in trained.crossings():
+        if crossing.is_per_step and crossing.is_usual:
+            if crossing.destination == HOST_MEMORY:
+                is_scalar = 0 < crossing.num_bytes <= 8
+                (scalars if is_scalar else vectors).append(crossing)
+    if strategy == "towers":
+        assert len(vectors) == 2 * len(shared), vectors
+        assert len(scalars) == 2 * len(("loss", "correct")), scalars
+    else:
+        assert not vectors + scalars
 
 
-@pytest.mark.parametrize("accumulate_steps", [1, 2])
-def test_no_loop_asks_a_gpu_whether_to_go_on(accumulate_steps):
-    trained = traced.on_gpus(accumulate_steps=accumulate_steps, input="stream")
-    [call] = trained.trainer.calls()
-    conditions = [
-        p
-        for p in placement.placements(call.graph)
-        if p.path and p.path[-1].endswith(".cond") and p.op.type != "Placeholder"
+def test_a_step_has_few_operations_next_to_its_tower(capsys):
+    """Each costs a launch; before the parameters were vectors it had hundreds."""
+    fields = {"num_towers": 1, "model": "resnet20", "input": "stream"}
+    trained = traced.on_gpus(augment="none", **fields)
+    types = [
+        op.type
+        for op in running(traced.loop_body(trained))
+        if "/tower_0/" not in op.name and op.type not in ("Placeholder", "Const")
     ]
-    loops = {p.path for p in conditions}
-    assert len(loops) == accumulate_steps
-    on_gpu = [p for p in conditions if p.on_gpu and p.op.type != "Const"]
-    assert not [p.where for p in on_gpu if is_computed_on_a_gpu(p.op)]
-
-
-def test_making_a_resident_batch_waits_for_no_gpu():
-    trained = traced.on_gpus(input="resident")
-    [call] = trained.trainer.calls()
-    [check] = waiting(list(placement.placements(call.graph)))
-    assert check.op.inputs[0].op.type == "IsFinite"
-
-
-def waiting(every):
-    """The branches whose condition depends on what a GPU computes."""
-    known = {(p.path, p.op.name): p for p in every}
-    branches = [p for p in every if p.op.type in ("If", "StatelessIf")]
-    return [p for p in branches if depends_on_a_gpu(p, known)]
-
-
-def depends_on_a_gpu(branch, known):
-    pending, seen = [branch.op.inputs[0].op], set()
-    while pending:
-        op = pending.pop()
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if known[branch.path, op.name].on_gpu and is_computed_on_a_gpu(op):
-            return True
-        pending += [tensor.op for tensor in op.inputs]
-    return False
-
-
-def is_computed_on_a_gpu(op):
-    """False where its results lie in host memory, as most int32 does."""
-    if op.type in ("Placeholder", "Const"):
-        return False
-    kernel = find_kernel(op)
-    return len(host_arguments(op, kernel)[1]) < len(op.outputs)
+    with capsys.disabled():
+        print(f" {len(types)} operations next to the tower", end="")
+    assert len(types) <= 110

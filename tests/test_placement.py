@@ -19,7 +19,6 @@ from benchmarks.graphs.graphs import inherited
 from benchmarks.graphs.kernels import CPU, find_kernel
 from towers.config import Config, choices
 from towers.errors import ConfigError
-from towers.parallel.devices import Devices
 
 # Of the slow cases.
 CASES_AT_ONCE = 10
@@ -260,7 +259,7 @@ class Case:
             return False
         return True
 
-    def trace(self) -> traced.Traced:
+    def trace(self):
         fields = self.fields
         if fields["augment"] not in choices.AUGMENTS:
             fields["augment"] = "none"
@@ -349,7 +348,7 @@ def test_steps_that_may_be_skipped_have_every_kernel(fields):
 
 def assert_every_kernel(trained):
     missing, on_host, unasked = [], [], []
-    for call in trained.calls():
+    for call in [*trained.calls(), traced.evaluation(trained)]:
         missing += map(str, placement.without_kernel(call.graph, call.device))
         on_host += placement.on_host_alone(call.graph, call.device)
         unasked += map(str, placement.unasked(call.graph, call.device))
@@ -371,34 +370,10 @@ def test_the_cases_have_every_pair():
 
 @pytest.mark.slow
 def test_what_xla_compiles_of_a_tower_has_its_kernels():
-    calls = traced.on_gpus(model="resnet20", compile="xla").trainer.calls()
+    calls = traced.on_gpus(model="resnet20", compile="xla").calls()
     compiled = [
         p for call in calls for p in placement.placements(call.graph) if p.compiled
     ]
     assert {p.device for p in compiled} == {"/GPU:0", "/GPU:1"}
     assert any(p.op.type == "Conv2DBackpropFilter" for p in compiled)
     assert all(p.has_kernel() for p in compiled)
-
-
-@pytest.mark.parametrize("kind", ["GPU", "CPU"])
-def test_the_banner_names_what_falls_to_the_host_on_gpus_alone(kind, monkeypatch):
-    """And the steps are not traced anew for it."""
-    name = "/GPU:0" if kind == "GPU" else "/CPU:0"
-    trained = traced.on_gpus(devices=Devices(kind, (name,)), input="stream")
-    assert not any("no kernel" in line for line in trained.trainer.describe())
-    tracings = trained.trainer.loop.compiled.experimental_get_tracing_count
-    before = tracings()
-    assert before == (kind == "GPU")
-    monkeypatch.setattr(
-        placement.Placement, "has_kernel", lambda p: p.op.type != "Relu"
-    )
-    lines = [x for x in trained.trainer.describe() if "no kernel for GPUs" in x]
-    if kind == "GPU":
-        [line] = lines
-        assert (
-            line.startswith("on the host, as they have no kernel") and "Relu (" in line
-        )
-        trained.trainer.trace()
-    else:
-        assert not lines
-    assert tracings() == before

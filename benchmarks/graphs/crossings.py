@@ -7,8 +7,7 @@ in host memory: shapes and most int32, for example.
 What a variable holds lies where the variable does: operations on a variable run there,
 whatever device they are asked onto. A variable of a loop lies where its initial value
 does, as in TensorFlow's `lower_while_op.cc`; what the loop reads and does not change
-crosses anew in each turn. An argument that is no variable is taken to lie where it is
-first read.
+crosses anew in each turn. An argument is taken to lie where it is first read.
 """
 
 import collections
@@ -30,12 +29,14 @@ LOOPS, BRANCHES = ("While", "StatelessWhile"), ("If", "StatelessIf")
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """A tensor that goes to another device.
+    """A tensor that goes to another device, or a control edge to one.
 
     Attributes:
         source, destination: "host", or a GPU such as "/GPU:1".
-        num_bytes: its size, times the turns of the loops inside of a step.
-        where: name of the tensor, after the calls that lead to it.
+        num_bytes: its size, times the turns of the loops inside of a step; 0 of a
+            control edge, and where the shape is not known.
+        where: name of the tensor, after the calls that lead to it; of a control edge
+            the names of both operations.
         is_per_step: whether it crosses in every step, or once in a call of many.
         is_usual: False in the branch that a condition takes where it is false: by the
             convention of this package the exception, such as an update that is not
@@ -71,26 +72,29 @@ def crossings(
 
     Args:
         graph: of a traced function; its own loops are over steps.
-        homes: id of a captured tensor, such as a variable's handle -> its device. Other
-            variables are on the host.
+        homes: id of a captured tensor, such as a variable's handle, or of an argument
+            -> its device. Other captured variables are on the host.
         inner_turns: turns of a loop within a step.
         device: that the function is called on, if the call names one.
     """
     flow = _Flow(inner_turns)
+    inputs = getattr(graph, "inputs", [])
     known = {
-        placeholder.name: homes[id(captured)]
-        for captured, placeholder in getattr(graph, "captures", [])
-        if homes and id(captured) in homes
+        tensor.name: _memory(homes[id(tensor)])
+        for tensor in inputs
+        if homes and id(tensor) in homes
     }
-    values = {}
-    for tensor in getattr(graph, "inputs", []):
-        home = known.get(tensor.name)
-        if home is None and tensor.dtype in (tf.resource, tf.variant):
+    for captured, placeholder in getattr(graph, "captures", []):
+        home = (homes or {}).get(id(captured))
+        if home is None and captured.dtype in (tf.resource, tf.variant):
             home = HOST
-        place = home and _memory(home)
-        values[tensor.name] = _Value(
-            tensor.name, num_bytes(tensor), tensor.dtype, place
+        known[placeholder.name] = home and _memory(home)
+    values = {
+        tensor.name: _Value(
+            tensor.name, num_bytes(tensor), tensor.dtype, known.get(tensor.name)
         )
+        for tensor in inputs
+    }
     has_loop = any(op.type in LOOPS for op in running(graph))
     scope = _Scope(device, (), not has_loop, True, 1)
     flow.run(graph, values, scope)
@@ -145,10 +149,12 @@ class _Flow:
 
     def run(self, graph, values, scope) -> list[_Value]:
         """The outputs, given the values of the arguments: tensor's name -> value."""
-        values = dict(values)
+        values, places = dict(values), {}
         for op in running(graph):
             if op.type == "Placeholder" and op.outputs[0].name in values:
                 continue
+            places[op.name] = self._place(op, scope, values)
+            self._control(op, places, scope)
             inputs = [values[tensor.name] for tensor in op.inputs]
             device = inherited(op.device, scope.device)
             functions = called(graph, op)
@@ -164,6 +170,29 @@ class _Flow:
             for tensor, value in zip(op.outputs, outputs, strict=True):
                 values[tensor.name] = value
         return [values[tensor.name] for tensor in getattr(graph, "outputs", [])]
+
+    def _place(self, op, scope, values):
+        """Where an operation runs; None where it has no device and nothing to do."""
+        device = inherited(op.device, scope.device)
+        if op.type in (*LOOPS, *BRANCHES) or (not device and op.type == "NoOp"):
+            return None
+        inputs = [values[tensor.name] for tensor in op.inputs]
+        home = next((v.place for v in inputs if v.dtype == tf.resource), None)
+        place = home or _memory(device or DEFAULT_DEVICE)
+        return place if find_kernel(op) is not None else HOST_MEMORY
+
+    def _control(self, op, places, scope):
+        """The control edges that an operation waits for."""
+        destination = places[op.name]
+        for before in op.control_inputs:
+            source = places.get(before.name)
+            if None not in (source, destination) and source != destination:
+                where = " > ".join([*scope.path, f"^{before.name} to {op.name}"])
+                self.crossed.append(
+                    Crossing(
+                        source, destination, 0, where, scope.is_per_step, scope.is_usual
+                    )
+                )
 
     def _operation(self, op, inputs, device, scope):
         """The outputs of an operation, whose inputs are sent to where it reads them."""
@@ -248,7 +277,8 @@ class _Flow:
     def _send(self, value, memory, scope):
         place = value.place or self._first_read.get(value.name)
         key = (value.name, memory)
-        if memory in (place, None) or not value.num_bytes or key in self._sent:
+        is_handle = value.dtype in (tf.resource, tf.variant)
+        if memory in (place, None) or is_handle or key in self._sent:
             return
         self._sent.add(key)
         size = value.num_bytes * scope.turns

@@ -1,11 +1,11 @@
-"""Graphs: the operations that run, the functions that they call, loops in them."""
+"""Graphs: the operations that run, the functions that they call."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
+
+from towers.parallel.traced import needed_operations
 
 
 def running(graph: tf.Graph) -> list[tf.Operation]:
@@ -16,18 +16,6 @@ def running(graph: tf.Graph) -> list[tf.Operation]:
     outputs = [tensor.op for tensor in getattr(graph, "outputs", [])]
     needed = needed_operations([*outputs, *getattr(graph, "control_outputs", [])])
     return [op for op in graph.get_operations() if op in needed]
-
-
-def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """All that run where these are wanted, these included."""
-    pending, needed = list(operations), set()
-    while pending:
-        op = pending.pop()
-        if op not in needed:
-            needed.add(op)
-            pending += [x.op for x in op.inputs]
-            pending += op.control_inputs
-    return needed
 
 
 def called(graph: tf.Graph, op: tf.Operation) -> dict[str, tf.Graph]:
@@ -86,42 +74,3 @@ def short(device: str) -> str:
     """ "/job:localhost/.../device:CPU:1" -> "/CPU:1"; none stands for the host."""
     spec = tf.DeviceSpec.from_string(device)
     return f"/{spec.device_type or 'CPU'}:{spec.device_index or 0}"
-
-
-def while_loop(
-    condition: Callable, body: Callable, variables: Sequence[Any]
-) -> Sequence[Any]:
-    """`tf.while_loop`, one turn after the other, whose results stay on their devices.
-
-    TensorFlow returns the results of a body by identities without a device, which are
-    placed on the first GPU, or on the loop's device: gradients of other towers would be
-    copied there and back in every turn. Here these identities are on the device of what
-    they return.
-
-    Args:
-        condition, body, variables: as of `tf.while_loop`.
-    """
-    if tf.executing_eagerly():
-        return tf.while_loop(condition, body, variables, parallel_iterations=1)
-
-    def without_outer_devices(*values):
-        # A device function in scope would be copied into every function that the body
-        # traces, with the devices around it; two towers may share such a function.
-        graph = tf.compat.v1.get_default_graph()
-        devices = graph._device_function_stack
-        graph._device_function_stack = type(devices)()
-        try:
-            return body(*values)
-        finally:
-            graph._device_function_stack = devices
-
-    with tf.compat.v1.device(_device_of_identity):
-        return tf.while_loop(
-            condition, without_outer_devices, variables, parallel_iterations=1
-        )
-
-
-def _device_of_identity(op):
-    if op.device or op.type != "Identity":
-        return op.device
-    return op.inputs[0].device

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from towers.config import factories
@@ -217,14 +218,13 @@ def windows(
         [n, height, width, channels], same dtype.
     """
     n, full_height, full_width, channels = images.shape
-    # On a GPU int32 is computed by the host.
-    places = functools.partial(tf.range, dtype=tf.int64)
-    rows = corners[:, :1] + places(height)
-    columns = tf.where(is_flipped, width - 1 - places(width), places(width))
+    # Constants: on a GPU the host would compute a range.
+    rows = corners[:, :1] + np.arange(height)
+    columns = tf.where(is_flipped, np.arange(width)[::-1].copy(), np.arange(width))
     columns += corners[:, 1:]
     rows, columns = mirrored(rows, full_height), mirrored(columns, full_width)
     # One gather of whole pixels costs half of a gather of rows and one of columns.
-    firsts = places(n)[:, None, None] * (full_height * full_width)
+    firsts = np.arange(n)[:, None, None] * (full_height * full_width)
     pixels = firsts + rows[:, :, None] * full_width + columns[:, None, :]
     return tf.gather(tf.reshape(images, [-1, channels]), pixels)
 

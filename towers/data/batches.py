@@ -212,7 +212,7 @@ class TrainBatches:
     def _positions(self, step):
         """int64: places in the endless stream of the images that are read."""
         if self._is_whole:
-            offsets = tf.range(self.images_per_step, dtype=tf.int64)
+            offsets = tf.constant(np.arange(self.images_per_step))
         else:
             offsets = tf.constant(places(self._read_ranges))
         return step * self.images_per_step + offsets

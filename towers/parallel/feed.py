@@ -99,8 +99,9 @@ class Streams:
                 return list(next(iterators[0]))
         elements = []
         for iterator, device in zip(iterators, self._devices, strict=True):
+            # The next elements have the iterator's device, which no name tells.
             with tf.device(device):
-                elements.append(next(iterator))
+                elements.append(tf.nest.map_structure(tf.identity, next(iterator)))
         return elements
 
     def batches(self, awaited, step):

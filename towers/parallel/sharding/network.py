@@ -165,4 +165,8 @@ class ShardedNetwork:
         factors = [size / whole * num_groups for size in sizes]
         if loss_scale is None:
             return factors
-        return [factor * loss_scale for factor in factors]
+        scaled = []
+        for factor, devices in zip(factors, self._grid, strict=True):
+            with tf.device(devices[0]):
+                scaled.append(factor * loss_scale)
+        return scaled
