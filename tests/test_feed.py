@@ -1,8 +1,9 @@
-"""The feeds of the compiled loop: every one gives a trainer the same batches."""
+"""The feeds of the compiled loop: the batches of all towers are together those of one.
+
+Everything here runs through the loop that trains.
+"""
 
 import dataclasses
-import functools
-import time
 
 import networks
 import numpy as np
@@ -10,288 +11,262 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_trainer, have_steps_of_gpus
+from recipes import Recipe, create_trainer
 
-from benchmarks.proofs import partition_graphs
-from towers import build, training
+from benchmarks.graphs.kernels import GPU, find_kernel
+from towers import build
 from towers.config.choices import AUGMENTS
-from towers.data.augment import Augment, create_augment
+from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
-from towers.data.resident import ResidentBatches
+from towers.data.part import Part, shares
+from towers.data.resident import Resident
 from towers.data.sources import ArraySource
-from towers.parallel import strategies
-from towers.parallel.devices import Devices
-from towers.parallel.feed import CopiedAhead, HostStream, has_gpu_kernels
+from towers.errors import ConfigError
+from towers.parallel import compilation, strategies
+from towers.parallel.feed import Streams, runs_on
 from towers.parallel.loop import Loop
 
-DEVICE = "/CPU:3"  # of no tower, so that nothing else is sent there
-WAIT_SECS = 30  # for what should come at once
+MICRO_BATCH_SIZE = 5  # of which no number of towers but one and five is a divisor
 
 FEEDS = {
-    "resident": lambda batches: ResidentBatches(batches, DEVICE),
-    "copied": lambda batches: CopiedAhead(batches.stream, DEVICE),
-    "augmented there": lambda batches: CopiedAhead(
-        batches.stored_stream, DEVICE, batches.process
+    "streams": lambda batches, devices: Streams([x.stream for x in batches], devices),
+    "stored": lambda batches, devices: Streams(
+        [x.stored_stream for x in batches], devices, [x.process for x in batches]
     ),
+    "resident": Resident,
 }
 
 
-def create_batches(mixed=False):
+def create_batches(accumulate_steps=1, mixed=True, num_examples=12):
     """Batches that straddle epochs."""
-    images, labels = small_runs.arrays(10, 0)
+    images, labels = small_runs.arrays(num_examples, 0)
     moments = (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)
     return TrainBatches(
         ArraySource(images, labels),
         create_augment("pad_crop_flip", (8, 8, 3), *moments),
         seed=3,
-        images_per_step=6,
+        images_per_step=accumulate_steps * MICRO_BATCH_SIZE,
         noise_shapes=networks.NOISE_SHAPES,
         mix=create_mix(1.0, 1.0, 5) if mixed else None,
+        part=Part.all_of(MICRO_BATCH_SIZE),
     )
 
 
-def trainer_of(feed, cls=strategies.towers, **options):
-    """A trainer on two devices."""
-    of_size, network = networks.random_batches(1, 6), networks.plain_network()
-    return create_trainer(cls, network, Recipe(), of_size, 2, feed=feed, **options)
+def devices_of(num_towers):
+    return [f"/CPU:{tower}" for tower in range(num_towers)]
+
+
+def feed_of(name, batches, num_towers):
+    sizes = shares(MICRO_BATCH_SIZE, num_towers)
+    return FEEDS[name](batches.split(sizes), devices_of(num_towers))
 
 
 class Recorder:
-    """A step of GPUs that keeps its batches.
+    """A loop whose step keeps the batches of all towers.
 
     Args:
-        feed: of its loop.
-        batches: what the feed should give.
+        feed: of the loop.
         call: called in each step.
     """
 
-    def __init__(self, feed, batches, call=lambda: None):
+    def __init__(self, feed, call=lambda: None):
         self.seen, self._call = [], call
-        with tf.device("CPU:0"):
-            self.global_step = tf.Variable(0, dtype=tf.int64)
         self.loop = Loop(
             self._step,
-            lambda: {"loss": tf.zeros([])},
-            global_step=self.global_step,
+            lambda: tf.zeros([1]),
             num_phases=1,
             feed=feed,
-            inline=True,
+            compilation=compilation.CPU_STEP,
         )
-        self._names = sorted(batches(tf.constant(0, tf.int64)))
 
-    def _step(self, phase, batch):
-        assert sorted(batch) == self._names
-
+    def _step(self, phase, batches, before):
         def record(*values):
             self._call()
-            self.seen.append(dict(zip(self._names, values, strict=True)))
-            return np.int32(0)
+            self.seen.append(tf.nest.pack_sequence_as(batches, values))
+            return np.float32(len(self.seen))
 
-        tf.no_op(name="unplaced")
-        values = [batch[name] for name in self._names]
-        recorded = tf.numpy_function(record, values, tf.int32, name="recorded")
-        with tf.control_dependencies([recorded]):
-            counted = self.global_step.assign_add(1, read_value=False)
-        with tf.control_dependencies([counted]), tf.device("CPU:0"):
-            return tf.constant(True), {"loss": tf.constant(1.0)}
+        values = tf.nest.flatten(batches)
+        recorded = tf.numpy_function(record, values, tf.float32)
+        return tf.constant(True), tf.reshape(recorded, [1])
+
+
+def joined(batches, accumulate_steps):
+    """The towers' images of each micro-batch, one tower after the other."""
+    names = batches[0]
+    pieces = [
+        {k: np.split(v, accumulate_steps) for k, v in batch.items()}
+        for batch in batches
+    ]
+    return {
+        name: np.concatenate(
+            [piece[name][i] for i in range(accumulate_steps) for piece in pieces]
+        )
+        for name in names
+    }
 
 
 def assert_batches(seen, batches, steps):
-    compiled = tf.function(lambda step: batches(step))
-    for actual, step in zip(seen, steps, strict=True):
-        for name, value in compiled(tf.constant(step, tf.int64)).items():
+    """The towers' batches are those of one function of the step."""
+    whole = tf.function(dataclasses.replace(batches, part=None))
+    accumulate_steps = batches.images_per_step // MICRO_BATCH_SIZE
+    for of_towers, step in zip(seen, steps, strict=True):
+        actual = joined(of_towers, accumulate_steps)
+        expected = whole(tf.constant(step, tf.int64))
+        assert set(actual) == set(expected)
+        for name, value in expected.items():
             np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 @pytest.mark.parametrize("name", FEEDS)
-def test_the_loop_gets_the_batches_of_its_steps_bit_for_bit(name):
-    """In several calls, and after a jump."""
-    batches = create_batches(mixed=True)
-    feed = FEEDS[name](batches)
-    recorder = Recorder(feed, batches)
-    for num_steps in (2, 1, 3):
-        recorder.loop(0, num_steps)
-    recorder.global_step.assign(4)
-    recorder.loop.restart_input()
-    recorder.loop(0, 2)
-    assert_batches(recorder.seen, batches, [*range(6), 4, 5])
-
-
-@pytest.mark.parametrize("name", ["augmented there", slow("copied"), slow("resident")])
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
 @pytest.mark.parametrize(
-    "options", [{"accumulate_steps": 2}, slow({"cls": strategies.replicated})]
+    "options",
+    [
+        {},
+        {"accumulate_steps": 3},
+        slow({"mixed": False}),
+        slow({"mixed": False, "accumulate_steps": 3}),
+        slow({"accumulate_steps": 2, "num_examples": 1}),
+    ],
+    ids=str,
 )
-def test_a_run_is_that_of_the_stream_bit_for_bit_also_in_two_parts(name, options):
-    batches, states = create_batches(mixed=True), []
-    for feed in (HostStream(batches.stream), FEEDS[name](batches)):
-        trainer = trainer_of(feed, **options)
+def test_the_batches_of_all_towers_are_that_of_one_bit_for_bit(
+    name, num_towers, options
+):
+    """In several calls, and after a jump to an earlier step."""
+    batches = create_batches(**options)
+    recorder = Recorder(feed := feed_of(name, batches, num_towers))
+    for first, num_steps in ((0, 2), (2, 1), (3, 3)):
+        recorder.loop(0, first, num_steps)
+    feed.restart()
+    recorder.loop(0, 4, 2)
+    recorder.seen.append(
+        [{k: v.numpy() for k, v in x.items()} for x in feed.batches_of(9)]
+    )
+    assert_batches(recorder.seen, batches, [*range(6), 4, 5, 9])
+
+
+def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
+    def call():
+        if len(recorder.seen) == 1:  # in the second step
+            recorder.loop.request_stop()
+
+    batches = create_batches()
+    recorder = Recorder(feed_of("stored", batches, 2), call)
+    assert recorder.loop(0, 0, 5)[0] == 2
+    recorder.loop._stop.assign(False)
+    recorder.loop(0, 2, 2)
+    assert_batches(recorder.seen, batches, range(4))
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_an_error_of_the_input_comes_before_a_step(num_towers):
+    batches, bad_step = create_batches(), 3
+
+    def failing(own):
+        def check(step, batch):
+            is_good = tf.debugging.assert_less(step, np.int64(bad_step))
+            with tf.control_dependencies([is_good]):
+                return {name: tf.identity(x) for name, x in batch.items()}
+
+        def stream(first_step):
+            steps = tf.data.Dataset.counter(first_step)
+            return tf.data.Dataset.zip(steps, own.stream(first_step)).map(check)
+
+        return stream
+
+    of_towers = batches.split(shares(MICRO_BATCH_SIZE, num_towers))
+    feed = Streams([failing(own) for own in of_towers], devices_of(num_towers))
+    recorder = Recorder(feed)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        recorder.loop(0, 0, 5)
+    assert recorder.loop.progress() == (bad_step, "waiting for data")
+    assert_batches(recorder.seen, batches, range(bad_step))
+
+
+@pytest.mark.parametrize("name", ["resident", slow("stored")])
+@pytest.mark.parametrize(
+    "create,accumulate_steps", [(strategies.towers, 2), slow(strategies.replicated, 1)]
+)
+def test_a_run_does_not_depend_on_how_it_is_fed(name, create, accumulate_steps):
+    batches, states = create_batches(accumulate_steps), []
+    some = networks.random_batches(1, batches.images_per_step)
+    for feed in ("streams", name):
+        trainer = create_trainer(
+            create,
+            networks.plain_network(),
+            Recipe(),
+            some,
+            2,
+            feed=feed_of(feed, batches, 2),
+            accumulate_steps=accumulate_steps,
+        )
         trainer.train(2)
         trainer.train(3)
         states.append(trainer.state())
     small_runs.assert_equal_states(*states)
 
 
-@pytest.mark.parametrize("name", ["augmented there", slow("copied")])
-def test_a_run_that_was_interrupted_continues_with_the_right_batch(
-    name, tmp_path, monkeypatch
+# Which feed a run has.
+
+
+class FromFiles:
+    """A source that does not lie in memory."""
+
+    num_examples, image_shape = 12, (8, 8, 3)
+
+    def __init__(self, source):
+        self.read = source.read
+
+
+@pytest.mark.parametrize(
+    "device,wanted,in_memory,runs,is_resident,is_processed",
+    [
+        ("/CPU:0", "auto", True, True, False, False),
+        ("/CPU:0", "resident", True, True, True, True),
+        ("/GPU:0", "auto", True, True, True, True),
+        ("/GPU:0", "auto", False, True, False, True),
+        ("/GPU:0", "stream", True, True, False, True),
+        ("/GPU:0", "auto", True, False, False, False),
+        ("/GPU:0", "auto", False, False, False, False),
+    ],
+)
+def test_auto_is_resident_on_gpus_for_images_in_memory(
+    monkeypatch, device, wanted, in_memory, runs, is_resident, is_processed
 ):
-    small_runs.use(monkeypatch)
-    expected = small_runs.uninterrupted(small_runs.small_config())
-    monkeypatch.setattr(
-        build, "create_feed", lambda _, batches, __: FEEDS[name](batches)
-    )
-    training.train(tmp_path, small_runs.small_config(max_steps=3))
-    training.train(tmp_path, small_runs.small_config())
-    small_runs.assert_equal_states(small_runs.saved(tmp_path).tensors, expected.state)
-
-
-def test_a_stop_finds_a_whole_step_and_the_next_call_the_next_batch():
+    """What a GPU cannot augment the host does."""
+    monkeypatch.setattr(build, "runs_on", lambda *_: runs)
+    monkeypatch.setattr(build, "Resident", lambda *_: "resident")
     batches = create_batches()
-    feed = FEEDS["augmented there"](batches)
-
-    def call():
-        if len(recorder.seen) == 1:  # the second step
-            recorder.loop.request_stop()
-
-    recorder = Recorder(feed, batches, call)
-    num_begun, is_taken, *_ = recorder.loop(0, 5)
-    assert (num_begun, is_taken, int(recorder.global_step)) == (2, True, 2)
-    recorder.loop._stop.assign(False)
-    recorder.loop(0, 2)
-    assert_batches(recorder.seen, batches, range(4))
+    if not in_memory:
+        batches = dataclasses.replace(batches, source=FromFiles(batches.source))
+    config = small_runs.small_config(input=wanted)
+    feed = build.create_feed(config, batches, [device], [MICRO_BATCH_SIZE])
+    assert (feed == "resident") == is_resident
+    if not is_resident:
+        [stream] = feed._streams
+        assert ("indices" in stream(0).element_spec) == is_processed
 
 
-def test_an_error_of_the_input_comes_before_a_step():
-    batches, bad_step = create_batches(), 3
-
-    def stream(first_step):
-        steps = tf.data.Dataset.counter(first_step)
-        stored = batches.stored_stream(first_step)
-        return tf.data.Dataset.zip(steps, stored).map(failing)
-
-    def failing(step, stored):
-        is_good = tf.debugging.assert_less(step, np.int64(bad_step))
-        with tf.control_dependencies([is_good]):
-            return {name: tf.identity(x) for name, x in stored.items()}
-
-    recorder = Recorder(CopiedAhead(stream, DEVICE, batches.process), batches)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        recorder.loop(0, 5)
-    # A batch is taken at the beginning of the step before.
-    assert recorder.loop.progress() == (bad_step - 1, "waiting for data")
-    assert_batches(recorder.seen, batches, range(bad_step - 1))
-
-
-# What is copied, and when.
-
-
-def test_a_batch_is_copied_while_the_step_before_computes():
-    """A step that ends only once the device has the next batch."""
+def test_what_is_read_from_files_is_not_resident():
     batches = create_batches()
-    feed = FEEDS["augmented there"](batches)
-    stored = [x["indices"].numpy() for x in batches.stored_stream(0).take(4)]
-
-    def call():
-        wanted, patience = stored[len(recorder.seen) + 1], time.monotonic() + WAIT_SECS
-        while (feed._held["indices"].numpy() != wanted).any():
-            assert time.monotonic() < patience, "the copy waits for the step"
-            time.sleep(0.001)
-
-    recorder = Recorder(feed, batches, call)
-    recorder.loop(0, 3)
-    assert len(recorder.seen) == 3
+    batches = dataclasses.replace(batches, source=FromFiles(batches.source))
+    config = small_runs.small_config(input="resident")
+    with pytest.raises(ConfigError, match="^input=resident with dataset=synthetic: "):
+        build.create_feed(config, batches, ["/CPU:0"], [MICRO_BATCH_SIZE])
 
 
-def test_a_step_does_not_wait_for_the_copy_of_the_next_batch():
+def test_a_device_without_a_kernel_is_found_out_by_trying():
+    def only_for_tpus(step, elements):
+        return {"images": tf.raw_ops.TPUReplicatedInput(inputs=[elements["images"]])}
+
     batches = create_batches()
-    feed = FEEDS["augmented there"](batches)
-    [graph] = Recorder(feed, batches).loop.trace()
-    copies = [
-        op
-        for op in graph.get_operations()
-        if op.type == "AssignVariableOp" and op.device.endswith(DEVICE[1:])
-    ]
-    assert len(copies) == len(feed._held)
-    [step] = [op for op in graph.get_operations() if "recorded" in op.name]
-    assert not ancestors([step]) & set(copies)
-    assert not any("recorded" in op.name for op in ancestors(copies))
-    # The batch is there before the step begins.
-    before = {op.type for op in ancestors([step])}
-    assert {"IteratorGetNext", "ReadVariableOp"} <= before
-    # The next step waits for the count, with which the step ends.
-    assert set(copies) <= ancestors([graph.outputs[2].op])
-
-
-def test_the_host_counts_the_steps_and_decides_on_the_next():
-    """On GPUs TensorFlow would choose the first for everything that is not placed."""
-    [graph] = Recorder(
-        FEEDS["resident"](create_batches()), create_batches()
-    ).loop.trace()
-    [loop] = [op for op in graph.outer_graph.get_operations() if op.type == "While"]
-    inside = {op.name.split("/")[-1]: op for op in graph.get_operations()}
-    placed = [loop, *(x.op for x in loop.inputs[2:6]), inside["cond"], inside["Equal"]]
-    assert {op.device for op in placed} == {"/device:CPU:0"}
-    assert inside["unplaced"].device == ""  # of the step
-
-
-def ancestors(operations):
-    """All operations of a graph that are finished before these begin."""
-    found, left = set(), list(operations)
-    while left:
-        op = left.pop()
-        new = {x.op for x in op.inputs} | set(op.control_inputs)
-        left += new - found
-        found |= new
-    return found
-
-
-def sent_to_device(create_feed):
-    """Per tensor that two executed steps send to DEVICE, read from TensorFlow's graphs:
-    (name of its operation, bytes). Only flow of control has no bytes."""
-    with pytest.MonkeyPatch.context() as patch:
-        have_steps_of_gpus(patch)
-        trainer = trainer_of(create_feed(create_batches()))
-    [traced] = trainer.loop.trace()
-    sizes = {op.name: op.outputs[0] for op in traced.get_operations() if op.outputs}
-    sent = []
-    for graph in partition_graphs(functools.partial(trainer.train, 2)):
-        for node in graph.node:
-            ends = [node.attr[f"{end}_device"].s.decode() for end in ("send", "recv")]
-            if node.op not in ("_Send", "_HostSend") or ends[0] == ends[1]:
-                continue
-            name, in_loop, inside = node.input[0].partition("/body/_1/")
-            if not ends[1].endswith(DEVICE[1:]) or not in_loop or "/ctrl/" in inside:
-                continue
-            # TensorFlow may cast the labels in another place.
-            tensor = sizes.get(inside.replace(":0", ""), sizes["while/Cast"])
-            is_known = inside in sizes or "Cast" in inside or "/cond/" in inside
-            assert is_known, inside
-            sent.append((inside, tensor.shape.num_elements() * tensor.dtype.size))
-    return sent
-
-
-def test_a_step_on_resident_images_is_sent_a_few_numbers():
-    """The order of an epoch is sent where it is drawn, in a branch."""
-    sent = sent_to_device(FEEDS["resident"])
-    orders = [name for name, _ in sent if "/cond/" in name]
-    assert len(orders) == 1
-    keys, step, is_same_epoch = [16] * 3, 8, 1
-    assert sorted(size for name, size in sent if name not in orders) == sorted(
-        [*keys, step, is_same_epoch]
-    )
-
-
-def test_streamed_images_cross_once_as_they_are_stored():
-    images_per_step = 6
-    sizes = [size for _, size in sent_to_device(FEEDS["augmented there"])]
-    images, indices_and_labels = images_per_step * 8 * 8 * 3, [images_per_step * 8] * 2
-    keys = [16] * 3
-    assert sorted(sizes) == sorted([images, *indices_and_labels, *keys])
-
-
-# Which augmentation a GPU can run.
+    elements = batches.stored_stream(0).element_spec
+    assert runs_on("/CPU:0", batches.process, elements)
+    assert not runs_on("/CPU:0", only_for_tpus, elements)
+    assert tf.config.get_soft_device_placement()
 
 
 @pytest.mark.parametrize(
@@ -299,40 +274,28 @@ def test_streamed_images_cross_once_as_they_are_stored():
     [slow(name) if name != "translate_flip" else name for name in AUGMENTS],
 )
 def test_gpus_have_kernels_for_every_augmentation(augment):
-    """With everything that may be added to it."""
+    """With everything that may be added to it; by TensorFlow's registry."""
     shape = (26, 26, 3)
     augment = create_augment(augment, shape, (120.0,) * 3, (60.0,) * 3)
     for options in ({}, {"color_jitter": 0.4, "random_erasing": 0.5, "cutout_size": 3}):
         batches = dataclasses.replace(
-            create_batches(mixed=True),
-            source=ArraySource(np.zeros((10, *shape), np.uint8), np.zeros(10)),
+            create_batches(),
+            source=ArraySource(np.zeros((12, *shape), np.uint8), np.zeros(12)),
             augment=extend(augment, **options),
         )
-        elements = batches.stored_stream(0).element_spec
-        assert has_gpu_kernels(batches.process, elements)
-        # A GPU leaves arithmetic in int32 to the host.
-        step = tf.TensorSpec([], tf.int64)
+        elements = {
+            name: tf.TensorSpec(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
+            for name, x in batches.stored_stream(0).element_spec.items()
+        }
         process = tf.function(batches.process, autograph=False)
-        ops = process.get_concrete_function(step, elements).graph.get_operations()
-        for tensor in (x for op in ops for x in op.outputs if op.type != "Placeholder"):
-            is_of_images = tensor.shape.rank and tensor.shape[0] == 6
-            assert tensor.dtype != tf.int32 or not is_of_images, tensor.op.name
-
-
-def test_what_a_gpu_cannot_augment_the_host_does():
-    def with_python(images, draw):
-        half = tf.numpy_function(lambda x: np.float32(x / 2), [images], tf.float32)
-        return tf.ensure_shape(half, images.shape)
-
-    def with_uint8_gather(images, draw):
-        return tf.cast(tf.gather(images, [1, 0], axis=2), tf.float32)
-
-    def in_a_function(images, draw):
-        return tf.map_fn(lambda x: with_uint8_gather(x[None], draw)[0], images)
-
-    config = small_runs.small_config(input="auto")
-    for train in (with_python, with_uint8_gather, in_a_function):
-        augment = Augment(train, None, (8, 8, 3))
-        batches = dataclasses.replace(create_batches(), augment=augment)
-        feed = build.create_feed(config, batches, Devices("GPU", ["/CPU:0"]))
-        assert feed.spec() == tf.data.IteratorSpec(batches.stream(0).element_spec)
+        graph = process.get_concrete_function(
+            tf.TensorSpec([], tf.int64), elements
+        ).graph
+        for op in graph.get_operations():
+            if op.type == "Placeholder":
+                continue
+            assert find_kernel(op, GPU), op
+            # A GPU leaves arithmetic in int32 to the host.
+            for tensor in op.outputs:
+                is_of_images = tensor.shape.rank and tensor.shape[0] == MICRO_BATCH_SIZE
+                assert tensor.dtype != tf.int32 or not is_of_images, op.name
