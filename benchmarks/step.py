@@ -5,10 +5,10 @@
 Every combination in turn in one process, on a batch that lies ready: its time as a
 ratio to the first combination with that network, its arithmetic per second (three times
 that of the forward pass), and the share of that in the rate of plain matrix products of
-the same type, which are measured in every round. Memory is accounted (see
-`benchmarks.graphs.memory`) for each device; the peak is the growth of the fullest GPU, or
-of the process, until the first steps are done. Of several combinations the later ones
-take memory that the earlier ones have freed: for the peak of one, measure it alone.
+the same type, which are measured in every round. Of memory the table shows the
+variables of the fullest device, and the peak: the growth of the fullest GPU, or of the
+process, until the first steps are done. Of several combinations the later ones take
+memory that the earlier ones have freed: for the peak of one, measure it alone.
 
 With several numbers of towers each logical device of a CPU may use all cores, otherwise
 devices are as in a training with so many. They share the cores: the best ratio there is
@@ -146,8 +146,8 @@ def compare_steps(options: argparse.Namespace) -> None:
         + measure.table_head(
             f"{COLUMNS} | ms a step, median | images/s, median (min, max) | time / "
             "first (min, median, max) | processor time / first | GFLOP/s | matrix "
-            "rate, GFLOP/s | share, round by round (of the best rate) | MB accounted, "
-            "fullest device | all devices | MB at the peak"
+            "rate, GFLOP/s | share, round by round (of the best rate) | MB of variables, "
+            "fullest device | MB at the peak"
         )
     )
     for name, (trainer, flops, peak) in made.items():
@@ -157,7 +157,6 @@ def compare_steps(options: argparse.Namespace) -> None:
         rate = rates[name[-1].removesuffix(", xla")]
         shares = [flops / s / r for s, r in zip(secs, rate, strict=True)]
         median = statistics.median(secs)
-        accounts = [account.total / 1e6 for account in trainer.memory()]
         print(
             measure.table_row(
                 *name,
@@ -169,8 +168,7 @@ def compare_steps(options: argparse.Namespace) -> None:
                 f"{flops / median / 1e9:.0f}",
                 f"{statistics.median(rate) / 1e9:.0f}",
                 f"{statistics.median(shares):.3f} ({flops / median / max(rate):.3f})",
-                f"{max(accounts):.1f}",
-                f"{sum(accounts):.1f}",
+                f"{max(trainer.variable_bytes().values()) / 1e6:.1f}",
                 f"{peak / 1e6:.0f}",
             )
         )

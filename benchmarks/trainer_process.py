@@ -7,14 +7,12 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks import trainers
-
 
 class TrainerProcess:
-    """A trainer of some checkout in a process of its own, which takes steps on command.
+    """The trainer of a checkout's `benchmarks.trainers`, which takes steps on command.
 
     Args:
-        checkout: the folder with its `towers`.
+        checkout: the folder with its `towers` and `benchmarks`.
         fields: of its Config.
         device: auto, cpu or gpu.
         steps: how many it takes to warm up, at least one.
@@ -36,7 +34,7 @@ class TrainerProcess:
         self.processor = []
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", trainers.__file__],
+            [sys.executable, "-P", "-m", "benchmarks.trainers"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

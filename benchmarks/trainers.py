@@ -1,9 +1,8 @@
 """Trainers to measure: the one place where the benchmarks call `towers.build`.
 
 As a program it builds one trainer and takes steps on command, for `python -m
-benchmarks.step --against=CHECKOUT`: one process for each of two checkouts, each with
-its own `towers` on the Python path. So this file imports nothing of `benchmarks`, and
-takes the function of an older checkout where `build` has no `create_trainer`.
+benchmarks.step --against=CHECKOUT`: in one process for each of two checkouts, each with
+its own `towers` and its own version of this file.
 """
 
 import dataclasses
@@ -11,12 +10,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 import towers  # noqa: F401  (before Keras: settles its backend)
 from towers import build
 from towers.config import Config
+from towers.data.batches import TrainBatches
 from towers.data.streams import without_tuning
 from towers.parallel import devices
 
@@ -33,15 +34,20 @@ STEP_ALONE = {
 
 
 class StillBatches:
-    """The same batch for ever, in memory."""
+    """The first batch for ever, in memory."""
 
     source = None
 
-    def __init__(self, batch: dict[str, tf.Tensor]):
-        self.batch = batch
+    def __init__(self, batches: TrainBatches):
+        self._batches = batches
+
+    def split(self, sizes: Sequence[int]) -> list["StillBatches"]:
+        """Those of several towers, as of `TrainBatches`."""
+        return [StillBatches(batches) for batches in self._batches.split(sizes)]
 
     def stream(self, first_step: int) -> tf.data.Dataset:
-        return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
+        batch = self._batches(tf.constant(0, tf.int64))
+        return without_tuning(tf.data.Dataset.from_tensors(batch).repeat())
 
     stored_stream = stream
 
@@ -51,8 +57,7 @@ class StillBatches:
 
 def on_still_batch(parts: build.Parts) -> build.Parts:
     """The same parts whose training batches are the first one for ever."""
-    batch = parts.train_batches(tf.constant(0, tf.int64))
-    return dataclasses.replace(parts, train_batches=StillBatches(batch))
+    return dataclasses.replace(parts, train_batches=StillBatches(parts.train_batches))
 
 
 def create_trainer(
@@ -64,8 +69,8 @@ def create_trainer(
         **options: others of `build.create_trainer`.
     """
     first = chosen.towers[: config.num_towers or None]
-    create = getattr(build, "create_trainer", None) or build.create_strategy
-    return create(config, parts, dataclasses.replace(chosen, towers=first), **options)
+    chosen = dataclasses.replace(chosen, towers=first)
+    return build.create_trainer(config, parts, chosen, **options)
 
 
 def serve() -> None:
