@@ -117,7 +117,9 @@ def compare_steps(options: argparse.Namespace) -> None:
     for fields in combined:
         config = Config(**fields)
         try:
-            parts = trainers.on_still_batch(build.build(config))
+            parts = trainers.on_still_batch(
+                build.build(config, device_kind=chosen.kind)
+            )
             memory = measure.PeakMemory(chosen)
             trainer = trainers.create_trainer(config, parts, chosen)
             trainer.train(2)
@@ -191,7 +193,7 @@ def measure_scaling(options: argparse.Namespace) -> None:
     def thing(input_kind, num_towers, batch_size):
         changes = {"num_towers": num_towers, "batch_size": batch_size}
         config = Config(**fields | changes)
-        parts = build.build(config)
+        parts = build.build(config, device_kind=chosen.kind)
         if input_kind == "ready":
             parts = trainers.on_still_batch(parts)
         trainer = trainers.create_trainer(config, parts, chosen)

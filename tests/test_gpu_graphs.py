@@ -9,6 +9,7 @@ from marks import slow
 
 from towers.config import choices
 from towers.parallel import placement
+from towers.parallel.devices import Devices
 from towers.parallel.kernels import find_kernel, host_arguments
 
 CONVOLUTIONS = (
@@ -82,6 +83,30 @@ def test_channels_are_multiples_of_eight(network):
         *_, channels, filters = op.inputs[1].shape
         odd |= {n for n in (channels, filters) if n % 8}
     assert odd == (COLORS | LENET if network.model == "lenet" else COLORS)
+
+
+@pytest.mark.parametrize("kind,num_gpus", [("CPU", 2), ("GPU", 0)])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "speedrun", "early_sizes": "24:0.5"},
+        {"model": "cnn", "width": 2.0, "strategy": "model_parallel", "group_size": 2},
+    ],
+)
+def test_the_towers_and_not_the_machine_decide_how_to_convolve(
+    monkeypatch, fields, kind, num_gpus
+):
+    """On a CPU by Winograd, as products of many matrices; a GPU has convolutions."""
+    cpus = tf.config.list_physical_devices("CPU")
+    gpus = [tf.config.PhysicalDevice(f"GPU:{i}", "GPU") for i in range(num_gpus)]
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind: gpus if kind == "GPU" else cpus
+    )
+    devices = Devices(kind, (f"/{kind}:0", f"/{kind}:1"))
+    trained = traced.on_gpus(devices, input="stream", **fields)
+    for call in [*trained.trainer.calls(), trained.evaluation()]:
+        types = {p.op.type for p in placement.placements(call.graph, call.device)}
+        assert ("BatchMatMulV2" in types) == (kind == "CPU")
 
 
 def test_fused_batch_normalization_is_what_cudnn_takes(network):

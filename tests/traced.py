@@ -58,5 +58,7 @@ def on_gpus(devices: Devices | None = None, **fields) -> Traced:
     config = Config(**SMALL | fields)
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
     devices = devices or Devices("GPU", names)
-    trainer = build.create_trainer(config, build.build(config), devices)
+    trainer = build.create_trainer(
+        config, build.build(config, device_kind=devices.kind), devices
+    )
     return Traced(config, trainer)
