@@ -104,7 +104,7 @@ def started(folder: pathlib.Path, chosen) -> object:
         model="lenet",
         augment="none",
     )
-    parts = build.build(config)
+    parts = build.build(config, device_kind=chosen.kind)
     trainer = trainers.create_trainer(config, parts, chosen)
     trainer.train(1)
     return trainer

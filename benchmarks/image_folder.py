@@ -34,7 +34,7 @@ def compare(options: argparse.Namespace) -> None:
     for name, case in cases.items():
         memory, started = measure.PeakMemory(chosen), time.perf_counter()
         config = dataclasses.replace(recipe, **fields, **case)
-        parts = build.build(config)
+        parts = build.build(config, device_kind=chosen.kind)
         trainer = trainers.create_trainer(config, parts, chosen)
         trainer.train(1)
         first_step_secs = time.perf_counter() - started

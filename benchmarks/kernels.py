@@ -56,7 +56,8 @@ def traced_trainer(config: Config) -> Trainer:
     # Where they are not, its variables fall back to the CPU.
     tf.config.set_soft_device_placement(True)
     names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
-    return build.create_trainer(config, build.build(config), Devices("GPU", names))
+    parts = build.build(config, device_kind="GPU")
+    return build.create_trainer(config, parts, Devices("GPU", names))
 
 
 def bytes_per_step(trainer: Trainer, accumulate_steps: int) -> dict:

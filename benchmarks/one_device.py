@@ -45,7 +45,7 @@ def _measure(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
     process.close()
 
     config = Config(**fields)
-    parts = build.build(config)
+    parts = build.build(config, device_kind=chosen.kind)
     trainer = trainers.create_trainer(config, trainers.on_still_batch(parts), chosen)
     trainer.train(5)
     step_secs = []

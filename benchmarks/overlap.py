@@ -188,7 +188,7 @@ def compare(options: argparse.Namespace) -> None:
         num_towers=1,
         num_epochs=1000.0,
     )
-    parts = build.build(config)
+    parts = build.build(config, device_kind=chosen.kind)
     print(measure.report_head("Overlap of reading, processing and computing"))
     print(
         f"Batch {options.batch_size}; {options.rounds} rounds of {options.steps} steps "

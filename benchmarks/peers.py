@@ -35,7 +35,7 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 
 def stock_convolution(settings: dict) -> keras.layers.Layer:
-    del settings["before_pool"]  # the pool drops a last row by itself
+    del settings["before_pool"], settings["device_kind"]  # a pool drops a last row
     return keras.layers.Conv2D.from_config(settings | {"padding": "same"})
 
 
@@ -102,11 +102,11 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
 
 def create_things(config: Config, options, chosen) -> dict:
     """Name -> a call that trains for a round."""
-    still = trainers.on_still_batch(build.build(config))
+    still = trainers.on_still_batch(build.build(config, device_kind=chosen.kind))
     batch = still.train_batches.batch
 
     def model():
-        return build.build(config).model
+        return build.build(config, device_kind=chosen.kind).model
 
     def train(**fields):
         replaced = dataclasses.replace(config, **fields)

@@ -194,7 +194,7 @@ def measure_wait(
         num_towers=TOWERS,
         num_epochs=1000.0,
     )
-    parts = build.build(config)
+    parts = build.build(config, device_kind=chosen.kind)
     trainer = trainers.create_trainer(config, parts, chosen)
     trainer.train(2)
     waits = []

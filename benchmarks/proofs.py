@@ -60,7 +60,8 @@ def config_of(setting: Setting, model: str, fields: Mapping) -> Config:
 
 def create(setting: Setting, devices: Devices, model: str, fields: Mapping):
     config = config_of(setting, model, fields)
-    return trainers.create_trainer(config, build.build(config), devices)
+    parts = build.build(config, device_kind=devices.kind)
+    return trainers.create_trainer(config, parts, devices)
 
 
 # Placement.

@@ -38,7 +38,7 @@ def step_fields(setting: Setting, model: str, **fields) -> dict:
 
 def ready_trainer(config: Config, devices: Devices):
     """A trainer on a batch that lies ready, and the FLOP of its step."""
-    parts = trainers.on_still_batch(build.build(config))
+    parts = trainers.on_still_batch(build.build(config, device_kind=devices.kind))
     trainer = trainers.create_trainer(config, parts, devices)
     return trainer, 3 * flops_per_image(parts.model) * config.batch_size
 
@@ -129,7 +129,7 @@ def streamed_and_resident(setting: Setting) -> bool:
     def row(model, augment):
         fields = {"augment": augment, "precision": "bfloat16", "num_epochs": 1e4}
         config = Config(**step_fields(setting, model, **fields))
-        parts = build.build(config)
+        parts = build.build(config, device_kind=devices.kind)
         still = trainers.on_still_batch(parts)
         all_trainers = {"ready": trainers.create_trainer(config, still, devices)}
         for kind in ("stream", "resident"):

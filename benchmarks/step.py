@@ -117,7 +117,9 @@ def compare_steps(options: argparse.Namespace) -> None:
     for fields in combined:
         config = Config(**fields)
         try:
-            parts = trainers.on_still_batch(build.build(config))
+            parts = trainers.on_still_batch(
+                build.build(config, device_kind=chosen.kind)
+            )
             memory = measure.PeakMemory(chosen)
             trainer = trainers.create_trainer(config, parts, chosen)
             trainer.train(2)
@@ -146,8 +148,8 @@ def compare_steps(options: argparse.Namespace) -> None:
         + measure.table_head(
             f"{COLUMNS} | ms a step, median | images/s, median (min, max) | time / "
             "first (min, median, max) | processor time / first | GFLOP/s | matrix "
-            "rate, GFLOP/s | share, round by round (of the best rate) | MB of variables, "
-            "fullest device | MB at the peak"
+            "rate, GFLOP/s | share, round by round (of the best rate) | MB of variables "
+            "on the fullest device | MB at the peak"
         )
     )
     for name, (trainer, flops, peak) in made.items():
@@ -189,7 +191,7 @@ def measure_scaling(options: argparse.Namespace) -> None:
     def thing(input_kind, num_towers, batch_size):
         changes = {"num_towers": num_towers, "batch_size": batch_size}
         config = Config(**fields | changes)
-        parts = build.build(config)
+        parts = build.build(config, device_kind=chosen.kind)
         if input_kind == "ready":
             parts = trainers.on_still_batch(parts)
         trainer = trainers.create_trainer(config, parts, chosen)

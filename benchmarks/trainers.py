@@ -6,6 +6,7 @@ its own `towers` and its own version of this file.
 """
 
 import dataclasses
+import inspect
 import json
 import os
 import sys
@@ -86,7 +87,10 @@ def serve() -> None:
     first = json.loads(sys.stdin.readline())
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
-    parts = build.build(config)
+    options = {"device_kind": chosen.kind}
+    if "device_kind" not in inspect.signature(build.build).parameters:
+        options = {}  # of an older checkout
+    parts = build.build(config, **options)
     if first["ready"]:
         parts = on_still_batch(parts)
     trainer = create_trainer(config, parts, chosen)

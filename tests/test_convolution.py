@@ -93,60 +93,54 @@ def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
 
 
 @pytest.mark.parametrize(
-    "shape,filters,dtype,device,is_winograd",
+    "shape,filters,dtype,device_kind,is_winograd",
     [
-        ((7, 7, 64), 128, "float32", "/CPU:0", True),
-        ((7, 7, 64), 128, "float64", "/CPU:1", True),
-        ((7, 7, 64), 128, "float32", None, True),
-        ((7, 7, 64), 128, "float32", "/GPU:0", False),
-        ((7, 7, 64), 128, "mixed_bfloat16", "/CPU:0", False),
-        ((7, 7, 63), 128, "float32", "/CPU:0", False),
-        ((7, 7, 64), 127, "float32", "/CPU:0", False),
-        ((33, 33, 64), 128, "float32", "/CPU:0", False),
+        ((7, 7, 64), 128, "float32", "CPU", True),
+        ((7, 7, 64), 128, "float64", "CPU", True),
+        ((7, 7, 64), 128, "float32", "GPU", False),
+        ((7, 7, 64), 128, "mixed_bfloat16", "CPU", False),
+        ((7, 7, 63), 128, "float32", "CPU", False),
+        ((7, 7, 64), 127, "float32", "CPU", False),
+        ((33, 33, 64), 128, "float32", "CPU", False),
     ],
 )
 @pytest.mark.parametrize("size,before_pool", [(3, False), (3, True), (5, False)])
 def test_many_channels_are_convolved_by_winograd(
-    shape, filters, dtype, device, is_winograd, size, before_pool
+    shape, filters, dtype, device_kind, is_winograd, size, before_pool
 ):
     filters -= 64 if size == 5 else 0
-    layer = SameConv2D(filters, size, before_pool, dtype=dtype)
+    layer = SameConv2D(filters, size, before_pool, device_kind, dtype=dtype)
     x = tf.constant(random((3, *shape)), layer.compute_dtype)
     layer.build(x.shape)
-
-    @tf.function(autograph=False)
-    def convolved(x):
-        with tf.device(device):
-            return layer(tf.identity(x))
-
+    convolved = tf.function(layer, autograph=False)
     graph = convolved.get_concrete_function(x).graph
     types = {operation.type for operation in graph.get_operations()}
     assert ("Conv2D" not in types) == is_winograd
 
 
 @pytest.mark.parametrize(
-    "shape,filters,dtype,device,by_products",
+    "shape,filters,dtype,device_kind,by_products",
     [
-        ((8, 8, 128), 128, "mixed_bfloat16", "/CPU:0", True),
-        ((8, 8, 128), 128, "mixed_float16", "/CPU:0", False),
-        ((8, 8, 128), 128, "mixed_bfloat16", "/GPU:0", False),
-        ((9, 8, 128), 128, "mixed_bfloat16", "/CPU:0", False),
-        ((8, 8, 127), 128, "mixed_bfloat16", "/CPU:0", False),
-        ((8, 8, 128), 127, "mixed_bfloat16", "/CPU:0", False),
+        ((8, 8, 128), 128, "mixed_bfloat16", "CPU", True),
+        ((8, 8, 128), 128, "mixed_float16", "CPU", False),
+        ((8, 8, 128), 128, "mixed_bfloat16", "GPU", False),
+        ((9, 8, 128), 128, "mixed_bfloat16", "CPU", False),
+        ((8, 8, 127), 128, "mixed_bfloat16", "CPU", False),
+        ((8, 8, 128), 127, "mixed_bfloat16", "CPU", False),
     ],
 )
 @pytest.mark.parametrize("before_pool", [False, True])
 def test_in_bfloat16_gradients_of_small_images_are_products(
-    shape, filters, dtype, device, by_products, before_pool
+    shape, filters, dtype, device_kind, by_products, before_pool
 ):
-    layer = SameConv2D(filters, before_pool=before_pool, dtype=dtype)
+    layer = SameConv2D(filters, 3, before_pool, device_kind, dtype=dtype)
     x = tf.constant(random((3, *shape)), layer.compute_dtype)
     layer.build(x.shape)
 
     @tf.function(autograph=False)
     def differentiated(x):
-        with tf.device(device), tf.GradientTape() as tape:
-            y = layer(tf.identity(x))
+        with tf.GradientTape() as tape:
+            y = layer(x)
         return tape.gradient(y, layer.trainable_variables)
 
     graph = differentiated.get_concrete_function(x).graph

@@ -79,6 +79,6 @@ def on_gpus(config: Config) -> Traced:
     # Which tries the augmentation on the device; the registry of kernels tells as much.
     with mock.patch.object(build, "runs_on", lambda *_: True):
         trainer = build.create_trainer(
-            config, build.build(config), Devices("GPU", names)
+            config, build.build(config, device_kind="GPU"), Devices("GPU", names)
         )
     return Traced(config, trainer)

@@ -75,6 +75,7 @@ class Parts:
 def build(
     config: Config,
     *,
+    device_kind: str = "CPU",
     for_training: bool = True,
     part: Part | None = None,
     dataset_info: DatasetInfo | None = None,
@@ -84,6 +85,7 @@ def build(
 
     Args:
         config: of the run.
+        device_kind: CPU or GPU, that of the towers.
         for_training: False for an evaluation, which has no phases, and whose checkpoint
             holds the state that layers take from the data.
         part: of several workers that of this one, see `part_of`.
@@ -106,7 +108,8 @@ def build(
 
     def create_model(height: int, width: int) -> keras.Model:
         shape = (height, width, augment.image_shape[-1])
-        return create_network(config, shape, len(data_set.class_names), for_training)
+        num_classes = len(data_set.class_names)
+        return create_network(config, shape, num_classes, for_training, device_kind)
 
     model = create_model(*augment.image_shape[:2])
     num_examples = total_steps = 0

@@ -22,6 +22,7 @@ def create_network(
     image_shape: tuple[int, int, int],
     num_classes: int,
     for_training: bool,
+    device_kind: str = "CPU",
 ) -> keras.Model:
     """The network of a config, with its initial parameters.
 
@@ -30,6 +31,7 @@ def create_network(
         image_shape: height, width, channels of its input.
         num_classes: number of logits.
         for_training: False for inference, which needs less memory.
+        device_kind: CPU or GPU, where it will run.
 
     Raises:
         ConfigError: its file is missing or wrong, or it cannot fit in memory.
@@ -46,6 +48,7 @@ def create_network(
         weight_decay=config.weight_decay,
         precision=config.precision,
         seed=config.seed,
+        device_kind=device_kind,
         check_bytes=check_bytes,
     )
 

@@ -134,6 +134,7 @@ def evaluate(
     info = folder.stored_dataset_info(step)
     parts = build.build(
         config,
+        device_kind=used.kind,
         for_training=False,
         dataset_info=info,
         # The end of a run that is followed is counted in epochs of its training images.

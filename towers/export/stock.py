@@ -115,7 +115,7 @@ def _batch_normalization(layer):
 
 
 def _same_convolution(layer):
-    settings = _settings(layer, "before_pool")
+    settings = _settings(layer, "before_pool", "device_kind")
     return _with_values(layers.Conv2D(padding="same", **settings), layer.get_weights())
 
 

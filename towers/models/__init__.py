@@ -1,8 +1,8 @@
 """The networks: single-device Keras Functional models of elementary, named layers.
 
-A network knows no device, no seed and no precision: `create_model` settles these for
-every network in the same way. Weight decay is the `kernel_regularizer` of the layers
-that a network marks.
+A network knows no kind of device, no seed and no precision: `create_model` settles
+these for every network in the same way. Weight decay is the `kernel_regularizer` of the
+layers that a network marks.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from towers.config import choices, factories
 from towers.errors import ConfigError
 from towers.models import applications
 from towers.models.check import IMAGES, check_network
+from towers.models.convolution import set_device_kind
 from towers.models.layers import BatchNormalization
 from towers.models.variables import count_bytes
 
@@ -37,6 +38,7 @@ def create_model(
     weight_decay: float = 0.0,
     precision: str = "float32",
     seed: int = 0,
+    device_kind: str = "CPU",
     check_bytes: Callable[[int, int], None] | None = None,
 ) -> keras.Model:
     """Builds a network on the CPU with parameters that depend on the seed alone.
@@ -51,6 +53,8 @@ def create_model(
         precision: float32, float64, or bfloat16 or float16 (compute only; parameters
             are float32).
         seed: of the initial parameters.
+        device_kind: CPU or GPU, for which convolutions are chosen; on the other kind
+            the network computes the same, only slower.
         check_bytes: called with the bytes of the trainable and of all other variables
             before they are allocated.
 
@@ -85,6 +89,7 @@ def create_model(
         model = create()
         if choices.find("model", name).is_in_a_file:
             check_network(name, model, create(), image_shape, num_classes)
+        set_device_kind(model, device_kind)
         initialize(model, seed)
     return model
 

@@ -18,13 +18,16 @@ class SameConv2D(keras.layers.Conv2D):
 
     Many channels are convolved by `winograd` on a CPU, in float32 or float64; in 16
     bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the
-    gradient of a kernel of many channels is computed as matrix products.
+    gradient of a kernel of many channels is computed as matrix products. A trace has no
+    device, so the kind of device is an argument; on the other kind the layer computes
+    the same, only slower.
 
     Args:
         filters, kernel_size: as of `keras.layers.Conv2D`, the second 3 or 5.
         before_pool: a pool of 2x2 follows that drops the last row or column where their
             number is odd; they are not computed, so that images [n, 7, 5, c] become
             [n, 6, 4, filters]. With kernels of 3x3 only.
+        device_kind: CPU or GPU; `set_device_kind` sets it for a whole network.
 
     Raises:
         ValueError: strides, dilation, groups or another order of axes are given, or a
@@ -36,10 +39,12 @@ class SameConv2D(keras.layers.Conv2D):
         filters: int,
         kernel_size: int | tuple[int, int] = 3,
         before_pool: bool = False,
+        device_kind: str = "CPU",
         **kwargs,
     ):
         super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.before_pool = before_pool
+        self.device_kind = device_kind
         possible = {
             "kernel_size": [(3, 3)] if before_pool else [(3, 3), (5, 5)],
             "strides": [(1, 1)],
@@ -58,19 +63,20 @@ class SameConv2D(keras.layers.Conv2D):
         kernel = tf.convert_to_tensor(kernel)
         height, width, channels = inputs.shape[1:]
         kept = self.compute_output_shape(inputs.shape)[1:3]
+        is_for_cpu = self.device_kind == "CPU"
         if (
-            channels >= LEAST_CHANNELS
+            is_for_cpu
+            and channels >= LEAST_CHANNELS
             and self.filters >= LEAST_FILTERS[self.kernel_size[0]]
             and height * width <= MOST_PIXELS
             and inputs.dtype in (tf.float32, tf.float64)
-            and _is_for_cpu(inputs)
         ):
             return winograd.convolution(inputs, kernel, *kept)
         by_products = (
-            min(channels, self.filters) >= LEAST_CHANNELS_OF_PRODUCTS
+            is_for_cpu
+            and min(channels, self.filters) >= LEAST_CHANNELS_OF_PRODUCTS
             and height * width <= MOST_PIXELS_OF_PRODUCTS
             and inputs.dtype == tf.bfloat16
-            and _is_for_cpu(inputs)
         )
         if by_products or kept != (height, width):
             return convolution(inputs, kernel, *kept, by_products)
@@ -83,17 +89,19 @@ class SameConv2D(keras.layers.Conv2D):
         return count, *sizes, self.filters
 
     def get_config(self):
-        config = super().get_config() | {"before_pool": self.before_pool}
+        config = super().get_config()
         del config["padding"]
-        return config
+        return config | {
+            "before_pool": self.before_pool,
+            "device_kind": self.device_kind,
+        }
 
 
-def _is_for_cpu(tensor):
-    """True where a tensor will be on a CPU, as far as tracing knows; without a device
-    in scope it will be on a GPU if there is one."""
-    if tensor.device:
-        return "CPU" in tensor.device.upper()
-    return not tf.config.get_visible_devices("GPU")
+def set_device_kind(model: keras.Model, device_kind: str) -> None:
+    """Has a network convolve in the way that suits a kind of device, CPU or GPU."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, SameConv2D):
+            layer.device_kind = device_kind
 
 
 def convolution(

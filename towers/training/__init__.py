@@ -109,7 +109,7 @@ def train(
             lock.describe(device=devices.kind)
         workers = join(cluster, config, devices)
         part = build.part_of(config, devices, workers)
-        parts = build.build(config, part=part)
+        parts = build.build(config, device_kind=devices.kind, part=part)
         check_dataset(parts.data, checkpoint, allow_change)
         check_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
