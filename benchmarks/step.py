@@ -41,6 +41,7 @@ import statistics
 import tensorflow as tf
 
 from benchmarks import checkouts, measure, trainers
+from benchmarks.graphs.memory import trainer_accounts
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError
@@ -157,7 +158,7 @@ def compare_steps(options: argparse.Namespace) -> None:
         rate = rates[name[-1].removesuffix(", xla")]
         shares = [flops / s / r for s, r in zip(secs, rate, strict=True)]
         median = statistics.median(secs)
-        accounts = [account.total / 1e6 for account in trainer.memory()]
+        accounts = [account.total / 1e6 for account in trainer_accounts(trainer)]
         print(
             measure.table_row(
                 *name,
