@@ -80,7 +80,7 @@ def partition_graphs(call: Callable[[], object]) -> list:
 def step_alone(trainer) -> None:
     """A step as the loop of a CPU calls it."""
     batches = trainer._feed.batches_of(trainer.step)
-    with trainer.compilation.loop_options():
+    with trainer.compilation.step_options():
         trainer.loop._step_call(0, batches, trainer._step.zero_metrics())
 
 

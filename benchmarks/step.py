@@ -6,8 +6,8 @@ Every combination in turn in one process, on a batch that lies ready: its time a
 ratio to the first combination with that network, its arithmetic per second (three times
 that of the forward pass), and the share of that in the rate of plain matrix products of
 the same type, which are measured in every round. Memory is accounted (see
-`benchmarks.graphs.memory`) for each device; the peak is the growth of the fullest GPU, or
-of the process, until the first steps are done. Of several combinations the later ones
+`benchmarks.graphs.memory`) for each device; the peak is the growth of the fullest GPU,
+or of the process, until the first steps are done. Of several combinations the later ones
 take memory that the earlier ones have freed: for the peak of one, measure it alone.
 
 With several numbers of towers each logical device of a CPU may use all cores, otherwise

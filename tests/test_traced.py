@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 from recipes import Recipe, create_trainer
 
-from benchmarks.graphs.graphs import needed_operations
 from towers.optim.phases import Phase
 from towers.parallel import network, strategies
 from towers.parallel.traced import TracedOnce, needed_operations
