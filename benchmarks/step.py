@@ -7,8 +7,8 @@ ratio to the first combination with that network, its arithmetic per second (thr
 that of the forward pass), and the share of that in the rate of plain matrix products of
 the same type, which are measured in every round. Memory is accounted (see
 `benchmarks.graphs.memory`) for each device; the peak is the growth of the fullest GPU,
-or of the process, until the first steps are done. Of several combinations the later ones
-take memory that the earlier ones have freed: for the peak of one, measure it alone.
+or of the process, until the first steps are done. Of several combinations the later
+ones take memory that the earlier ones have freed: for the peak of one, measure it alone.
 
 With several numbers of towers each logical device of a CPU may use all cores, otherwise
 devices are as in a training with so many. They share the cores: the best ratio there is
