@@ -16,16 +16,11 @@ import argparse
 import itertools
 import sys
 
-import tensorflow as tf
-
 from benchmarks import measure
-from benchmarks.graphs import placement
-from benchmarks.graphs.crossings import HOST_MEMORY, crossings, per_step, summed
-from towers import build
+from benchmarks.graphs import placement, traced
+from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
 from towers.config import Config
 from towers.errors import ConfigError
-from towers.parallel.devices import Devices
-from towers.parallel.trainer import Trainer
 
 STRATEGIES = {
     "towers": {},
@@ -51,28 +46,6 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def traced_trainer(config: Config) -> Trainer:
-    """A trainer for `num_towers` GPUs, whether they are there or not."""
-    # Where they are not, its variables fall back to the CPU.
-    tf.config.set_soft_device_placement(True)
-    names = tuple(f"/GPU:{i}" for i in range(config.num_towers))
-    parts = build.build(config, device_kind="GPU")
-    return build.create_trainer(config, parts, Devices("GPU", names))
-
-
-def bytes_per_step(trainer: Trainer, accumulate_steps: int) -> dict:
-    """(source, destination) -> bytes of a step; asynchronous towers fetch and compute
-    once each."""
-    totals, known = {}, trainer.homes()
-    for call in trainer.calls():
-        found = crossings(
-            call.graph, known, inner_turns=accumulate_steps - 1, device=call.device
-        )
-        for pair, count in per_step(found).items():
-            totals[pair] = totals.get(pair, 0) + count
-    return totals
-
-
 def report(options: argparse.Namespace) -> tuple[str, int]:
     """The tables, and the exit code: 1 where something is amiss."""
     head = "trainer | input | "
@@ -89,14 +62,14 @@ def report(options: argparse.Namespace) -> tuple[str, int]:
     for model, precision, strategy, source in itertools.product(*axes):
         fields = {"model": model, "precision": precision, "input": source}
         try:
-            trainer, config = _traced(options, fields | STRATEGIES[strategy])
+            trained = _traced(options, fields | STRATEGIES[strategy])
         except ConfigError:
             continue  # such as asynchronous towers with resident images
         name = f"{model} {precision} {strategy}"
-        row, lines = _operations(trainer)
+        row, lines = _operations(trained)
         operations.append(measure.table_row(name, source, *row))
         remarks += [f"{name}, {source}: {line}" for line in lines]
-        transfers.append(measure.table_row(name, source, *_transfers(trainer, config)))
+        transfers.append(measure.table_row(name, source, *_transfers(trained)))
     reasons = [f"{op}: {why}" for op, why in placement.HOST_OPERATIONS.items()]
     text = [
         "operations of a step",
@@ -120,13 +93,13 @@ def _traced(options, fields):
         accumulate_steps=options.accumulate_steps,
         **fields,
     )
-    return traced_trainer(config), config
+    return traced.on_gpus(config)
 
 
-def _operations(trainer):
+def _operations(trained):
     """(counts: on GPUs, without a kernel, without a device, host; what is amiss)."""
     on_gpu, missing, unasked, on_host = 0, [], [], []
-    for call in trainer.calls():
+    for call in trained.calls():
         where = (call.graph, call.device)
         on_gpu += sum(p.asked and p.on_gpu for p in placement.placements(*where))
         missing += placement.without_kernel(*where)
@@ -143,9 +116,9 @@ def _operations(trainer):
     return [str(on_gpu), *counts], lines
 
 
-def _transfers(trainer, config):
+def _transfers(trained):
     """Bytes by kind, and the most that one GPU sends and receives."""
-    totals = bytes_per_step(trainer, config.accumulate_steps)
+    totals = per_step(trained.crossings())
     per_gpu = {}
     for pair, count in totals.items():
         for device in set(pair) - {HOST_MEMORY}:

@@ -78,12 +78,18 @@ def partition_graphs(call: Callable[[], object]) -> list:
     return [g for f in metadata.function_graphs for g in f.partition_graphs]
 
 
+def step_alone(trainer) -> None:
+    """A step as the loop of a CPU calls it."""
+    batches = trainer._feed.batches_of(trainer.step)
+    with trainer.compilation.step_options():
+        trainer.loop._step_call(0, batches, trainer._step.zero_metrics())
+
+
 def executed_step(trainer, devices: Devices) -> list:
     """The graphs of one executed step."""
     if devices.kind == "CPU" and hasattr(trainer, "loop"):
         # The loop calls the step as a function, whose graphs it does not list.
-        batch = next(iter(trainer._stream(0)))
-        return partition_graphs(lambda: trainer.loop.step_call(0, batch))
+        return partition_graphs(lambda: step_alone(trainer))
     return partition_graphs(lambda: trainer.train(1))
 
 
@@ -155,7 +161,7 @@ def placement(setting: Setting) -> bool:
 
     def row(name, fields):
         trainer = create(setting, devices, model, fields)
-        requested = requested_devices(g for graphs in trainer.trace() for g in graphs)
+        requested = requested_devices(trainer.trace())
         graphs = executed_step(trainer, devices)
         counts, moved = heavy_operations(graphs), moved_operations(requested, graphs)
         expected.update({} if expected else counts.get(towers[0], {"none": 0}))

@@ -41,6 +41,7 @@ import statistics
 import tensorflow as tf
 
 from benchmarks import checkouts, measure, trainers
+from benchmarks.graphs.memory import trainer_accounts
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError

@@ -10,6 +10,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from benchmarks import measure, trainers
+from benchmarks.graphs.memory import trainer_accounts
 from towers import build
 from towers.config import Config
 from towers.parallel import devices
@@ -34,7 +35,7 @@ def main(strategy, num_towers, group_size):
     # Measured from here on, not while the data are made.
     memory = measure.PeakMemory(chosen)
     trainer = build.create_trainer(config, parts, chosen)
-    accounts = trainer.memory()
+    accounts = trainer_accounts(trainer)
     accounted = sum(account.total for account in accounts)
     # Next to other work on the machine the towers seldom compute all at once.
     for _ in range(5):

@@ -7,12 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import small_runs
 import tensorflow as tf
 
-from benchmarks.graphs.memory import Account, check_budget, create_accounts, step_memory
-from towers import training
-from towers.errors import ConfigError
+from benchmarks.graphs.memory import Account, create_accounts, step_memory
 
 KB = 250 * 4  # bytes of a float32 vector of 250 elements
 
@@ -108,30 +105,6 @@ def test_an_account_adds_variables_of_all_copies_and_says_what_it_is():
     assert (first.device, first.total) == ("/CPU:0", 0)
     assert second == Account("/CPU:1", 1_000_000, 1_000_000, 0, 0, 0, 0)
     assert str(second) == "/CPU:1 2.0 MB (params 1.0, slots 1.0)"
-    check_budget([first, second], 2.0)
-    with pytest.raises(ConfigError, match="device_memory_mb=1.9.*/CPU:1 2.0 MB"):
-        check_budget([first, second], 1.9)
-
-
-@pytest.mark.slow
-def test_a_network_too_large_for_one_device_trains_on_four(tmp_path, capsys):
-    """The reason for worker groups: each of four needs less than one that is alone."""
-    network = {"width": 1.0, "augment": "none", "max_steps": 1, "batch_size": 40}
-    budget = 28.0
-    one = small_runs.small_config(**network, device_memory_mb=budget)
-    with pytest.raises(ConfigError, match=r"device_memory_mb=28, but training needs "):
-        training.train(tmp_path / "one", one)
-    assert not (tmp_path / "one" / "checkpoints").exists()
-
-    four = small_runs.small_config(
-        **network,
-        device_memory_mb=budget,
-        strategy="model_parallel",
-        num_towers=4,
-        group_size=4,
-    )
-    assert training.train(tmp_path / "four", four).step == 1
-    assert "\nmemory       /CPU:3 " in capsys.readouterr().out
 
 
 # A fresh child, whose peak is the training's, not that of other tests. Allocators that

@@ -7,14 +7,13 @@ a step, whose operations are followed in the order of their creation.
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Iterable
 
 import tensorflow as tf
 
 from benchmarks.graphs.graphs import called, running, short
-from towers.errors import ConfigError
 from towers.parallel.devices import share_memory
+from towers.parallel.trainer import Trainer
 
 MEGABYTE = 1e6
 
@@ -37,6 +36,8 @@ CALLS = {
     "StatelessWhile": ("body",),
     "If": ("then_branch", "else_branch"),
     "StatelessIf": ("then_branch", "else_branch"),
+    "PartitionedCall": ("f",),
+    "StatefulPartitionedCall": ("f",),
 }
 
 
@@ -85,7 +86,7 @@ def create_accounts(
     """The account of every device.
 
     Args:
-        variables: canonical name and variable, of all copies and shards.
+        variables: kind, such as params, and variable, of all copies and shards.
         graphs: those that compute at the same time: one step, or one per asynchronous
             tower.
         devices: listed in this order, whether they hold anything or not; others follow.
@@ -107,29 +108,16 @@ def create_accounts(
     ]
 
 
-def largest(accounts: Iterable[Iterable[Account]]) -> list[Account]:
-    """Per device the largest of several accounts, which follow each other."""
-    by_device = {}
-    for account in itertools.chain.from_iterable(accounts):
-        known = by_device.setdefault(account.device, account)
-        if account.total > known.total:
-            by_device[account.device] = account
-    return list(by_device.values())
-
-
-def check_budget(accounts: Iterable[Account], device_memory_mb: float) -> None:
-    """Refuses a training that would not fit.
-
-    Raises:
-        ConfigError: a device needs more than the budget; names the fullest one.
-    """
-    fullest = max(accounts, key=lambda account: account.total)
-    if fullest.total > device_memory_mb * MEGABYTE:
-        raise ConfigError(
-            f"device_memory_mb={device_memory_mb:g}, but training needs {fullest}; "
-            "lower --batch_size, take more towers, or split the network with "
-            "--strategy=model_parallel and a larger --group_size"
-        )
+def trainer_accounts(trainer: Trainer) -> list[Account]:
+    """The account of every device of a trainer; it is traced for that."""
+    named = []
+    for copy in trainer.strategy.copies:
+        slots = sum(copy.slots.values(), [])
+        named += [("params", v) for v in copy.params]
+        named += [("state", v) for v in [*copy.state, *copy.counts]]
+        named += [("slots", v) for v in slots]
+        named += [("averages", v) for v in copy.averages]
+    return create_accounts(named, trainer.trace(), trainer.devices)
 
 
 def step_memory(

@@ -24,6 +24,7 @@ from benchmarks.graphs.kernels import GPU, XLA_ON_GPU, find_kernel, type_attribu
 # Operations without a kernel for GPUs that are asked onto the host, and why.
 HOST_OPERATIONS = {
     "StatelessShuffle": "draws the order of an epoch of resident images, once an epoch",
+    "Unpack": "of uint64, the counters of random numbers",
     "Timestamp": "reads the clock, for the time that a step waits for its batch",
 }
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras import layers
 from recipes import Recipe, create_trainer
 
-from benchmarks.proofs import partition_graphs
-from towers.parallel import grappler, strategies
+from benchmarks.proofs import partition_graphs, step_alone
+from towers.parallel import compilation, strategies
 
 
 def dense_network(precision):
@@ -24,9 +24,8 @@ def dense_network(precision):
     return networks.Network(model, [], {})
 
 
-def executed(trainer, batch):
-    batch = {name: tf.constant(value) for name, value in batch.items()}
-    graphs = partition_graphs(lambda: trainer.loop.step_call(0, batch))
+def executed(trainer):
+    graphs = partition_graphs(lambda: step_alone(trainer))
     return [node.op for graph in graphs for node in graph.node]
 
 
@@ -57,7 +56,7 @@ def test_bias_and_activation_are_fused_in_the_step_that_is_executed(
         pytest.skip("TensorFlow fuses no products in bfloat16 on this CPU")
     batches, network = networks.random_batches(1, 8), dense_network(precision)
     trainer = create_trainer(cls, network, Recipe(), batches, 2, **options)
-    operations = executed(trainer, batches[0])
+    operations = executed(trainer)
     assert sum("FusedMatMul" in op for op in operations) >= 2
     assert "Relu" not in operations
     assert fused_by_tensorflow(tf.float32)
@@ -72,7 +71,7 @@ def test_an_optimized_graph_computes_the_same():
         return tf.identity(y, name="result")
 
     graph = function.get_concrete_function().graph
-    optimized = grappler.optimized_for_cpu(graph.as_graph_def(), ["result"])
+    optimized = compilation.optimized_for_cpu(graph.as_graph_def(), ["result"])
     assert "_FusedMatMul" in {node.op for node in optimized.node}
     assert {node.device for node in optimized.node} == {""}
     x = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
@@ -90,7 +89,7 @@ def test_an_optimized_graph_computes_the_same():
 def test_batch_normalization_stays_apart_from_its_activation():
     network, batches = networks.residual_network(), networks.random_batches(1, 8)
     trainer = create_trainer(strategies.towers, network, Recipe(), batches, 2)
-    assert not [op for op in executed(trainer, batches[0]) if "NormEx" in op]
+    assert not [op for op in executed(trainer) if "NormEx" in op]
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -102,7 +101,7 @@ def test_options_are_those_of_before(before):
         return options["disable_meta_optimizer"]
 
     try:
-        with pytest.raises(KeyError), grappler.disabled():
+        with pytest.raises(KeyError), compilation.disabled():
             assert is_disabled()
             raise KeyError
         assert is_disabled() == before
