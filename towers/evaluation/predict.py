@@ -22,8 +22,7 @@ from towers.evaluation.features import FeaturesFile, cut_off
 from towers.evaluation.restored import RestoredRun, kinds_of_parameters, load_run
 from towers.evaluation.rows import FORMS, Rows
 from towers.output import remark
-from towers.parallel.eval_step import Evaluator
-from towers.parallel.evaluator import RAW, create_predictor
+from towers.parallel.evaluator import RAW, Evaluator, create_predictor
 from towers.run import sizes
 from towers.run.folder import RunFolder
 
