@@ -21,7 +21,7 @@ from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
-from towers.data.part import Part, shares
+from towers.data.part import shares
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
@@ -51,7 +51,6 @@ def create_batches(accumulate_steps=1, mixed=True, num_examples=12):
         images_per_step=accumulate_steps * MICRO_BATCH_SIZE,
         noise_shapes=networks.NOISE_SHAPES,
         mix=create_mix(1.0, 1.0, 5) if mixed else None,
-        part=Part.all_of(MICRO_BATCH_SIZE),
     )
 
 
@@ -112,7 +111,7 @@ def joined(batches, accumulate_steps):
 def whole_batch(accumulate_steps, mixed, num_examples):
     """A function of the step, of one tower and no part."""
     batches = create_batches(accumulate_steps, mixed, num_examples)
-    whole = tf.function(dataclasses.replace(batches, part=None))
+    whole = tf.function(batches)
     return functools.cache(lambda step: whole(tf.constant(step, tf.int64)))
 
 
@@ -291,7 +290,6 @@ def test_gpus_have_kernels_for_every_augmentation(augment):
             source=ArraySource(np.zeros((12, *shape), np.uint8), np.zeros(12)),
             augment=extend(augment, **options),
             images_per_step=(size := 11),  # is no rank
-            part=None,
         )
         elements = {
             name: tf.TensorSpec(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
