@@ -11,7 +11,7 @@ from marks import slow
 
 from towers.config.choices import AUGMENTS
 from towers.data.augment import Augment, create_augment
-from towers.data.batches import TrainBatches, evaluation_stream, hold_out
+from towers.data.batches import EvalBatches, TrainBatches, hold_out
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.part import Part
@@ -311,7 +311,7 @@ def test_batches_are_read_and_computed_while_others_are_processed():
 def test_an_evaluation_counts_each_example_exactly_once(batch_size):
     examples = source(10)
     augment = create_augment("pad_crop_flip", examples.image_shape, *MOMENTS)
-    stream = evaluation_stream(examples, augment, batch_size)
+    stream = EvalBatches(examples, augment, batch_size).stream()
     batches = list(stream.as_numpy_iterator())
     assert len(batches) == -(-10 // batch_size)
     for batch in batches:
@@ -329,7 +329,7 @@ def test_an_evaluation_counts_each_example_exactly_once(batch_size):
 def test_an_evaluation_is_the_same_every_time():
     examples = source(10, size=26)
     augment = create_augment("tutorial", examples.image_shape, *MOMENTS)
-    stream = evaluation_stream(examples, augment, 4)
+    stream = EvalBatches(examples, augment, 4).stream()
     first, second = (list(stream.as_numpy_iterator()) for _ in range(2))
     for actual, expected in zip(first, second, strict=True):
         assert_same(actual, expected)
@@ -396,11 +396,32 @@ def test_no_example_of_an_epoch_is_read_by_two_processes():
     assert sorted(np.concatenate(read)) == list(range(24))
 
 
+@pytest.mark.parametrize("part", [None, Part(3, 4, 7)])
+@pytest.mark.parametrize("num_towers", [1, 2, 3, 8])
+def test_the_towers_of_an_evaluation_have_together_the_batch(num_towers, part):
+    """As streams, and as functions of a number; of a worker's part too."""
+    found = source(10)
+    augment = create_augment("pad_crop_flip", found.image_shape, *MOMENTS)
+    batches = EvalBatches(found, augment, 7, part)
+    split = batches.split(num_towers)
+    assert len(split) == min(num_towers, part.size if part else 7)
+    streamed = [list(own.stream(1).as_numpy_iterator()) for own in split]
+    whole = EvalBatches(found, augment, 7).stream(1).as_numpy_iterator()
+    wanted = slice(part.first, part.first + part.size) if part else slice(None)
+    for number, expected in enumerate(whole, start=1):
+        for of_towers in (
+            [own[number - 1] for own in streamed],
+            [at(own, number) for own in split],
+        ):
+            actual = {k: np.concatenate([x[k] for x in of_towers]) for k in expected}
+            assert_same(actual, {k: v[wanted] for k, v in expected.items()})
+
+
 def test_the_parts_of_an_evaluation_count_each_example_once():
     found, counted = source(10), []
     augment = create_augment("none", found.image_shape, *MOMENTS)
     for part in parts_of([3, 2, 2]):
-        for batch in evaluation_stream(found, augment, 7, part).as_numpy_iterator():
+        for batch in EvalBatches(found, augment, 7, part).stream().as_numpy_iterator():
             assert len(batch["labels"]) == part.size
             counted += list(batch["labels"][batch["weights"] > 0])
     assert sorted(counted) == list(range(10))

@@ -16,8 +16,9 @@ from towers.config.choices import OPTIMIZERS
 from towers.data import cifar10
 from towers.errors import ConfigError, DataError
 from towers.optim import losses
-from towers.optim.optimizers import UpdateContext
 from towers.optim.phases import image_size
+from towers.optim.vector import Layout
+from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
 
 CPU = Devices("CPU", ("/CPU:0",))
@@ -110,15 +111,19 @@ def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
     config = small_config(optimizer=optimizer, weight_decay=0.5)
     parts = build.build(config)
     decays = parts.update.decays
-    values = [v.value for v in parts.model.trainable_variables]
-    penalty = losses.weight_decay(parts.model.trainable_variables, values)
+    params = Initial.of(parts.model).params
+    layout = Layout(params)
+    decay = losses.WeightDecay(parts.model.trainable_variables, layout)
+    vectors = layout.pack(list(params.values()))
+    penalty, _ = decay(vectors, [tf.zeros_like(x) for x in vectors])
     if optimizer in ("adamw", "lars", "muon"):
         names = [v.path for v in parts.model.trainable_variables]
         taken = dict(zip(names, decays, strict=True))
         assert taken == {"logits/kernel": 0.5, "logits/bias": 0.0}
-        assert penalty is None
+        assert penalty == 0
     else:
-        squares = np.square(values[0].numpy(), dtype=np.float64).sum()
+        kernel = params["logits/kernel"].numpy()
+        squares = np.square(kernel, dtype=np.float64).sum()
         assert decays == () and float(penalty) == pytest.approx(0.25 * squares)
 
 
@@ -140,11 +145,14 @@ def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
     moved = []
     for value in (0.5, 0.25):
         config = small_config(optimizer=optimizer, **{option: value})
-        made = build.build(config).update.optimizer
-        slots = {name: one for name in made.slots}
-        norm = tf.norm(one)
-        context = UpdateContext(tf.constant(0.1), number, 0.0, norm, norm)
-        moved.append(made.update(one, slots, one, context)[0])
+        update = build.build(config).update
+        layout = Layout({"kernel": one})
+        vectors = layout.pack([one])
+        slots = {name: vectors for name in update.optimizer.slots}
+        update = dataclasses.replace(update, decays=(), rate_fns=())
+        squares = update.squares(layout, vectors, vectors)
+        made, _ = update(layout, number, vectors, slots, vectors, tf.norm(one), squares)
+        moved.append(layout.views(made)[0])
     assert np.all(moved[0] != moved[1])
 
 

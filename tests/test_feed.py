@@ -4,6 +4,7 @@ Everything here runs through the loop that trains.
 """
 
 import dataclasses
+import functools
 
 import networks
 import numpy as np
@@ -20,7 +21,7 @@ from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
-from towers.data.part import Part, shares
+from towers.data.part import shares
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
@@ -50,7 +51,6 @@ def create_batches(accumulate_steps=1, mixed=True, num_examples=12):
         images_per_step=accumulate_steps * MICRO_BATCH_SIZE,
         noise_shapes=networks.NOISE_SHAPES,
         mix=create_mix(1.0, 1.0, 5) if mixed else None,
-        part=Part.all_of(MICRO_BATCH_SIZE),
     )
 
 
@@ -107,13 +107,19 @@ def joined(batches, accumulate_steps):
     }
 
 
-def assert_batches(seen, batches, steps):
+@functools.cache
+def whole_batch(accumulate_steps, mixed, num_examples):
+    """A function of the step, of one tower and no part."""
+    batches = create_batches(accumulate_steps, mixed, num_examples)
+    whole = tf.function(batches)
+    return functools.cache(lambda step: whole(tf.constant(step, tf.int64)))
+
+
+def assert_batches(seen, steps, accumulate_steps=1, mixed=True, num_examples=12):
     """The towers' batches are those of one function of the step."""
-    whole = tf.function(dataclasses.replace(batches, part=None))
-    accumulate_steps = batches.images_per_step // MICRO_BATCH_SIZE
+    whole = whole_batch(accumulate_steps, mixed, num_examples)
     for of_towers, step in zip(seen, steps, strict=True):
-        actual = joined(of_towers, accumulate_steps)
-        expected = whole(tf.constant(step, tf.int64))
+        actual, expected = joined(of_towers, accumulate_steps), whole(step)
         assert set(actual) == set(expected)
         for name, value in expected.items():
             np.testing.assert_array_equal(actual[name], value, err_msg=name)
@@ -124,8 +130,8 @@ def assert_batches(seen, batches, steps):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"accumulate_steps": 3},
+        {"accumulate_steps": 2},
+        slow({}),
         slow({"mixed": False}),
         slow({"mixed": False, "accumulate_steps": 3}),
         slow({"accumulate_steps": 2, "num_examples": 1}),
@@ -136,16 +142,19 @@ def test_the_batches_of_all_towers_are_that_of_one_bit_for_bit(
     name, num_towers, options
 ):
     """In several calls, and after a jump to an earlier step."""
-    batches = create_batches(**options)
-    recorder = Recorder(feed := feed_of(name, batches, num_towers))
+    feed = feed_of(name, create_batches(**options), num_towers)
+    recorder = Recorder(feed)
     for first, num_steps in ((0, 2), (2, 1), (3, 3)):
         recorder.loop(0, first, num_steps)
     feed.restart()
     recorder.loop(0, 4, 2)
-    recorder.seen.append(
-        [{k: v.numpy() for k, v in x.items()} for x in feed.batches_of(9)]
-    )
-    assert_batches(recorder.seen, batches, [*range(6), 4, 5, 9])
+    assert_batches(recorder.seen, [*range(6), 4, 5], **options)
+
+
+@pytest.mark.parametrize("name", FEEDS)
+def test_the_batches_of_one_step_are_had_outside_of_the_loop(name):
+    batches = feed_of(name, create_batches(), 2).batches_of(9)
+    assert_batches([[{k: v.numpy() for k, v in x.items()} for x in batches]], [9])
 
 
 def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
@@ -153,16 +162,14 @@ def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
         if len(recorder.seen) == 1:  # in the second step
             recorder.loop.request_stop()
 
-    batches = create_batches()
-    recorder = Recorder(feed_of("stored", batches, 2), call)
+    recorder = Recorder(feed_of("stored", create_batches(), 2), call)
     assert recorder.loop(0, 0, 5)[0] == 2
     recorder.loop._stop.assign(False)
     recorder.loop(0, 2, 2)
-    assert_batches(recorder.seen, batches, range(4))
+    assert_batches(recorder.seen, range(4))
 
 
-@pytest.mark.parametrize("num_towers", [1, 2])
-def test_an_error_of_the_input_comes_before_a_step(num_towers):
+def test_an_error_of_the_input_comes_before_a_step():
     batches, bad_step = create_batches(), 3
 
     def failing(own):
@@ -177,13 +184,13 @@ def test_an_error_of_the_input_comes_before_a_step(num_towers):
 
         return stream
 
-    of_towers = batches.split(shares(MICRO_BATCH_SIZE, num_towers))
-    feed = Streams([failing(own) for own in of_towers], devices_of(num_towers))
+    of_towers = batches.split([3, 2])
+    feed = Streams([failing(own) for own in of_towers], devices_of(2))
     recorder = Recorder(feed)
     with pytest.raises(tf.errors.InvalidArgumentError):
         recorder.loop(0, 0, 5)
     assert recorder.loop.progress() == (bad_step, "waiting for data")
-    assert_batches(recorder.seen, batches, range(bad_step))
+    assert_batches(recorder.seen, range(bad_step))
 
 
 @pytest.mark.parametrize("name", ["resident", slow("stored")])
@@ -282,6 +289,7 @@ def test_gpus_have_kernels_for_every_augmentation(augment):
             create_batches(),
             source=ArraySource(np.zeros((12, *shape), np.uint8), np.zeros(12)),
             augment=extend(augment, **options),
+            images_per_step=(size := 11),  # is no rank
         )
         elements = {
             name: tf.TensorSpec(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
@@ -297,5 +305,5 @@ def test_gpus_have_kernels_for_every_augmentation(augment):
             assert find_kernel(op, GPU), op
             # A GPU leaves arithmetic in int32 to the host.
             for tensor in op.outputs:
-                is_of_images = tensor.shape.rank and tensor.shape[0] == MICRO_BATCH_SIZE
+                is_of_images = tensor.shape.rank and tensor.shape[0] == size
                 assert tensor.dtype != tf.int32 or not is_of_images, op.name

@@ -2,90 +2,51 @@
 
 import dataclasses
 
-import networks
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from recipes import Recipe, create_trainer, have_steps_of_gpus
 
-from towers import build, training
+from towers import training
 from towers.config import Config
 from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches
-from towers.data.mixing import create_mix
-from towers.data.resident import ResidentBatches
+from towers.data.resident import Resident
 from towers.data.sources import ArraySource, DeviceSource, Subset, num_bytes
 from towers.errors import ConfigError
-from towers.parallel import strategies
-from towers.parallel.devices import Devices
-from towers.parallel.feed import CopiedAhead, HostStream
 
 
-def batches_of(num_examples, batch_size, augment, mixed=False):
-    images, labels = small_runs.arrays(num_examples, 0)
-    return TrainBatches(
-        ArraySource(images, labels),
-        create_augment(augment, (8, 8, 3), (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)),
-        seed=3,
-        images_per_step=batch_size,
-        noise_shapes={"dropout1_noise": (7,)},
-        mix=create_mix(1.0, 1.0, 5) if mixed else None,
-    )
+class Counted(TrainBatches):
+    """Batches that note of which epochs an order is drawn."""
 
+    drawn = []
 
-@pytest.mark.parametrize("first_step", [slow(0), 5])
-@pytest.mark.parametrize(
-    "num_examples,batch_size,augment,mixed",
-    [
-        (7, 5, "pad_crop_flip", False),
-        slow(12, 4, "none", False),
-        (3, 11, "pad_crop_flip", True),
-        slow(5, 5, "pad_crop_flip", True),
-        slow(1, 3, "none", False),
-    ],
-)
-def test_the_batches_are_those_of_the_stream_bit_for_bit(
-    num_examples, batch_size, augment, mixed, first_step
-):
-    batches = batches_of(num_examples, batch_size, augment, mixed)
-    resident = ResidentBatches(batches, "/CPU:3")
-    count = 6
+    def orders(self, epoch):
+        with tf.control_dependencies([tf.numpy_function(self._note, [epoch], [])]):
+            return super().orders(tf.identity(epoch))
 
-    @tf.function(autograph=False)
-    def made(first_step):
-        """As the loop of a trainer makes them."""
-        step, actual = first_step, []
-        for _ in range(count):
-            actual.append(resident.batch(resident.wait(None, step), step))
-            step += 1
-        return actual
-
-    streamed = list(batches.stream(first_step).take(count))
-    for ours, theirs in zip(
-        made(tf.constant(first_step, tf.int64)), streamed, strict=True
-    ):
-        assert set(ours) == set(theirs)
-        for name, value in theirs.items():
-            np.testing.assert_array_equal(ours[name], value, err_msg=name)
-    graph = made.get_concrete_function(tf.TensorSpec([], tf.int64)).graph
-    reads = [op for op in graph.get_operations() if "Gather" in op.type]
-    assert reads and {op.device[-5:] for op in reads} == {"CPU:3"}
+    def _note(self, epoch):
+        self.drawn.append(int(epoch))
 
 
 def test_the_order_of_an_epoch_is_drawn_once():
-    """The shuffle, slower than a batch, is in a branch that is not taken."""
-    resident = ResidentBatches(batches_of(12, 4, "none"), "/CPU:3")
-    step = tf.constant(4, tf.int64)
-    resident.wait(None, step)
-    drawn = resident._orders.numpy()
-    resident._orders.assign(drawn[:, ::-1])
-    resident.wait(None, step + 1)  # of the same epoch
-    np.testing.assert_array_equal(resident._orders, drawn[:, ::-1])
-    resident.wait(None, step + 2)
-    np.testing.assert_array_equal(np.sort(resident._orders[0]), np.arange(12))
-    assert (resident._orders.numpy() != drawn).any()
+    """It costs more than a batch; every tower needs it."""
+    augment = create_augment("none", (8, 8, 3), (120.0,) * 3, (60.0,) * 3)
+    batches = Counted(ArraySource(*small_runs.arrays(12, 0)), augment, 3, 4)
+    resident = Resident(batches.split([2, 2]), ["/CPU:3", "/CPU:4"])
+    step_of = tf.function(
+        lambda step: resident.batches(resident.wait(None, step), step)
+    )
+    Counted.drawn.clear()
+    labels = [
+        np.concatenate([x["labels"] for x in step_of(tf.constant(step, tf.int64))])
+        for step in range(9)
+    ]
+    assert Counted.drawn == [0, 1, 2]
+    for epoch in np.reshape(labels, [3, 12]):
+        expected = small_runs.arrays(12, 0)[1]
+        np.testing.assert_array_equal(np.sort(epoch), np.sort(expected))
 
 
 @pytest.mark.parametrize(
@@ -109,24 +70,6 @@ def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
     small_runs.assert_equal_states(resident, streamed)
 
 
-def test_a_whole_batch_stays_on_the_device_that_made_it(monkeypatch):
-    """A step of GPUs, that is."""
-    have_steps_of_gpus(monkeypatch)
-    network, batches = networks.residual_network(), batches_of(12, 4, "none")
-    strategy = create_trainer(
-        strategies.towers,
-        network,
-        Recipe(),
-        networks.random_batches(1, 4),
-        2,
-        feed=ResidentBatches(batches, "/CPU:3"),
-    )
-    [graph] = strategy.loop.trace()
-    shares = [op for op in graph.get_operations() if "share" in op.name]
-    shares = [op for op in shares if op.type == "Slice"]
-    assert len(shares) == 6 and {op.device[-5:] for op in shares} == {"CPU:3"}
-
-
 def test_sources_in_memory_know_their_size_and_are_copied_to_a_device():
     images, labels = small_runs.arrays(6, 0)
     subset = Subset(ArraySource(images, labels), np.array([4, 1]))
@@ -136,42 +79,6 @@ def test_sources_in_memory_know_their_size_and_are_copied_to_a_device():
     assert "CPU:2" in actual.device and "CPU:2" in of_classes.device
     np.testing.assert_array_equal(actual, images[[1, 4, 1]])
     np.testing.assert_array_equal(of_classes, labels[[1, 4, 1]])
-
-
-class FromFiles:
-    """A source that does not lie in memory."""
-
-    num_examples, image_shape = 10, (8, 8, 3)
-
-    def __init__(self, source):
-        self.read = source.read
-
-
-@pytest.mark.parametrize(
-    "kind,wanted,in_memory,expected",
-    [
-        ("CPU", "auto", True, HostStream),
-        ("GPU", "auto", True, ResidentBatches),
-        ("GPU", "auto", False, CopiedAhead),
-        ("GPU", "stream", True, CopiedAhead),
-        ("CPU", "resident", True, ResidentBatches),
-    ],
-)
-def test_auto_is_resident_on_gpus_for_data_in_memory(kind, wanted, in_memory, expected):
-    batches = batches_of(10, 5, "none")
-    if not in_memory:
-        batches = dataclasses.replace(batches, source=FromFiles(batches.source))
-    config = small_runs.small_config(input=wanted)
-    devices = Devices(kind, ["/CPU:0"])
-    assert type(build.create_feed(config, batches, devices)) is expected
-
-
-def test_what_is_read_from_files_is_not_resident():
-    batches = batches_of(10, 5, "none")
-    batches = dataclasses.replace(batches, source=FromFiles(batches.source))
-    config = small_runs.small_config(input="resident")
-    with pytest.raises(ConfigError, match="^input=resident with dataset=synthetic: "):
-        build.create_feed(config, batches, Devices("CPU", ["/CPU:0"]))
 
 
 def test_asynchronous_towers_draw_from_a_stream():

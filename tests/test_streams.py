@@ -7,7 +7,7 @@ import small_runs
 import tensorflow as tf
 
 from towers.data.augment import create_augment
-from towers.data.batches import TrainBatches, evaluation_stream
+from towers.data.batches import EvalBatches, TrainBatches
 from towers.data.streams import NUM_THREADS, without_tuning
 
 
@@ -17,7 +17,7 @@ def streams():
         "none", found.train.image_shape, found.mean, found.deviation
     )
     yield TrainBatches(found.train, augment, seed=0, images_per_step=5).stream(3)
-    yield evaluation_stream(found.test, augment, 5)
+    yield EvalBatches(found.test, augment, 5).stream()
 
 
 def test_no_stream_is_tuned():

@@ -9,13 +9,13 @@ import pytest
 import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
-from towers.parallel.eval_step import least_confident
 
 from towers.config.choices import TTA
 from towers.data.tta import create_tta
 from towers.models import initialize, keras_settings
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.evaluator import RAW, least_confident
 from towers.parallel.reduce import shares
 
 
@@ -87,10 +87,12 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
     for batch in batches:
         batch["weights"] = np.ones(13, np.float32)
     batches[1]["weights"][5:] = 0
-    strategy = create_trainer(
+    trainer = create_trainer(
         cls, network, Recipe(), batches, num_devices, tta=create_tta(name), **options
     )
-    counts = strategy.evaluate(networks.stream_of(batches)(0))
+    lead_devices = trainer.devices[:: trainer.strategy.num_shards]
+    feed = networks.feed_of(batches, shares(13, len(lead_devices)), lead_devices)
+    counts = trainer.evaluate(feed, len(batches))[RAW]
     correct, changed = [], 0
     for batch, size in zip(batches, (13, 5), strict=True):
         images, labels = batch["images"][:size], batch["labels"][:size]

@@ -69,7 +69,7 @@ class TrainBatches:
     def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
         """The batches of several towers: so many images of every (micro-)batch for
         each, one after the other."""
-        part = self.part or Part.all_of(self.images_per_step)
+        part = self.part or Part.all_of(sum(sizes))
         return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:

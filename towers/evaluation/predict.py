@@ -27,8 +27,7 @@ from towers.evaluation.restored import (
 )
 from towers.evaluation.rows import FORMS, Rows
 from towers.output import remark
-from towers.parallel.eval_step import Evaluator
-from towers.parallel.evaluator import RAW, create_predictor
+from towers.parallel.evaluator import RAW, Evaluator, create_predictor
 from towers.run import sizes
 from towers.run.folder import RunFolder
 
