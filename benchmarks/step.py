@@ -146,8 +146,8 @@ def compare_steps(options: argparse.Namespace) -> None:
         + measure.table_head(
             f"{COLUMNS} | ms a step, median | images/s, median (min, max) | time / "
             "first (min, median, max) | processor time / first | GFLOP/s | matrix "
-            "rate, GFLOP/s | share, round by round (of the best rate) | MB of variables, "
-            "fullest device | MB at the peak"
+            "rate, GFLOP/s | share, round by round (of the best rate) | MB of "
+            "variables, fullest device | MB at the peak"
         )
     )
     for name, (trainer, flops, peak) in made.items():
