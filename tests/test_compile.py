@@ -89,8 +89,3 @@ def test_a_run_may_be_continued_with_another_compiler(tmp_path, monkeypatch):
 def test_what_crosses_devices_is_not_compiled(options, reason):
     with pytest.raises(ConfigError, match=f"^compile=xla with {reason}"):
         Config(compile="xla", **options)
-
-
-def test_an_account_cannot_look_into_what_is_compiled():
-    with pytest.raises(ConfigError, match="^device_memory_mb=.* with compile=xla"):
-        Config(compile="xla", device_memory_mb=100.0)

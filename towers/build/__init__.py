@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 import math
+from collections.abc import Sequence
 
 import keras
 
