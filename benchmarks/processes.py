@@ -22,6 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import trainers
+from benchmarks.graphs.graphs import called
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError
@@ -222,13 +223,14 @@ def create_things(
 
 def buffers(trainer: Trainer) -> list[tuple[tf.DType, list[int]]]:
     """Type and shape of every buffer that the workers add up in a step, as traced."""
-    return [
-        (op.inputs[0].dtype, op.inputs[0].shape.as_list())
-        for graphs in trainer.trace()
-        for graph in graphs
-        for op in graph.get_operations()
-        if op.type.startswith("CollectiveReduce")
-    ]
+    found, to_visit = [], trainer.trace()
+    while to_visit:
+        graph = to_visit.pop()
+        for op in graph.get_operations():
+            to_visit += called(graph, op).values()
+            if op.type.startswith("CollectiveReduce"):
+                found.append((op.inputs[0].dtype, op.inputs[0].shape.as_list()))
+    return found
 
 
 def summing(

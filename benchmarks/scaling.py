@@ -32,12 +32,12 @@ import pathlib
 from collections.abc import Sequence
 
 import numpy as np
-from towers.parallel.multi_worker import PACK_MB
 
 from benchmarks import loopback, measure, one_device, paper
 from towers.config import Config
 from towers.errors import ConfigError
 from towers.parallel.connect import HEARTBEAT_SECS
+from towers.parallel.strategies import WORKER_PACK_MB
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 COMPUTE = FOLDER / "2026-11-23-one_device.json"
@@ -148,7 +148,7 @@ def compute_of(options: argparse.Namespace, numbers: dict) -> paper.Compute:
         step_secs=secs,
         images=numbers["images"],
         num_bytes=num_bytes,
-        num_buffers=math.ceil(num_bytes / (PACK_MB * 2**20)),
+        num_buffers=math.ceil(num_bytes / (WORKER_PACK_MB * 2**20)),
         input_images_per_sec=(
             options.input_images_per_sec or numbers["input_images_per_sec"]
         ),

@@ -41,7 +41,6 @@ import statistics
 import tensorflow as tf
 
 from benchmarks import checkouts, measure, trainers
-from benchmarks.graphs.memory import trainer_accounts
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError
@@ -150,7 +149,7 @@ def compare_steps(options: argparse.Namespace) -> None:
             f"{COLUMNS} | ms a step, median | images/s, median (min, max) | time / "
             "first (min, median, max) | processor time / first | GFLOP/s | matrix "
             "rate, GFLOP/s | share, round by round (of the best rate) | MB of "
-            "variables on the fullest device | MB at the peak"
+            "variables, fullest device | MB at the peak"
         )
     )
     for name, (trainer, flops, peak) in made.items():

@@ -6,6 +6,7 @@ its own `towers` and its own version of this file.
 """
 
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -46,9 +47,12 @@ class StillBatches:
         """Those of several towers, as of `TrainBatches`."""
         return [StillBatches(batches) for batches in self._batches.split(sizes)]
 
+    @functools.cached_property
+    def batch(self) -> dict[str, tf.Tensor]:
+        return self._batches(tf.constant(0, tf.int64))
+
     def stream(self, first_step: int) -> tf.data.Dataset:
-        batch = self._batches(tf.constant(0, tf.int64))
-        return without_tuning(tf.data.Dataset.from_tensors(batch).repeat())
+        return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
 
     stored_stream = stream
 

@@ -265,7 +265,7 @@ def test_a_program_runs_to_its_table(arguments, row):
 @pytest.mark.slow
 def test_a_checkout_that_fails_says_why():
     output = output_of(f"step {SMALLEST} --models=lenet --against={FOLDER}")
-    assert "| lenet | towers | 1 | float32 | ModuleNotFoundError" in output
+    assert "No module named 'benchmarks'" in output
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """docs/extending.md, followed: every file in it trains two steps from outside."""
 
 import ast
-import inspect
 import pathlib
 import re
 import shlex
@@ -12,7 +11,6 @@ from marks import slow
 
 from towers.config import Config, choices
 from towers.config.flags import define_config_flags, given_flags
-from towers.parallel import strategy
 from towers.training import train
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "extending.md"
@@ -114,20 +112,7 @@ def assert_close(state, other):
 def test_an_example_is_a_file_of_its_own(heading):
     [(_, source)] = BLOCK.findall(EXAMPLES[heading])
     tree = ast.parse(source)
-    kind = ast.ClassDef if heading == "A strategy" else ast.FunctionDef
-    assert [node for node in tree.body if isinstance(node, kind)]
+    assert [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     lines = source.splitlines()
     assert max(map(len, lines)) <= 88
     assert len([line for line in lines if line]) <= 30
-
-
-def test_a_strategy_has_the_functions_of_the_contract_in_its_order():
-    [(_, source)] = BLOCK.findall(EXAMPLES["A strategy"])
-    assert functions_of(source) == functions_of(inspect.getsource(strategy))
-
-
-def functions_of(source):
-    """The functions of the last class of a file."""
-    classes = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef)]
-    functions = [n.name for n in classes[-1].body if isinstance(n, ast.FunctionDef)]
-    return [name for name in functions if name != "__init__"]

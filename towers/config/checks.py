@@ -171,11 +171,6 @@ def _check_xla(config):
             f"compile=xla with {reason}: the compiled part must not cross devices; "
             "drop one of the two"
         )
-    if config.device_memory_mb:
-        raise ConfigError(
-            f"device_memory_mb={config.device_memory_mb} with compile=xla: the memory "
-            "of XLA cannot be accounted; drop one of the two"
-        )
 
 
 def ignored_options(config: Any) -> list[str]:

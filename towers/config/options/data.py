@@ -38,7 +38,7 @@ class DataOptions:
     input: str = option(
         "auto",
         "Batches are read ahead (stream; for GPUs also copied ahead), or made from "
-        "images that lie on the first tower's device (resident); auto: resident on "
+        "images that lie on the towers' devices (resident); auto: resident on "
         "GPUs where the data lies in memory.",
         choices=("auto", "stream", "resident"),
         free=True,

@@ -63,8 +63,9 @@ class ParallelismOptions:
     )
     device_memory_mb: float = option(
         0.0,
-        "Megabytes that training may take on a device; refused where the account says "
-        "more. On GPUs also the limit of the logical devices made of them. 0 for all.",
+        "Megabytes that training may take on a device; refused where the variables "
+        "alone take more. On GPUs also the limit of the logical devices made of them. "
+        "0 for all.",
         at_least=0,
         at_most=1e9,
         free=True,
