@@ -85,9 +85,13 @@ class WeightDecay:
         for place, (param, column) in enumerate(
             zip(params, self._coefficients, strict=True)
         ):
-            if column is not None:
-                decay = tf.constant(column, param.dtype) * param
-                gradients[place] += decay
+            if column is None:
+                continue
+            decay = tf.constant(column, param.dtype) * param
+            gradients[place] += decay
+            if isinstance(column, float):  # one pass over the parameter
+                penalties.append(column * tf.nn.l2_loss(param))
+            else:
                 penalties.append(0.5 * tf.reduce_sum(param * decay))
         if self._others:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
