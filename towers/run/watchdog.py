@@ -21,7 +21,7 @@ from towers.run import signals
 _GRACE_SECS = 1.0
 _PATIENCE_SECS = 5.0
 
-# Compiling a step, choosing kernels for it and connecting GPUs may take so many times as
+# To compile a step, choose kernels for it and connect GPUs may take so many times as
 # long as what follows.
 _STARTING_FACTOR = 6
 
