@@ -27,7 +27,7 @@ from benchmarks import measure, trainers
 from towers import build, models
 from towers.config import Config
 from towers.models.activations import Gelu
-from towers.models.convolution import SameConv2D
+from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import BatchNormalization, LocalResponseNormalization
 from towers.parallel import devices
 
@@ -56,6 +56,7 @@ def stock_gelu(settings: dict) -> keras.layers.Layer:
 # Our layers -> the settings of one to what a user of Keras would write instead.
 STOCK = {
     BatchNormalization: keras.layers.BatchNormalization.from_config,
+    PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,
     LocalResponseNormalization: stock_response_normalization,
     Gelu: stock_gelu,

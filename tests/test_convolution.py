@@ -2,14 +2,23 @@
 
 import functools
 import itertools
+import subprocess
+import sys
 
 import keras
+import networks
 import numpy as np
+import oracle_layers
 import pytest
 import tensorflow as tf
 from convolved import expected, ours_and_theirs, random
 
-from towers.models.convolution import SameConv2D, convolution
+from towers.models.convolution import (
+    PointwiseConv2D,
+    SameConv2D,
+    convolution,
+    set_device_kind,
+)
 
 SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
 
@@ -163,3 +172,101 @@ def test_what_it_cannot_do_is_refused_by_name(option):
     name = next(iter(option))
     with pytest.raises(ValueError, match=f"{name}=.*SameConv2D has"):
         SameConv2D(4, **option)
+
+
+# Convolutions of 1x1 with strides.
+
+
+@pytest.mark.parametrize("padding", ["valid", "same"])
+@pytest.mark.parametrize(
+    "sizes,strides", [((6, 8), 2), ((5, 7), 2), ((9, 7), 3), ((1, 2), 2)]
+)
+def test_a_pointwise_convolution_with_strides_equals_the_oracle(
+    sizes, strides, padding
+):
+    x = random((3, *sizes, 4))
+    layer = PointwiseConv2D(
+        5,
+        1,
+        strides=strides,
+        padding=padding,
+        bias_initializer="ones",
+        dtype="float64",
+    )
+    layer.build(x.shape)
+    values = [x, *(v.numpy() for v in layer.weights)]
+    done = oracle_layers.conv(*values, stride=strides, padding=padding)
+    sources = [tf.constant(value) for value in values]
+    upstream = random(done.output.shape, 2)
+    with tf.GradientTape() as tape:
+        tape.watch(sources)
+        y, _ = layer.stateless_call(sources[1:], [], sources[0])
+    np.testing.assert_allclose(y, done.output, atol=1e-12)
+    assert layer.compute_output_shape(x.shape) == y.shape
+    (of_x,), of_params = done.pullback(upstream)
+    gradients = tape.gradient(y, sources, tf.constant(upstream))
+    for ours, theirs in zip(gradients, [of_x, *of_params.values()], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+def test_on_a_cpu_the_strides_come_before_the_convolution():
+    model = networks.model_of(
+        keras.layers.Conv2D(24, 1, strides=2, name="conv"), shape=(8, 8, 16)
+    )
+    x, results, strides = tf.constant(random((4, 8, 8, 16)), tf.float32), [], []
+    for kind in ("GPU", "CPU"):
+        set_device_kind(model, kind)
+
+        @tf.function(autograph=False)
+        def differentiated(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = model(x)
+            return [y, *tape.gradient(y, [x, *model.trainable_variables])]
+
+        graph = differentiated.get_concrete_function(x).graph
+        [op] = [op for op in graph.get_operations() if op.type == "Conv2D"]
+        strides.append(op.get_attr("strides"))
+        results.append(differentiated(x))
+    assert strides == [[1, 2, 2, 1], [1, 1, 1, 1]]
+    for theirs, ours in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+GRADIENTS = """
+import sys
+import tensorflow as tf
+from towers.models import create_model
+for name in sys.argv[1:]:
+    model = create_model(name, image_shape=(64, 64, 3), num_classes=3, width=0.125)
+
+    @tf.function(autograph=False)
+    def gradients(images):
+        with tf.GradientTape() as tape:
+            logits = model(images, training=True)
+        return tape.gradient(logits, model.trainable_variables)
+
+    for _ in range(3):
+        gradients(tf.random.stateless_normal([32, 64, 64, 3], [0, 1]))
+"""
+
+NETWORK = """
+import keras
+from keras import layers
+
+def create(image_shape):
+    images = keras.Input(image_shape, name="images")
+    convolution = layers.Conv2D(8, 1, strides=2, name="conv")
+    x = keras.Sequential([convolution], name="nested")(images)
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(images, layers.Dense(3, name="logits")(x))
+"""
+
+
+def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
+    """oneDNN's own gradient ends it with a signal."""
+    file = tmp_path / "mine.py"
+    file.write_text(NETWORK)
+    command = [sys.executable, "-c", GRADIENTS, f"{file}:create", "resnet18"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

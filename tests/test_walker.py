@@ -10,6 +10,7 @@ from recipes import Recipe, create_trainer
 
 from benchmarks.proofs import partition_graphs
 from towers.errors import ConfigError
+from towers.models.convolution import PointwiseConv2D
 from towers.models.layers import (
     BatchNormalization,
     GroupedConv2D,
@@ -127,6 +128,7 @@ ONCE = [
     (lambda name: PadChannels(3, 3, name=name), 6),
     (lambda name: GroupedConv2D(6, 3, padding="same", groups=6, name=name), 6),
     (lambda name: GroupedConv2D(12, 2, groups=6, name=name), 6),
+    (lambda name: PointwiseConv2D(6, 1, strides=2, name=name), 6),
     (lambda name: BatchNormalization(name=name), 7),
     (lambda name: layers.AveragePooling2D(1, strides=2, name=name), 7),
 ]

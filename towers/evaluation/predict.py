@@ -19,12 +19,7 @@ from towers.data.unlabeled import ImageFile, Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation import devices
 from towers.evaluation.features import FeaturesFile, cut_off
-from towers.evaluation.restored import (
-    RestoredRun,
-    kinds_of_parameters,
-    read_run,
-    without_noise,
-)
+from towers.evaluation.restored import RestoredRun, kinds_of_parameters, read_run
 from towers.evaluation.rows import FORMS, Rows
 from towers.output import remark
 from towers.parallel.evaluator import RAW, Evaluator, create_predictor
@@ -71,8 +66,7 @@ def predict(
     used = devices.configure(config, folder, remark)
     run = read_run(workdir, step=step, log=remark)
     sizes.check_batch(config, config.batch_size, run.input_shape)
-    values = "averages" if averages else "params"
-    model = without_noise(run.network(values, used.kind))
+    model = run.model_ema if averages else run.model
     if features:
         model = cut_off(model, features)
         if config.tta != "none":

@@ -75,23 +75,19 @@ class RestoredRun:
             return None
         return without_noise(self.network("averages"))
 
-    def network(
-        self, kind: str = "params", device_kind: str | None = None
-    ) -> keras.Model:
+    def network(self, kind: str = "params") -> keras.Model:
         """A new network as it is trained: with dropout, and an input of noise for each
         such layer.
 
         Args:
             kind: "params", or "averages" for the moving averages.
-            device_kind: CPU or GPU, where it will run; None for where Keras runs it, on
-                a GPU if there is one.
 
         Raises:
             ConfigError, CheckpointError: as `model`.
         """
         _check_file(self.path, self.config, "model")
-        if device_kind is None:
-            device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
+        # GPUs that are not used are hidden.
+        device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
             self.config, self.input_shape, len(self.class_names), False, device_kind
         )

@@ -14,7 +14,7 @@ from towers.evaluation import RestoredRun
 from towers.models import keras_settings
 from towers.models.activations import Gelu
 from towers.models.check import IMAGES
-from towers.models.convolution import SameConv2D
+from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     BatchNormalization,
     Dropout,
@@ -114,6 +114,11 @@ def _batch_normalization(layer):
     return _with_values(stock, layer.get_weights())
 
 
+def _pointwise_convolution(layer):
+    stock = layers.Conv2D.from_config(_settings(layer))
+    return _with_values(stock, layer.get_weights())
+
+
 def _same_convolution(layer):
     settings = _settings(layer, "before_pool", "device_kind")
     return _with_values(layers.Conv2D(padding="same", **settings), layer.get_weights())
@@ -195,6 +200,7 @@ _MAKE = {
     LayerScale: _layer_scale,
     LocalResponseNormalization: _local_response_normalization,
     PadChannels: _pad_channels,
+    PointwiseConv2D: _pointwise_convolution,
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
     SameConv2D: _same_convolution,
     Whitening: _whitening,

@@ -1,4 +1,4 @@
-"""Convolutions with fewer operations, for many channels or before a pool."""
+"""Convolutions for CPUs: with fewer operations, and without a fault of oneDNN."""
 
 import keras
 import tensorflow as tf
@@ -97,11 +97,37 @@ class SameConv2D(keras.layers.Conv2D):
         }
 
 
+class PointwiseConv2D(keras.layers.Conv2D):
+    """`keras.layers.Conv2D` of 1x1 with strides: takes the pixels, then has stride 1.
+
+    With strides and few channels oneDNN's gradient of the kernel overwrites memory
+    (docs/networks.md). The pixels are taken by a pool, because the gradient of a slice
+    is slow on a CPU.
+    """
+
+    def convolution_op(self, inputs, kernel):
+        pixels = tf.nn.avg_pool2d(inputs, 1, self.strides, "VALID")
+        return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
+
+
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
     """Has a network convolve in the way that suits a kind of device, CPU or GPU."""
     for layer in model._flatten_layers():
         if isinstance(layer, SameConv2D):
             layer.device_kind = device_kind
+        elif device_kind == "CPU" and _is_pointwise_with_strides(layer):
+            # In place: its name, its variables and its users stay.
+            layer.__class__ = PointwiseConv2D
+
+
+def _is_pointwise_with_strides(layer):
+    return (
+        type(layer) is keras.layers.Conv2D
+        and layer.kernel_size == (1, 1)
+        and max(layer.strides) > 1
+        and layer.groups == 1
+        and layer.data_format == "channels_last"
+    )
 
 
 def convolution(

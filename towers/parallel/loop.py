@@ -13,8 +13,17 @@ from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
 
 # The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
-IDLE, TRACING, WAITING, COMPUTING = range(4)
-ACTIVITIES = ("idle", "tracing the step", "waiting for data", "computing")
+IDLE, TRACING, WAITING, COMPUTING, COMPUTING_FIRST = range(5)
+ACTIVITIES = (
+    "idle",
+    "tracing the step",
+    "waiting for data",
+    "computing",
+    "computing the first steps",
+)
+
+# These may take long where nothing is wrong.
+STARTING_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[COMPUTING_FIRST])
 
 # During these no update is under way, so `Trainer.state` is consistent.
 CONSISTENT_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[WAITING])
@@ -52,7 +61,7 @@ class Loop:
             self._number = tf.Variable(
                 0, trainable=False, dtype=tf.int64, name="number"
             )
-        self._is_compiled = [False] * num_phases
+        self._is_compiled, self._phase = [False] * num_phases, 0
         self.compiled = tf.function(self._steps, autograph=False)
         self._step_call = tf.function(
             train_step, autograph=False, experimental_attributes={"_noinline": True}
@@ -71,6 +80,7 @@ class Loop:
             How many were begun; how long they waited for batches, in seconds; the
             metrics of the last one.
         """
+        self._phase = phase
         self._number.assign(first)
         self._activity.assign(WAITING)
         iterators = self.feed.start(first)
@@ -111,6 +121,8 @@ class Loop:
         activity = int(self._activity)
         if activity == IDLE and not any(self._is_compiled):
             activity = TRACING
+        elif activity == COMPUTING and not self._is_compiled[self._phase]:
+            activity = COMPUTING_FIRST  # which compiles kernels, and chooses them
         return int(self._number), ACTIVITIES[activity]
 
     def _steps(self, phase, iterators, first, num_steps):

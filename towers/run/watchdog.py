@@ -21,6 +21,10 @@ from towers.run import signals
 _GRACE_SECS = 1.0
 _PATIENCE_SECS = 5.0
 
+# To compile a step, choose kernels for it and connect GPUs may take so many times as
+# long as what follows.
+_STARTING_FACTOR = 6
+
 # The main thread inspects the worker this often.
 _TICK_SECS = 0.1
 
@@ -71,6 +75,8 @@ class Watchdog:
         trainer: its progress is watched, and it is asked to stop.
         interruptible: the activities of `trainer.progress` that may be abandoned:
             nothing that a checkpoint needs is being written.
+        starting: the activities in which the trainer compiles, for which there is
+            _STARTING_FACTOR times as much time.
         stuck_after_secs: the worker is stuck after so many seconds without progress; 0
             waits forever.
         say: takes a line for the user, and never waits for long.
@@ -86,13 +92,14 @@ class Watchdog:
         trainer: Watched,
         interruptible: Container[str] = (),
         *,
+        starting: Container[str] = (),
         stuck_after_secs: float = 0.0,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] | None = None,
     ):
         self._trainer = trainer
         self._interruptible = interruptible
-        self._stuck_after_secs = stuck_after_secs
+        self._starting, self._stuck_after_secs = starting, stuck_after_secs
         self._say = say
         self._clock = AwakeClock() if clock is None else clock
         self._handlers = {}
@@ -181,11 +188,14 @@ class Watchdog:
                 if may_abandon and stopping_secs > _GRACE_SECS:
                     worker.abandon()
                     raise Preempted(f"stopped by {self.stopped_by} while {activity}")
-                if self._stuck_after_secs and now - since > self._stuck_after_secs:
+                factor = _STARTING_FACTOR if activity in self._starting else 1
+                limit = factor * self._stuck_after_secs
+                if limit and now - since > limit:
                     worker.abandon()
                     write_in_time(_print_stacks)
+                    times = f"{factor} x " if factor > 1 else ""
                     raise StuckError(
-                        f"{work} was not finished within "
+                        f"{work} was not finished within {times}"
                         f"{self._stuck_after_secs:g} s (--stuck_after_secs)"
                         + (f", while {activity}" if work != activity else "")
                     )

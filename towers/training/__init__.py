@@ -19,7 +19,7 @@ from towers.errors import (
 )
 from towers.output import say
 from towers.parallel import devices as parallel_devices
-from towers.parallel.loop import CONSISTENT_ACTIVITIES
+from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
@@ -135,6 +135,7 @@ def train(
         watchdog = Watchdog(
             trainer,
             CONSISTENT_ACTIVITIES,
+            starting=STARTING_ACTIVITIES,
             stuck_after_secs=config.stuck_after_secs,
             say=say,
         )

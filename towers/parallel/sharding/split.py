@@ -13,7 +13,7 @@ from keras import layers, tree
 
 from towers.errors import ConfigError
 from towers.models.activations import Gelu
-from towers.models.convolution import SameConv2D
+from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     Dropout,
     GroupedConv2D,
@@ -25,6 +25,7 @@ from towers.parallel.reduce import shares
 # Layers whose outputs are split; the name of their number of outputs.
 SPLIT = {
     layers.Conv2D: "filters",
+    PointwiseConv2D: "filters",
     SameConv2D: "filters",
     GroupedConv2D: "filters",
     layers.Dense: "units",
