@@ -79,12 +79,13 @@ class Step:
         """
         reduced = self.reduce(phase, batches)
         with tf.device(self.strategy.home):
-            metrics = self._metrics(reduced)
+            running = self.guard.is_running()
+            total_loss, metrics = self._metrics(reduced)
             if not self.waits:
-                metrics = tf.where(self.guard.is_running(), metrics, before)
+                metrics = tf.where(running, metrics, before)
             # A tower that is not finite makes the mean so.
-            is_finite = tf.math.is_finite(reduced.norm + metrics[1])
-            verdict = self.guard.decide(is_finite)
+            is_finite = tf.math.is_finite(reduced.norm + total_loss)
+            verdict = self.guard.decide(is_finite, running)
         # Norms come from the first copy: sums may round differently on other devices.
         squares = _sum(
             [
@@ -139,17 +140,18 @@ class Step:
     def _metrics(self, reduced):
         losses = reduced.mean.losses
         loss = weighted_mean(tf.unstack(losses), tower_weights(self.sizes))
+        total_loss = loss + tf.cast(reduced.decay, loss.dtype)
         num_images = sum(self.sizes) * self.accumulate_steps
         scale = self.guard.read_scale()
         values = [
             loss,
-            loss + tf.cast(reduced.decay, loss.dtype),
+            total_loss,
             reduced.mean.correct / num_images,
             reduced.norm,
             tf.zeros([]) if scale is None else scale,
         ]
         values = [tf.cast(x, loss.dtype) for x in values]
-        return tf.concat([tf.stack(values), losses], 0)
+        return total_loss, tf.concat([tf.stack(values), losses], 0)
 
     def zero_metrics(self) -> tf.Tensor:
         """Metrics of the same form, for a loop to begin with."""
