@@ -141,7 +141,9 @@ def test_gradients_that_would_vanish_are_there():
     def gradient_of(network, *scale):
         layout, values = networks.values_of(network.params, network.state)
         [phase] = phases_of((), network.model)
-        found = tower_gradients(phase, loss_fn, layout, values, batch, *scale)
+        found = tower_gradients(
+            phase, values, batch, *scale, loss_fn=loss_fn, layout=layout
+        )
         vectors = [vector.numpy() for vector in found.gradients]
         return 1e8 * layout.params.read(vectors)["conv1/kernel"]
 

@@ -662,10 +662,10 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
     layout, values = networks.values_of(network.params, network.state)
     result = tower_gradients(
         Phase(math.inf, model),
-        cross_entropy,
-        layout,
         values,
         {k: v if k == "labels" else v.astype(np.float64) for k, v in batch.items()},
+        loss_fn=cross_entropy,
+        layout=layout,
     )
     tolerance = 1e-9
     assert result.loss.numpy() == pytest.approx(expected.loss, rel=tolerance)

@@ -45,7 +45,9 @@ def run_tower(network, params, state, batch, loss_fn=loss_fn):
     layout, values = networks.values_of(params, state)
     [phase] = phases_of((), network.model)
     return in_order(
-        tower_gradients(phase, loss_fn, layout, values, batch), layout, values
+        tower_gradients(phase, values, batch, loss_fn=loss_fn, layout=layout),
+        layout,
+        values,
     )
 
 
@@ -200,7 +202,7 @@ def run_micro_batches(network, params, states, batches, num_micro_batches):
 
     def compute(fetched, shares):
         return [
-            tower_gradients(phase, loss_fn, layouts[0], values, share)
+            tower_gradients(phase, values, share, loss_fn=loss_fn, layout=layouts[0])
             for values, share in zip(fetched, shares, strict=True)
         ]
 

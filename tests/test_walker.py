@@ -165,7 +165,9 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
     network = ShardedNetwork(phases, losses.cross_entropy, layouts, [devices])
     results = network.gradients(0, fetched, [batch])
     layout, values = networks.values_of(*initial)
-    expected = tower_gradients(phases[0], losses.cross_entropy, layout, values, batch)
+    expected = tower_gradients(
+        phases[0], values, batch, loss_fn=losses.cross_entropy, layout=layout
+    )
     np.testing.assert_allclose(results[0].loss, expected.loss, rtol=1e-5)
     for part, field in (("params", "gradients"), ("state", "state")):
         ours, theirs = [], getattr(layout, part).views(getattr(expected, field))

@@ -80,15 +80,12 @@ class WholeNetwork:
         devices: Sequence[str],
         compilation: Compilation,
     ):
-        self._phases, self._devices = phases, devices
-
-        def gradients(phase, values, batch, loss_scale):
-            return tower_gradients(
-                phases[phase], loss_fn, layout, values, batch, loss_scale
-            )
-
+        self._devices = devices
+        # Phases that are alike but for their end share a trace.
+        self._phases = [phase._replace(end_step=0) for phase in phases]
+        gradients = functools.partial(tower_gradients, loss_fn=loss_fn, layout=layout)
         if compilation.xla:
-            gradients = tf.function(gradients, autograph=False, jit_compile=True)
+            gradients = _compiled(gradients)
         # Shared by towers with as many images.
         optimize = optimized_for_cpu if compilation.optimizes_towers else None
         self._tower_gradients = TracedOnce(gradients, optimize)
@@ -96,12 +93,12 @@ class WholeNetwork:
         self._tower_logits = TracedOnce(lambda _, *args: logits(*args), optimize)
 
     def gradients(self, phase, fetched, batches, loss_scale=None, first_tower=0):
-        results = []
+        phase, results = self._phases[phase], []
         for tower, (values, batch) in enumerate(
             zip(fetched, batches, strict=True), start=first_tower
         ):
             with tf.device(self._devices[tower]):
-                batch = resize_to_phase(batch, self._phases[phase].model)
+                batch = resize_to_phase(batch, phase.model)
                 name = f"tower_{tower}"
                 results.append(
                     self._tower_gradients(phase, values, batch, loss_scale, name=name)
@@ -119,3 +116,13 @@ class WholeNetwork:
                     self._tower_logits(None, fetched[tower], inputs, name=name)
                 )
         return logits
+
+
+def _compiled(gradients):
+    """The same function, compiled by XLA."""
+
+    def compiled(phase, *args):
+        call = functools.partial(gradients, phase)
+        return tf.function(call, autograph=False, jit_compile=True)(*args)
+
+    return compiled

@@ -111,13 +111,12 @@ class Step:
 
     def reduce(self, phase: int, batches: Sequence[Batch]) -> Reduced:
         """Gradients on all devices, and their mean with the weight decay."""
-        loss_scale = self.guard.read_scale()
-
-        def compute(fetched, micro_batches):
-            return self.network.gradients(phase, fetched, micro_batches, loss_scale)
-
-        fetched = self.strategy.fetch()
-        results = accumulate(compute, fetched, batches, self.accumulate_steps)
+        fetched, scale = self.strategy.fetch(), self.guard.read_scale()
+        if self.accumulate_steps == 1:
+            results = self.network.gradients(phase, fetched, batches, scale)
+        else:
+            compute = functools.partial(self.network.gradients, phase, loss_scale=scale)
+            results = accumulate(compute, fetched, batches, self.accumulate_steps)
         mean = self.strategy.mean_fn(results)
         frozen, decays, gradients = self.phases[phase].frozen, [], []
         for copy, vectors in zip(self.strategy.copies, mean.gradients, strict=True):
@@ -267,10 +266,8 @@ def accumulate(
         compute: (per device values, per tower a micro-batch) -> results.
         fetched: per device.
         batches: per tower its images of all micro-batches, one after the other.
-        accumulate_steps: number of micro-batches.
+        accumulate_steps: number of micro-batches, two or more.
     """
-    if accumulate_steps == 1:
-        return compute(list(fetched), list(batches))
     batches = [
         {name: _in_micro_batches(x, accumulate_steps) for name, x in batch.items()}
         for batch in batches

@@ -72,22 +72,23 @@ def tower_loss(
 
 def tower_gradients(
     phase: Phase,
-    loss_fn: LossFn,
-    layout: NetworkLayout,
     values: Values,
     batch: Mapping[str, tf.Tensor],
     loss_scale: tf.Tensor | None = None,
+    *,
+    loss_fn: LossFn,
+    layout: NetworkLayout,
 ) -> TowerResult:
     """The loss of one tower's share and its gradients.
 
     Args:
         phase: of the run: the network, and the parameters whose gradient is zero.
-        loss_fn: the loss of each image.
-        layout: of the vectors.
         values: the vectors.
         batch: the model's inputs by name, and "labels".
         loss_scale: the loss is multiplied by it before it is differentiated, and the
             gradients are divided by it.
+        loss_fn: the loss of each image.
+        layout: of the vectors.
 
     Raises:
         ValueError: the loss does not depend on a parameter that is not frozen.
