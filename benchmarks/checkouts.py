@@ -75,6 +75,7 @@ def _pairs(options, fields):
                 workers[name] = TrainerProcess(
                     checkouts[name], fields, options.device, options.steps
                 )
+                workers[name].first_step_secs  # noqa: B018  (alone on the machine)
             things = {
                 name: functools.partial(worker.train, options.steps)
                 for name, worker in workers.items()

@@ -1,4 +1,4 @@
-"""Proofs on the devices at hand: placement, equality, repetition.
+"""Proofs on the devices at hand: placement, equality.
 
 Each section takes a `Setting`, writes its table and returns whether something is amiss.
 """
@@ -223,8 +223,9 @@ KINDS = ("params", "state", "slots", "averages")
 
 
 def equality(setting: Setting) -> bool:
-    """Every strategy against one device, in float32 without TF32."""
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    """Every strategy against one device and against itself, in float32 without TF32,
+    with deterministic operations."""
+    enable_determinism()
     devices, amiss = setting.devices(), []
     plain, normalized = ("lenet", "resnet20")
     setting.remark_on(devices)
@@ -236,12 +237,16 @@ def equality(setting: Setting) -> bool:
         return references[model]
 
     def row(model, fields, on):
-        found = differences(
-            *reference(model), trained(create(setting, on, model, fields), STEPS)[1]
-        )
-        if not max(found.values()) <= EQUAL_WITHIN:
+        trainer = create(setting, on, model, fields)
+        before, after = trained(trainer, STEPS)
+        found = differences(*reference(model), after)
+        trainer.load(before)
+        _, again = trained(trainer, STEPS)
+        unequal = [n for n, x in after.items() if not np.array_equal(x, again[n])]
+        if unequal or not max(found.values()) <= EQUAL_WITHIN:
             amiss.append(fields)
-        return [f"{found[kind]:.1e}" if kind in found else "" for kind in KINDS]
+        cells = [f"{found[kind]:.1e}" if kind in found else "" for kind in KINDS]
+        return *cells, f"NO: {', '.join(unequal[:3])}" if unequal else "yes"
 
     cases = {
         (plain, name): functools.partial(row, plain, fields, devices)
@@ -256,41 +261,9 @@ def equality(setting: Setting) -> bool:
         fields = {"strategy": strategy} | count
         cases[normalized, name] = functools.partial(row, normalized, fields, devices)
     setting.write(
-        f"{STEPS} steps, float32, TF32 off: the largest difference from one device "
-        "over the largest change in training.\n"
+        f"{STEPS} steps, float32, TF32 off, deterministic operations: the largest "
+        "difference from one device over the largest change in training; and whether "
+        "the same steps from the same state give the same bits.\n"
     )
-    failed = setting.table(f"network | strategy | {' | '.join(KINDS)}", cases)
-    return bool(amiss or failed)
-
-
-def repetition(setting: Setting) -> bool:
-    """Every strategy twice from the same state, with deterministic operations."""
-    enable_determinism()
-    devices, amiss = setting.devices(), []
-    setting.remark_on(devices)
-    cases = strategies(setting, devices)
-
-    def row(model, fields):
-        trainer = create(setting, devices, model, fields)
-        before, first = trained(trainer, STEPS)
-        trainer.load(before)
-        _, second = trained(trainer, STEPS)
-        unequal = [n for n, x in first.items() if not np.array_equal(x, second[n])]
-        amiss.extend(unequal)
-        if unequal:
-            found = differences(before, first, second)
-            return (f"NO: {len(unequal)} of {len(first)} variables, by {found}",)
-        return ("yes",)
-
-    failed = setting.table(
-        "network | strategy | two trainings are bit-equal",
-        {
-            (model, name): functools.partial(row, model, fields)
-            for model in ("lenet", "resnet20")
-            for name, fields in cases.items()
-            if model == "lenet"
-            or fields["strategy"] != "model_parallel"
-            and fields.get("all_reduce") in (None, "star", "nccl")
-        },
-    )
+    failed = setting.table(f"network | strategy | {' | '.join(KINDS)} | repeats", cases)
     return bool(amiss or failed)
