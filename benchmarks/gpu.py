@@ -55,12 +55,13 @@ class Section:
 
 SECTIONS = {
     "placement": Section("Placement of an executed step", "proofs:placement", 1),
-    "equality": Section("Equality with one device", "proofs:equality", 2),
+    "equality": Section("Equality with one device", "proofs:equality", 1.5),
     "alternatives": Section("Alternatives of a step", "speeds:alternatives", 2),
     "shares": Section("A step against the matrix rate", "speeds:shares", 1.5),
     "input": Section("Streamed and resident input", "speeds:streamed_and_resident", 1),
     "scaling": Section("Scaling", "speeds:scaling", 1.5),
     "recipe": Section("A recipe", "speeds:recipe", 1.5),
+    "repetition": Section("With deterministic kernels", "proofs:repetition", 1),
     "waiting": Section("What the host does in a step", "kernels:waiting", 1),
 }
 
