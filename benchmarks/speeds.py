@@ -84,7 +84,7 @@ def alternatives(setting: Setting) -> bool:
         try:
             for name, process in processes.items():
                 try:
-                    process.train(5)
+                    process.wait()
                 except RuntimeError as error:
                     failed[name] = reason(error)
             started = time.perf_counter()

@@ -1,7 +1,6 @@
 """A trainer in a process of its own, to measure it beside others."""
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -13,6 +12,8 @@ import tempfile
 class TrainerProcess:
     """The trainer of a checkout's `benchmarks.trainers`, which takes steps on command.
 
+    It starts by itself; several may do so at a time.
+
     Args:
         checkout: the folder with its `towers` and `benchmarks`.
         fields: of its Config.
@@ -22,6 +23,8 @@ class TrainerProcess:
         options: others of the first line, see `trainers.serve`.
 
     Attributes:
+        first_step_secs: time of the first step, with tracing it and all else; None
+            before `wait`.
         processor: seconds of processor time of each call of `train`.
     """
 
@@ -34,7 +37,7 @@ class TrainerProcess:
         ready: bool = True,
         **options,
     ):
-        self.processor = []
+        self.first_step_secs, self.processor = None, []
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.trainers"],
@@ -48,14 +51,11 @@ class TrainerProcess:
         first = {"fields": fields, "device": device, "steps": steps, "ready": ready}
         self._say(json.dumps(first | options))
 
-    @functools.cached_property
-    def first_step_secs(self) -> float:
-        """Time of the first step, with tracing it and all else; waits for it and for
-        those that warm up."""
-        return self._answer()
+    def wait(self) -> None:
+        """Waits for the steps that warm up."""
+        self.first_step_secs = self._answer()
 
     def train(self, num_steps: int) -> None:
-        self.first_step_secs  # noqa: B018  (is waited for)
         self._say(str(num_steps))
         self.processor.append(self._answer())
 
