@@ -252,8 +252,9 @@ def test_row_28_an_error_of_nccl_is_a_lost_worker(message):
         "warning(error) log entry (may be unrelated) 'Cuda failure 2 'out of memory''.",
         "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError",
         "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "NCCL: invalid usage. Set NCCL_DEBUG=WARN for detail.",
         "No input tensor uses the same device as the NcclReduce op",
     ],
 )
-def test_row_28_a_fault_of_the_gpu_of_this_worker_is_no_lost_worker(message):
+def test_row_28_a_fault_of_this_worker_is_no_lost_worker(message):
     assert lost_worker(message, ["a:1", "b:1"], index=0) is None

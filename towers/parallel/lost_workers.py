@@ -21,9 +21,10 @@ _CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"
 
 _TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
-# NCCL, whose errors name no worker. An error of CUDA is one of this worker's GPU.
+# NCCL, whose errors name no worker. An error of CUDA is one of this worker's GPU, and
+# what is invalid is a defect.
 _NCCL = re.compile(
-    r"nccl: (?!unhandled cuda)|nccl operation .* failed: (?!unhandled cuda)"
+    r"nccl(?: operation .* failed)?: (?!unhandled cuda|invalid)"
     r"|nccl(?:Remote|System)Error|ncclCommAbort|nccl\w* (?:already )?aborted"
     r"|remote process exited|closed by remote peer",
     re.IGNORECASE,
