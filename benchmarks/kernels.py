@@ -43,6 +43,7 @@ COLUMNS = (
 )
 # They launch nothing: they hold a value, name one, or give it another shape.
 NO_LAUNCH = {
+    "AssignVariableOp",
     "Const",
     "ExpandDims",
     "Identity",
