@@ -30,7 +30,7 @@ ALTERNATIVES = {
     AS_IT_IS: ({}, {}),
     "layout optimizer off": ({}, {"grappler": {"layout_optimizer": False}}),
     "Grappler off": ({}, {"grappler": {"disable_meta_optimizer": True}}),
-    "towers by XLA": ({"compile": "xla"}, {}),
+    "XLA": ({"compile": "xla"}, {}),
     "TF32 off": ({}, {"tf32": False}),
 }
 
