@@ -75,6 +75,7 @@ def _pairs(options, fields):
                 workers[name] = TrainerProcess(
                     checkouts[name], fields, options.device, options.steps
                 )
+                workers[name].wait()
             things = {
                 name: functools.partial(worker.train, options.steps)
                 for name, worker in workers.items()
@@ -111,6 +112,7 @@ def compare_first_steps(
             worker = TrainerProcess(
                 checkouts[name], fields, options.device, 1, ready=False
             )
+            worker.wait()
             secs[name].append(worker.first_step_secs)
             worker.close()
 

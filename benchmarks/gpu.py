@@ -11,11 +11,6 @@ synthetic.
 
 With `--device=cpu`, or where there is no GPU, everything runs in miniature on logical
 devices of the CPU: its figures mean nothing, but the program is known to work.
-
-    python -m benchmarks.gpu --kernels
-
-prints only the operations that have no kernel for GPUs, on any machine, and ends with
-status 1 where something is amiss.
 """
 
 import argparse
@@ -34,27 +29,12 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from benchmarks import kernels as kernel_tables
 from benchmarks import measure
 from benchmarks.setting import LEFT_OUT, Setting, reason
 from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 LEAST_SECS = 10.0  # to start a process and measure anything
-
-
-# Of `--kernels` alone; as a section of the report it is for one network.
-MANY_KERNELS = (
-    "--models=cnn,resnet20,speedrun",
-    "--precisions=float32,bfloat16,float16",
-)
-
-
-def kernels(setting: Setting, options: Sequence[str] = ()) -> bool:
-    """Operations that are asked onto GPUs and have no kernel there."""
-    text, status = kernel_tables.report(kernel_tables.parse_options(list(options)))
-    setting.write(text)
-    return bool(status)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +54,15 @@ class Section:
 
 
 SECTIONS = {
-    "kernels": Section("Kernels", "gpu:kernels", 1),
     "placement": Section("Placement of an executed step", "proofs:placement", 1),
     "equality": Section("Equality with one device", "proofs:equality", 1.5),
-    "shares": Section("A step against the matrix rate", "speeds:shares", 2),
-    "recipe": Section("A recipe", "speeds:recipe", 1.5),
+    "alternatives": Section("Alternatives of a step", "speeds:alternatives", 2),
+    "shares": Section("A step against the matrix rate", "speeds:shares", 1.5),
     "input": Section("Streamed and resident input", "speeds:streamed_and_resident", 1),
     "scaling": Section("Scaling", "speeds:scaling", 1.5),
-    "repetition": Section("Repetition bit for bit", "proofs:repetition", 1),
-    "tf32": Section("Float32 without TF32", "speeds:shares_without_tf32", 0.7),
-    "first_step": Section("Time to the first step", "speeds:first_steps", 1),
+    "recipe": Section("A recipe", "speeds:recipe", 1.5),
+    "repetition": Section("With deterministic kernels", "proofs:repetition", 1),
+    "waiting": Section("What the host does in a step", "kernels:waiting", 1),
 }
 
 
@@ -122,7 +101,6 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=3000.0,
         help="megabytes of each of the logical devices that a single GPU is cut into",
     )
-    parser.add_argument("--kernels", action="store_true", help="only these, see above")
     # Of the process of one section.
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
@@ -256,9 +234,6 @@ def main() -> None:
     options = parse_options()
     if options.section:
         sys.exit(run_section(options))
-    if options.kernels:
-        setting = Setting(options.device, print, ends_at=float("inf"))
-        sys.exit(kernels(setting, MANY_KERNELS))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the section too
     options.device = configure(options.device, 0).kind.lower()
     path = output_path(options)

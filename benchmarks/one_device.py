@@ -41,6 +41,7 @@ def _measure(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
     fields |= {"device": options.device, "augment": recipe.augment}
     started = time.perf_counter()
     process = TrainerProcess(FOLDER.parent, fields, options.device, 1, ready=False)
+    process.wait()
     start_secs = time.perf_counter() - started
     process.close()
 

@@ -78,18 +78,19 @@ def partition_graphs(call: Callable[[], object]) -> list:
     return [g for f in metadata.function_graphs for g in f.partition_graphs]
 
 
-def step_alone(trainer) -> None:
-    """A step as the loop of a CPU calls it."""
+def step_on_cpus(trainer) -> list:
+    """The graphs of one executed step as the loop of a CPU calls it: as a function,
+    whose graphs a call of the loop does not list."""
     batches = trainer._feed.batches_of(trainer.step)
     with trainer.compilation.step_options():
-        trainer.loop._step_call(0, batches, trainer._step.zero_metrics())
+        metrics = trainer._step.zero_metrics()
+        return partition_graphs(lambda: trainer.loop._step_call(0, batches, metrics))
 
 
 def executed_step(trainer, devices: Devices) -> list:
     """The graphs of one executed step."""
     if devices.kind == "CPU" and hasattr(trainer, "loop"):
-        # The loop calls the step as a function, whose graphs it does not list.
-        return partition_graphs(lambda: step_alone(trainer))
+        return step_on_cpus(trainer)
     return partition_graphs(lambda: trainer.train(1))
 
 
@@ -222,8 +223,14 @@ def differences(before: dict, after: dict, other: dict) -> dict[str, float]:
 KINDS = ("params", "state", "slots", "averages")
 
 
-def equality(setting: Setting) -> bool:
-    """Every strategy against one device, in float32 without TF32."""
+def repetition(setting: Setting) -> bool:
+    """The same with deterministic operations, which must repeat."""
+    enable_determinism()
+    return equality(setting, must_repeat=True)
+
+
+def equality(setting: Setting, must_repeat: bool = False) -> bool:
+    """Every strategy against one device and against itself, in float32 without TF32."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
     devices, amiss = setting.devices(), []
     plain, normalized = ("lenet", "resnet20")
@@ -236,12 +243,16 @@ def equality(setting: Setting) -> bool:
         return references[model]
 
     def row(model, fields, on):
-        found = differences(
-            *reference(model), trained(create(setting, on, model, fields), STEPS)[1]
-        )
-        if not max(found.values()) <= EQUAL_WITHIN:
+        trainer = create(setting, on, model, fields)
+        before, after = trained(trainer, STEPS)
+        found = differences(*reference(model), after)
+        trainer.load(before)
+        _, again = trained(trainer, STEPS)
+        unequal = [n for n, x in after.items() if not np.array_equal(x, again[n])]
+        if unequal and must_repeat or not max(found.values()) <= EQUAL_WITHIN:
             amiss.append(fields)
-        return [f"{found[kind]:.1e}" if kind in found else "" for kind in KINDS]
+        cells = [f"{found[kind]:.1e}" if kind in found else "" for kind in KINDS]
+        return *cells, f"no: {', '.join(unequal[:3])}" if unequal else "yes"
 
     cases = {
         (plain, name): functools.partial(row, plain, fields, devices)
@@ -257,40 +268,8 @@ def equality(setting: Setting) -> bool:
         cases[normalized, name] = functools.partial(row, normalized, fields, devices)
     setting.write(
         f"{STEPS} steps, float32, TF32 off: the largest difference from one device "
-        "over the largest change in training.\n"
+        "over the largest change in training; and whether the same steps from the same "
+        "state give the same bits.\n"
     )
-    failed = setting.table(f"network | strategy | {' | '.join(KINDS)}", cases)
-    return bool(amiss or failed)
-
-
-def repetition(setting: Setting) -> bool:
-    """Every strategy twice from the same state, with deterministic operations."""
-    enable_determinism()
-    devices, amiss = setting.devices(), []
-    setting.remark_on(devices)
-    cases = strategies(setting, devices)
-
-    def row(model, fields):
-        trainer = create(setting, devices, model, fields)
-        before, first = trained(trainer, STEPS)
-        trainer.load(before)
-        _, second = trained(trainer, STEPS)
-        unequal = [n for n, x in first.items() if not np.array_equal(x, second[n])]
-        amiss.extend(unequal)
-        if unequal:
-            found = differences(before, first, second)
-            return (f"NO: {len(unequal)} of {len(first)} variables, by {found}",)
-        return ("yes",)
-
-    failed = setting.table(
-        "network | strategy | two trainings are bit-equal",
-        {
-            (model, name): functools.partial(row, model, fields)
-            for model in ("lenet", "resnet20")
-            for name, fields in cases.items()
-            if model == "lenet"
-            or fields["strategy"] != "model_parallel"
-            and fields.get("all_reduce") in (None, "star", "nccl")
-        },
-    )
+    failed = setting.table(f"network | strategy | {' | '.join(KINDS)} | repeats", cases)
     return bool(amiss or failed)

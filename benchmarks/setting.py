@@ -43,6 +43,10 @@ class Setting:
         """Rounds of things that run in turn."""
         return 1 if self.is_tiny else 5
 
+    def steps_of_round(self, step_secs: float) -> int:
+        """The number of steps that fill a round."""
+        return max(1, round((0.03 if self.is_tiny else 0.3) / step_secs))
+
     @property
     def shares_device(self) -> bool:
         """Whether all towers are logical devices of one physical device."""

@@ -1,11 +1,10 @@
-"""Speeds on the devices at hand: steps, input, scaling, a recipe, the first step.
+"""Speeds on the devices at hand: steps, input, scaling, a recipe.
 
 Each section takes a `Setting`, writes its table and returns whether something is amiss.
 """
 
 import dataclasses
 import functools
-import pathlib
 import statistics
 import time
 from collections.abc import Mapping
@@ -14,17 +13,26 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import accuracy, measure, proofs, trainers
-from benchmarks.setting import Setting
+from benchmarks.checkouts import ROOT
+from benchmarks.setting import Setting, reason
+from benchmarks.trainer_process import TrainerProcess
 from towers import build
 from towers.config import Config
 from towers.config import flags as config_flags
 from towers.models.flops import flops_per_image
 from towers.parallel.devices import Devices
 
-RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
 # Images of a step on one GPU.
 BATCH_SIZES = {"cnn": 1024, "resnet20": 1024, "speedrun": 2000}
-ROUND_SECS, TINY_ROUND_SECS = 0.3, 0.03
+AS_IT_IS = "as it is"
+# Name -> fields of Config, and options of a trainer's process.
+ALTERNATIVES = {
+    AS_IT_IS: ({}, {}),
+    "layout optimizer off": ({}, {"grappler": {"layout_optimizer": False}}),
+    "Grappler off": ({}, {"grappler": {"disable_meta_optimizer": True}}),
+    "XLA": ({"compile": "xla"}, {}),
+    "TF32 off": ({}, {"tf32": False}),
+}
 
 
 def step_fields(setting: Setting, model: str, **fields) -> dict:
@@ -51,9 +59,72 @@ def steps_of_round(setting: Setting, trainer) -> int:
     trainer.train(2)
     started = time.perf_counter()
     trainer.train(5)
-    step_secs = (time.perf_counter() - started) / 5
-    round_secs = TINY_ROUND_SECS if setting.is_tiny else ROUND_SECS
-    return max(1, round(round_secs / step_secs))
+    return setting.steps_of_round((time.perf_counter() - started) / 5)
+
+
+# Alternatives.
+
+
+def alternatives(setting: Setting) -> bool:
+    """Steps with TensorFlow's options changed over the step as it is.
+
+    Each has a process of its own: cuDNN's choices, which a process keeps, do not
+    distinguish steps with and without TF32.
+    """
+
+    amiss = []
+
+    def row(model, precision):
+        fields = step_fields(setting, model, precision=precision)
+        processes = {
+            name: TrainerProcess(ROOT, fields | more, setting.device, 5, **options)
+            for name, (more, options) in ALTERNATIVES.items()
+        }
+        failed = {}
+        try:
+            for name, process in processes.items():
+                try:
+                    process.wait()
+                except RuntimeError as error:
+                    failed[name] = reason(error)
+            started = time.perf_counter()
+            processes[AS_IT_IS].train(5)
+            step_secs = (time.perf_counter() - started) / 5
+            num_steps = setting.steps_of_round(step_secs)
+            things = {
+                name: functools.partial(process.train, num_steps)
+                for name, process in processes.items()
+                if name not in failed
+            }
+            wall, _ = measure.in_turn(things, setting.rounds)
+        finally:
+            for process in processes.values():
+                process.close()
+        amiss.extend(failed)
+
+        def cell(name):
+            if name in failed:
+                return failed[name]
+            ratios = measure.ratios(wall, name, AS_IT_IS)
+            first = processes[name].first_step_secs
+            return f"{' '.join(f'{x:.3f}' for x in ratios)} ({first:.1f} s)"
+
+        milliseconds = 1e3 * statistics.median(wall[AS_IT_IS]) / num_steps
+        return f"{milliseconds:.3f}", *map(cell, ALTERNATIVES)
+
+    cases = [("resnet20", "float32"), ("speedrun", "float32"), ("speedrun", "bfloat16")]
+    cases = [("cnn", "float32")] if setting.is_tiny else cases
+    setting.write(
+        "Time of a step over that of the step as it is (min, median, max), one device, "
+        f"a batch that lies ready, {setting.rounds} round(s) in turn, and in brackets "
+        "the time to the first step while all of a row start. float32 has TF32 where "
+        "the GPU has it.\n"
+    )
+    failed = setting.table(
+        f"network | precision | ms a step | {' | '.join(ALTERNATIVES)}",
+        {case: functools.partial(row, *case) for case in cases},
+    )
+    return bool(amiss or failed)
 
 
 # A step against the matrix rate.
@@ -61,29 +132,10 @@ def steps_of_round(setting: Setting, trainer) -> int:
 
 def shares(setting: Setting) -> bool:
     """The step of each network and precision against the matrix rate."""
-    setting.write("float32 with TF32 where the GPU has it.\n")
-    cases = [
-        (model, precision, "none")
-        for precision in ("bfloat16", "float32", "float16")
-        for model in ("speedrun", "resnet20", "cnn")
-    ]
-    cases += [(model, "bfloat16", "xla") for model in ("speedrun", "resnet20")]
-    return _share_table(setting, cases)
-
-
-def shares_without_tf32(setting: Setting) -> bool:
-    """The same of float32 without TF32."""
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    models = ("speedrun", "resnet20", "cnn")
-    return _share_table(setting, [(model, "float32", "none") for model in models])
-
-
-def _share_table(setting, cases):
     devices = setting.devices(several=False)
 
-    def row(model, precision, compiler):
-        fields = {"precision": precision, "compile": compiler}
-        config = Config(**step_fields(setting, model, **fields))
+    def row(model, precision):
+        config = Config(**step_fields(setting, model, precision=precision))
         memory = measure.PeakMemory(devices)
         trainer, flops = ready_trainer(config, devices)
         num_steps = steps_of_round(setting, trainer)
@@ -105,13 +157,18 @@ def _share_table(setting, cases):
             f"{max(0, peak) / 1e6:,.0f}",
         )
 
+    cases = [
+        (model, precision)
+        for precision in ("bfloat16", "float32", "float16")
+        for model in ("speedrun", "resnet20", "cnn")
+    ]
     setting.write(
         f"One device; {setting.rounds} round(s) in turn with matrix products of the "
-        "same type, one more to warm up.\n"
+        "same type, one more to warm up. float32 has TF32 where the GPU has it.\n"
     )
     return bool(
         setting.table(
-            "network | precision | compiler | batch | ms a step (min, median, max) | "
+            "network | precision | batch | ms a step (min, median, max) | "
             "images/s | TFLOP/s | matrix rate, TFLOP/s | share (min, median, max) | MB "
             "at the peak",
             {case: functools.partial(row, *case) for case in cases},
@@ -218,48 +275,12 @@ def scaling(setting: Setting) -> bool:
     return bool(failed)
 
 
-def first_steps(setting: Setting) -> bool:
-    """Seconds from a Config to the end of the first step."""
-    devices = setting.devices()
-    setting.remark_on(devices)
-    counts = sorted({1, len(devices.towers)})
-    fields = step_fields(setting, "cnn")
-    warm, _ = ready_trainer(Config(**fields), devices)
-    warm.train(1)  # loads the libraries of the device
-
-    def row(model, strategy, num_towers):
-        started = time.perf_counter()
-        fields = step_fields(setting, model, strategy=strategy, num_towers=num_towers)
-        trainer, _ = ready_trainer(Config(**fields), devices)
-        trainer.trace()
-        traced = time.perf_counter()
-        trainer.train(1)
-        ended = time.perf_counter()
-        secs = (traced - started, ended - traced, ended - started)
-        return tuple(f"{value:.1f}" for value in secs)
-
-    return bool(
-        setting.table(
-            "network | strategy | towers | built and traced, s | first step after, s | "
-            "together, s",
-            {
-                case: functools.partial(row, *case)
-                for case in (
-                    ("resnet20", strategy, count)
-                    for strategy in ("replicated", "towers")
-                    for count in counts
-                )
-            },
-        )
-    )
-
-
 # A recipe.
 
 
 def recipe(setting: Setting) -> bool:
     """The speedrun recipe, run as users do."""
-    config = config_flags.load_recipe("cifar10_speedrun", RECIPES)
+    config = config_flags.load_recipe("cifar10_speedrun", ROOT / "configs")
     if not setting.data_dir:
         setting.write("Synthetic images, whose accuracy means nothing.\n")
     tiny = {"batch_size": 64, "width": 0.25, "max_steps": 3, "tta": "none"}

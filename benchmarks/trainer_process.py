@@ -1,5 +1,6 @@
 """A trainer in a process of its own, to measure it beside others."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -11,15 +12,19 @@ import tempfile
 class TrainerProcess:
     """The trainer of a checkout's `benchmarks.trainers`, which takes steps on command.
 
+    It starts by itself; several may do so at a time.
+
     Args:
         checkout: the folder with its `towers` and `benchmarks`.
         fields: of its Config.
         device: auto, cpu or gpu.
         steps: how many it takes to warm up, at least one.
         ready: whether on a batch that lies ready, not on a stream.
+        options: others of the first line, see `trainers.serve`.
 
     Attributes:
-        first_step_secs: time of the first one, with tracing it and all else.
+        first_step_secs: time of the first step, with tracing it and all else; None
+            before `wait`.
         processor: seconds of processor time of each call of `train`.
     """
 
@@ -30,8 +35,9 @@ class TrainerProcess:
         device: str,
         steps: int,
         ready: bool = True,
+        **options,
     ):
-        self.processor = []
+        self.first_step_secs, self.processor = None, []
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "benchmarks.trainers"],
@@ -43,10 +49,15 @@ class TrainerProcess:
             env=os.environ | {"PYTHONPATH": str(checkout)},
         )
         first = {"fields": fields, "device": device, "steps": steps, "ready": ready}
-        self.first_step_secs = self._ask(json.dumps(first))
+        self._say(json.dumps(first | options))
+
+    def wait(self) -> None:
+        """Waits for the steps that warm up."""
+        self.first_step_secs = self._answer()
 
     def train(self, num_steps: int) -> None:
-        self.processor.append(self._ask(str(num_steps)))
+        self._say(str(num_steps))
+        self.processor.append(self._answer())
 
     def close(self) -> None:
         """Ends the process and waits for it."""
@@ -55,11 +66,11 @@ class TrainerProcess:
         self._process.wait()
         self._errors.close()
 
-    def _ask(self, line):
-        try:
+    def _say(self, line):
+        with contextlib.suppress(BrokenPipeError):  # the answer will be missing
             print(line, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            pass  # the answer will be missing
+
+    def _answer(self):
         answer = self._process.stdout.readline()
         if not answer:
             self._errors.seek(0)

@@ -81,14 +81,17 @@ def create_trainer(
 def serve() -> None:
     """Builds the trainer of the first line; takes as many steps as each later one says.
 
-    The first line is JSON: "fields" of Config, "device", "steps" to warm up, and
-    "ready", whether they are on a batch that lies ready. It is answered with the
-    seconds of the first step. Each later line is answered, when its steps are done,
+    The first line is JSON: "fields" of Config, "device", "steps" to warm up, "ready",
+    whether they are on a batch that lies ready, and perhaps "tf32" and "grappler",
+    options of TensorFlow's optimizer. It is answered with the seconds of the first
+    step. Each later line is answered, when its steps are done,
     with their seconds of processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer
     first = json.loads(sys.stdin.readline())
+    tf.config.experimental.enable_tensor_float_32_execution(first.get("tf32", True))
+    tf.config.optimizer.set_experimental_options(first.get("grappler", {}))
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
     options = {"device_kind": chosen.kind}

@@ -13,7 +13,16 @@ import pytest
 import tensorflow as tf
 import test_cifar10
 
-from benchmarks import accuracy, gpu, kernels, measure, proofs, setting, step
+from benchmarks import (
+    accuracy,
+    gpu,
+    kernels,
+    measure,
+    proofs,
+    setting,
+    speeds,
+    step,
+)
 from benchmarks.graphs import placement
 from towers.config import Config
 from towers.config.choices import STRATEGIES
@@ -343,14 +352,30 @@ def output_of(arguments):
 
 @pytest.mark.slow
 def test_kernels_reports_what_is_amiss(monkeypatch):
-    options = kernels.parse_options(["--models=lenet", "--batch_size=8"])
+    options = "--models=lenet --batch_size=8 --strategies=one,towers".split()
+    options, lines = kernels.parse_options(options), []
     monkeypatch.setattr(kernels, "INPUTS", ("stream",))
-    monkeypatch.setattr(kernels, "STRATEGIES", {"towers": {}})
-    text, code = kernels.report(options)
-    assert code == 0 and "| lenet float32 towers | stream |" in text
-    assert "every operation on a GPU has a kernel there" in text
+    assert not kernels.report(options, lines.append)
+    rows = [line.split(" | ") for line in lines if line.startswith("| lenet ")]
+    assert [int(row[6]) for row in rows] == [0, 8]  # gradients, loss and correct of two
+    assert "\nevery operation on a GPU has a kernel there" in lines
     monkeypatch.setattr(
         placement.Placement, "has_kernel", lambda p: p.op.type != "Relu"
     )
-    text, code = kernels.report(options)
-    assert code == 1 and re.search(r"no kernel: \d+ x Relu \(T=float32\)", text)
+    lines.clear()
+    assert kernels.report(options, lines.append)
+    assert re.search(r"no kernel: \d+ x Relu \(T=float32\)", "".join(lines))
+
+
+@pytest.mark.slow
+def test_an_alternative_that_fails_has_its_reason_and_the_others_are_measured(
+    monkeypatch,
+):
+    wrong = {"wrong": ({"model": "resnet21"}, {}), "TF32 off": ({}, {"tf32": False})}
+    as_it_is = speeds.ALTERNATIVES[speeds.AS_IT_IS]
+    monkeypatch.setattr(speeds, "ALTERNATIVES", {speeds.AS_IT_IS: as_it_is} | wrong)
+    lines = []
+    assert speeds.alternatives(tiny_setting(lines))
+    [row] = [line for line in lines if line.startswith("| cnn ")]
+    assert "resnet21" in row.split(" | ")[4]
+    assert re.match(r"\d\.\d{3} .* s\) \|$", row.split(" | ", 5)[5])

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 from recipes import Recipe, create_trainer
 
-from benchmarks.proofs import partition_graphs, step_alone
+from benchmarks.proofs import partition_graphs, step_on_cpus
 from towers.parallel import compilation, strategies
 
 
@@ -25,8 +25,7 @@ def dense_network(precision):
 
 
 def executed(trainer):
-    graphs = partition_graphs(lambda: step_alone(trainer))
-    return [node.op for graph in graphs for node in graph.node]
+    return [node.op for graph in step_on_cpus(trainer) for node in graph.node]
 
 
 def fused_by_tensorflow(dtype):

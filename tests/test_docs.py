@@ -39,7 +39,6 @@ OTHERS = {
     "strategies": "python -m benchmarks.step",
     "towers": "python -m benchmarks.step",
     "group_sizes": "python -m benchmarks.step",
-    "kernels": "python -m benchmarks.gpu",
     "build-arg": "docker build",
     "for": "kubectl wait",
     "timeout": "kubectl wait",

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from machines import Machines, machines
 
+from towers.parallel.lost_workers import lost_worker
 from towers.run import checkpoints
 
 NUM_WORKERS, NUM_STEPS = 3, 40
@@ -222,3 +223,38 @@ def test_row_29_a_worker_with_other_options_is_refused(tmp_path):
             last = log.read_text().splitlines()[-1]
             assert "seed is 2 and that of the chief 1" in last
         assert not network.listeners()
+
+
+NCCL = [
+    "NCCL: unhandled system error (run with NCCL_DEBUG=INFO for details). Set "
+    "NCCL_DEBUG=WARN for detail.",
+    "NCCL operation ncclAllReduce(...) failed: remote process exited or there was a "
+    "network error. Last NCCL warning(error) log entry (may be unrelated) ''.",
+    "ncclRemoteError: A call failed possibly due to a network error",
+    "ncclCommAbort was called",
+    "NcclCommunicator aborted",
+    "socketProgress: Connection closed by remote peer node1<40912>",
+]
+
+
+@pytest.mark.parametrize("message", NCCL)
+def test_row_28_an_error_of_nccl_is_a_lost_worker(message):
+    text = f"{message}\n\t [[{{{{node all_reduce/sum}}}}]]"
+    lost = lost_worker(text, ["a:1", "b:1"], index=0)
+    assert lost.number is None and lost.text.startswith("a worker is lost: ")
+    assert message[:40] in lost.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "NCCL operation ncclCommInitRank(...) failed: unhandled cuda error. Last NCCL "
+        "warning(error) log entry (may be unrelated) 'Cuda failure 2 'out of memory''.",
+        "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError",
+        "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        "NCCL: invalid usage. Set NCCL_DEBUG=WARN for detail.",
+        "No input tensor uses the same device as the NcclReduce op",
+    ],
+)
+def test_row_28_a_fault_of_this_worker_is_no_lost_worker(message):
+    assert lost_worker(message, ["a:1", "b:1"], index=0) is None

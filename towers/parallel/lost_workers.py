@@ -21,6 +21,15 @@ _CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"
 
 _TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
+# NCCL, whose errors name no worker. An error of CUDA is one of this worker's GPU, and
+# what is invalid is a defect.
+_NCCL = re.compile(
+    r"nccl(?: operation .* failed)?: (?!unhandled cuda|invalid)"
+    r"|nccl(?:Remote|System)Error|ncclCommAbort|nccl\w* (?:already )?aborted"
+    r"|remote process exited|closed by remote peer",
+    re.IGNORECASE,
+)
+
 
 class LostWorker(NamedTuple):
     """A worker that is gone: its number, None where unknown, and what to say of it."""
@@ -41,7 +50,8 @@ def lost_worker(
     """
     if told := _TOLD.search(message):
         return LostWorker(int(told[2]), told[1])
-    if "Collective" not in message and "oordination" not in message:
+    words = "Collective" in message or "oordination" in message
+    if not words and not _NCCL.search(message):
         return None
     named = [int(number) for number in _TASK.findall(message)]
     others = [i for i in named if i != index and i < len(addresses)]
