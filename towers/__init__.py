@@ -1,6 +1,6 @@
 """towers: train image classifiers on every GPU of a machine, one tower per GPU.
 
-    from towers import Config, evaluate, train
+    from towers import Config, evaluate, load_run, train
 
     result = train("runs/mine", Config(dataset="embedded", num_epochs=2.0))
     print(result.step, result.accuracy)
@@ -8,8 +8,7 @@
     run = load_run("runs/mine")
     run.model(run.preprocess(images))
 
-Importing the package imports neither TensorFlow nor Keras; it only sets, in time, which
-backend Keras uses and how much TensorFlow logs.
+Importing the package imports neither TensorFlow nor Keras.
 """
 
 import contextlib
@@ -20,8 +19,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from towers.config import Config
+
 if TYPE_CHECKING:
-    from towers.config import Config
     from towers.config.cluster import Cluster
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Config", "evaluate", "load_run", "predict", "train"]
 
+# Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -43,7 +44,7 @@ _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 def train(
     workdir: str | os.PathLike,
-    config: "Config",
+    config: Config,
     *,
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
@@ -63,8 +64,8 @@ def train(
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
-        cluster: the workers of the run, `towers.config.cluster.Cluster`; by default
-            those that TF_CONFIG or Slurm describe, if any.
+        cluster: the workers of the run, of which this process is one; by default those
+            that TF_CONFIG or Slurm describe, if any. The chief alone uses the folder.
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.
         origins: option -> the layer of a command that set it, for the start banner,
@@ -93,7 +94,7 @@ def train(
 
 def evaluate(
     workdir: str | os.PathLike,
-    config: "Config | None" = None,
+    config: Config | None = None,
     *,
     step: int = 0,
     use_ema: bool | None = None,
@@ -134,7 +135,7 @@ def evaluate(
 def predict(
     workdir: str | os.PathLike,
     paths: "Paths",
-    config: "Config | None" = None,
+    config: Config | None = None,
     *,
     step: int = 0,
     use_ema: bool | None = None,
@@ -206,13 +207,9 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
 
 @contextlib.contextmanager
 def quiet_imports():
-    """Imports TensorFlow inside without the lines that it prints although all is well:
-    its libraries log while they are loaded, before they read TF_CPP_MIN_LOG_LEVEL. With
-    TF_CPP_MIN_LOG_LEVEL=0 they are shown.
-
-    A process of its own filters them. It shows the other lines at once, and those of an
-    import that aborts as well.
-    """
+    """Imports TensorFlow inside without the lines that its libraries log, although all
+    is well, before they read TF_CPP_MIN_LOG_LEVEL; with TF_CPP_MIN_LOG_LEVEL=0 they are
+    shown. Another process filters, so that an import that aborts is heard."""
     with _ONE_FILTER, contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # there is no standard error, or no grep
             if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
@@ -239,12 +236,3 @@ def _filtered_stderr():
             # A process that was started inside may keep the pipe open.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 grep.wait(1.0)
-
-
-def __getattr__(name: str) -> Any:
-    """Config, which is imported when it is first used."""
-    if name == "Config":
-        from towers.config import Config
-
-        return Config
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
