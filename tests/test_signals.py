@@ -118,8 +118,8 @@ def train_and_halt(config, workdir, place, halt):
         slow("computing", 4, False, [4, 5], signal.SIGHUP),
         ("waiting", 6, True, [3, 4, 5], signal.SIGTERM),  # batches are read ahead
         slow("drawing", 1, True, [4], signal.SIGTERM),
-        ("evaluating", 2, True, [5], signal.SIGINT),  # that of the averages
-        slow("evaluating", 3, True, [10], signal.SIGTERM),  # at the last step
+        ("evaluating", 1, True, [5], signal.SIGINT),
+        slow("evaluating", 2, True, [10], signal.SIGTERM),  # at the last step
         slow("saving", 1, False, [3], signal.SIGTERM),
     ],
 )
@@ -171,8 +171,7 @@ def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(tmp_pa
     config = small_config(**HELD_OUT)
     expected = uninterrupted(config)
     best, last = saved_steps(expected.path)
-    # There are two evaluations every three steps, of raw parameters and of averages.
-    for nth in (best // 3 * 2, 1):
+    for nth in (best // 3, 1):  # there is an evaluation every three steps
         halt = Halt(signal.SIGTERM, nth)
         message = train_and_halt(config, tmp_path, "evaluating", halt)
         assert f"step {best} of {last} is saved" in message
