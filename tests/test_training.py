@@ -32,6 +32,8 @@ from towers.config.cluster import Cluster
 from towers.data import streams, synthetic
 from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
 from towers.evaluation import evaluate
+from towers.parallel import devices
+from towers.parallel.devices import Devices
 from towers.parallel.trainer import describe_towers
 from towers.run.banner import small_crops
 from towers.run.folder import RunFolder
@@ -323,6 +325,26 @@ def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
     changed = {n for n in FIELDS if getattr(config, n) != getattr(Config(), n)}
     assert {word.partition("=")[0] for word in rest.split()} == changed - set(origins)
     assert "batch_size=10" in rest
+
+
+@pytest.mark.parametrize("options,images", [({}, 5), ({"batch_size": 127}, 63)])
+def test_few_images_for_each_of_all_gpus_are_a_note(
+    tmp_path, monkeypatch, capfd, options, images
+):
+    gpus = Devices("GPU", ("/CPU:0", "/CPU:1"))
+    monkeypatch.setattr(devices, "configure", lambda *_: gpus)
+    config = small_config(max_steps=1, **options)
+    train(tmp_path / "all", config)
+    [line] = [x for x in capfd.readouterr().out.splitlines() if "images a tower" in x]
+    assert (
+        f"all 2 GPUs, so that batch_size={config.batch_size} is {images} images" in line
+    )
+    assert (
+        "--batch_size (128 is 64 a tower) or take fewer GPUs with --num_towers" in line
+    )
+    for name, other in (("two", {"num_towers": 2}), ("enough", {"batch_size": 128})):
+        train(tmp_path / name, dataclasses.replace(config, **other))
+        assert "images a tower" not in capfd.readouterr().out
 
 
 def test_a_crop_of_less_than_half_of_an_image_is_warned_of():
