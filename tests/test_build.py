@@ -10,7 +10,7 @@ import tensorflow as tf
 from marks import slow
 from small_runs import small_config
 
-from towers import build, training
+from towers import build
 from towers.config import Config
 from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
@@ -207,22 +207,6 @@ def test_parameters_whose_rate_has_ended_are_frozen():
         (math.ceil(1.5 * per_epoch), 32, 32, bias),
         (2 * per_epoch, 32, 32, sorted(betas + bias)),
     ]
-
-
-@pytest.mark.slow
-def test_a_factor_of_zero_freezes_from_the_start(tmp_path):
-    few_layers = {"model": "speedrun", "param_rates": "logits/*:1,*:0"}
-    _, found = phases_of(**few_layers)
-    [(*_, frozen)] = found
-    assert frozen and not any(name.startswith("logits/") for name in frozen)
-    settings = PHASED | few_layers | {"max_steps": 2, "eval_every_epochs": 0.0}
-    for optimizer in ("sgd", "adamw", "muon"):
-        config = Config(**settings, optimizer=optimizer, weight_decay=0.1, num_towers=2)
-        first = build.build(config).model
-        state = training.train(tmp_path / optimizer, config).state
-        for variable in first.trainable_variables:
-            moved = np.any(state[f"params/{variable.path}"] != variable.numpy())
-            assert moved == (variable.path not in frozen), variable.path
 
 
 @pytest.mark.parametrize("percent", [7, 29, 55])
