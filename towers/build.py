@@ -96,10 +96,7 @@ def build(
     try:
         augment = extend(
             create_augment(
-                config.augment,
-                data_set.image_shape,
-                data_set.mean,
-                data_set.deviation,
+                config.augment, data_set.image_shape, data_set.mean, data_set.deviation
             ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,
@@ -129,22 +126,18 @@ def build(
 
     def create_model(height: int, width: int) -> keras.Model:
         shape = (height, width, channels)
-        return create_network(config, shape, num_classes, for_training, device_kind)
+        model = create_network(config, shape, num_classes, for_training, device_kind)
+        _, frozen = match_parameters(config, model)
+        models.freeze_normalization(model, frozen)
+        return model
 
     model = create_model(*image_size)
-    matched, frozen = match_parameters(config, model)
-    models.freeze_normalization(model, frozen)
+    matched, _ = match_parameters(config, model)
 
     # Training batches and phases.
     phases, train_batches = (), None
     if for_training:
         models.adapt(model, lambda: some_images(train_source, augment))
-
-        def create_smaller_model(size: int) -> keras.Model:
-            smaller = create_model(size, size)
-            models.freeze_normalization(smaller, frozen)
-            return smaller
-
         phases = create_phases(
             model,
             total_steps=total_steps,
@@ -152,7 +145,7 @@ def build(
             freezing_steps=param_rates.freezing_steps(
                 matched, num_examples, config.images_per_step
             ),
-            create_model=create_smaller_model,
+            create_model=lambda size: create_model(size, size),
         )
         train_batches = TrainBatches(
             train_source,
@@ -218,11 +211,8 @@ def create_network(
     for_training: bool,
     device_kind: str = "CPU",
 ) -> keras.Model:
-    """The network for images [n, *image_shape], with its initial parameters.
-
-    Raises:
-        ConfigError: its file is missing or wrong, or it cannot fit in memory.
-    """
+    """The network for images [n, *image_shape], with its initial parameters. A file
+    that is wrong, or a network that cannot fit in memory, is a ConfigError."""
     return models.create_model(
         config.model,
         image_shape=image_shape,
@@ -241,11 +231,8 @@ def create_network(
 def match_parameters(
     config: Config, model: keras.Model
 ) -> tuple[param_rates.Matched, frozenset[str]]:
-    """The rates of the parameters of a network, and the names of the frozen ones.
-
-    Raises:
-        ConfigError: a pattern fits no parameter, or all are frozen.
-    """
+    """The rates of the parameters of a network, and the names of the frozen ones. A
+    pattern that fits no parameter is a ConfigError."""
     names = variable_names(model.trainable_variables)
     patterns = list_options.parse_freeze(config.freeze)
     frozen = param_rates.match_frozen(patterns, names)
@@ -304,11 +291,8 @@ def create_update(
 
 
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
-    """The images of every batch that a worker computes, each on so many devices.
-
-    Raises:
-        ConfigError: there are more towers than images in a batch.
-    """
+    """The images of every batch that one of several workers computes, each of them on
+    so many devices. More towers than images are a ConfigError."""
     count = len(devices.towers)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
@@ -324,12 +308,8 @@ def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
 def create_trainer(
     config: Config, parts: Parts, devices: Devices, workers: Workers = ALONE
 ) -> Trainer:
-    """The trainer with the strategy of the config on the chosen devices; that of the
-    parts of an evaluation takes no steps.
-
-    Raises:
-        ConfigError: options do not fit the devices.
-    """
+    """The trainer with the strategy of the config on the chosen devices; that of an
+    evaluation takes no steps. Options that do not fit the devices are a ConfigError."""
     part_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -384,26 +364,17 @@ def create_trainer(
 def automatic_all_reduce(config: Config, devices: Devices) -> str:
     """The algorithm that all_reduce=auto stands for: NCCL where it can be, which is
     between physical GPUs."""
-    physical = devices.kind == "GPU" and not config.device_memory_mb
-    sends = config.all_reduce_dtype == "float32"
-    return "nccl" if physical and sends and len(devices.towers) > 1 else "star"
+    are_physical = devices.kind == "GPU" and not config.device_memory_mb
+    are_several = len(devices.towers) > 1
+    in_full = config.all_reduce_dtype == "float32"
+    return "nccl" if are_physical and are_several and in_full else "star"
 
 
 def create_feed(
     config: Config, batches: TrainBatches, devices: Sequence[str], sizes: Sequence[int]
 ) -> Feed:
-    """The batches of each tower: resident on its device, copied to it ahead where that
-    is a GPU, or those of the host.
-
-    Args:
-        config: of the run.
-        batches: of all towers of this process.
-        devices: the first one of each tower.
-        sizes: images per tower.
-
-    Raises:
-        ConfigError: input=resident, but the images are not in memory.
-    """
+    """The batches of each tower: resident on its (first) device, copied to it ahead
+    where that is a GPU, or those of the host; `sizes` are the images per tower."""
     per_tower, size = batches.split(sizes), num_bytes(batches.source)
     if config.input == "resident":
         if size is None:
