@@ -26,6 +26,7 @@ from towers.data.sources import ArraySource, DataSet, Source, channel_moments
 from towers.models import cnn
 from towers.models.layers import Dropout
 from towers.optim import losses
+from towers.parallel.trainer import Trainer
 from towers.run import checkpoints
 from towers.run.checkpoint_files import Checkpoint
 
@@ -233,7 +234,7 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
         owner, name = {
             "tracing": (losses, "cross_entropy"),
             "drawing": (TrainBatches, "__call__"),
-            "evaluating": (training, "accuracies"),
+            "evaluating": (Trainer, "evaluate"),
             "saving": (tf.train.Checkpoint, "write"),
         }[place]
         patch.setattr(owner, name, halting(getattr(owner, name)))

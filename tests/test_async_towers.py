@@ -684,8 +684,7 @@ def test_an_error_in_tracing_is_raised_before_there_are_threads():
         raise ZeroDivisionError(threading.current_thread().name)
 
     network, batches = networks.plain_network(), networks.random_batches(1, 4)
-    towers = create(network, Recipe(), batches, 2)
-    towers.network._loss_fn = loss_fn
+    towers = create(network, Recipe(), batches, 2, loss_fn=loss_fn)
     with pytest.raises(ZeroDivisionError, match=threading.current_thread().name):
         towers.train(1)
     assert towers.progress() == (0, "tracing the step")

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 import small_runs
 from marks import slow
-from recipes import Recipe, assert_close, assert_equal_to_oracle, create_trainer
+from recipes import (
+    Recipe,
+    assert_close,
+    assert_equal_to_oracle,
+    create_trainer,
+    have_steps_of_gpus,
+)
 
 from benchmarks.graphs import placement
 from towers.config import Config
@@ -35,6 +41,18 @@ def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_step
     towers.train(6)
     expected = Recipe().oracle(network, batches, num_towers, accumulate_steps)
     assert_equal_to_oracle(towers.state(), expected)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
+def test_on_gpus_the_update_is_compiled_as_well(optimizer, monkeypatch):
+    have_steps_of_gpus(monkeypatch)
+    network, recipe = networks.residual_network(), Recipe(optimizer)
+    batches = networks.random_batches(6, 13)
+    towers = create_trainer(
+        strategies.replicated, network, recipe, batches, 2, compile_towers=True
+    )
+    towers.train(6)
+    assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches, 2))
 
 
 def test_what_is_compiled_stays_on_its_tower():

@@ -43,8 +43,10 @@ def moving_averages(
     """
     step = tf.cast(step, tf.float64)
     decay = tf.minimum(tf.constant(ema_decay, tf.float64), (1 + step) / (10 + step))
+    dtypes = dict.fromkeys(average.dtype for average in averages)
+    rest = {dtype: tf.cast(1 - decay, dtype) for dtype in dtypes}
     return [
-        average - tf.cast(1 - decay, average.dtype) * (average - value)
+        average - rest[average.dtype] * (average - value)
         for average, value in zip(averages, values, strict=True)
     ]
 
@@ -144,13 +146,16 @@ class Update:
 
         rate_fns = self.rate_fns or [self.learning_rate_fn for _ in numbers]
         distinct = list(dict.fromkeys(rate_fns))  # each is computed once
-        computed = tf.stack([rate_fn(step) for rate_fn in distinct])
+        computed = [rate_fn(step) for rate_fn in distinct]
         of_distinct = columns([distinct.index(rate_fn) for rate_fn in rate_fns])
-        casts = {dtype: tf.cast(computed, dtype) for dtype in dict.fromkeys(dtypes)}
+        casts = {
+            dtype: [tf.cast(rate, dtype) for rate in computed]
+            for dtype in dict.fromkeys(dtypes)
+        }
         rates = [
             casts[dtype][place]
             if isinstance(place, int)
-            else tf.gather(casts[dtype], place)
+            else tf.gather(tf.stack(casts[dtype]), place)
             for dtype, place in zip(dtypes, of_distinct, strict=True)
         ]
         decays = [

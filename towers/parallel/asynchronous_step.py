@@ -140,7 +140,7 @@ class AsynchronousStep:
 
     def _count(self, is_finite, ends_step):
         with tf.device(self.guard.device):
-            self.guard.decide(tf.constant(is_finite))
+            self.guard.decide(tf.constant(is_finite), self.guard.is_running())
         if ends_step:
             self.copy.step.assign_add(1)
 

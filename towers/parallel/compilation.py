@@ -34,7 +34,8 @@ class Compilation:
         optimizes_towers: Grappler optimizes the towers' trace, and nothing else.
         waits: the host asks after each step whether it was taken. On CPUs that is
             cheaper than to select between old and new values.
-        xla: XLA compiles the forward and backward part of each tower.
+        xla: XLA compiles the forward and backward part of each tower, and on GPUs the
+            update, where it saves launches.
     """
 
     calls_step: bool

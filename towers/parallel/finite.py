@@ -101,15 +101,21 @@ class FiniteGuard:
         """The steps that were skipped since the last update."""
         return int(self._in_a_row.numpy()) if self.skips else 0
 
-    def decide(self, is_finite: tf.Tensor) -> Verdict:
-        """In the graph: what becomes of a step, given whether it is finite. To be
-        called on the guard's device, once in a step."""
-        running = self.is_running()
+    def decide(self, is_finite: tf.Tensor, running: tf.Tensor) -> Verdict:
+        """In the graph: what becomes of a step. To be called on the guard's device,
+        once in a step.
+
+        Args:
+            is_finite: a bool scalar, of the step.
+            running: what `is_running` gave.
+        """
         updates = running & is_finite
-        falls = skips = tf.constant(False)
+        counts = updates
+        falls = tf.constant(False)
         if self.scale_loss:
             falls = running & ~is_finite & (self._read(self._scale) > 1)
             self._scale_after(updates, falls)
+            counts |= falls
         if self.skips:
             in_a_row = self._read(self._in_a_row) + 1
             skips = running & ~is_finite & ~falls & (in_a_row < TOO_MANY_IN_A_ROW)
@@ -117,7 +123,7 @@ class FiniteGuard:
             in_a_row = tf.where(updates, tf.zeros_like(in_a_row), in_a_row)
             self._skipped.assign_add(tf.cast(skips, tf.int64), read_value=False)
             self._in_a_row.assign(in_a_row, read_value=False)
-        counts = updates | falls | skips
+            counts |= skips
         self._stopped.assign(~counts, read_value=False)
         return Verdict(updates, counts)
 

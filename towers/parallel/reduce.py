@@ -269,6 +269,8 @@ def all_reduce(
         Per target the list of sums or means, the same bits on every one.
     """
     targets = list(targets or devices)
+    if list(devices) == targets and len(devices) == 1:
+        return [list(vectors[0])]
     if len(devices) == 1:
         return [[to_device(x, target) for x in vectors[0]] for target in targets]
     weights = [1.0] * len(devices) if weights is None else list(weights)

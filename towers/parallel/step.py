@@ -1,6 +1,7 @@
 """One synchronous step, from the batches of the towers to the assignments."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import tensorflow as tf
 from towers.optim.losses import WeightDecay
 from towers.optim.phases import Phase
 from towers.optim.update import Update, moving_averages
+from towers.parallel.compilation import CPU_STEP, Compilation
 from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import while_loop
@@ -50,7 +52,7 @@ class Step:
         trainable_variables: of the model; they have the regularizers.
         phases: of the run.
         guard: decides whether a step is taken.
-        waits: whether the host may wait for that decision, see `compilation`.
+        compilation: of the step.
         accumulate_steps: micro-batches of a step.
     """
 
@@ -61,7 +63,7 @@ class Step:
     trainable_variables: Sequence[keras.Variable]
     phases: Sequence[Phase]
     guard: FiniteGuard
-    waits: bool = True
+    compilation: Compilation = CPU_STEP
     accumulate_steps: int = 1
 
     def __call__(
@@ -79,12 +81,13 @@ class Step:
         """
         reduced = self.reduce(phase, batches)
         with tf.device(self.strategy.home):
-            metrics = self._metrics(reduced)
-            if not self.waits:
-                metrics = tf.where(self.guard.is_running(), metrics, before)
+            running = self.guard.is_running()
+            total_loss, metrics = self._metrics(reduced)
+            if not self.compilation.waits:
+                metrics = tf.where(running, metrics, before)
             # A tower that is not finite makes the mean so.
-            is_finite = tf.math.is_finite(reduced.norm + metrics[1])
-            verdict = self.guard.decide(is_finite)
+            is_finite = tf.math.is_finite(reduced.norm + total_loss)
+            verdict = self.guard.decide(is_finite, running)
         # Norms come from the first copy: sums may round differently on other devices.
         squares = _sum(
             [
@@ -96,7 +99,7 @@ class Step:
         def update():
             return self._next_values(reduced, squares)
 
-        if self.waits:
+        if self.compilation.waits:
             tf.cond(verdict.updates, lambda: self._assign(update()), _nothing)
         else:
             self._assign(update(), verdict.updates)
@@ -139,17 +142,18 @@ class Step:
     def _metrics(self, reduced):
         losses = reduced.mean.losses
         loss = weighted_mean(tf.unstack(losses), tower_weights(self.sizes))
+        total_loss = loss + tf.cast(reduced.decay, loss.dtype)
         num_images = sum(self.sizes) * self.accumulate_steps
         scale = self.guard.read_scale()
         values = [
             loss,
-            loss + tf.cast(reduced.decay, loss.dtype),
+            total_loss,
             reduced.mean.correct / num_images,
             reduced.norm,
             tf.zeros([]) if scale is None else scale,
         ]
         values = [tf.cast(x, loss.dtype) for x in values]
-        return tf.concat([tf.stack(values), losses], 0)
+        return total_loss, tf.concat([tf.stack(values), losses], 0)
 
     def zero_metrics(self) -> tf.Tensor:
         """Metrics of the same form, for a loop to begin with."""
@@ -181,8 +185,10 @@ class Step:
         for place, copy in enumerate(self.strategy.copies):
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
-                    updated = self.update_fn(
-                        copy.layout.params,
+                    update = functools.partial(self.update_fn, copy.layout.params)
+                    if self.compilation.xla and not self.compilation.waits:
+                        update = tf.function(update, autograph=False, jit_compile=True)
+                    updated = update(
                         copy.read([copy.step])[0],
                         copy.read(copy.params),
                         {k: copy.read(v) for k, v in copy.slots.items()},

@@ -88,17 +88,6 @@ class Strategy:
             fetched.append(values)
         return fetched
 
-    def fetch_steps(self) -> list[tf.Tensor]:
-        """Per tower the number of steps taken, on its first device."""
-        steps = []
-        for place in range(0, len(self.devices), self.num_shards):
-            copy = self.copies[self.readers[place]]
-            [step] = copy.read([copy.step])
-            if not share_memory(self.devices[place], copy.device):
-                step = to_device(step, self.devices[place])
-            steps.append(step)
-        return steps
-
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Assigns a canonical state to all copies."""
         for place, copy in enumerate(self.copies):

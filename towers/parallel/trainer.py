@@ -279,7 +279,7 @@ class SynchronousTrainer(Trainer):
             trainable_variables=self.task.model.trainable_variables,
             phases=self.phases,
             guard=self.guard,
-            waits=self.compilation.waits,
+            compilation=self.compilation,
             accumulate_steps=self.task.accumulate_steps,
         )
         self.loop = Loop(

@@ -22,7 +22,8 @@ class NetworkOptions:
     )
     compile: str = option(
         "none",
-        "xla: the forward and backward part of each tower is compiled as one.",
+        "xla: the forward and backward part of each tower is compiled as one, and "
+        "on GPUs the update.",
         choices=("none", "xla"),
         free=True,
     )
