@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from marks import slow
 from small_runs import small_config
 
 from towers import build
@@ -48,14 +47,8 @@ def test_held_out_images_are_those_that_are_not_trained_on(small):
         return {image.tobytes() for image in images.numpy()}
 
     held_out, trained = images_of(source), images_of(parts.train_batches.source)
-    assert len(held_out) == 10 and len(trained) == 40
     assert not held_out & trained
     assert held_out | trained == images_of(parts.data.train)
-
-    again = build.build(small_config(validation_fraction=0.2, learning_rate=0.5))
-    assert images_of(again.eval_split[1]) == held_out
-    other = build.build(small_config(validation_fraction=0.2, seed=1))
-    assert images_of(other.eval_split[1]) != held_out
 
 
 @pytest.mark.parametrize(
@@ -263,27 +256,16 @@ def test_distortions_and_mixing_reach_the_batches(small, option, value):
     assert changed["labels"].shape == ([10, 5] if "mix" in option else [10])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_towers": 3, "batch_size": 20},
-        slow({"num_towers": 2, "accumulate_steps": 2}),
-        slow({"num_towers": 2, "strategy": "model_parallel", "group_size": 2}),
-    ],
-)
-def test_mixed_batches_train_the_same_however_they_are_cut(small, options):
+def test_mixed_batches_train_the_same_however_they_are_cut(small):
     states = []
-    for changes in ({"batch_size": 20}, {"batch_size": 20} | options):
-        if "accumulate_steps" in changes:
-            changes["batch_size"] = 10
-        config = small_config(augment="none", cutmix=1.0, **changes)
-        names = tuple(f"/CPU:{i}" for i in range(config.num_towers or 1))
-        strategy = build.create_trainer(
+    for names in (("/CPU:0",), ("/CPU:0", "/CPU:1", "/CPU:2")):
+        config = small_config(augment="none", cutmix=1.0, batch_size=20)
+        trainer = build.create_trainer(
             config, build.build(config), Devices("CPU", names)
         )
-        metrics = strategy.train(3)
+        metrics = trainer.train(3)
         assert 0 <= metrics["accuracy"] <= 1
-        states.append(strategy.state() | {"loss": metrics["loss"]})
+        states.append(trainer.state() | {"loss": metrics["loss"]})
     for name, value in states[0].items():
         np.testing.assert_allclose(states[1][name], value, atol=1e-5, err_msg=name)
 

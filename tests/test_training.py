@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -31,12 +29,10 @@ from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
 from towers.evaluation import evaluate
 from towers.parallel import devices
 from towers.parallel.devices import Devices
-from towers.parallel.trainer import describe_towers
 from towers.run.banner import small_crops
 from towers.run.folder import RunFolder
 from towers.training import train
 
-WAIT_SECS = 30  # for what should come at once
 EVALUATED = {"eval_every_epochs": 1.0}
 
 
@@ -228,19 +224,6 @@ def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, chan
     assert train(tmp_path, config, allow_change=allowed.split()).step == 10
 
 
-@pytest.mark.parametrize(
-    "sizes,num_devices,line",
-    [
-        ([128], 1, "1 tower with 128 images"),
-        ([128], 4, "1 tower of 4 devices with 128 images"),
-        ([64, 64], 4, "2 towers of 2 devices with 64 images each"),
-        ([4, 3, 3], 3, "3 towers with 3 or 4 images each"),
-    ],
-)
-def test_the_banner_says_towers_and_devices(sizes, num_devices, line):
-    assert describe_towers(sizes, num_devices) == line
-
-
 def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
     """Those of no layer are of the config, as in a call from Python."""
     config = small_config(max_steps=1)
@@ -279,13 +262,6 @@ def test_a_crop_of_less_than_half_of_an_image_is_warned_of():
     assert small_crops("tutorial", (24, 24, 3), (32, 32, 3)) == []
     [line] = small_crops("tutorial", (24, 24, 3), (64, 64, 3))
     assert "augment=tutorial cuts 24x24 out of images of 64x64" in line
-
-
-def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):
-    train(half_way, small_config(max_steps=7))
-    train(half_way, small_config(num_epochs=1.6))
-    state = train(half_way, small_config()).state
-    assert_equal_states(state, uninterrupted(small_config()).state)
 
 
 def test_overwrite_starts_again_and_keeps_other_files(half_way):
@@ -397,35 +373,6 @@ def test_row_5_a_folder_that_cannot_be_written_is_refused(tmp_path):
         train(tmp_path / "file" / "run", small_config())
     with pytest.raises(ConfigError, match="cannot be written"):
         train(tmp_path / "file", small_config())
-
-
-HOLDER = """
-import sys
-from towers.run.folder import RunFolder
-folder = RunFolder(sys.argv[1])
-folder.create()
-with folder.lock():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_row_13_a_folder_has_one_trainer_and_the_lock_of_a_dead_one_is_taken_over(
-    tmp_path,
-):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with holder:
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=f"process {holder.pid} on .*--workdir"):
-            train(tmp_path, small_config(max_steps=1))
-        assert not (tmp_path / "config.json").exists()
-        holder.kill()
-        holder.wait(WAIT_SECS)
-    assert train(tmp_path, small_config(max_steps=1)).step == 1
 
 
 def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys):

@@ -118,8 +118,7 @@ def evaluate(
         the run's, "test_loss", "step" and so on.
 
     Raises:
-        TowersError: see `towers.errors`; such as a CheckpointError where there is no
-            checkpoint, or none that is valid and fits.
+        TowersError: such as a CheckpointError where no checkpoint is valid and fits.
     """
     with quiet_imports():
         from towers import evaluation
@@ -162,8 +161,8 @@ def predict(
         output: path of a file; by default standard output, or `features.npz`.
 
     Raises:
-        TowersError: see `towers.errors`; such as a DataError where files cannot be
-            read: they are named on standard error, and the others are done.
+        TowersError: such as a DataError where files cannot be read: they are named on
+            standard error, and the others are done.
     """
     with quiet_imports():
         from towers.evaluation import predict
@@ -196,9 +195,8 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
         their input; `class_names`, in the order of the logits; `config`, `step`.
 
     Raises:
-        TowersError: see `towers.errors`; such as a CheckpointError where there is no
-            checkpoint that is valid, or a ConfigError where the run's network is in a
-            file that is missing.
+        TowersError: such as a CheckpointError where no checkpoint is valid, or a
+            ConfigError where the run's network is in a file that is missing.
     """
     with quiet_imports():
         from towers import evaluation
@@ -211,8 +209,8 @@ def quiet_imports():
     is well, before they read TF_CPP_MIN_LOG_LEVEL; with TF_CPP_MIN_LOG_LEVEL=0 they are
     shown. Another process filters, so that an import that aborts is heard."""
     with _ONE_FILTER, contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # there is no standard error, or no grep
-            if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+            with contextlib.suppress(OSError):  # there is no standard error, or no grep
                 stack.enter_context(_filtered_stderr())
         yield
 
