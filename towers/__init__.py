@@ -19,9 +19,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from towers.config import Config
-
 if TYPE_CHECKING:
+    from towers.config import Config
     from towers.config.cluster import Cluster
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
@@ -44,7 +43,7 @@ _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 def train(
     workdir: str | os.PathLike,
-    config: Config,
+    config: "Config",
     *,
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
@@ -94,7 +93,7 @@ def train(
 
 def evaluate(
     workdir: str | os.PathLike,
-    config: Config | None = None,
+    config: "Config | None" = None,
     *,
     step: int = 0,
     use_ema: bool | None = None,
@@ -134,7 +133,7 @@ def evaluate(
 def predict(
     workdir: str | os.PathLike,
     paths: "Paths",
-    config: Config | None = None,
+    config: "Config | None" = None,
     *,
     step: int = 0,
     use_ema: bool | None = None,
@@ -234,3 +233,12 @@ def _filtered_stderr():
             # A process that was started inside may keep the pipe open.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 grep.wait(1.0)
+
+
+def __getattr__(name: str) -> Any:
+    """Config, imported when it is first used: a program catches signals before that."""
+    if name == "Config":
+        from towers.config import Config
+
+        return Config
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
