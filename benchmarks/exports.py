@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import measure
-from towers.build.images import load_data_set
+from towers.build import load_data_set
 from towers.data.sources import Source
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation import RestoredRun, load_run

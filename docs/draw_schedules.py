@@ -4,7 +4,7 @@ import pathlib
 
 import tensorflow as tf
 
-from towers.build.pieces import create_schedule
+from towers.build import create_schedule
 from towers.config import Config
 
 PICTURE = pathlib.Path(__file__).with_name("schedules.svg")

@@ -343,7 +343,7 @@ def test_the_call_chain_of_a_step_is_the_stack_of_a_run(tmp_path, monkeypatch):
     never = {"eval_every_epochs": 0.0, "summary_every_steps": 0}
     config = Config(**small, **never, device="cpu", num_towers=2, max_steps=1)
     training.train(tmp_path / "run", config)
-    stack = stacks[0][stacks[0].index(("train_loop", "training/loop.py")) :]
+    stack = stacks[0][stacks[0].index(("train_steps", "training/__init__.py")) :]
     page = (DOCS / "step.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| `([\w/]+\.py)` \|", page, re.MULTILINE)
     assert rows == [*stack, ("tower_loss", "parallel/tower.py")]

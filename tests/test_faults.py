@@ -415,7 +415,7 @@ def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
         ("computing", 7, 7, signal.SIGINT),  # a step that is worth a line
         ("drawing", 1, 60, signal.SIGTERM),
         ("evaluating", 1, 60, signal.SIGINT),
-        ("evaluating", 4, 60, signal.SIGTERM),  # after the last step
+        ("evaluating", 2, 60, signal.SIGTERM),  # after the last step
         ("saving", 1, 2, signal.SIGTERM),
         ("saving", 1, 2, signal.SIGINT),
     ],

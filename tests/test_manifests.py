@@ -513,7 +513,7 @@ def test_what_the_image_copies_exists_and_is_sent():
                 assert package in copied if ours else package not in copied
 
 
-@pytest.mark.parametrize("path", ["towers/training/loop.py", "configs/quickstart.py"])
+@pytest.mark.parametrize("path", ["towers/training/result.py", "configs/quickstart.py"])
 def test_the_sources_are_sent_to_the_builder(path):
     assert (ROOT / path).exists() and is_sent(path)
 

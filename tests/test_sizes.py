@@ -133,11 +133,6 @@ def test_an_evaluation_has_batches_of_its_own():
     build.build(config, for_training=False)
 
 
-@pytest.mark.parametrize("num_epochs", [1e300, 1e308])
-def test_a_length_that_no_step_number_reaches_is_refused(num_epochs):
-    assert refusal(num_epochs=num_epochs).startswith(f"num_epochs={num_epochs}: ")
-
-
 # The network.
 
 

@@ -3,10 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -15,7 +11,6 @@ import tensorflow as tf
 from small_runs import (
     HELD_OUT,
     assert_equal_states,
-    halt_at,
     records,
     saved,
     saved_steps,
@@ -29,15 +24,15 @@ from tensorflow.python.framework import config as tf_config
 from towers import training
 from towers.config import FIELDS, Config
 from towers.config.cluster import Cluster
-from towers.data import streams, synthetic
+from towers.data import synthetic
 from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
 from towers.evaluation import evaluate
-from towers.parallel.trainer import describe_towers
+from towers.parallel import devices
+from towers.parallel.devices import Devices
 from towers.run.banner import small_crops
 from towers.run.folder import RunFolder
 from towers.training import train
 
-WAIT_SECS = 30  # for what should come at once
 EVALUATED = {"eval_every_epochs": 1.0}
 
 
@@ -145,113 +140,52 @@ def test_row_25_a_batch_that_does_not_divide_weighs_its_towers(tmp_path):
 def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
     config = small_config(**EVALUATED, num_towers=3, summary_every_steps=4)
     state = train(tmp_path, config).state
-    (folder,) = (tmp_path / "tensorboard").iterdir()
-    assert folder.name == "train"
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    events = EventAccumulator(
+        str(tmp_path / "tensorboard" / "train"), size_guidance={"tensors": 0}
+    )
     events.Reload()
 
-    def steps(tag):
-        return [event.step for event in events.Tensors(tag)]
-
-    def value(tag, step):
-        (event,) = (e for e in events.Tensors(tag) if e.step == step)
-        return tf.make_ndarray(event.tensor_proto)
+    def curve(tag):
+        return {e.step: tf.make_ndarray(e.tensor_proto) for e in events.Tensors(tag)}
 
     logged = {line["step"]: line for line in records(tmp_path)}
-    for tag in ("loss", "total_loss", "learning_rate", "accuracy", "gradient_norm"):
-        assert steps(tag) == [1, 2, 4, 6, 8, 10]
-        assert value(tag, 6) == np.float32(logged[6][tag])
+    for tag, steps in {
+        **dict.fromkeys(["loss", "learning_rate", "accuracy"], [1, 2, 4, 6, 8, 10]),
+        **dict.fromkeys(["test_accuracy", "test_accuracy_ema", "test_loss"], [5, 10]),
+    }.items():
+        assert curve(tag) == {step: np.float32(logged[step][tag]) for step in steps}
     for tag in ("images_per_sec", "input_wait_percent"):
-        assert steps(tag) == [2, 4, 6, 8, 10]
-    for tower in range(3):
-        tower_loss = np.float32(logged[8]["tower_losses"][tower])
-        assert value(f"tower_losses/tower_{tower}", 8) == tower_loss
-    for tag in ("test_accuracy", "test_accuracy_ema", "test_loss"):
-        assert steps(tag) == [5, 10]
-        assert value(tag, 10) == np.float32(logged[10][tag])
-    for name in ("logits/kernel", "logits/bias"):
-        for group in ("params", "gradients"):
-            assert steps(f"{group}/{name}") == [4, 8]
-            counts = value(f"{group}/{name}", 8)[:, 2]
-            assert counts.sum() == state[f"params/{name}"].size
-    assert steps("next_batch") == [4, 8]
-    width, height, png = value("next_batch", 4)
+        assert list(curve(tag)) == [2, 4, 6, 8, 10]
+    for tower, loss in enumerate(logged[8]["tower_losses"]):
+        assert curve(f"tower_losses/tower_{tower}")[8] == np.float32(loss)
+    for name in ("params/logits/kernel", "gradients/logits/bias"):
+        histograms = curve(name)
+        size = state[name.replace("gradients", "params")].size
+        assert list(histograms) == [4, 8] and histograms[8][:, 2].sum() == size
+    width, height, png = curve("next_batch")[4]
     assert (int(width), int(height)) == (4 * 8, 3 * 8)  # ten images side by side
     assert tf.io.decode_png(png).shape == (3 * 8, 4 * 8, 3)
 
 
-@pytest.mark.parametrize(
-    "strategy,place,num_steps,least,most",
-    [
-        ("towers", "computing", 10, 0, 30),
-        ("towers", "waiting", 20, 30, 100),
-        ("async_towers", "waiting", 20, 30, 100),
-    ],
-)
-def test_a_run_reports_its_wait_for_batches(
-    tmp_path, monkeypatch, capfd, strategy, place, num_steps, least, most
-):
-    lock = threading.Lock()
-
-    def halt():
-        with lock:  # one disk, that serves one at a time
-            time.sleep(1.0 / num_steps)
-
-    halt_at(monkeypatch, place, halt)
-    # So that not all batches are read ahead while the first step is logged.
-    monkeypatch.setattr(streams, "NUM_THREADS", 1)
-    config = small_config(
-        strategy=strategy, num_epochs=num_steps / 5, log_every_steps=num_steps
-    )
-    train(tmp_path, config)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    first, last = map(json.loads, lines)
-    assert "input_wait_percent" not in first  # a step that is traced is not timed
-    assert least <= last["input_wait_percent"] <= most
-    line = f"images/s  input wait {last['input_wait_percent']:.1f}%  0 s left\n"
-    assert line in capfd.readouterr().out
-
-
 def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
-    config = small_config(**EVALUATED)
-    train(tmp_path, config)
-    last = records(tmp_path)[-1]
-    for use_ema, suffix in ((False, ""), (True, "_ema")):
-        result = evaluate(tmp_path, config, use_ema=use_ema)
-        name, loss = f"test_accuracy{suffix}", f"test_loss{suffix}"
-        assert result[name] == last[name]
-        assert result[loss] == pytest.approx(last[loss])
-        assert ("test_accuracy" in result) == ("test_accuracy_ema" not in result)
-    both = evaluate(tmp_path, config)
-    names = {name for name in last if name.startswith("test_")}
-    assert {n: both[n] for n in names} == pytest.approx({n: last[n] for n in names})
-    assert both["test_accuracy"] * 23 == both["test_correct"]
-
-
-@pytest.mark.slow
-def test_test_time_augmentation_is_reported_next_to_the_plain_accuracy(tmp_path, capfd):
     config = small_config(**EVALUATED, tta="translate")
     train(tmp_path, config)
     last = records(tmp_path)[-1]
-    one = r"0\.\d+ \(\d+ of 23\), 0\.\d+ by tta=translate"
-    line = rf"test accuracy {one}; with moving averages of the parameters {one}\n"
-    assert re.search(line, output(capfd))
-    for use_ema, suffix in ((False, ""), (True, "_ema")):
-        result = evaluate(tmp_path, config, use_ema=use_ema)
-        name = f"test_accuracy_tta{suffix}"
-        assert result[name] == last[name]
-        assert re.search(rf"test accuracy (with .* )?{one}\n", output(capfd))
-    plain = evaluate(tmp_path, dataclasses.replace(config, tta="none"))
-    assert "test_accuracy_tta" not in plain and "tta" not in output(capfd)
+    names = {name for name in last if name.startswith("test_")}
+    assert {"test_accuracy", "test_accuracy_ema", "test_accuracy_tta_ema"} < names
+    result = evaluate(tmp_path, config)
+    assert {n: result[n] for n in names} == pytest.approx({n: last[n] for n in names})
+    assert result["test_accuracy"] * 23 == result["test_correct"]
 
 
-def output(capfd):
-    return capfd.readouterr().out
-
-
-def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
-    train(tmp_path, small_config(checkpoint_every_steps=2, keep_checkpoints=2))
+def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, capfd):
+    config = small_config(checkpoint_every_steps=2, keep_checkpoints=2)
+    state = train(tmp_path, config).state
     assert saved_steps(tmp_path) == [8, 10]
+    before = snapshot(tmp_path)
+    assert_equal_states(train(tmp_path, config).state, state)
+    assert f"{tmp_path} is finished: step 10 of 10." in capfd.readouterr().out
+    assert snapshot(tmp_path) == before
 
 
 def test_checkpoints_follow_the_clock(tmp_path):
@@ -266,14 +200,6 @@ def test_checkpoints_follow_the_clock(tmp_path):
 
 
 # Finished runs, and starting again.
-
-
-def test_a_finished_run_says_so_and_does_nothing(half_way, capfd):
-    before = snapshot(half_way)
-    state = train(half_way, small_config(max_steps=5)).state
-    assert f"{half_way} is finished: step 5 of 5." in capfd.readouterr().out
-    assert_equal_states(state, saved(half_way).tensors)
-    assert snapshot(half_way) == before
 
 
 @pytest.mark.parametrize(
@@ -298,19 +224,6 @@ def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, chan
     assert train(tmp_path, config, allow_change=allowed.split()).step == 10
 
 
-@pytest.mark.parametrize(
-    "sizes,num_devices,line",
-    [
-        ([128], 1, "1 tower with 128 images"),
-        ([128], 4, "1 tower of 4 devices with 128 images"),
-        ([64, 64], 4, "2 towers of 2 devices with 64 images each"),
-        ([4, 3, 3], 3, "3 towers with 3 or 4 images each"),
-    ],
-)
-def test_the_banner_says_towers_and_devices(sizes, num_devices, line):
-    assert describe_towers(sizes, num_devices) == line
-
-
 def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
     """Those of no layer are of the config, as in a call from Python."""
     config = small_config(max_steps=1)
@@ -325,17 +238,30 @@ def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
     assert "batch_size=10" in rest
 
 
+@pytest.mark.parametrize("options,images", [({}, 5), ({"batch_size": 127}, 63)])
+def test_few_images_for_each_of_all_gpus_are_a_note(
+    tmp_path, monkeypatch, capfd, options, images
+):
+    gpus = Devices("GPU", ("/CPU:0", "/CPU:1"))
+    monkeypatch.setattr(devices, "configure", lambda *_: gpus)
+    config = small_config(max_steps=1, **options)
+    train(tmp_path / "all", config)
+    [line] = [x for x in capfd.readouterr().out.splitlines() if "images a tower" in x]
+    assert (
+        f"all 2 GPUs, so that batch_size={config.batch_size} is {images} images" in line
+    )
+    assert (
+        "--batch_size (128 is 64 a tower) or take fewer GPUs with --num_towers" in line
+    )
+    for name, other in (("two", {"num_towers": 2}), ("enough", {"batch_size": 128})):
+        train(tmp_path / name, dataclasses.replace(config, **other))
+        assert "images a tower" not in capfd.readouterr().out
+
+
 def test_a_crop_of_less_than_half_of_an_image_is_warned_of():
     assert small_crops("tutorial", (24, 24, 3), (32, 32, 3)) == []
     [line] = small_crops("tutorial", (24, 24, 3), (64, 64, 3))
     assert "augment=tutorial cuts 24x24 out of images of 64x64" in line
-
-
-def test_a_finished_run_goes_on_with_more_steps_or_epochs(half_way):
-    train(half_way, small_config(max_steps=7))
-    train(half_way, small_config(num_epochs=1.6))
-    state = train(half_way, small_config()).state
-    assert_equal_states(state, uninterrupted(small_config()).state)
 
 
 def test_overwrite_starts_again_and_keeps_other_files(half_way):
@@ -447,35 +373,6 @@ def test_row_5_a_folder_that_cannot_be_written_is_refused(tmp_path):
         train(tmp_path / "file" / "run", small_config())
     with pytest.raises(ConfigError, match="cannot be written"):
         train(tmp_path / "file", small_config())
-
-
-HOLDER = """
-import sys
-from towers.run.folder import RunFolder
-folder = RunFolder(sys.argv[1])
-folder.create()
-with folder.lock():
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_row_13_a_folder_has_one_trainer_and_the_lock_of_a_dead_one_is_taken_over(
-    tmp_path,
-):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with holder:
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=f"process {holder.pid} on .*--workdir"):
-            train(tmp_path, small_config(max_steps=1))
-        assert not (tmp_path / "config.json").exists()
-        holder.kill()
-        holder.wait(WAIT_SECS)
-    assert train(tmp_path, small_config(max_steps=1)).step == 1
 
 
 def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys):

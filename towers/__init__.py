@@ -1,6 +1,6 @@
 """towers: train image classifiers on every GPU of a machine, one tower per GPU.
 
-    from towers import Config, evaluate, train
+    from towers import Config, evaluate, load_run, train
 
     result = train("runs/mine", Config(dataset="embedded", num_epochs=2.0))
     print(result.step, result.accuracy)
@@ -8,8 +8,7 @@
     run = load_run("runs/mine")
     run.model(run.preprocess(images))
 
-Importing the package imports neither TensorFlow nor Keras; it only sets, in time, which
-backend Keras uses and how much TensorFlow logs.
+Importing the package imports neither TensorFlow nor Keras.
 """
 
 import contextlib
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Config", "evaluate", "load_run", "predict", "train"]
 
+# Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -63,8 +63,8 @@ def train(
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
-        cluster: the workers of the run, `towers.config.cluster.Cluster`; by default
-            those that TF_CONFIG or Slurm describe, if any.
+        cluster: the workers of the run, of which this process is one; by default those
+            that TF_CONFIG or Slurm describe, if any. The chief alone uses the folder.
         allow_public_address: whether workers may have public addresses; their server
             knows no passwords.
         origins: option -> the layer of a command that set it, for the start banner,
@@ -117,8 +117,7 @@ def evaluate(
         the run's, "test_loss", "step" and so on.
 
     Raises:
-        TowersError: see `towers.errors`; such as a CheckpointError where there is no
-            checkpoint, or none that is valid and fits.
+        TowersError: such as a CheckpointError where no checkpoint is valid and fits.
     """
     with quiet_imports():
         from towers import evaluation
@@ -161,8 +160,8 @@ def predict(
         output: path of a file; by default standard output, or `features.npz`.
 
     Raises:
-        TowersError: see `towers.errors`; such as a DataError where files cannot be
-            read: they are named on standard error, and the others are done.
+        TowersError: such as a DataError where files cannot be read: they are named on
+            standard error, and the others are done.
     """
     with quiet_imports():
         from towers.evaluation import predict
@@ -195,9 +194,8 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
         their input; `class_names`, in the order of the logits; `config`, `step`.
 
     Raises:
-        TowersError: see `towers.errors`; such as a CheckpointError where there is no
-            checkpoint that is valid, or a ConfigError where the run's network is in a
-            file that is missing.
+        TowersError: such as a CheckpointError where no checkpoint is valid, or a
+            ConfigError where the run's network is in a file that is missing.
     """
     with quiet_imports():
         from towers import evaluation
@@ -206,16 +204,12 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
 
 @contextlib.contextmanager
 def quiet_imports():
-    """Imports TensorFlow inside without the lines that it prints although all is well:
-    its libraries log while they are loaded, before they read TF_CPP_MIN_LOG_LEVEL. With
-    TF_CPP_MIN_LOG_LEVEL=0 they are shown.
-
-    A process of its own filters them. It shows the other lines at once, and those of an
-    import that aborts as well.
-    """
+    """Imports TensorFlow inside without the lines that its libraries log, although all
+    is well, before they read TF_CPP_MIN_LOG_LEVEL; with TF_CPP_MIN_LOG_LEVEL=0 they are
+    shown. Another process filters, so that an import that aborts is heard."""
     with _ONE_FILTER, contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # there is no standard error, or no grep
-            if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL") != "0":
+            with contextlib.suppress(OSError):  # there is no standard error, or no grep
                 stack.enter_context(_filtered_stderr())
         yield
 
@@ -242,7 +236,7 @@ def _filtered_stderr():
 
 
 def __getattr__(name: str) -> Any:
-    """Config, which is imported when it is first used."""
+    """Config, imported when it is first used: a program catches signals before that."""
     if name == "Config":
         from towers.config import Config
 

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from towers.build.images import load_data_set
+from towers.build import load_data_set
 from towers.data import unlabeled
 from towers.data.decoding import Decoding
 from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk

@@ -17,6 +17,9 @@ from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
 from towers.run.folder import RunFolder
 
+# With fewer images a tower, a GPU is hardly used.
+MANY_IMAGES = 64
+
 
 def start_banner(
     config: Config,
@@ -80,7 +83,8 @@ def start_banner(
             ("memory", f"{device} {size / 1e6:.1f} MB of variables")
             for device, size in trainer.variable_bytes().items()
         ]
-    lines += [("note", remark) for remark in devices.remarks]
+    remarks = [*devices.remarks, *few_images(config, devices, trainer.sizes)]
+    lines += [("note", remark) for remark in remarks]
     warnings = ignored_options(config) + small_crops(
         config.augment, image_shape, data.image_shape
     )
@@ -90,6 +94,24 @@ def start_banner(
         f"Keras {keras.__version__}, Python {platform.python_version()}"
     )
     return [versions, *(f"{name:12} {text}" for name, text in lines)]
+
+
+def few_images(config: Config, devices: Devices, images: Sequence[int]) -> list[str]:
+    """A line where a tower on each GPU, which nobody asked for, leaves it few images.
+
+    Args:
+        images: of a (micro-)batch per tower.
+    """
+    is_chosen = config.num_towers or config.device_order
+    least = min(images)
+    if is_chosen or devices.kind == "CPU" or len(images) == 1 or least >= MANY_IMAGES:
+        return []
+    return [
+        f"num_towers=0 takes all {len(devices.towers)} GPUs, so that "
+        f"batch_size={config.batch_size} is {least} images a tower, few for a GPU: "
+        f"raise --batch_size ({MANY_IMAGES * len(images)} is {MANY_IMAGES} a tower) or "
+        "take fewer GPUs with --num_towers"
+    ]
 
 
 def small_crops(

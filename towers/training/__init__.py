@@ -2,21 +2,19 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+
+import numpy as np
+import tensorflow as tf
 
 from towers import build
 from towers.config import Config, checks, to_json
 from towers.config.cluster import Cluster
-from towers.config.config import depends_on_length, length_is_free
-from towers.errors import (
-    CheckpointError,
-    Preempted,
-    RunFolderError,
-    StuckError,
-    WorkerLostError,
-    data_errors_of_tensorflow,
-)
+from towers.data.batches import EvalBatches
+from towers.evaluation import accuracies, accuracy_line, record_of
+from towers.optim.epochs import num_images
 from towers.output import say
 from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
@@ -25,16 +23,17 @@ from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.cluster import (
     LOCK_SECS,
+    agree_on_steps,
+    check_copies_of_workers,
     check_data,
     cluster_of,
-    how_far,
     join,
     start_from_chief,
-    wait_for_chief,
 )
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.lock import Lock
+from towers.run.log import log_line
+from towers.run.periods import Periods
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
     check_changes,
@@ -42,16 +41,13 @@ from towers.run.restore import (
     newest_checkpoint,
     restore,
 )
-from towers.run.run import (
-    Run,
-    is_between_steps,
-    save_and_wait,
-    saved_aside,
-    try_to_save,
-)
+from towers.run.run import Run, save
 from towers.run.watchdog import Watchdog
-from towers.training.loop import train_loop
+from towers.training.ending import how_to_continue, progress, saved_at_the_end
 from towers.training.result import TrainResult, create_history
+
+# Target duration of one compiled call: signals and the clock are served between calls.
+CALL_SECS = 2.0
 
 
 def train(
@@ -65,36 +61,23 @@ def train(
     origins: Mapping[str, str] = MappingProxyType({}),
     after_call: Callable[[], None] = lambda: None,
 ) -> TrainResult:
-    """Trains a run to its end, from its last checkpoint or from the start.
-
-    Args:
-        workdir: the run's folder; made where it is missing.
-        config: of the run.
-        overwrite: start again; the files of an earlier run there are removed.
-        allow_change: fields that may differ from the stored config although their
-            change makes it another run.
-        cluster: the workers of the run, of which this process is one; by default those
-            of TF_CONFIG or Slurm, if any. The chief alone uses the run's folder.
-        allow_public_address: whether anybody may be able to reach the workers.
-        origins: option -> the layer of the command that set it, for the start banner,
-            which lists the others under "config".
-        after_call: called after each compiled call, when everything due is done.
-
-    Raises:
-        TowersError: see `towers.errors`; what was saved stays as it is.
-    """
+    """See `towers.train`; after each compiled call, when everything due is done,
+    `after_call` is called."""
     checks.check_environment()
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
     folder, lock, checkpoint = RunFolder(workdir), None, None
     with contextlib.ExitStack() as stack:
+        # Folder. Of several workers the chief alone uses it.
         if is_chief:
             folder.create()
             wait_secs = 0.0 if cluster is None else LOCK_SECS
             lock = stack.enter_context(folder.lock(wait_secs))
             checkpoint = None if overwrite else newest_checkpoint(folder)
             check_changes(config, folder, checkpoint, allow_change)
-            _remove_leftovers(folder, lock)
+            lock.check()
+            folder.remove_leftovers()
+            checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Build.
         devices = parallel_devices.configure(
@@ -143,8 +126,6 @@ def train(
         reports = NoReports()
         if is_chief:
             reports = stack.enter_context(Reports(folder, "train", say, lock.check))
-        background = stack.enter_context(Background(say))
-        last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         run = Run(
             config,
             folder,
@@ -152,8 +133,8 @@ def train(
             reports,
             trainer,
             watchdog,
-            background,
-            last_step,
+            stack.enter_context(Background(say)),
+            min(config.max_steps or parts.total_steps, parts.total_steps),
             DatasetInfo.of(parts.data),
             workers,
         )
@@ -169,14 +150,16 @@ def train(
             reports.file(folder.dataset_info, run.dataset_info.to_json())
         watchdog.run(start_from_chief, run)
 
-        # Train.
-        if run.step < last_step or run.pending_record:
-            _train_and_save(run, parts, after_call, overwrite)
-            run.say(f"done: step {run.step} of {last_step} is saved in {folder.path}")
+        # Train, write, evaluate and save: in another thread, which this one watches.
+        if run.step < run.last_step or run.pending_record:
+            with saved_at_the_end(run, overwrite):
+                watchdog.run(train_steps, run, parts, after_call)
+            run.say(f"done: {progress(run)} is saved in {folder.path}")
         else:
+            way_on = how_to_continue(config, parts.total_steps)
             run.say(
-                f"{folder.path} is finished: step {run.step} of {last_step}. "
-                f"{_way_on(config, parts.total_steps)}; --overwrite starts again"
+                f"{folder.path} is finished: {progress(run)}. {way_on}; --overwrite "
+                "starts again"
             )
         return TrainResult(
             path=folder.path,
@@ -189,74 +172,132 @@ def train(
         )
 
 
-def _way_on(config: Config, total_steps: int) -> str:
-    """The option with which a finished run goes on."""
-    if 0 < config.max_steps < total_steps:
-        return (
-            f"It ended at --max_steps={config.max_steps}: raise it to continue, or set "
-            f"--max_steps=0 for all {total_steps} steps"
-        )
-    epochs = 2 * config.num_epochs
-    and_steps = " --max_steps=0" if config.max_steps else ""
-    if length_is_free(config):
-        return f"To continue raise --num_epochs: --num_epochs={epochs:g}{and_steps}"
-    because = f"schedule={config.schedule}"
-    if not depends_on_length(config.schedule):
-        because = f"early_sizes={config.early_sizes}"
-    return (
-        f"Its {because} depends on the length: --num_epochs={epochs:g}{and_steps} "
-        f"--allow_change=num_epochs continues as a run of {epochs:g} epochs would "
-        "from here on"
+def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) -> None:
+    """From the step that a run has reached to its last, or until a signal."""
+    config, trainer = run.config, run.trainer
+    reports, stopwatch = run.reports, run.stopwatch
+    periods = Periods(
+        total_steps=parts.total_steps,
+        images_per_step=config.images_per_step,
+        log_every_steps=config.log_every_steps,
+        summary_every_steps=config.summary_every_steps,
+        checkpoint_every_steps=config.checkpoint_every_steps,
+        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
     )
+    phase_ends = {phase.end_step for phase in parts.phases}
+    run.saved_at = time.monotonic()
+    staleness = []  # of asynchronous updates since the last log line
+    if run.pending_record:
+        _evaluate_and_save(run, parts, periods)
 
-
-def _remove_leftovers(folder: RunFolder, lock: Lock) -> None:
-    """Removes what killed processes have left."""
-    lock.check()
-    folder.remove_leftovers()
-    checkpoints.remove_leftovers(folder.checkpoints, say)
-
-
-def _train_and_save(
-    run: Run, parts: build.Parts, after_call: Callable[[], None], overwrite: bool
-) -> None:
-    """Trains in a worker thread, which this one watches, and saves.
-
-    Raises:
-        Preempted: a signal came before the end; what was trained is saved.
-        RunFolderError: the run's folder is gone; the state is saved beside it.
-        StuckError: a step, or a save, did not end.
-    """
-    watchdog = run.watchdog
-    try:
-        try:
-            with data_errors_of_tensorflow(), run.workers.noticing_losses():
-                watchdog.run(train_loop, run, parts, after_call)
-        except Preempted:
-            pass  # an activity was abandoned; the state is that of a finished step
-        watchdog.run(save_and_wait, run)
-        wait_for_chief(run)
-    except RunFolderError as error:
-        raise watchdog.run(saved_aside, run, error) from None
-    except (CheckpointError, StuckError):
-        raise
-    except WorkerLostError as error:
-        watchdog.run(try_to_save, run, error)
-        raise WorkerLostError(f"{error}; {how_far(run)}") from None
-    except Exception as error:
-        if is_between_steps(run.trainer):
-            try:
-                watchdog.run(try_to_save, run, error)
-            except StuckError as stuck:
-                say(str(stuck))
-        raise
-    stopped = run.stopped or watchdog.stop_requested
-    if stopped and (run.step < run.last_step or run.pending_record):
-        signal = watchdog.stopped_by or "a signal to another worker"
-        saved = f"step {run.step} of {run.last_step} is saved in {run.folder.path}"
-        if not run.workers.is_chief:
-            saved = f"the chief saves step {run.step} of {run.last_step}"
-        raise Preempted(
-            f"stopped by {signal}: {saved if run.step else 'no step was taken'}; the "
-            f"same command {'without --overwrite ' if overwrite else ''}continues"
+    while run.step < run.last_step:
+        # Train.
+        run.background.check()
+        if run.lock:
+            run.lock.check()
+        num_steps = min(
+            periods.next_due(run.step) - run.step,
+            run.last_step - run.step,
+            config.steps_per_loop,
+            stopwatch.steps_in(CALL_SECS),
         )
+        overdue = time.monotonic() - run.saved_at > config.checkpoint_every_secs > 0
+        num_steps, overdue = agree_on_steps(run, num_steps, overdue)
+        if not num_steps:
+            break
+        started = time.monotonic()
+        with run.watchdog.training():
+            metrics = trainer.train(num_steps)
+        if not metrics:
+            break
+        step = metrics.pop("step")
+        staleness.extend(metrics.pop("staleness", ()))
+        waited = metrics.pop("input_wait_secs")
+        stopwatch.add(step - run.step, time.monotonic() - started, waited)
+        if step in phase_ends:
+            stopwatch.begin_phase()
+        run.step = step
+        # A checkpoint stores it, so that a step is evaluated even after a preemption.
+        epoch = step * config.images_per_step / parts.num_examples
+        run.pending_record = {"step": step, "epoch": epoch}
+
+        # Write.
+        if periods.logs(step):
+            lap = stopwatch.lap()
+            if lap:
+                metrics["images_per_sec"] = lap.steps_per_sec * config.images_per_step
+                metrics["input_wait_percent"] = lap.input_wait_percent
+            if staleness:
+                metrics["staleness_mean"] = np.mean(staleness)
+                metrics["staleness_max"] = np.max(staleness)
+                reports.histograms(step, {"updates": staleness}, "staleness")
+                staleness.clear()
+            run.pending_record |= metrics
+            speed, start_secs = lap and lap.steps_per_sec, stopwatch.last_start_secs
+            run.say(log_line(run.pending_record, run.last_step, speed, start_secs))
+            reports.scalars(step, metrics)
+        if periods.summarizes(step):
+            _summarize(run, parts)
+
+        # Evaluate and save.
+        _evaluate_and_save(run, parts, periods, overdue)
+        after_call()
+
+
+def _summarize(run: Run, parts: build.Parts) -> None:
+    """Histograms of the parameters and gradients, and the images of the next step."""
+    params = {
+        name.removeprefix("params/"): value
+        for name, value in run.trainer.state().items()
+        if name.startswith("params/")
+    }
+    run.reports.histograms(run.step, params, "params")
+    with run.watchdog.activity("waiting for data"):
+        batch = parts.train_batches(tf.constant(run.step, tf.int64))
+    with run.watchdog.activity("computing gradients for the summary"):
+        gradients = run.trainer.gradients()
+    run.reports.histograms(run.step, gradients, "gradients")
+    run.reports.images(run.step, batch["images"], "next_batch")
+
+
+def _evaluate_and_save(
+    run: Run, parts: build.Parts, periods: Periods, overdue: bool = False
+) -> None:
+    """Evaluates and saves where it is due, and writes the record of the step.
+
+    The accuracy of a run is that of the moving averages, where it keeps them; and only
+    images held out of the training set may decide which step is best.
+    """
+    config, step = run.config, run.step
+    record, is_best = dict(run.pending_record), False
+
+    # Evaluate.
+    if periods.evaluates(step):
+        split, source = parts.eval_split
+        batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
+        if run.eval_feed is None:
+            run.eval_feed = build.create_eval_feed(batches, run.trainer)
+        kinds = (False, True) if config.ema_decay else (False,)
+        with run.watchdog.activity("evaluating") as beat:
+            evaluations = accuracies(
+                run.trainer.evaluate(run.eval_feed, len(batches), kinds, beat)
+            )
+        evaluated = record_of(evaluations, split)
+        record |= evaluated
+        run.reports.scalars(step, evaluated)
+        run.say(accuracy_line(step, evaluations, split, config))
+        run.accuracy = evaluations[max(evaluations)]["accuracy"]
+        if split == "validation":
+            is_best = run.best is None or run.accuracy > run.best["accuracy"]
+        if is_best:
+            run.best = {"step": step, "accuracy": run.accuracy}
+    if record.keys() - {"step", "epoch"}:
+        run.reports.record(record)
+    run.pending_record = None
+
+    # Save.
+    saves = is_best or overdue or periods.saves(step)
+    if saves or step == run.last_step:
+        check_copies_of_workers(run)
+    if saves:
+        save(run)

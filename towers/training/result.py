@@ -1,5 +1,6 @@
 """The result of a training: its metrics as arrays, and the trained network."""
 
+import collections
 import dataclasses
 import functools
 import pathlib
@@ -72,31 +73,19 @@ class TrainResult:
 
 
 def create_history(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
-    """The curve of each metric in records of `metrics.jsonl`; what is no number, as in
-    a file that was edited, is left out."""
-    points: dict[str, list[tuple[int, np.ndarray]]] = {}
+    """The curve of each metric in records of `metrics.jsonl`."""
+    points = collections.defaultdict(list)
     for record in records:
         for name in record.keys() - {"step"}:
-            value = _numbers(record[name])
-            if value is not None:
-                points.setdefault(name, []).append((record["step"], value))
+            value = np.asarray(record[name], np.float64)  # NaN of None
+            points[name].append((record["step"], value))
     return {name: _curve(*zip(*points[name], strict=True)) for name in sorted(points)}
 
 
-def _numbers(value):
-    """float64, a scalar or a vector, from a value of JSON; None becomes NaN."""
-    try:
-        numbers = np.asarray(value, np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return numbers if numbers.ndim < 2 and not isinstance(value, str) else None
-
-
 def _curve(steps, values):
-    """Vectors may be shorter in a part of the run, which had fewer towers."""
-    if all(value.ndim == 0 for value in values):
-        return Curve(np.array(steps, np.int64), np.array(values))
-    padded = np.full((len(values), max(value.size for value in values)), np.nan)
-    for row, value in zip(padded, values, strict=True):
-        row[: value.size] = value
-    return Curve(np.array(steps, np.int64), padded)
+    if values[0].ndim:  # a part of the run may have had fewer towers
+        rows = np.full((len(values), max(value.size for value in values)), np.nan)
+        for row, value in zip(rows, values, strict=True):
+            row[: value.size] = value
+        values = rows
+    return Curve(np.array(steps, np.int64), np.array(values))

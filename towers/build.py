@@ -1,0 +1,409 @@
+"""From a Config to its parts, which take plain arguments and know no Config."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import keras
+
+from towers import data, models
+from towers.config import Config, choices, factories, list_options
+from towers.config.config import options_read_by
+from towers.data.augment import Augment, create_augment
+from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
+from towers.data.distortions import extend
+from towers.data.mixing import create_mix
+from towers.data.part import Part, shares
+from towers.data.resident import Resident
+from towers.data.sources import DataSet, Source, num_bytes
+from towers.data.tta import create_tta
+from towers.errors import ConfigError
+from towers.models.variables import variable_names
+from towers.optim import losses, optimizers, param_rates, schedules
+from towers.optim.epochs import num_images
+from towers.optim.phases import Phase, create_phases
+from towers.optim.update import Update
+from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.copies import Initial
+from towers.parallel.devices import Devices
+from towers.parallel.feed import Feed, Streams, runs_on
+from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
+from towers.parallel.workers import ALONE, Workers
+from towers.run import sizes
+from towers.run.dataset_info import DatasetInfo
+
+# Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
+MOST_RESIDENT_BYTES = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a run, besides its devices.
+
+    Attributes:
+        data: the data set.
+        train_batches: step -> batch; None for an evaluation.
+        augment: the augmentation of the images.
+        eval_split: name and source of the images that evaluations during training use:
+            "validation" where a part of the training set is held out, else "test".
+        model: the network, with its initial parameters.
+        phases: parts of the run whose steps are not alike, if there are any.
+        update: from the mean gradient to the next parameters.
+        num_examples: training images of an epoch; 0 where they were not loaded.
+        total_steps: steps until `num_epochs` is reached; 0 likewise.
+        part: which images of every batch this process computes.
+    """
+
+    data: DataSet
+    train_batches: TrainBatches | None
+    augment: Augment
+    eval_split: tuple[str, Source]
+    model: keras.Model
+    phases: tuple[Phase, ...]
+    update: Update
+    num_examples: int
+    total_steps: int
+    part: Part
+
+
+def build(
+    config: Config,
+    *,
+    device_kind: str = "CPU",
+    for_training: bool = True,
+    part: Part | None = None,
+    dataset_info: DatasetInfo | None = None,
+    test_only: bool = False,
+) -> Parts:
+    """Loads the data and builds the network and its update.
+
+    Args:
+        config: of the run.
+        device_kind: CPU or GPU, that of the towers.
+        for_training: False for an evaluation, which has no phases, and whose checkpoint
+            holds the state that layers take from the data.
+        part: of several workers that of this one, see `part_of`.
+        dataset_info, test_only: of an evaluation, see `load_data_set`.
+
+    Raises:
+        DataError: the data set is missing or invalid.
+        ConfigError: the options do not fit the data set.
+    """
+    # Images.
+    data_set = load_data_set(config, dataset_info, test_only=test_only)
+    train_source, eval_split = data_set.train, ("test", data_set.test)
+    try:
+        augment = extend(
+            create_augment(
+                config.augment, data_set.image_shape, data_set.mean, data_set.deviation
+            ),
+            color_jitter=config.color_jitter,
+            random_erasing=config.random_erasing,
+            cutout_size=config.cutout_size,
+        )
+        if config.validation_fraction and train_source is not None:
+            train_source, held_out = hold_out(
+                train_source, config.validation_fraction, config.seed
+            )
+            eval_split = "validation", held_out
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    num_examples = total_steps = 0
+    if train_source is not None:
+        num_examples = train_source.num_examples
+        images = num_images(config.num_epochs, num_examples)
+        total_steps = max(1, math.ceil(images / config.images_per_step))
+    part = part or Part.all_of(config.batch_size)
+    # An evaluation takes its batches from the test images.
+    images_per_step = config.images_per_step if for_training else config.batch_size
+    images_per_step = images_per_step * part.size // part.whole
+    sizes.check_batch(config, images_per_step, augment.image_shape)
+
+    # Network.
+    *image_size, channels = augment.image_shape
+    num_classes = len(data_set.class_names)
+
+    def create_model(height: int, width: int) -> keras.Model:
+        shape = (height, width, channels)
+        model = create_network(config, shape, num_classes, for_training, device_kind)
+        _, frozen = match_parameters(config, model)
+        models.freeze_normalization(model, frozen)
+        return model
+
+    model = create_model(*image_size)
+    matched, _ = match_parameters(config, model)
+
+    # Training batches and phases.
+    phases, train_batches = (), None
+    if for_training:
+        models.adapt(model, lambda: some_images(train_source, augment))
+        phases = create_phases(
+            model,
+            total_steps=total_steps,
+            early_sizes=list_options.parse_early_sizes(config.early_sizes),
+            freezing_steps=param_rates.freezing_steps(
+                matched, num_examples, config.images_per_step
+            ),
+            create_model=lambda size: create_model(size, size),
+        )
+        train_batches = TrainBatches(
+            train_source,
+            augment,
+            config.seed,
+            config.images_per_step,
+            models.noise_shapes(model),
+            create_mix(config.mixup, config.cutmix, num_classes),
+            part,
+        )
+
+    # Update; of an evaluation without schedules.
+    update = create_update(config, num_examples if for_training else 0, model, matched)
+    return Parts(
+        data=data_set,
+        train_batches=train_batches,
+        augment=augment,
+        eval_split=eval_split,
+        model=model,
+        phases=phases,
+        update=update,
+        num_examples=num_examples,
+        total_steps=total_steps,
+        part=part,
+    )
+
+
+def load_data_set(
+    config: Config, dataset_info: DatasetInfo | None = None, *, test_only: bool = False
+) -> DataSet:
+    """The data set, with the moments by which its images are standardized: of a run
+    that is evaluated, of a pretrained network, or its own.
+
+    Args:
+        config: of the run.
+        dataset_info: of a run whose checkpoint is evaluated.
+        test_only: leave the training images out, `train` being None, where the data set
+            can do without.
+
+    Raises:
+        DataError: it is missing or invalid.
+    """
+    data_set = data.load(
+        config.dataset,
+        config.data_dir,
+        image_size=config.image_size,
+        image_cache_mb=config.image_cache_mb,
+        max_image_pixels=config.max_image_pixels,
+        trained=dataset_info if test_only else None,
+    )
+    if dataset_info is not None:
+        return dataset_info.preprocessing_of_run(data_set)
+    if moments := models.pixel_moments(config.model):
+        mean, deviation = moments
+        return dataclasses.replace(data_set, mean=mean, deviation=deviation)
+    return data_set
+
+
+def create_network(
+    config: Config,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    for_training: bool,
+    device_kind: str = "CPU",
+) -> keras.Model:
+    """The network for images [n, *image_shape], with its initial parameters. A file
+    that is wrong, or a network that cannot fit in memory, is a ConfigError."""
+    return models.create_model(
+        config.model,
+        image_shape=image_shape,
+        num_classes=num_classes,
+        width=config.width,
+        weight_decay=config.weight_decay,
+        precision=config.precision,
+        seed=config.seed,
+        device_kind=device_kind,
+        check_bytes=lambda trainable, others: sizes.check_variables(
+            config, trainable, others, for_training
+        ),
+    )
+
+
+def match_parameters(
+    config: Config, model: keras.Model
+) -> tuple[param_rates.Matched, frozenset[str]]:
+    """The rates of the parameters of a network, and the names of the frozen ones. A
+    pattern that fits no parameter is a ConfigError."""
+    names = variable_names(model.trainable_variables)
+    patterns = list_options.parse_freeze(config.freeze)
+    frozen = param_rates.match_frozen(patterns, names)
+    rates = list_options.parse_param_rates(config.param_rates)
+    return param_rates.match_param_rates(rates, names, frozen), frozen
+
+
+def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
+    """The learning rate over the images trained on; an epoch has `num_examples`."""
+    options = options_read_by(config, "schedule")
+    options["epoch_factors"] = list_options.parse_epoch_factors(config.epoch_factors)
+    return schedules.create_schedule(
+        config.schedule,
+        config.learning_rate,
+        num_examples=num_examples,
+        num_epochs=config.num_epochs,
+        warmup_epochs=config.warmup_epochs,
+        **options,
+    )
+
+
+def create_update(
+    config: Config, num_examples: int, model: keras.Model, matched: param_rates.Matched
+) -> Update:
+    """The optimizer with its schedules; these only where there are training images.
+
+    Where the optimizer applies the weight decay, the model loses its regularizers.
+    """
+    optimizer = optimizers.create_optimizer(
+        config.optimizer,
+        list_options.parse_optimizer_options(config.optimizer_options),
+        **options_read_by(config, "optimizer"),
+    )
+    decays = ()
+    if optimizer.takes_decay:
+        decays = param_rates.scale_decays(
+            losses.pop_weight_decay(model.trainable_variables), matched
+        )
+    learning_rate_fn, rate_fns = schedules.constant(0.0), ()
+    if num_examples:
+        learning_rate_fn, rate_fns = param_rates.create_rate_fns(
+            matched,
+            create_schedule(config, num_examples),
+            config.learning_rate,
+            num_examples,
+            config.images_per_step,
+        )
+    return Update(
+        optimizer=optimizer,
+        learning_rate_fn=learning_rate_fn,
+        clip_norm=config.clip_norm,
+        ema_decay=config.ema_decay,
+        decays=decays,
+        rate_fns=rate_fns,
+    )
+
+
+def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
+    """The images of every batch that one of several workers computes, each of them on
+    so many devices. More towers than images are a ConfigError."""
+    count = len(devices.towers)
+    num_towers, first = workers.size * count, workers.index * count
+    if num_towers > config.batch_size:
+        raise ConfigError(
+            f"batch_size={config.batch_size} with {num_towers} towers: every tower "
+            "needs an image; raise --batch_size or lower --num_towers"
+        )
+    images = shares(config.batch_size, num_towers)
+    before, own = sum(images[:first]), sum(images[first : first + count])
+    return Part(before, own, config.batch_size)
+
+
+def create_trainer(
+    config: Config, parts: Parts, devices: Devices, workers: Workers = ALONE
+) -> Trainer:
+    """The trainer with the strategy of the config on the chosen devices; that of an
+    evaluation takes no steps. Options that do not fit the devices are a ConfigError."""
+    part_of(config, devices, workers)  # refuses too many towers
+    if config.parameter_device == "gpu" and devices.kind != "GPU":
+        raise ConfigError(
+            "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
+        )
+    traits = choices.find("strategy", config.strategy).traits
+    is_asynchronous = "asynchronous" in traits
+    create_strategy = factories.resolve("strategy", config.strategy)
+    options = factories.named_by(create_strategy, options_read_by(config, "strategy"))
+    if "processes" in traits:
+        options["workers"] = workers
+    elif options.get("all_reduce") == "auto":
+        options["all_reduce"] = automatic_all_reduce(config, devices)
+    strategy = create_strategy(
+        Initial.of(parts.model),
+        parts.update,
+        devices.towers,
+        config.batch_size,
+        **options,
+    )
+    task = Task(
+        model=parts.model,
+        loss_fn=functools.partial(
+            losses.cross_entropy, label_smoothing=config.label_smoothing
+        ),
+        update_fn=parts.update,
+        micro_batch_size=config.batch_size,
+        accumulate_steps=1 if is_asynchronous else config.accumulate_steps,
+        phases=parts.phases,
+        tta=create_tta(config.tta),
+        compile_towers=config.compile == "xla",
+        sync_batch_norm=config.batch_norm == "sync",
+        scale_loss=config.precision == "float16" and not is_asynchronous,
+        skip_not_finite=config.on_nonfinite == "skip",
+    )
+    feed = None
+    if parts.train_batches is not None:
+        lead_devices = devices.towers[:: strategy.num_shards]
+        feed = create_feed(config, parts.train_batches, lead_devices, strategy.sizes)
+    if not is_asynchronous:
+        return SynchronousTrainer(task, strategy, feed, workers)
+    return AsynchronousTrainer(
+        task,
+        strategy,
+        feed,
+        workers,
+        async_scale_gradients=config.async_scale_gradients,
+        max_staleness=config.max_staleness,
+    )
+
+
+def automatic_all_reduce(config: Config, devices: Devices) -> str:
+    """The algorithm that all_reduce=auto stands for: NCCL where it can be, which is
+    between physical GPUs."""
+    are_physical = devices.kind == "GPU" and not config.device_memory_mb
+    are_several = len(devices.towers) > 1
+    in_full = config.all_reduce_dtype == "float32"
+    return "nccl" if are_physical and are_several and in_full else "star"
+
+
+def create_feed(
+    config: Config, batches: TrainBatches, devices: Sequence[str], sizes: Sequence[int]
+) -> Feed:
+    """The batches of each tower: resident on its (first) device, copied to it ahead
+    where that is a GPU, or those of the host; `sizes` are the images per tower."""
+    per_tower, size = batches.split(sizes), num_bytes(batches.source)
+    if config.input == "resident":
+        if size is None:
+            raise ConfigError(
+                f"input=resident with dataset={config.dataset}: its images are read "
+                "from files when they are wanted; set --input=stream"
+            )
+        return Resident(per_tower, devices)
+    first = per_tower[0]
+    if "GPU" not in devices[0] or not runs_on(
+        devices[0], first.process, first.stored_stream(0).element_spec
+    ):
+        return Streams([own.stream for own in per_tower], devices)
+    if config.input == "auto" and size is not None and size <= MOST_RESIDENT_BYTES:
+        return Resident(per_tower, devices)
+    return Streams(
+        [own.stored_stream for own in per_tower],
+        devices,
+        [own.process for own in per_tower],
+    )
+
+
+def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
+    """The batches of an evaluation of each tower: resident on GPUs where the images
+    fit, else from the host."""
+    devices = trainer.devices[:: trainer.strategy.num_shards]
+    per_tower, size = batches.split(len(devices)), num_bytes(batches.source)
+    devices = devices[: len(per_tower)]
+    if "GPU" in devices[0] and size is not None and size <= MOST_RESIDENT_BYTES:
+        return Resident(per_tower, devices)
+    datasets = [own.stream() for own in per_tower]
+    return Streams([lambda _, x=x: x for x in datasets], devices)
