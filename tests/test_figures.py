@@ -13,7 +13,7 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 from towers import load_run
 from towers.data.sources import ArraySource
 from towers.evaluation import evaluate
-from towers.evaluation.figures import Outcomes, figures, wilson_interval
+from towers.evaluation.figures import figures, predictions_of, wilson_interval
 from towers.evaluation.report import mistakes_csv, table
 from towers.training import train
 
@@ -30,9 +30,9 @@ def random_batch(num_images, num_classes, seed, scale=3.0):
     return {"logits": logits, "labels": labels, "loss": loss}
 
 
-def outcomes_of(batches):
+def of_one_kind(batches):
     """Those of one kind of parameters."""
-    return Outcomes.of_kinds({False: batch} for batch in batches)[False]
+    return predictions_of({False: batch} for batch in batches)[False]
 
 
 def probabilities_of(logits):
@@ -73,7 +73,7 @@ def compare_with_sklearn(found, labels, logits, suffix="", prefix=""):
 def test_random_predictions_equal_sklearn(num_classes):
     batches = [random_batch(count, num_classes, seed=count) for count in (70, 130, 1)]
     names = [f"class {i}" for i in range(num_classes)]
-    found = figures(outcomes_of(batches), names)
+    found = figures(of_one_kind(batches), names)
     assert json.loads(json.dumps(found)) == found
     labels, logits = (
         np.concatenate([x[name] for x in batches]) for name in ("labels", "logits")
@@ -111,28 +111,28 @@ def test_the_calibration_error_equals_a_plain_loop(scale):
         if any(chosen):
             distance = correct[chosen].mean() - probabilities[chosen].mean()
             expected += np.mean(chosen) * abs(distance)
-    found = figures(outcomes_of([batch]), "abcdefg")["calibration_error"]
+    found = figures(of_one_kind([batch]), "abcdefg")["calibration_error"]
     assert found == pytest.approx(expected, rel=1e-9) and expected > 0.01
 
 
 def test_of_equal_logits_the_first_is_predicted_and_the_top_five_are_five():
     logits = np.zeros((8, 8), np.float32)
     labels = np.arange(8, dtype=np.int32)
-    outcomes = outcomes_of([{"logits": logits, "labels": labels, "loss": labels}])
-    assert outcomes.correct.tolist() == [True] + [False] * 7
-    assert outcomes.in_top.tolist() == [True] * 5 + [False] * 3
+    predictions = of_one_kind([{"logits": logits, "labels": labels, "loss": labels}])
+    assert predictions.correct.tolist() == [True] + [False] * 7
+    assert predictions.in_top.tolist() == [True] * 5 + [False] * 3
 
 
 def test_numbers_that_are_not_finite_are_predictions_too():
     batch = random_batch(9, 6, seed=0)
     batch["logits"][:] = np.nan
-    found = figures(outcomes_of([batch]), "abcdef")
+    found = figures(of_one_kind([batch]), "abcdef")
     assert found["images"] == 9 and found["top5_accuracy"] == 0
 
 
 def test_the_table_is_short_whatever_the_classes():
     names = [f"class number {i}" for i in range(1000)]
-    found = figures(outcomes_of([random_batch(300, 1000, seed=0)]), names)
+    found = figures(of_one_kind([random_batch(300, 1000, seed=0)]), names)
     lines = table({False: found, True: found})
     assert len(lines) < 16 and max(map(len, lines)) < 260
     assert "  lowest F1 of 1000 classes" in "\n".join(lines)
@@ -140,7 +140,7 @@ def test_the_table_is_short_whatever_the_classes():
 
 def test_the_table_says_whose_figures_are_reported():
     raw, averages = (
-        figures(outcomes_of([random_batch(60, 3, seed=seed)]), "abc") for seed in (1, 2)
+        figures(of_one_kind([random_batch(60, 3, seed=seed)]), "abc") for seed in (1, 2)
     )
     for shown, kind, last in (
         ({False: raw, True: averages}, "moving averages", averages),
@@ -228,7 +228,9 @@ def test_a_mistake_has_the_path_of_its_file():
     batch = random_batch(3, 4, seed=0)
     batch["labels"][:] = batch["logits"].argmin(1)
     text = mistakes_csv(
-        outcomes_of([batch]), Source(np.zeros((3, 2, 2, 1), np.uint8), [0] * 3), "wxyz"
+        of_one_kind([batch]),
+        Source(np.zeros((3, 2, 2, 1), np.uint8), [0] * 3),
+        "wxyz",
     )
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [row["path"] for row in rows] == [f"test/a,b/{i}.png" for i in range(3)]

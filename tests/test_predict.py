@@ -28,7 +28,7 @@ from towers.data.unlabeled import AHEAD, Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation import devices, evaluate
 from towers.evaluation.predict import predict
-from towers.evaluation.rows import Rows
+from towers.evaluation.tables import create_writer
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -141,7 +141,7 @@ def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):
 
 def test_probabilities_that_are_not_numbers_are_null_in_json():
     stream, logits = io.StringIO(), np.full((1, len(CLASS_NAMES)), np.nan)
-    Rows(stream, "json", CLASS_NAMES, 1).write(["a.png"], [-1], logits)
+    create_writer(stream, "json", CLASS_NAMES, 1)(["a.png"], [-1], logits)
 
     def refuse(name):
         pytest.fail(f"{name} is not JSON")

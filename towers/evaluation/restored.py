@@ -16,9 +16,9 @@ from towers.config import Config, checks, choices
 from towers.data.augment import create_augment
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation import devices
-from towers.models.check import IMAGES
-from towers.models.layers import Dropout
+from towers.models.inference import without_noise
 from towers.output import say
+from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
 from towers.run.dataset_info import DatasetInfo
@@ -71,9 +71,9 @@ class RestoredRun:
     def model_ema(self) -> keras.Model | None:
         """As `model`, with the moving averages of the parameters; None where the run
         keeps none."""
-        if not self.config.ema_decay:
-            return None
-        return without_noise(self.network("averages"))
+        return (
+            without_noise(self.network("averages")) if self.config.ema_decay else None
+        )
 
     def network(self, kind: str = "params") -> keras.Model:
         """A new network as it is trained: with dropout, and an input of noise for each
@@ -81,17 +81,14 @@ class RestoredRun:
 
         Args:
             kind: "params", or "averages" for the moving averages.
-
-        Raises:
-            ConfigError, CheckpointError: as `model`.
         """
-        _check_file(self.path, self.config, "model")
+        _require_file(self.path, self.config, "model")
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
             self.config, self.input_shape, len(self.class_names), False, device_kind
         )
-        load_variables(model, self.tensors, kind)
+        _load_variables(model, self.tensors, kind)
         return model
 
 
@@ -104,17 +101,8 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
 def read_run(
     workdir: str | os.PathLike, *, step: int = 0, log: Callable[[str], None] = say
 ) -> RestoredRun:
-    """As `load_run`, on devices that were chosen before.
-
-    Args:
-        log: takes a line for each checkpoint that is rejected.
-
-    Raises:
-        ConfigError: there is no run, the run is too old to have class names, or a file
-            of the user that it needs is missing.
-        CheckpointError: there is no checkpoint, or none that is valid.
-        RunFolderError: the folder cannot be looked into.
-    """
+    """As `load_run`, on devices that were chosen before; `log` takes a line for each
+    checkpoint that is rejected."""
     checks.check_environment()
     folder = RunFolder(workdir)
     folder.check()
@@ -139,13 +127,13 @@ def restored_run(
     info: DatasetInfo,
     tensors: Mapping[str, np.ndarray],
 ) -> RestoredRun:
-    """See the attributes of `RestoredRun`.
+    """A run's network with the preprocessing of its data set.
 
     Raises:
         ConfigError: a file of the user is missing, or the options and the images do
             not fit.
     """
-    _check_file(path, config, "augment")
+    _require_file(path, config, "augment")
     try:
         augment = create_augment(
             config.augment, info.image_shape, info.mean, info.deviation
@@ -185,10 +173,7 @@ def find_checkpoint(
     known: dict[str, tuple[Any, str]] | None = None,
 ) -> Checkpoint | None:
     """The checkpoint of a step, or for 0 the newest valid one; None where a run has
-    none at all. `log` takes a line for each one that is rejected.
-
-    Args:
-        known: see `checkpoints.restore_latest`.
+    none at all, or it is `known`, see `checkpoints.restore_latest`.
 
     Raises:
         CheckpointError: that of the step is missing or invalid, or none is valid.
@@ -201,83 +186,40 @@ def find_checkpoint(
 
 
 def kinds_of_parameters(config: Config, use_ema: bool | None) -> tuple[bool, ...]:
-    """Whether the parameters that are evaluated are the moving averages; the last of
-    them are those that the run reports.
+    """The kinds of parameters that are evaluated, RAW and AVERAGES; the last of them is
+    the one that the run reports.
 
     Args:
         config: of the run.
         use_ema: only the averages (True) or the raw parameters (False); None for both,
             where the run keeps averages.
-
-    Raises:
-        ConfigError: averages of a run that keeps none.
     """
     if use_ema and not config.ema_decay:
         raise ConfigError(
             "use_ema, but this run keeps no averages: its ema_decay is 0; take the "
             "parameters with --nouse_ema"
         )
-    if use_ema is not None:
-        return (use_ema,)
-    return (False, True) if config.ema_decay else (False,)
+    if use_ema is None:
+        return (RAW, AVERAGES) if config.ema_decay else (RAW,)
+    return (AVERAGES,) if use_ema else (RAW,)
 
 
-def load_variables(
-    model: keras.Model, tensors: Mapping[str, np.ndarray], kind: str = "params"
-) -> None:
-    """Gives the variables of a network the values of a checkpoint.
-
-    Args:
-        model: as `build.create_network` gives it.
-        tensors: name -> array, of the whole state.
-        kind: "params", or "averages" for the moving averages.
-
-    Raises:
-        CheckpointError: they are of another network.
-    """
-    named = {f"{kind}/{v.path}": v for v in model.trainable_variables}
-    named |= {f"state/{v.path}": v for v in model.non_trainable_variables}
-    trained = {name for name in tensors if name.startswith("params/")}
-    saved = {
-        name: tensor
-        for group in (f"{kind}/", "state/")
-        for name, tensor in tensors.items()
-        if name.startswith(group)
-        and (group == "state/" or f"params/{name.partition('/')[2]}" in trained)
-    }
+def _load_variables(model, tensors, kind):
+    """Gives the variables of a network the values of a checkpoint."""
+    variables = {f"params/{v.path}": v for v in model.trainable_variables}
+    variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}
+    saved = {k: v for k, v in tensors.items() if k.startswith(("params/", "state/"))}
     checkpoint_files.check_architecture(
-        [(name, tuple(v.shape), v.dtype) for name, v in named.items()],
+        [(name, tuple(v.shape), v.dtype) for name, v in variables.items()],
         checkpoint_files.architecture(saved),
     )
-    for name, variable in named.items():
+    for name, variable in variables.items():
         # The state is averaged too, but not in checkpoints of older versions.
         averaged = f"{kind}/{variable.path}"
         variable.assign(tensors.get(averaged, tensors[name]))
 
 
-def without_noise(model: keras.Model) -> keras.Model:
-    """The network for inference, which takes images alone: its dropout layers, which
-    change nothing there, and their inputs of noise are left out. It shares the other
-    layers with the model."""
-    if len(model.inputs) == 1:
-        return model
-    [images] = (x for x in model.inputs if x.name == IMAGES)
-
-    def call(layer, inputs, *args, **kwargs):
-        return (
-            inputs[0] if isinstance(layer, Dropout) else layer(inputs, *args, **kwargs)
-        )
-
-    clone = keras.models.clone_model(
-        model,
-        input_tensors=model.inputs,
-        clone_function=lambda layer: layer,
-        call_function=call,
-    )
-    return keras.Model(images, clone.outputs[0], name=model.name)
-
-
-def _check_file(path, config, option):
+def _require_file(path, config, option):
     """Refuses a run whose network or augmentation is in a file that is missing."""
     name = getattr(config, option)
     file = name.rpartition(":")[0]

@@ -1,0 +1,71 @@
+"""Predictions as lines of text: a table, CSV or JSON."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+import numpy as np
+
+from towers.data.sources import shown
+from towers.errors import printable
+from towers.evaluation.figures import softmax
+
+FORMS = ("table", "csv", "json")
+
+# Of the name of a class in the table.
+MOST_CHARACTERS = 24
+
+
+def create_writer(
+    stream: TextIO, form: str, class_names: Sequence[str], top: int
+) -> Callable[[Sequence[str], Sequence[int], np.ndarray], None]:
+    """The function that writes a line for each of the n images of a batch, from their
+    paths, labels [n], -1 where there is none, and logits [n, num_classes].
+
+    Args:
+        stream: takes the text.
+        form: "table"; "csv", with a header; "json", an object a line (JSON Lines),
+            where a probability that is not a number is null.
+        class_names: in the order of the logits.
+        top: how many classes of an image, those with the largest logits.
+    """
+    top = min(top, len(class_names))
+    width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
+    rows = csv.writer(stream, lineterminator="\n")
+    if form == "csv":
+        numbers = range(1, top + 1)
+        columns = [f"{name}_{n}" for n in numbers for name in ("class", "probability")]
+        rows.writerow(["path", "label", *columns])
+
+    def write_csv(path, label, best):
+        rows.writerow(
+            [path, label or "", *(x for c, p in best for x in (c, f"{p:.6f}"))]
+        )
+
+    def write_json(path, label, best):
+        predictions = [
+            {"class": c, "probability": None if math.isnan(p) else round(p, 6)}
+            for c, p in best
+        ]
+        row = {"path": path, "label": label, "predictions": predictions}
+        stream.write(f"{json.dumps(row)}\n")
+
+    def write_table(path, label, best):
+        cells = [f"{shown(c, MOST_CHARACTERS):{width}} {p:.4f}" for c, p in best]
+        stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
+
+    write_line = {"csv": write_csv, "json": write_json, "table": write_table}[form]
+
+    def write(paths, labels, logits):
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        probabilities = np.take_along_axis(softmax(logits), order, 1)
+        for path, label, classes, values in zip(
+            paths, labels, order.tolist(), probabilities.tolist(), strict=True
+        ):
+            best = [(class_names[c], p) for c, p in zip(classes, values, strict=True)]
+            write_line(path, class_names[label] if label >= 0 else None, best)
+        stream.flush()
+
+    return write
