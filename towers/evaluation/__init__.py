@@ -7,41 +7,25 @@ from collections.abc import Callable
 from towers import build
 from towers.config import Config, checks
 from towers.data.batches import EvalBatches
-from towers.errors import CheckpointError, ConfigError, data_errors_of_tensorflow
-from towers.evaluation import devices
+from towers.errors import ConfigError, data_errors_of_tensorflow
+from towers.evaluation import devices, report
 from towers.evaluation.figures import figures, predictions_of
-from towers.evaluation.report import (
-    NAMES,
-    TABLES,
-    accuracies,
-    accuracy_line,
-    mistakes_csv,
-    record_of,
-    table,
-    to_json,
-)
+from towers.evaluation.report import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import (
     RestoredRun,
-    find_checkpoint,
     kinds_of_parameters,
     load_run,
+    read_checkpoint,
 )
 from towers.optim.epochs import num_images
 from towers.output import say
-from towers.run import checkpoint_files
+from towers.run.checkpoint_files import restore_fitting
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.reports import Reports
-from towers.run.restore import stopwatch_of
+from towers.run.restore import newest_checkpoint, stopwatch_of
 
-__all__ = [
-    "RestoredRun",
-    "accuracies",
-    "accuracy_line",
-    "evaluate",
-    "load_run",
-    "record_of",
-]
+__all__ = ["RestoredRun", "accuracies", "evaluate", "load_run"]
 
 
 def evaluate(
@@ -84,59 +68,49 @@ def evaluate(
     trainer = build.create_trainer(config, parts, used)
     stream = EvalBatches(data.test, parts.augment, config.batch_size).stream()
     with Reports(folder, "eval", say) as reports:
-        for checkpoint in _checkpoints(folder, step, eval_interval_secs, sleep):
-            state = checkpoint_files.restore_fitting(
-                checkpoint.tensors, trainer.state()
-            )
-            trainer.load(state)
+        checkpoints = _follow(folder, eval_interval_secs, sleep)
+        if not eval_interval_secs:
+            checkpoints = [read_checkpoint(folder, step)]
+        for checkpoint in checkpoints:
+            trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
             with data_errors_of_tensorflow():
-                predictions = predictions_of(
-                    trainer.evaluator.predictions(stream, kinds)
-                )
-            evaluations = {
-                kind: figures(predictions[kind], data.class_names) for kind in kinds
-            }
-            reported = predictions[kinds[-1]]
+                batches = trainer.evaluator.predictions(stream, kinds)
+                predictions = predictions_of(batches)
+            evaluations = {k: figures(predictions[k], data.class_names) for k in kinds}
             result = _result(checkpoint, evaluations)
+            reported = predictions[kinds[-1]]
+            mistakes = report.mistakes_csv(reported, data.test, data.class_names)
             reports.scalars(checkpoint.step, record_of(evaluations, "test"))
-            reports.file(folder.result, to_json(result))
-            reports.file(
-                folder.mistakes, mistakes_csv(reported, data.test, data.class_names)
-            )
+            reports.file(folder.result, report.to_json(result))
+            reports.file(folder.mistakes, mistakes)
             say(accuracy_line(checkpoint.step, evaluations, "test", config))
-            if not eval_interval_secs or _is_last(result, config, parts):
+            if _is_last(result, config, parts):
                 break
-        for line in table(evaluations):
+        for line in report.table(evaluations):
             say(line)
         if not reported.correct.all():
             say(f"the images that are predicted wrongly: {folder.mistakes}")
     return result
 
 
-def _checkpoints(folder, step, eval_interval_secs, sleep):
-    """The checkpoint of a step or the newest one and, with an interval, each newer one
-    as it comes, without an end."""
-    known, waits = {}, False
+def _follow(folder, interval_secs, sleep):
+    """The newest checkpoint, then each newer one as it comes; never ends."""
+    known, is_first = {}, True
     while True:
-        checkpoint = find_checkpoint(folder, step, known=known)
+        checkpoint = newest_checkpoint(folder, known=known)
         if checkpoint:
             yield checkpoint
-        elif not eval_interval_secs:
-            raise CheckpointError(
-                f"{folder.checkpoints} holds no checkpoint yet; train first, or wait "
-                "with --eval_interval_secs"
-            )
-        if checkpoint or not waits:
-            waits = True
+        if checkpoint or is_first:
             newer = f" after step {checkpoint.step}" if checkpoint else ""
-            trains = folder.holder() is not None
+            is_idle = folder.holder() is None
             say(
                 f"waiting for a checkpoint{newer} in {folder.checkpoints}, looking "
-                f"every {eval_interval_secs:g} s"
-                + ("" if trains else "; no process trains this run now")
-                + ". It ends with the run's last step, or with Ctrl-C"
+                f"every {interval_secs:g} s"
+                f"{'; no process trains this run now' if is_idle else ''}. It ends "
+                "with the run's last step, or with Ctrl-C"
             )
-        sleep(eval_interval_secs)
+        is_first = False
+        sleep(interval_secs)
 
 
 def _is_last(result, config, parts):
@@ -154,18 +128,18 @@ def _result(checkpoint, evaluations):
     trainer_state = checkpoint.trainer_state
     stopwatch = stopwatch_of(trainer_state)
     images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
-    of_run = {
+    timed_images = stopwatch.timed_steps * images_per_step
+    *_, reported = record_of(evaluations, "test", ["accuracy"])
+    return {
+        "reported": reported,
+        **record_of(evaluations, "test", report.NAMES),
         "step": checkpoint.step,
         "images": trainer_state["images_seen"],
         "test_images": next(iter(evaluations.values()))["images"],
         "train_secs": stopwatch.train_secs,
         "start_secs": trainer_state.get("start_secs"),
-        "images_per_sec": stopwatch.timed_steps * images_per_step / stopwatch.timed_secs
+        "images_per_sec": timed_images / stopwatch.timed_secs
         if stopwatch.timed_secs
         else None,
+        **record_of(evaluations, "test", report.TABLES),
     }
-    *_, reported = record_of(evaluations, "test", ["accuracy"])
-    tables = record_of(evaluations, "test", TABLES)
-    return (
-        {"reported": reported} | record_of(evaluations, "test", NAMES) | of_run | tables
-    )

@@ -5,11 +5,10 @@ that strategy, towers and batch size change nothing but the rounding of the logi
 """
 
 import collections
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ CONFIDENCE = 0.95
 NUM_BINS = 15
 
 
-@dataclasses.dataclass(frozen=True)
-class Predictions:
+class Predictions(NamedTuple):
     """The predictions for n images.
 
     Attributes:
@@ -33,7 +31,7 @@ class Predictions:
         probabilities: float64 [n], of these classes.
         losses: float64 [n].
         in_top: bool [n], see TOP.
-        correct_tta: bool [n], whether test-time augmentation predicts the label; None
+        correct_tta: bool [n], whether test-time augmentation predicts the label; [0]
             without it.
     """
 
@@ -42,7 +40,7 @@ class Predictions:
     probabilities: np.ndarray
     losses: np.ndarray
     in_top: np.ndarray
-    correct_tta: np.ndarray | None = None
+    correct_tta: np.ndarray
 
     @property
     def correct(self) -> np.ndarray:
@@ -59,28 +57,27 @@ def predictions_of(
         for kind, outputs in batch.items():
             parts[kind].append(_predict(**outputs))
     return {
-        kind: Predictions(**{k: np.concatenate([x[k] for x in some]) for k in some[0]})
-        for kind, some in parts.items()
+        kind: Predictions(*map(np.concatenate, zip(*batches, strict=True)))
+        for kind, batches in parts.items()
     }
 
 
 def _predict(logits, labels, loss, logits_tta=None):
-    """The attributes of `Predictions` for one batch."""
     logits, labels = logits.astype(np.float64), labels.astype(np.int64)
     images, classes = np.arange(len(labels)), np.argmax(logits, 1)
     of_label = logits[images, labels][:, np.newaxis]
     is_before = np.arange(logits.shape[1]) < labels[:, np.newaxis]
     num_above = np.sum((logits > of_label) | ((logits == of_label) & is_before), 1)
-    predictions = {
-        "labels": labels,
-        "classes": classes,
-        "probabilities": softmax(logits)[images, classes],
-        "losses": loss.astype(np.float64),
-        "in_top": (num_above < TOP) & ~np.isnan(of_label[:, 0]),
-    }
-    if logits_tta is not None:
-        predictions["correct_tta"] = np.argmax(logits_tta, 1) == labels
-    return predictions
+    return Predictions(
+        labels=labels,
+        classes=classes,
+        probabilities=softmax(logits)[images, classes],
+        losses=loss.astype(np.float64),
+        in_top=(num_above < TOP) & ~np.isnan(of_label[:, 0]),
+        correct_tta=np.zeros(0, bool)
+        if logits_tta is None
+        else np.argmax(logits_tta, 1) == labels,
+    )
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -107,7 +104,11 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
     images, correct = len(predictions.labels), int(predictions.correct.sum())
     matrix = np.zeros((len(class_names), len(class_names)), np.int64)
     np.add.at(matrix, (predictions.labels, predictions.classes), 1)
-    classes = _per_class(class_names, matrix)
+    counts = zip(np.diag(matrix), matrix.sum(1), matrix.sum(0), strict=True)
+    classes = [
+        {"name": name} | _of_class(*map(int, row))
+        for name, row in zip(class_names, counts, strict=True)
+    ]
     result = {
         "accuracy": correct / images,
         "accuracy_interval": wilson_interval(correct, images),
@@ -123,36 +124,25 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
         in_top = int(predictions.in_top.sum())
         result["top5_accuracy"] = in_top / images
         result["top5_accuracy_interval"] = wilson_interval(in_top, images)
-    if predictions.correct_tta is not None:
+    if predictions.correct_tta.size:
         result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
     return result
 
 
-def _per_class(class_names, matrix):
-    """Of each class its images, precision, recall and F1, and intervals of the first
-    two."""
-    columns = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    return [
-        {
-            "name": name,
-            "images": images,
-            "precision": hits / max(predicted, 1),
-            "recall": hits / max(images, 1),
-            "f1": 2 * hits / max(images + predicted, 1),
-            "precision_interval": wilson_interval(hits, predicted),
-            "recall_interval": wilson_interval(hits, images),
-        }
-        for name, hits, images, predicted in zip(
-            class_names, *(column.tolist() for column in columns), strict=True
-        )
-    ]
+def _of_class(correct, images, predicted):
+    return {
+        "images": images,
+        "precision": correct / max(predicted, 1),
+        "recall": correct / max(images, 1),
+        "f1": 2 * correct / max(images + predicted, 1),
+        "precision_interval": wilson_interval(correct, predicted),
+        "recall_interval": wilson_interval(correct, images),
+    }
 
 
 def wilson_interval(successes: int, trials: int) -> list[float]:
-    """The score interval of a binomial proportion (Wilson 1927), [low, high].
-
-    Of no trials it is [0, 1].
-    """
+    """The score interval of a binomial proportion (Wilson 1927), [low, high]; of no
+    trials [0, 1]."""
     if not trials:
         return [0.0, 1.0]
     z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -165,9 +155,10 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
 
 
 def _calibration_error(predictions):
-    """The expected calibration error: the mean distance between probability and
-    accuracy over NUM_BINS equal bins (low, high], weighted by their images."""
+    """The mean distance between probability and accuracy over NUM_BINS equal bins
+    (low, high], weighted by their images."""
     bins = np.ceil(np.nan_to_num(predictions.probabilities) * NUM_BINS)
-    bins = np.clip(bins, 1, NUM_BINS).astype(np.int64)
-    surplus = np.bincount(bins, predictions.probabilities - predictions.correct)
+    bins = np.clip(bins, 1, NUM_BINS).astype(np.int64) - 1
+    surplus = predictions.probabilities - predictions.correct
+    surplus = np.bincount(bins, surplus, NUM_BINS)
     return float(np.abs(surplus).sum() / len(bins))

@@ -12,11 +12,10 @@ import tensorflow as tf
 from towers.config import Config
 from towers.data.decoding import Decoding
 from towers.data.paths import (
-    ENDINGS,
     ENDINGS_TEXT,
-    OTHER_IMAGES,
     Paths,
     check_paths,
+    is_image_name,
     reason,
     walk,
 )
@@ -58,7 +57,7 @@ def predict(
         raise ConfigError(f"features={features} with form={form}: one of the two")
     paths = check_paths(paths)
     output = os.fspath(output) or ("features.npz" if features else "")
-    if output.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
+    if is_image_name(output):
         raise ConfigError(
             f"output={output}: is the name of an image, which would be replaced; "
             "choose another --output"

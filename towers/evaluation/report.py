@@ -20,15 +20,9 @@ Evaluations = Mapping[bool, Mapping[str, Any]]
 
 # The figures in `result.json`, in their order.
 NAMES = (
-    "accuracy",
-    "accuracy_interval",
-    "accuracy_tta",
-    "top5_accuracy",
-    "top5_accuracy_interval",
-    "loss",
-    "correct",
-    "macro_f1",
-    "calibration_error",
+    *("accuracy", "accuracy_interval", "accuracy_tta"),
+    *("top5_accuracy", "top5_accuracy_interval"),
+    *("loss", "correct", "macro_f1", "calibration_error"),
 )
 TABLES = ("classes", "confusion_matrix")
 
@@ -50,18 +44,12 @@ _ROWS = {
 def accuracies(counts_of_kinds: Evaluations) -> Evaluations:
     """Counts of the trainer's `evaluate`, per kind with "accuracy" and the mean "loss",
     and "accuracy_tta" where it uses test-time augmentation."""
-    results = {}
-    for kind, counts in counts_of_kinds.items():
-        num_images = counts["images"]
-        results[kind] = {
-            "accuracy": counts["correct"] / num_images,
-            "loss": counts["loss"] / num_images,
-            "correct": int(counts["correct"]),
-            "images": int(num_images),
-        }
-        if "correct_tta" in counts:
-            results[kind]["accuracy_tta"] = counts["correct_tta"] / num_images
-    return results
+    means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
+    return {
+        kind: {"correct": int(counts["correct"]), "images": int(counts["images"])}
+        | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
+        for kind, counts in counts_of_kinds.items()
+    }
 
 
 def record_of(
@@ -106,11 +94,11 @@ def table(evaluations: Evaluations) -> list[str]:
     for name, title in _ROWS.items():
         if name in reported:
             rows.append([title, *(_cell(x, name) for x in evaluations.values())])
-    lines = [
+    lines = (
         f"  {title:18}" + "".join(f"  {cell:25}" for cell in cells)
         for title, *cells in rows
-    ]
-    return [line.rstrip() for line in [*lines, *class_lines]]
+    )
+    return [line.rstrip() for line in (*lines, *class_lines)]
 
 
 def _cell(figures, name):
@@ -124,21 +112,21 @@ def _class_lines(figures, kind):
     classes = figures["classes"]
     names = [shown(row["name"], NAME_CHARACTERS) for row in classes]
     lowest = np.argsort([row["f1"] for row in classes], kind="stable")[:MOST_LISTED]
-    many = len(classes) > MOST_LISTED
-    title = f"lowest F1 of {len(classes)} classes" if many else "class"
-    title += f" ({kind})"
+    title = f"class ({kind})"
+    if len(classes) > MOST_LISTED:
+        title = f"lowest F1 of {len(classes)} classes ({kind})"
     width = max(len(title), *(len(names[label]) for label in lowest))
     yield f"  {title:{width}}  images  precision  recall      F1"
     for label in lowest:
-        line = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
-        yield f"  {names[label]:{width}}  {line.format(**classes[label])}"
-    matrix = np.array(figures["confusion_matrix"])
-    np.fill_diagonal(matrix, 0)
-    places = np.argsort(-matrix, axis=None, kind="stable")[:MOST_LISTED]
+        cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
+        yield f"  {names[label]:{width}}  {cells.format(**classes[label])}"
+    counts = np.array(figures["confusion_matrix"])
+    np.fill_diagonal(counts, 0)
+    most = np.argsort(-counts, axis=None, kind="stable")[:MOST_LISTED]
     mistakes = [
-        f"{names[label]} as {names[other]} {matrix[label, other]}"
-        for label, other in zip(*np.unravel_index(places, matrix.shape), strict=True)
-        if matrix[label, other]
+        f"{names[label]} as {names[other]} {counts[label, other]}"
+        for label, other in zip(*np.unravel_index(most, counts.shape), strict=True)
+        if counts[label, other]
     ]
     if mistakes:
         yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"

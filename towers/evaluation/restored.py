@@ -5,7 +5,6 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -106,10 +105,7 @@ def read_run(
     checks.check_environment()
     folder = RunFolder(workdir)
     folder.check()
-    config = folder.stored_config(step)
-    checkpoint = find_checkpoint(folder, step, log)
-    if checkpoint is None:
-        raise CheckpointError(f"{folder.checkpoints} holds no checkpoint; train first")
+    config, checkpoint = folder.stored_config(step), read_checkpoint(folder, step, log)
     info = dataset_info_of(checkpoint.trainer_state) or folder.stored_dataset_info()
     if info is None:
         raise ConfigError(
@@ -130,14 +126,12 @@ def restored_run(
     """A run's network with the preprocessing of its data set.
 
     Raises:
-        ConfigError: a file of the user is missing, or the options and the images do
-            not fit.
+        ConfigError: a file of the user is missing, or options and images do not fit.
     """
     _require_file(path, config, "augment")
+    shape = info.image_shape
     try:
-        augment = create_augment(
-            config.augment, info.image_shape, info.mean, info.deviation
-        )
+        augment = create_augment(config.augment, shape, info.mean, info.deviation)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -145,11 +139,9 @@ def restored_run(
         images = tf.convert_to_tensor(images)
         if images.dtype != tf.uint8:
             raise ValueError(f"images must be uint8, got {images.dtype.name}")
-        if not images.shape.is_compatible_with([None, *info.image_shape]):
-            raise ValueError(
-                f"images must be [n, {', '.join(map(str, info.image_shape))}], got "
-                f"{images.shape}"
-            )
+        if not images.shape.is_compatible_with([None, *shape]):
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"images must be [n, {sizes}], got {images.shape}")
         return tf.ensure_shape(augment.evaluate(images), [None, *augment.image_shape])
 
     return RestoredRun(
@@ -157,7 +149,7 @@ def restored_run(
         step=step,
         config=config,
         class_names=info.class_names,
-        image_shape=info.image_shape,
+        image_shape=shape,
         mean=info.mean,
         deviation=info.deviation,
         input_shape=augment.image_shape,
@@ -166,22 +158,24 @@ def restored_run(
     )
 
 
-def find_checkpoint(
-    folder: RunFolder,
-    step: int = 0,
-    log: Callable[[str], None] = say,
-    known: dict[str, tuple[Any, str]] | None = None,
-) -> Checkpoint | None:
-    """The checkpoint of a step, or for 0 the newest valid one; None where a run has
-    none at all, or it is `known`, see `checkpoints.restore_latest`.
+def read_checkpoint(
+    folder: RunFolder, step: int = 0, log: Callable[[str], None] = say
+) -> Checkpoint:
+    """The checkpoint of a step, or for 0 the newest valid one.
 
     Raises:
-        CheckpointError: that of the step is missing or invalid, or none is valid.
+        CheckpointError: there is none that is valid.
     """
-    if not step:
-        return newest_checkpoint(folder, log, known)
-    checkpoint = checkpoints.restore_step(folder.checkpoints, step)
-    check_trainer_state(checkpoint)
+    if step:
+        checkpoint = checkpoints.restore_step(folder.checkpoints, step)
+        check_trainer_state(checkpoint)
+    else:
+        checkpoint = newest_checkpoint(folder, log)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{folder.checkpoints} holds no checkpoint yet; train first, or let "
+            "run_eval.py wait for one with --eval_interval_secs"
+        )
     return checkpoint
 
 

@@ -33,30 +33,26 @@ def create_writer(
     """
     top = min(top, len(class_names))
     width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
-    rows = csv.writer(stream, lineterminator="\n")
+    csv_file = csv.writer(stream, lineterminator="\n")
     if form == "csv":
         numbers = range(1, top + 1)
         columns = [f"{name}_{n}" for n in numbers for name in ("class", "probability")]
-        rows.writerow(["path", "label", *columns])
+        csv_file.writerow(["path", "label", *columns])
 
-    def write_csv(path, label, best):
-        rows.writerow(
-            [path, label or "", *(x for c, p in best for x in (c, f"{p:.6f}"))]
-        )
-
-    def write_json(path, label, best):
-        predictions = [
-            {"class": c, "probability": None if math.isnan(p) else round(p, 6)}
-            for c, p in best
-        ]
-        row = {"path": path, "label": label, "predictions": predictions}
-        stream.write(f"{json.dumps(row)}\n")
-
-    def write_table(path, label, best):
-        cells = [f"{shown(c, MOST_CHARACTERS):{width}} {p:.4f}" for c, p in best]
-        stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
-
-    write_line = {"csv": write_csv, "json": write_json, "table": write_table}[form]
+    def write_line(path, label, best):
+        if form == "csv":
+            cells = (cell for name, p in best for cell in (name, f"{p:.6f}"))
+            csv_file.writerow([path, label or "", *cells])
+        elif form == "json":
+            predictions = [
+                {"class": name, "probability": None if math.isnan(p) else round(p, 6)}
+                for name, p in best
+            ]
+            row = {"path": path, "label": label, "predictions": predictions}
+            stream.write(f"{json.dumps(row)}\n")
+        else:
+            cells = [f"{shown(x, MOST_CHARACTERS):{width}} {p:.4f}" for x, p in best]
+            stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
 
     def write(paths, labels, logits):
         order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
