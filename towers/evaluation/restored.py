@@ -33,27 +33,25 @@ class RestoredRun:
         path: the run's folder.
         step: of the checkpoint.
         config: of the run.
+        dataset_info: classes and preprocessing of its data set.
+        tensors: the checkpoint's, name -> array.
         class_names: in the order of the logits.
         image_shape: height, width, channels of the images that `preprocess` takes.
         mean, deviation: of the training images, per channel, in units of 0..255.
         input_shape: height, width, channels of the input of the network.
-        preprocess: uint8 images [n, *image_shape] -> float32 [n, *input_shape], as in
-            an evaluation; made of TensorFlow operations.
-        tensors: the checkpoint's, name -> array.
     """
 
     path: pathlib.Path
     step: int
     config: Config
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    input_shape: tuple[int, int, int]
-    preprocess: Callable[[np.ndarray | tf.Tensor], tf.Tensor] = dataclasses.field(
-        repr=False, compare=False
-    )
+    dataset_info: DatasetInfo
     tensors: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+
+    class_names = property(lambda self: self.dataset_info.class_names)
+    image_shape = property(lambda self: self.dataset_info.image_shape)
+    mean = property(lambda self: self.dataset_info.mean)
+    deviation = property(lambda self: self.dataset_info.deviation)
+    input_shape = property(lambda self: self._augment.image_shape)
 
     @functools.cached_property
     def model(self) -> keras.Model:
@@ -70,9 +68,9 @@ class RestoredRun:
     def model_ema(self) -> keras.Model | None:
         """As `model`, with the moving averages of the parameters; None where the run
         keeps none."""
-        return (
-            without_noise(self.network("averages")) if self.config.ema_decay else None
-        )
+        if not self.config.ema_decay:
+            return None
+        return without_noise(self.network("averages"))
 
     def network(self, kind: str = "params") -> keras.Model:
         """A new network as it is trained: with dropout, and an input of noise for each
@@ -81,7 +79,7 @@ class RestoredRun:
         Args:
             kind: "params", or "averages" for the moving averages.
         """
-        _require_file(self.path, self.config, "model")
+        self._require_file("model")
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
@@ -89,6 +87,42 @@ class RestoredRun:
         )
         _load_variables(model, self.tensors, kind)
         return model
+
+    def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
+        """The inputs of the network, float32 [n, *input_shape], as in an evaluation.
+
+        Args:
+            images: uint8 [n, *image_shape]; also in a graph of TensorFlow.
+        """
+        images, shape = tf.convert_to_tensor(images), self.image_shape
+        if images.dtype != tf.uint8:
+            raise ValueError(f"images must be uint8, got {images.dtype.name}")
+        if not images.shape.is_compatible_with([None, *shape]):
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"images must be [n, {sizes}], got {images.shape}")
+        inputs = self._augment.evaluate(images)
+        return tf.ensure_shape(inputs, [None, *self.input_shape])
+
+    @functools.cached_property
+    def _augment(self):
+        self._require_file("augment")
+        try:
+            return create_augment(
+                self.config.augment, self.image_shape, self.mean, self.deviation
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def _require_file(self, option):
+        """Refuses a network or augmentation that is in a file that is missing."""
+        name = getattr(self.config, option)
+        file = name.rpartition(":")[0]
+        if choices.find(option, name).is_in_a_file and not os.path.isfile(file):
+            raise ConfigError(
+                f"{self.path} needs the file of its {option}, {file}, which is not in "
+                f"{os.getcwd()}; put it there, or work in the folder that it was "
+                "trained from"
+            )
 
 
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
@@ -113,49 +147,7 @@ def read_run(
             "older towers. Continue it once, which writes the file also where the run "
             f"is finished: run_train.py --workdir={folder.path}"
         )
-    return restored_run(folder.path, checkpoint.step, config, info, checkpoint.tensors)
-
-
-def restored_run(
-    path: pathlib.Path,
-    step: int,
-    config: Config,
-    info: DatasetInfo,
-    tensors: Mapping[str, np.ndarray],
-) -> RestoredRun:
-    """A run's network with the preprocessing of its data set.
-
-    Raises:
-        ConfigError: a file of the user is missing, or options and images do not fit.
-    """
-    _require_file(path, config, "augment")
-    shape = info.image_shape
-    try:
-        augment = create_augment(config.augment, shape, info.mean, info.deviation)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-    def preprocess(images: np.ndarray | tf.Tensor) -> tf.Tensor:
-        images = tf.convert_to_tensor(images)
-        if images.dtype != tf.uint8:
-            raise ValueError(f"images must be uint8, got {images.dtype.name}")
-        if not images.shape.is_compatible_with([None, *shape]):
-            sizes = ", ".join(map(str, shape))
-            raise ValueError(f"images must be [n, {sizes}], got {images.shape}")
-        return tf.ensure_shape(augment.evaluate(images), [None, *augment.image_shape])
-
-    return RestoredRun(
-        path=path,
-        step=step,
-        config=config,
-        class_names=info.class_names,
-        image_shape=shape,
-        mean=info.mean,
-        deviation=info.deviation,
-        input_shape=augment.image_shape,
-        preprocess=preprocess,
-        tensors=tensors,
-    )
+    return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
 
 
 def read_checkpoint(
@@ -211,15 +203,3 @@ def _load_variables(model, tensors, kind):
         # The state is averaged too, but not in checkpoints of older versions.
         averaged = f"{kind}/{variable.path}"
         variable.assign(tensors.get(averaged, tensors[name]))
-
-
-def _require_file(path, config, option):
-    """Refuses a run whose network or augmentation is in a file that is missing."""
-    name = getattr(config, option)
-    file = name.rpartition(":")[0]
-    if choices.find(option, name).is_in_a_file and not os.path.isfile(file):
-        raise ConfigError(
-            f"{path} needs the file of its {option}, {file}, which is not in "
-            f"{os.getcwd()}; put it there, or work in the folder that it was trained "
-            "from"
-        )
