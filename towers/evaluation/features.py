@@ -16,9 +16,8 @@ def create_features_file(
     """The function that adds a row for each of the n images of a batch, from their
     paths, labels [n], -1 where there is none, and activations [n, ...].
 
-    The file has three arrays: "features", "labels" (int64) and "names" (text). It is
-    written at the end, whole; until then the activations are in a nameless temporary
-    file.
+    The file has "features", "labels" (int64) and "names" (texts). It is written at the
+    end; until then a nameless temporary file has the activations.
 
     Args:
         path: of the file; of a link the file that it leads to is written.
@@ -30,25 +29,27 @@ def create_features_file(
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "is there and no file")
-    names, all_labels, shape, dtype = [], [], (), None
+    names, all_labels = [], []
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as rows:
 
         def write(paths, labels, features):
-            nonlocal shape, dtype
+            nonlocal last
+            last = features
             names.extend(paths)
             all_labels.extend(labels)
-            shape, dtype = features.shape[1:], features.dtype
             rows.write(features.tobytes())
 
+        last = None
         yield write
-        if not names:
+        if last is None:
             return
         rows.flush()
-        features = np.memmap(rows, dtype, "r", shape=(len(names), *shape))
+        shape = len(names), *last.shape[1:]
+        features = np.memmap(rows, last.dtype, "r", shape=shape)
+        labels = np.array(all_labels, np.int64)
         temporary = f"{path}.{os.getpid()}.tmp"
         try:
             with open(temporary, "wb") as file:
-                labels = np.array(all_labels, np.int64)
                 np.savez(file, features=features, labels=labels, names=names)
             os.replace(temporary, path)
         except BaseException:

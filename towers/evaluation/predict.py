@@ -10,15 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers.config import Config
+from towers.data import paths as image_paths
 from towers.data.decoding import Decoding
-from towers.data.paths import (
-    ENDINGS_TEXT,
-    Paths,
-    check_paths,
-    is_image_name,
-    reason,
-    walk,
-)
+from towers.data.paths import Paths
 from towers.data.sources import shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
@@ -26,7 +20,7 @@ from towers.errors import ConfigError, DataError
 from towers.evaluation import devices
 from towers.evaluation.features import create_features_file
 from towers.evaluation.restored import kinds_of_parameters, read_run
-from towers.evaluation.tables import FORMS, create_writer
+from towers.evaluation.tables import FORMS, create_table
 from towers.models.inference import without_noise
 from towers.output import remark
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
@@ -55,13 +49,14 @@ def predict(
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
     if features and form != "table":
         raise ConfigError(f"features={features} with form={form}: one of the two")
-    paths = check_paths(paths)
+    paths = image_paths.check_paths(paths)
     output = os.fspath(output) or ("features.npz" if features else "")
-    if is_image_name(output):
+    if image_paths.is_image_name(output):
         raise ConfigError(
             f"output={output}: is the name of an image, which would be replaced; "
             "choose another --output"
         )
+
     folder = RunFolder(workdir)
     folder.check()
     config = config or folder.prediction_config(step)
@@ -86,22 +81,48 @@ def predict(
         counts["failed"] += 1
         remark(f"{shown(path)}: {why}")
 
-    found, decoding = walk(paths, fail), Decoding(max_pixels=config.max_image_pixels)
-    files = _readable(read_files(found, run.image_shape, decoding), fail)
-    with _errors_of_output(output), contextlib.ExitStack() as stack:
-        if features:
-            write = stack.enter_context(create_features_file(output))
-        else:
-            stream = stack.enter_context(_open(output))
-            write = create_writer(stream, form, run.class_names, top)
-        for names, outputs in _outputs(run, predictor, files, config.batch_size):
+    def readable_images():
+        found = image_paths.walk(paths, fail)
+        decoding = Decoding(max_pixels=config.max_image_pixels)
+        for file in read_files(found, run.image_shape, decoding):
+            if file.image is None:
+                fail(file.path, file.fault)
+            else:
+                yield file
+
+    if features:
+        results = create_features_file(output)
+    else:
+        results = create_table(output, form, run.class_names, top)
+    with _errors_of_output(output), results as write:
+        images, size = readable_images(), 0
+        while batch := list(itertools.islice(images, config.batch_size)):
+            size = max(size, len(batch))
+            outputs = _outputs(batch, size, run, predictor)
+            counts["read"] += len(batch)
+            names = [file.path for file in batch]
             labels = [label_of(name) for name in names]
-            counts["read"] += len(names)
             if not features:
                 counts["labeled"] += sum(label >= 0 for label in labels)
                 counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
             write(names, labels, outputs)
     _report(counts, paths)
+
+
+def _outputs(batch, size, run, predictor):
+    """The outputs of the network for image files.
+
+    A last batch is filled up to the size of the others, as it would be traced anew.
+    """
+    images = np.zeros((size, *run.image_shape), np.uint8)
+    images[: len(batch)] = [file.image for file in batch]
+    with tf.device("CPU:0"):
+        weights = tf.constant(np.arange(size) < len(batch), tf.float32)
+        inputs = {"images": run.preprocess(images), "weights": weights}
+    outputs = next(predictor.predictions([inputs]))[RAW]
+    result = outputs.get("logits_tta", outputs["logits"])
+    # NumPy has no bfloat16.
+    return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
 
 
 def _report(counts, paths):
@@ -119,52 +140,9 @@ def _report(counts, paths):
         )
     if not counts["read"]:
         raise DataError(
-            f"{shown(', '.join(paths))}: no image; of a folder the {ENDINGS_TEXT} "
-            "files are taken"
+            f"{shown(', '.join(paths))}: no image; of a folder the "
+            f"{image_paths.ENDINGS_TEXT} files are taken"
         )
-
-
-def _readable(files, fail):
-    for file in files:
-        if file.image is None:
-            fail(file.path, file.fault)
-        else:
-            yield file
-
-
-def _outputs(run, predictor, files, batch_size):
-    """Per batch the paths and the output of the network for each."""
-    size = 0
-    while batch := list(itertools.islice(files, batch_size)):
-        size = size or len(batch)  # a last batch of another size would be traced anew
-        images = np.zeros((size, *run.image_shape), np.uint8)
-        images[: len(batch)] = [file.image for file in batch]
-        with tf.device("CPU:0"):
-            weights = tf.constant(np.arange(size) < len(batch), tf.float32)
-            inputs = {"images": run.preprocess(images), "weights": weights}
-        outputs = next(predictor.predictions([inputs]))[RAW]
-        result = outputs.get("logits_tta", outputs["logits"])
-        if result.dtype.itemsize < 4:  # NumPy has no bfloat16
-            result = result.astype(np.float32)
-        yield [file.path for file in batch], result
-
-
-@contextlib.contextmanager
-def _open(output):
-    """The stream of the results, which takes names of files that are no text."""
-    if output:
-        errors = "surrogateescape"
-        with open(output, "w", encoding="utf-8", errors=errors) as stream:
-            yield stream
-    elif hasattr(sys.stdout, "reconfigure"):
-        stream, errors = sys.stdout, sys.stdout.errors
-        stream.reconfigure(errors="surrogateescape")
-        try:
-            yield stream
-        finally:
-            stream.reconfigure(errors=errors)
-    else:  # such as a notebook's
-        yield sys.stdout
 
 
 @contextlib.contextmanager
@@ -178,5 +156,6 @@ def _errors_of_output(output):
         sys.exit()
     except (OSError, UnicodeEncodeError) as error:
         raise ConfigError(
-            f"{output or 'standard output'}: cannot be written: {reason(error)}"
+            f"{output or 'standard output'}: cannot be written: "
+            f"{image_paths.reason(error)}"
         ) from None

@@ -1,10 +1,11 @@
 """Predictions as lines of text: a table, CSV or JSON."""
 
+import contextlib
 import csv
 import json
 import math
-from collections.abc import Callable, Sequence
-from typing import TextIO
+import sys
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,14 +19,15 @@ FORMS = ("table", "csv", "json")
 MOST_CHARACTERS = 24
 
 
-def create_writer(
-    stream: TextIO, form: str, class_names: Sequence[str], top: int
-) -> Callable[[Sequence[str], Sequence[int], np.ndarray], None]:
+@contextlib.contextmanager
+def create_table(
+    path: str, form: str, class_names: Sequence[str], top: int
+) -> Iterator[Callable[[Sequence[str], Sequence[int], np.ndarray], None]]:
     """The function that writes a line for each of the n images of a batch, from their
     paths, labels [n], -1 where there is none, and logits [n, num_classes].
 
     Args:
-        stream: takes the text.
+        path: of the file; empty for standard output.
         form: "table"; "csv", with a header; "json", an object a line (JSON Lines),
             where a probability that is not a number is null.
         class_names: in the order of the logits.
@@ -33,11 +35,6 @@ def create_writer(
     """
     top = min(top, len(class_names))
     width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
-    csv_file = csv.writer(stream, lineterminator="\n")
-    if form == "csv":
-        numbers = range(1, top + 1)
-        columns = [f"{name}_{n}" for n in numbers for name in ("class", "probability")]
-        csv_file.writerow(["path", "label", *columns])
 
     def write_line(path, label, best):
         if form == "csv":
@@ -64,4 +61,17 @@ def create_writer(
             write_line(path, class_names[label] if label >= 0 else None, best)
         stream.flush()
 
-    return write
+    # Names of files need not be text.
+    if path:
+        file = open(path, "w", encoding="utf-8", errors="surrogateescape")
+    else:
+        file = contextlib.nullcontext(sys.stdout)
+        if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+            sys.stdout.reconfigure(errors="surrogateescape")
+    with file as stream:
+        csv_file = csv.writer(stream, lineterminator="\n")
+        if form == "csv":
+            numbers = range(1, top + 1)
+            columns = (f"{x}_{n}" for n in numbers for x in ("class", "probability"))
+            csv_file.writerow(["path", "label", *columns])
+        yield write
