@@ -158,12 +158,6 @@ def test_a_damaged_last_checkpoint_is_reported_and_the_one_before_evaluated(
     assert f"rejected checkpoint {damaged}: " in capfd.readouterr().out
 
 
-def test_another_model_is_refused(workdir, monkeypatch):
-    small_runs.use(monkeypatch, small_runs.dropout_network)
-    with pytest.raises(CheckpointError, match="another model: params/conv1/kernel"):
-        evaluate(workdir)
-
-
 @pytest.fixture
 def arrive(workdir):
     """Puts the checkpoints of steps 4, 8 and 10, one with each call, into the folder,
