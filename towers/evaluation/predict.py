@@ -40,11 +40,7 @@ def predict(
     features: str = "",
     output: str | os.PathLike = "",
 ) -> None:
-    """See `towers.predict`.
-
-    The output is written batch by batch, in the order of the files. The label of a file
-    in a folder with the name of a class is that class.
-    """
+    """See `towers.predict`."""
     if form not in FORMS:
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
     if features and form != "table":
