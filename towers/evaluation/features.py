@@ -29,23 +29,21 @@ def create_features_file(
     path = os.path.realpath(path)
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(errno.EINVAL, "is there and no file")
-    names, all_labels = [], []
+    names, all_labels, shape, dtype = [], [], (), None
     with tempfile.TemporaryFile(dir=os.path.dirname(path)) as rows:
 
         def write(paths, labels, features):
-            nonlocal last
-            last = features
+            nonlocal shape, dtype
+            shape, dtype = features.shape[1:], features.dtype
             names.extend(paths)
             all_labels.extend(labels)
             rows.write(features.tobytes())
 
-        last = None
         yield write
-        if last is None:
+        if not names:
             return
         rows.flush()
-        shape = len(names), *last.shape[1:]
-        features = np.memmap(rows, last.dtype, "r", shape=shape)
+        features = np.memmap(rows, dtype, "r", shape=(len(names), *shape))
         labels = np.array(all_labels, np.int64)
         temporary = f"{path}.{os.getpid()}.tmp"
         try:

@@ -12,6 +12,7 @@ import numpy as np
 from towers.config import Config
 from towers.data.sources import Source, place_of, shown
 from towers.evaluation.figures import Predictions
+from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.evaluator import AVERAGES, RAW
 
 # Figures, or other counts, of each kind of parameters, RAW or AVERAGES. The last kind
@@ -28,7 +29,6 @@ TABLES = ("classes", "confusion_matrix")
 
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
-NAME_CHARACTERS = 24
 
 _TITLES = {RAW: "parameters", AVERAGES: "moving averages"}
 _ROWS = {
@@ -110,7 +110,7 @@ def _cell(figures, name):
 def _class_lines(figures, kind):
     """The classes with the lowest F1, and the most frequent mistakes."""
     classes = figures["classes"]
-    names = [shown(row["name"], NAME_CHARACTERS) for row in classes]
+    names = [shown(row["name"], MOST_CHARACTERS) for row in classes]
     lowest = np.argsort([row["f1"] for row in classes], kind="stable")[:MOST_LISTED]
     title = f"class ({kind})"
     if len(classes) > MOST_LISTED:
@@ -135,19 +135,17 @@ def _class_lines(figures, kind):
 def to_json(result: Mapping[str, Any]) -> str:
     """The text of `result.json`, with a line for each row of a table; a figure that is
     not finite is null, because JSON has no other number for it."""
-    entries = ",\n".join(
-        f"  {json.dumps(name)}: {_value(value)}" for name, value in result.items()
-    )
-    return f"{{\n{entries}\n}}\n"
 
+    def text(value):
+        if isinstance(value, float) and not math.isfinite(value):
+            return "null"
+        if isinstance(value, list) and isinstance(value[0], list | dict):
+            rows = ",\n    ".join(map(json.dumps, value))
+            return f"[\n    {rows}\n  ]"
+        return json.dumps(value)
 
-def _value(value):
-    if isinstance(value, list) and value and isinstance(value[0], list | dict):
-        rows = ",\n    ".join(map(json.dumps, value))
-        return f"[\n    {rows}\n  ]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "null"
-    return json.dumps(value)
+    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in result.items())
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
 def mistakes_csv(
@@ -163,13 +161,8 @@ def mistakes_csv(
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "path", "label", "prediction", "probability"])
     for index in np.flatnonzero(~predictions.correct).tolist():
-        writer.writerow(
-            [
-                index,
-                shown(place_of(source, index), most=4096),
-                class_names[predictions.labels[index]],
-                class_names[predictions.classes[index]],
-                f"{predictions.probabilities[index]:.6f}",
-            ]
-        )
+        path = shown(place_of(source, index), most=4096)
+        classes = predictions.labels[index], predictions.classes[index]
+        probability = f"{predictions.probabilities[index]:.6f}"
+        writer.writerow([index, path, *(class_names[x] for x in classes), probability])
     return text.getvalue()

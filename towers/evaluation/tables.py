@@ -15,7 +15,7 @@ from towers.evaluation.figures import softmax
 
 FORMS = ("table", "csv", "json")
 
-# Of the name of a class in the table.
+# Of the name of a class in a table.
 MOST_CHARACTERS = 24
 
 
