@@ -7,7 +7,7 @@ import numpy as np
 from towers import build
 from towers.config import Config
 from towers.data.augment import create_augment
-from towers.evaluation.restored import RestoredRun, restored_run
+from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
 
 CLASS_NAMES = ("cat", "dog", "größer als", "a\tb", "e", "f", "g", "h", "i", "j")
@@ -44,7 +44,7 @@ def random_run(
             tensors[f"{kind}/{variable.path}"] = drawn(variable).astype("float32")
     for variable in network.non_trainable_variables:
         tensors[f"state/{variable.path}"] = drawn(variable).astype("float32")
-    return restored_run(pathlib.Path("a run"), 7, config, info, tensors)
+    return RestoredRun(pathlib.Path("a run"), 7, config, info, tensors)
 
 
 def is_variance(variable):

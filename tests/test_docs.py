@@ -223,7 +223,7 @@ def test_the_commands_are_found():
 
 @each_page
 def test_tests_that_are_named_exist(page):
-    from towers.evaluation import NAMES, TABLES
+    from towers.evaluation.report import NAMES, TABLES
 
     tests = {path.name: path.read_text() for path in (ROOT / "tests").glob("*.py")}
     known = set(re.findall(r"^def (test_\w+)", "\n".join(tests.values()), re.MULTILINE))

@@ -24,7 +24,6 @@ from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import pixels, resizing, synthetic
 from towers.errors import ConfigError, DataError, ExportError
-from towers.evaluation.restored import without_noise
 from towers.export import (
     FORMATS,
     check,
@@ -38,6 +37,7 @@ from towers.export import (
 )
 from towers.export.examples import images_of
 from towers.export.stock import stock_network, with_preprocessing
+from towers.models.inference import without_noise
 from towers.models.layers import BatchNormalization, GroupedConv2D
 from towers.run import initial
 from towers.run.weights import open_weights

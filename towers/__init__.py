@@ -142,7 +142,10 @@ def predict(
     features: str = "",
     output: str | os.PathLike = "",
 ) -> None:
-    """Writes the predictions for image files, or the activations of a layer.
+    """Writes the predictions for image files, or the activations of a layer, batch by
+    batch in the order of the files.
+
+    The label of a file in a folder with the name of a class is that class.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.

@@ -34,6 +34,12 @@ def check_paths(paths: Paths) -> list[str]:
     return paths
 
 
+def is_image_name(name: str) -> bool:
+    """Whether a name ends like that of an image file, of a format that is read or
+    not."""
+    return name.lower().endswith((*ENDINGS, *OTHER_IMAGES))
+
+
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
     """The image files of paths, in their order.
 
@@ -75,14 +81,14 @@ def _walk_folder(folder, fail):
 
 def _entries(folder):
     """(path, whether it is a folder) of the folders and images in a folder, sorted."""
-    endings, names, folders = (*ENDINGS, *OTHER_IMAGES), [], set()
+    names, folders = [], set()
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if is_folder(entry):
                 folders.add(entry.name)
-            elif not entry.name.lower().endswith(endings):
+            elif not is_image_name(entry.name):
                 continue
             names.append(entry.name)
     names.sort()

@@ -11,12 +11,7 @@ from towers.run.folder import RunFolder
 
 
 def configure(config: Config, folder: RunFolder, say: Callable[[str], None]) -> Devices:
-    """Those of the options; the CPU where a training of the run holds the GPUs.
-
-    Args:
-        config: of the evaluation.
-        folder: of the run.
-        say: takes a line for the user.
+    """The devices of the options; the CPU where a training of the run holds the GPUs.
 
     Raises:
         ConfigError: the machine does not have them.
@@ -34,11 +29,7 @@ def configure(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
 
 def configure_one(folder: RunFolder, say: Callable[[str], None]) -> None:
     """The first GPU, if any, for a network that is called outside of towers; the CPU
-    where a training of the run holds the GPUs. Devices that were made before stay.
-
-    Args:
-        folder, say: as of `configure`.
-    """
+    where a training of the run holds the GPUs. Devices that were made before stay."""
     with contextlib.suppress(ConfigError):
         parallel_devices.configure(_free_device("auto", folder, say), 1)
 

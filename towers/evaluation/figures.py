@@ -5,11 +5,10 @@ that strategy, towers and batch size change nothing but the rounding of the logi
 """
 
 import collections
-import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,71 +22,62 @@ CONFIDENCE = 0.95
 NUM_BINS = 15
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcomes:
+class Predictions(NamedTuple):
     """The predictions for n images.
 
     Attributes:
         labels: int64 [n].
-        predictions: int64 [n], the class of the largest logit, of equal ones the first.
-        probabilities: float64 [n], of the predicted class.
+        classes: int64 [n], that of the largest logit, of equal ones the first.
+        probabilities: float64 [n], of these classes.
         losses: float64 [n].
         in_top: bool [n], see TOP.
-        correct_tta: bool [n], whether test-time augmentation predicts the label; None
+        correct_tta: bool [n], whether test-time augmentation predicts the label; [0]
             without it.
     """
 
     labels: np.ndarray
-    predictions: np.ndarray
+    classes: np.ndarray
     probabilities: np.ndarray
     losses: np.ndarray
     in_top: np.ndarray
-    correct_tta: np.ndarray | None = None
-
-    @classmethod
-    def of_kinds(
-        cls, batches: Iterable[Mapping[bool, Mapping[str, np.ndarray]]]
-    ) -> "dict[bool, Outcomes]":
-        """Per kind of parameters those of batches as `Evaluator.predictions` gives
-        them."""
-        parts = collections.defaultdict(list)
-        for batch in batches:
-            for kind, outputs in batch.items():
-                parts[kind].append(_outcomes(**outputs))
-        return {
-            kind: cls(**{k: np.concatenate([x[k] for x in some]) for k in some[0]})
-            for kind, some in parts.items()
-        }
+    correct_tta: np.ndarray
 
     @property
     def correct(self) -> np.ndarray:
         """bool [n]."""
-        return self.predictions == self.labels
-
-    @property
-    def mistakes(self) -> np.ndarray:
-        """int64: the images that are predicted wrongly, in their order."""
-        return np.flatnonzero(~self.correct)
+        return self.classes == self.labels
 
 
-def _outcomes(logits, labels, loss, logits_tta=None):
-    """The attributes of `Outcomes` for one batch."""
-    logits, labels = logits.astype(np.float64), labels.astype(np.int64)
-    rows = np.arange(len(labels))
-    predictions = np.argmax(logits, 1)
-    of_label = logits[rows, labels][:, np.newaxis]
-    before = np.arange(logits.shape[1]) < labels[:, np.newaxis]
-    num_above = np.sum((logits > of_label) | ((logits == of_label) & before), 1)
-    outcomes = {
-        "labels": labels,
-        "predictions": predictions,
-        "probabilities": softmax(logits)[rows, predictions],
-        "losses": loss.astype(np.float64),
-        "in_top": (num_above < TOP) & ~np.isnan(of_label[:, 0]),
+def predictions_of(
+    batches: Iterable[Mapping[bool, Mapping[str, np.ndarray]]],
+) -> dict[bool, Predictions]:
+    """Per kind of parameters the predictions in batches of `Evaluator.predictions`."""
+    parts = collections.defaultdict(list)
+    for batch in batches:
+        for kind, outputs in batch.items():
+            parts[kind].append(_predict(**outputs))
+    return {
+        kind: Predictions(*map(np.concatenate, zip(*batches, strict=True)))
+        for kind, batches in parts.items()
     }
-    if logits_tta is not None:
-        outcomes["correct_tta"] = np.argmax(logits_tta, 1) == labels
-    return outcomes
+
+
+def _predict(logits, labels, loss, logits_tta=None):
+    logits, labels = logits.astype(np.float64), labels.astype(np.int64)
+    images, classes = np.arange(len(labels)), np.argmax(logits, 1)
+    of_label = logits[images, labels][:, np.newaxis]
+    is_before = np.arange(logits.shape[1]) < labels[:, np.newaxis]
+    num_above = np.sum((logits > of_label) | ((logits == of_label) & is_before), 1)
+    return Predictions(
+        labels=labels,
+        classes=classes,
+        probabilities=softmax(logits)[images, classes],
+        losses=loss.astype(np.float64),
+        in_top=(num_above < TOP) & ~np.isnan(of_label[:, 0]),
+        correct_tta=np.zeros(0, bool)
+        if logits_tta is None
+        else np.argmax(logits_tta, 1) == labels,
+    )
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -98,7 +88,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
         return powers / powers.sum(1, keepdims=True)
 
 
-def figures(outcomes: Outcomes, class_names: Sequence[str]) -> dict[str, Any]:
+def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
     """The figures of `result.json`, of Python's types.
 
     A ratio of nothing, such as the precision of a class that is never predicted, is 0,
@@ -111,76 +101,51 @@ def figures(outcomes: Outcomes, class_names: Sequence[str]) -> dict[str, Any]:
         "macro_f1", the mean over the classes; "classes", a row of each class;
         "confusion_matrix", a row of each label with the counts of its predictions.
     """
-    images, correct = len(outcomes.labels), int(outcomes.correct.sum())
-    matrix = confusion_matrix(
-        outcomes.labels, outcomes.predictions, num_classes=len(class_names)
-    )
-    rows = per_class(matrix)
+    images, correct = len(predictions.labels), int(predictions.correct.sum())
+    matrix = np.zeros((len(class_names), len(class_names)), np.int64)
+    np.add.at(matrix, (predictions.labels, predictions.classes), 1)
+    counts = zip(np.diag(matrix), matrix.sum(1), matrix.sum(0), strict=True)
+    classes = [
+        {"name": name} | _of_class(*map(int, row))
+        for name, row in zip(class_names, counts, strict=True)
+    ]
     result = {
         "accuracy": correct / images,
         "accuracy_interval": wilson_interval(correct, images),
-        "loss": float(outcomes.losses.sum() / images),
+        "loss": float(predictions.losses.mean()),
         "correct": correct,
         "images": images,
-        "calibration_error": calibration_error(
-            outcomes.probabilities, outcomes.correct
-        ),
-        "macro_f1": float(np.mean([row["f1"] for row in rows])),
-        "classes": [
-            {"name": name} | row for name, row in zip(class_names, rows, strict=True)
-        ],
+        "calibration_error": _calibration_error(predictions),
+        "macro_f1": float(np.mean([row["f1"] for row in classes])),
+        "classes": classes,
         "confusion_matrix": matrix.tolist(),
     }
     if len(class_names) > TOP:
-        in_top = int(outcomes.in_top.sum())
+        in_top = int(predictions.in_top.sum())
         result["top5_accuracy"] = in_top / images
         result["top5_accuracy_interval"] = wilson_interval(in_top, images)
-    if outcomes.correct_tta is not None:
-        result["accuracy_tta"] = int(outcomes.correct_tta.sum()) / images
+    if predictions.correct_tta.size:
+        result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
     return result
 
 
-def confusion_matrix(
-    labels: np.ndarray, predictions: np.ndarray, num_classes: int
-) -> np.ndarray:
-    """int64 [num_classes, num_classes]: images by label (row) and prediction."""
-    pairs = labels * num_classes + predictions
-    counts = np.bincount(pairs, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes)
+def _of_class(correct, images, predicted):
+    return {
+        "images": images,
+        "precision": correct / max(predicted, 1),
+        "recall": correct / max(images, 1),
+        "f1": 2 * correct / max(images + predicted, 1),
+        "precision_interval": wilson_interval(correct, predicted),
+        "recall_interval": wilson_interval(correct, images),
+    }
 
 
-def per_class(matrix: np.ndarray) -> list[dict[str, Any]]:
-    """Per class of a confusion matrix its images, the precision, recall and F1 of its
-    predictions, and intervals of the first two."""
-    correct = np.diag(matrix).tolist()
-    labeled, predicted = matrix.sum(1).tolist(), matrix.sum(0).tolist()
-    return [
-        {
-            "images": images,
-            "precision": _ratio(hits, guesses),
-            "recall": _ratio(hits, images),
-            "f1": _ratio(2 * hits, images + guesses),
-            "precision_interval": wilson_interval(hits, guesses),
-            "recall_interval": wilson_interval(hits, images),
-        }
-        for hits, images, guesses in zip(correct, labeled, predicted, strict=True)
-    ]
-
-
-def _ratio(part, whole):
-    return part / whole if whole else 0.0
-
-
-def wilson_interval(
-    successes: int, trials: int, confidence: float = CONFIDENCE
-) -> list[float]:
-    """The score interval of a binomial proportion (Wilson 1927), [low, high].
-
-    Of no trials it is [0, 1].
-    """
+def wilson_interval(successes: int, trials: int) -> list[float]:
+    """The score interval of a binomial proportion (Wilson 1927), [low, high]; of no
+    trials [0, 1]."""
     if not trials:
         return [0.0, 1.0]
-    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    z = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     share, weight = successes / trials, z * z / trials
     center = (share + weight / 2) / (1 + weight)
     reach = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
@@ -189,15 +154,11 @@ def wilson_interval(
     return [low, center + reach if successes < trials else 1.0]
 
 
-def calibration_error(probabilities: np.ndarray, correct: np.ndarray) -> float:
-    """The expected calibration error: the mean distance between probability and
-    accuracy over NUM_BINS equal bins (low, high], weighted by their images.
-
-    Args:
-        probabilities: float64 [n], of the predicted classes.
-        correct: bool [n].
-    """
-    bins = np.ceil(np.nan_to_num(probabilities) * NUM_BINS)
+def _calibration_error(predictions):
+    """The mean distance between probability and accuracy over NUM_BINS equal bins
+    (low, high], weighted by their images."""
+    bins = np.ceil(np.nan_to_num(predictions.probabilities) * NUM_BINS)
     bins = np.clip(bins, 1, NUM_BINS).astype(np.int64) - 1
-    surplus = np.bincount(bins, probabilities - correct, NUM_BINS)
-    return float(np.abs(surplus).sum() / len(probabilities))
+    surplus = predictions.probabilities - predictions.correct
+    surplus = np.bincount(bins, surplus, NUM_BINS)
+    return float(np.abs(surplus).sum() / len(bins))

@@ -1,4 +1,4 @@
-"""An evaluation's figures as a short table, `result.json` and `mistakes.csv`."""
+"""The figures of an evaluation as lines, `result.json` and `mistakes.csv`."""
 
 import csv
 import io
@@ -9,14 +9,28 @@ from typing import Any
 
 import numpy as np
 
+from towers.config import Config
 from towers.data.sources import Source, place_of, shown
-from towers.evaluation.figures import Outcomes
+from towers.evaluation.figures import Predictions
+from towers.evaluation.tables import MOST_CHARACTERS
+from towers.parallel.evaluator import AVERAGES, RAW
+
+# Figures, or other counts, of each kind of parameters, RAW or AVERAGES. The last kind
+# is the one that the run reports.
+Evaluations = Mapping[bool, Mapping[str, Any]]
+
+# The figures in `result.json`, in their order.
+NAMES = (
+    *("accuracy", "accuracy_interval", "accuracy_tta"),
+    *("top5_accuracy", "top5_accuracy_interval"),
+    *("loss", "correct", "macro_f1", "calibration_error"),
+)
+TABLES = ("classes", "confusion_matrix")
 
 # Classes, and pairs of classes, that the table lists.
 MOST_LISTED = 5
-NAME_CHARACTERS = 24
 
-_TITLES = {False: "parameters", True: "moving averages"}
+_TITLES = {RAW: "parameters", AVERAGES: "moving averages"}
 _ROWS = {
     "accuracy": "accuracy",
     "accuracy_tta": "accuracy with TTA",
@@ -27,28 +41,64 @@ _ROWS = {
 }
 
 
-def table(evaluations: Mapping[bool, Mapping[str, Any]]) -> list[str]:
-    """The lines of the table.
+def accuracies(counts_of_kinds: Evaluations) -> Evaluations:
+    """Counts of the trainer's `evaluate`, per kind with "accuracy" and the mean "loss",
+    and "accuracy_tta" where it uses test-time augmentation."""
+    means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
+    return {
+        kind: {"correct": int(counts["correct"]), "images": int(counts["images"])}
+        | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
+        for kind, counts in counts_of_kinds.items()
+    }
 
-    Args:
-        evaluations: by whether they are of the moving averages, `figures.figures`; the
-            last one is the one that is reported, also class by class.
-    """
+
+def record_of(
+    evaluations: Evaluations,
+    split: str,
+    names: Sequence[str] = ("accuracy", "accuracy_tta", "loss"),
+) -> dict[str, Any]:
+    """Results of evaluations under their names in `metrics.jsonl`, `result.json` and
+    TensorBoard, such as "test_accuracy", and "test_accuracy_ema" for the moving
+    averages."""
+    return {
+        f"{split}_{name}{'_ema' if kind == AVERAGES else ''}": counts[name]
+        for kind, counts in evaluations.items()
+        for name in names
+        if name in counts
+    }
+
+
+def accuracy_line(
+    step: int, evaluations: Evaluations, split: str, config: Config
+) -> str:
+    """The line about the accuracies of a step."""
+    parts = []
+    for kind, counts in evaluations.items():
+        words = "with moving averages of the parameters " if kind == AVERAGES else ""
+        words += "{accuracy:.4f} ({correct} of {images})".format(**counts)
+        if "accuracy_tta" in counts:
+            words += f", {counts['accuracy_tta']:.4f} by tta={config.tta}"
+        parts.append(words)
+    return f"step {step}: {split} accuracy {'; '.join(parts)}"
+
+
+def table(evaluations: Evaluations) -> list[str]:
+    """The lines of the table, of `figures.figures` of each kind; class by class those
+    of the kind that is reported."""
     titles = [_TITLES[kind] for kind in evaluations]
-    *_, last = evaluations.values()
-    class_lines = _class_lines(last, titles[-1])
+    *_, reported = evaluations.values()
+    class_lines = _class_lines(reported, titles[-1])
     if len(titles) > 1:
         titles[-1] += ", reported"
-    lines = [_line("", titles)]
+    rows = [["", *titles]]
     for name, title in _ROWS.items():
-        if name in last:
-            cells = [_cell(figures, name) for figures in evaluations.values()]
-            lines.append(_line(title, cells))
-    return [line.rstrip() for line in [*lines, *class_lines]]
-
-
-def _line(title, cells):
-    return "  " + f"{title:18}" + "".join(f"  {cell:25}" for cell in cells)
+        if name in reported:
+            rows.append([title, *(_cell(x, name) for x in evaluations.values())])
+    lines = (
+        f"  {title:18}" + "".join(f"  {cell:25}" for cell in cells)
+        for title, *cells in rows
+    )
+    return [line.rstrip() for line in (*lines, *class_lines)]
 
 
 def _cell(figures, name):
@@ -57,57 +107,50 @@ def _cell(figures, name):
     return text if interval is None else "{} ({:.4f} to {:.4f})".format(text, *interval)
 
 
-def _class_lines(figures, parameters):
-    """The classes with the lowest F1, and the most frequent mistakes, of parameters of
-    one kind."""
-    rows = sorted(figures["classes"], key=lambda row: row["f1"])
-    chosen = rows[:MOST_LISTED]
-    title = "class" if len(rows) <= MOST_LISTED else f"lowest F1 of {len(rows)} classes"
-    title += f" ({parameters})"
-    width = max(len(title), *(len(_name(row)) for row in chosen))
+def _class_lines(figures, kind):
+    """The classes with the lowest F1, and the most frequent mistakes."""
+    classes = figures["classes"]
+    names = [shown(row["name"], MOST_CHARACTERS) for row in classes]
+    lowest = np.argsort([row["f1"] for row in classes], kind="stable")[:MOST_LISTED]
+    title = f"class ({kind})"
+    if len(classes) > MOST_LISTED:
+        title = f"lowest F1 of {len(classes)} classes ({kind})"
+    width = max(len(title), *(len(names[label]) for label in lowest))
     yield f"  {title:{width}}  images  precision  recall      F1"
-    for row in chosen:
-        yield (
-            f"  {_name(row):{width}}  {row['images']:6}  {row['precision']:9.4f}  "
-            f"{row['recall']:6.4f}  {row['f1']:6.4f}"
-        )
-    matrix = np.array(figures["confusion_matrix"])
-    np.fill_diagonal(matrix, 0)
-    pairs = np.argsort(-matrix, axis=None, kind="stable")[:MOST_LISTED]
-    pairs = [divmod(pair, len(matrix)) for pair in pairs.tolist()]
-    texts = [
-        f"{_name(figures['classes'][label])} as {_name(figures['classes'][other])} "
-        f"{matrix[label, other]}"
-        for label, other in pairs
-        if matrix[label, other]
+    for label in lowest:
+        cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
+        yield f"  {names[label]:{width}}  {cells.format(**classes[label])}"
+    counts = np.array(figures["confusion_matrix"])
+    np.fill_diagonal(counts, 0)
+    most = np.argsort(-counts, axis=None, kind="stable")[:MOST_LISTED]
+    mistakes = [
+        f"{names[label]} as {names[other]} {counts[label, other]}"
+        for label, other in zip(*np.unravel_index(most, counts.shape), strict=True)
+        if counts[label, other]
     ]
-    if texts:
-        yield f"  most frequent mistakes ({parameters}): {', '.join(texts)}"
-
-
-def _name(row):
-    return shown(row["name"], NAME_CHARACTERS)
+    if mistakes:
+        yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"
 
 
 def to_json(result: Mapping[str, Any]) -> str:
     """The text of `result.json`, with a line for each row of a table; a figure that is
     not finite is null, because JSON has no other number for it."""
-    entries = ",\n".join(
-        f"  {json.dumps(name)}: {_value(value)}" for name, value in result.items()
-    )
-    return f"{{\n{entries}\n}}\n"
+
+    def text(value):
+        if isinstance(value, float) and not math.isfinite(value):
+            return "null"
+        if isinstance(value, list) and isinstance(value[0], list | dict):
+            rows = ",\n    ".join(map(json.dumps, value))
+            return f"[\n    {rows}\n  ]"
+        return json.dumps(value)
+
+    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in result.items())
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def _value(value):
-    if isinstance(value, list) and value and isinstance(value[0], list | dict):
-        rows = ",\n    ".join(map(json.dumps, value))
-        return f"[\n    {rows}\n  ]"
-    if isinstance(value, float) and not math.isfinite(value):
-        return "null"
-    return json.dumps(value)
-
-
-def mistakes_csv(outcomes: Outcomes, source: Source, class_names: Sequence[str]) -> str:
+def mistakes_csv(
+    predictions: Predictions, source: Source, class_names: Sequence[str]
+) -> str:
     """The text of `mistakes.csv`: every test image that is predicted wrongly.
 
     Columns: index, the number of the image among those for testing; path, of the file
@@ -117,14 +160,9 @@ def mistakes_csv(outcomes: Outcomes, source: Source, class_names: Sequence[str])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["index", "path", "label", "prediction", "probability"])
-    for index in outcomes.mistakes.tolist():
-        writer.writerow(
-            [
-                index,
-                shown(place_of(source, index), most=4096),
-                class_names[outcomes.labels[index]],
-                class_names[outcomes.predictions[index]],
-                f"{outcomes.probabilities[index]:.6f}",
-            ]
-        )
+    for index in np.flatnonzero(~predictions.correct).tolist():
+        path = shown(place_of(source, index), most=4096)
+        classes = predictions.labels[index], predictions.classes[index]
+        probability = f"{predictions.probabilities[index]:.6f}"
+        writer.writerow([index, path, *(class_names[x] for x in classes), probability])
     return text.getvalue()

@@ -5,7 +5,6 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -16,9 +15,9 @@ from towers.config import Config, checks, choices
 from towers.data.augment import create_augment
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation import devices
-from towers.models.check import IMAGES
-from towers.models.layers import Dropout
+from towers.models.inference import without_noise
 from towers.output import say
+from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
 from towers.run.dataset_info import DatasetInfo
@@ -34,27 +33,25 @@ class RestoredRun:
         path: the run's folder.
         step: of the checkpoint.
         config: of the run.
+        dataset_info: classes and preprocessing of its data set.
+        tensors: the checkpoint's, name -> array.
         class_names: in the order of the logits.
         image_shape: height, width, channels of the images that `preprocess` takes.
         mean, deviation: of the training images, per channel, in units of 0..255.
         input_shape: height, width, channels of the input of the network.
-        preprocess: uint8 images [n, *image_shape] -> float32 [n, *input_shape], as in
-            an evaluation; made of TensorFlow operations.
-        tensors: the checkpoint's, name -> array.
     """
 
     path: pathlib.Path
     step: int
     config: Config
-    class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    input_shape: tuple[int, int, int]
-    preprocess: Callable[[np.ndarray | tf.Tensor], tf.Tensor] = dataclasses.field(
-        repr=False, compare=False
-    )
+    dataset_info: DatasetInfo
     tensors: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
+
+    class_names = property(lambda self: self.dataset_info.class_names)
+    image_shape = property(lambda self: self.dataset_info.image_shape)
+    mean = property(lambda self: self.dataset_info.mean)
+    deviation = property(lambda self: self.dataset_info.deviation)
+    input_shape = property(lambda self: self._augment.image_shape)
 
     @functools.cached_property
     def model(self) -> keras.Model:
@@ -81,18 +78,51 @@ class RestoredRun:
 
         Args:
             kind: "params", or "averages" for the moving averages.
-
-        Raises:
-            ConfigError, CheckpointError: as `model`.
         """
-        _check_file(self.path, self.config, "model")
+        self._require_file("model")
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
             self.config, self.input_shape, len(self.class_names), False, device_kind
         )
-        load_variables(model, self.tensors, kind)
+        _load_variables(model, self.tensors, kind)
         return model
+
+    def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
+        """The inputs of the network, float32 [n, *input_shape], as in an evaluation.
+
+        Args:
+            images: uint8 [n, *image_shape]; also in a graph of TensorFlow.
+        """
+        images, shape = tf.convert_to_tensor(images), self.image_shape
+        if images.dtype != tf.uint8:
+            raise ValueError(f"images must be uint8, got {images.dtype.name}")
+        if not images.shape.is_compatible_with([None, *shape]):
+            sizes = ", ".join(map(str, shape))
+            raise ValueError(f"images must be [n, {sizes}], got {images.shape}")
+        inputs = self._augment.evaluate(images)
+        return tf.ensure_shape(inputs, [None, *self.input_shape])
+
+    @functools.cached_property
+    def _augment(self):
+        self._require_file("augment")
+        try:
+            return create_augment(
+                self.config.augment, self.image_shape, self.mean, self.deviation
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def _require_file(self, option):
+        """Refuses a network or augmentation that is in a file that is missing."""
+        name = getattr(self.config, option)
+        file = name.rpartition(":")[0]
+        if choices.find(option, name).is_in_a_file and not os.path.isfile(file):
+            raise ConfigError(
+                f"{self.path} needs the file of its {option}, {file}, which is not in "
+                f"{os.getcwd()}; put it there, or work in the folder that it was "
+                "trained from"
+            )
 
 
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
@@ -104,24 +134,12 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
 def read_run(
     workdir: str | os.PathLike, *, step: int = 0, log: Callable[[str], None] = say
 ) -> RestoredRun:
-    """As `load_run`, on devices that were chosen before.
-
-    Args:
-        log: takes a line for each checkpoint that is rejected.
-
-    Raises:
-        ConfigError: there is no run, the run is too old to have class names, or a file
-            of the user that it needs is missing.
-        CheckpointError: there is no checkpoint, or none that is valid.
-        RunFolderError: the folder cannot be looked into.
-    """
+    """As `load_run`, on devices that were chosen before; `log` takes a line for each
+    checkpoint that is rejected."""
     checks.check_environment()
     folder = RunFolder(workdir)
     folder.check()
-    config = folder.stored_config(step)
-    checkpoint = find_checkpoint(folder, step, log)
-    if checkpoint is None:
-        raise CheckpointError(f"{folder.checkpoints} holds no checkpoint; train first")
+    config, checkpoint = folder.stored_config(step), read_checkpoint(folder, step, log)
     info = dataset_info_of(checkpoint.trainer_state) or folder.stored_dataset_info()
     if info is None:
         raise ConfigError(
@@ -129,161 +147,59 @@ def read_run(
             "older towers. Continue it once, which writes the file also where the run "
             f"is finished: run_train.py --workdir={folder.path}"
         )
-    return restored_run(folder.path, checkpoint.step, config, info, checkpoint.tensors)
+    return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
 
 
-def restored_run(
-    path: pathlib.Path,
-    step: int,
-    config: Config,
-    info: DatasetInfo,
-    tensors: Mapping[str, np.ndarray],
-) -> RestoredRun:
-    """See the attributes of `RestoredRun`.
+def read_checkpoint(
+    folder: RunFolder, step: int = 0, log: Callable[[str], None] = say
+) -> Checkpoint:
+    """The checkpoint of a step, or for 0 the newest valid one.
 
     Raises:
-        ConfigError: a file of the user is missing, or the options and the images do
-            not fit.
+        CheckpointError: there is none that is valid.
     """
-    _check_file(path, config, "augment")
-    try:
-        augment = create_augment(
-            config.augment, info.image_shape, info.mean, info.deviation
+    if step:
+        checkpoint = checkpoints.restore_step(folder.checkpoints, step)
+        check_trainer_state(checkpoint)
+    else:
+        checkpoint = newest_checkpoint(folder, log)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{folder.checkpoints} holds no checkpoint yet; train first, or let "
+            "run_eval.py wait for one with --eval_interval_secs"
         )
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-    def preprocess(images: np.ndarray | tf.Tensor) -> tf.Tensor:
-        images = tf.convert_to_tensor(images)
-        if images.dtype != tf.uint8:
-            raise ValueError(f"images must be uint8, got {images.dtype.name}")
-        if not images.shape.is_compatible_with([None, *info.image_shape]):
-            raise ValueError(
-                f"images must be [n, {', '.join(map(str, info.image_shape))}], got "
-                f"{images.shape}"
-            )
-        return tf.ensure_shape(augment.evaluate(images), [None, *augment.image_shape])
-
-    return RestoredRun(
-        path=path,
-        step=step,
-        config=config,
-        class_names=info.class_names,
-        image_shape=info.image_shape,
-        mean=info.mean,
-        deviation=info.deviation,
-        input_shape=augment.image_shape,
-        preprocess=preprocess,
-        tensors=tensors,
-    )
-
-
-def find_checkpoint(
-    folder: RunFolder,
-    step: int = 0,
-    log: Callable[[str], None] = say,
-    known: dict[str, tuple[Any, str]] | None = None,
-) -> Checkpoint | None:
-    """The checkpoint of a step, or for 0 the newest valid one; None where a run has
-    none at all. `log` takes a line for each one that is rejected.
-
-    Args:
-        known: see `checkpoints.restore_latest`.
-
-    Raises:
-        CheckpointError: that of the step is missing or invalid, or none is valid.
-    """
-    if not step:
-        return newest_checkpoint(folder, log, known)
-    checkpoint = checkpoints.restore_step(folder.checkpoints, step)
-    check_trainer_state(checkpoint)
     return checkpoint
 
 
 def kinds_of_parameters(config: Config, use_ema: bool | None) -> tuple[bool, ...]:
-    """Whether the parameters that are evaluated are the moving averages; the last of
-    them are those that the run reports.
+    """The kinds of parameters that are evaluated, RAW and AVERAGES; the last of them is
+    the one that the run reports.
 
     Args:
         config: of the run.
         use_ema: only the averages (True) or the raw parameters (False); None for both,
             where the run keeps averages.
-
-    Raises:
-        ConfigError: averages of a run that keeps none.
     """
     if use_ema and not config.ema_decay:
         raise ConfigError(
             "use_ema, but this run keeps no averages: its ema_decay is 0; take the "
             "parameters with --nouse_ema"
         )
-    if use_ema is not None:
-        return (use_ema,)
-    return (False, True) if config.ema_decay else (False,)
+    if use_ema is None:
+        return (RAW, AVERAGES) if config.ema_decay else (RAW,)
+    return (AVERAGES,) if use_ema else (RAW,)
 
 
-def load_variables(
-    model: keras.Model, tensors: Mapping[str, np.ndarray], kind: str = "params"
-) -> None:
-    """Gives the variables of a network the values of a checkpoint.
-
-    Args:
-        model: as `build.create_network` gives it.
-        tensors: name -> array, of the whole state.
-        kind: "params", or "averages" for the moving averages.
-
-    Raises:
-        CheckpointError: they are of another network.
-    """
-    named = {f"{kind}/{v.path}": v for v in model.trainable_variables}
-    named |= {f"state/{v.path}": v for v in model.non_trainable_variables}
-    trained = {name for name in tensors if name.startswith("params/")}
-    saved = {
-        name: tensor
-        for group in (f"{kind}/", "state/")
-        for name, tensor in tensors.items()
-        if name.startswith(group)
-        and (group == "state/" or f"params/{name.partition('/')[2]}" in trained)
-    }
+def _load_variables(model, tensors, kind):
+    """Gives the variables of a network the values of a checkpoint."""
+    variables = {f"params/{v.path}": v for v in model.trainable_variables}
+    variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}
+    saved = {k: v for k, v in tensors.items() if k.startswith(("params/", "state/"))}
     checkpoint_files.check_architecture(
-        [(name, tuple(v.shape), v.dtype) for name, v in named.items()],
+        [(name, tuple(v.shape), v.dtype) for name, v in variables.items()],
         checkpoint_files.architecture(saved),
     )
-    for name, variable in named.items():
+    for name, variable in variables.items():
         # The state is averaged too, but not in checkpoints of older versions.
         averaged = f"{kind}/{variable.path}"
         variable.assign(tensors.get(averaged, tensors[name]))
-
-
-def without_noise(model: keras.Model) -> keras.Model:
-    """The network for inference, which takes images alone: its dropout layers, which
-    change nothing there, and their inputs of noise are left out. It shares the other
-    layers with the model."""
-    if len(model.inputs) == 1:
-        return model
-    [images] = (x for x in model.inputs if x.name == IMAGES)
-
-    def call(layer, inputs, *args, **kwargs):
-        return (
-            inputs[0] if isinstance(layer, Dropout) else layer(inputs, *args, **kwargs)
-        )
-
-    clone = keras.models.clone_model(
-        model,
-        input_tensors=model.inputs,
-        clone_function=lambda layer: layer,
-        call_function=call,
-    )
-    return keras.Model(images, clone.outputs[0], name=model.name)
-
-
-def _check_file(path, config, option):
-    """Refuses a run whose network or augmentation is in a file that is missing."""
-    name = getattr(config, option)
-    file = name.rpartition(":")[0]
-    if choices.find(option, name).is_in_a_file and not os.path.isfile(file):
-        raise ConfigError(
-            f"{path} needs the file of its {option}, {file}, which is not in "
-            f"{os.getcwd()}; put it there, or work in the folder that it was trained "
-            "from"
-        )

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from towers.config import Config
-from towers.evaluation.restored import RestoredRun, restored_run
+from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
 
 
@@ -56,7 +56,7 @@ class TrainResult:
     @functools.cached_property
     def network(self) -> RestoredRun:
         """The trained network with its preprocessing, as `towers.load_run` gives it."""
-        return restored_run(
+        return RestoredRun(
             self.path, self.step, self.config, self.dataset_info, self.state
         )
 

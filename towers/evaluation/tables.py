@@ -1,0 +1,77 @@
+"""Predictions as lines of text: a table, CSV or JSON."""
+
+import contextlib
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from towers.data.sources import shown
+from towers.errors import printable
+from towers.evaluation.figures import softmax
+
+FORMS = ("table", "csv", "json")
+
+# Of the name of a class in a table.
+MOST_CHARACTERS = 24
+
+
+@contextlib.contextmanager
+def create_table(
+    path: str, form: str, class_names: Sequence[str], top: int
+) -> Iterator[Callable[[Sequence[str], Sequence[int], np.ndarray], None]]:
+    """The function that writes a line for each of the n images of a batch, from their
+    paths, labels [n], -1 where there is none, and logits [n, num_classes].
+
+    Args:
+        path: of the file; empty for standard output.
+        form: "table"; "csv", with a header; "json", an object a line (JSON Lines),
+            where a probability that is not a number is null.
+        class_names: in the order of the logits.
+        top: how many classes of an image, those with the largest logits.
+    """
+    top = min(top, len(class_names))
+    width = max(len(shown(name, MOST_CHARACTERS)) for name in class_names)
+
+    def write_line(path, label, best):
+        if form == "csv":
+            cells = (cell for name, p in best for cell in (name, f"{p:.6f}"))
+            csv_file.writerow([path, label or "", *cells])
+        elif form == "json":
+            predictions = [
+                {"class": name, "probability": None if math.isnan(p) else round(p, 6)}
+                for name, p in best
+            ]
+            row = {"path": path, "label": label, "predictions": predictions}
+            stream.write(f"{json.dumps(row)}\n")
+        else:
+            cells = [f"{shown(x, MOST_CHARACTERS):{width}} {p:.4f}" for x, p in best]
+            stream.write(f"{'  '.join(cells)}  {printable(path)}\n")
+
+    def write(paths, labels, logits):
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+        probabilities = np.take_along_axis(softmax(logits), order, 1)
+        for path, label, classes, values in zip(
+            paths, labels, order.tolist(), probabilities.tolist(), strict=True
+        ):
+            best = [(class_names[c], p) for c, p in zip(classes, values, strict=True)]
+            write_line(path, class_names[label] if label >= 0 else None, best)
+        stream.flush()
+
+    # Names of files need not be text.
+    if path:
+        file = open(path, "w", encoding="utf-8", errors="surrogateescape")
+    else:
+        file = contextlib.nullcontext(sys.stdout)
+        if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+            sys.stdout.reconfigure(errors="surrogateescape")
+    with file as stream:
+        csv_file = csv.writer(stream, lineterminator="\n")
+        if form == "csv":
+            numbers = range(1, top + 1)
+            columns = (f"{x}_{n}" for n in numbers for x in ("class", "probability"))
+            csv_file.writerow(["path", "label", *columns])
+        yield write
