@@ -124,9 +124,12 @@ def test_needed_operations_are_those_that_lead_to_the_wanted_ones():
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
     """Ten images for four towers: shares of 3 and of 2; the phases differ."""
     calls, original = [], network.tower_gradients
-    monkeypatch.setattr(
-        network, "tower_gradients", lambda *args: calls.append(1) or original(*args)
-    )
+
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(network, "tower_gradients", counted)
     plain = networks.plain_network()
     if "phases" in options:
         frozen = frozenset({"conv1/kernel"})
