@@ -29,19 +29,10 @@ def small(monkeypatch):
     small_runs.use(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        train(workdir, CONFIG)
-    return workdir
-
-
 @pytest.fixture
-def workdir(finished_run, tmp_path):
+def workdir(tmp_path):
     """A finished run with checkpoints of steps 4, 8 and 10."""
-    return shutil.copytree(finished_run, tmp_path / "run")
+    return shutil.copytree(small_runs.uninterrupted(CONFIG).path, tmp_path / "run")
 
 
 def count_correct(workdir, step, use_ema):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from towers.evaluation import evaluate
 from towers.evaluation.figures import figures, predictions_of, wilson_interval
 from towers.evaluation.report import mistakes_csv, table, to_json
 from towers.parallel.evaluator import AVERAGES, RAW
-from towers.training import train
 
 
 def random_batch(num_images, num_classes, seed, scale=3.0):
@@ -170,18 +170,11 @@ def test_a_mistake_has_the_path_of_its_file():
 # Of a run.
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        train(workdir, small_config())
-    return workdir
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
     small_runs.use(monkeypatch)
+    path = small_runs.uninterrupted(small_config()).path
+    return shutil.copytree(path, tmp_path / "run")
 
 
 def test_the_figures_of_a_run_equal_sklearn_and_mistakes_are_listed(trained):

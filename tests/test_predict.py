@@ -40,14 +40,11 @@ def small(monkeypatch):
     small_runs.use(monkeypatch)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def workdir(tmp_path_factory):
     """A run of ten steps."""
-    workdir = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        train(workdir, small_config())
-    return workdir
+    path = small_runs.uninterrupted(small_config()).path
+    return shutil.copytree(path, tmp_path_factory.mktemp("trained") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -245,27 +242,18 @@ def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path, fe
 # Features.
 
 
-@pytest.fixture(scope="module")
-def deep_run(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("deep")
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch, small_runs.full_network)
-        train(workdir, small_config(max_steps=2))
-    return workdir
-
-
 @pytest.mark.parametrize("layer", ["pool1", "logits"])
-def test_features_are_the_activations_of_a_layer(
-    deep_run, photos, tmp_path, monkeypatch, layer
-):
+def test_features_are_the_activations_of_a_layer(photos, tmp_path, monkeypatch, layer):
     small_runs.use(monkeypatch, small_runs.full_network)
+    config = small_config(max_steps=2)
+    workdir = small_runs.uninterrupted(config, small_runs.full_network).path
     paths = sorted_files(photos)
     Image.fromarray(arrays(1, 5)[0][0]).save(tmp_path / "\u00e9.png")
     paths.append(str(tmp_path / "\u00e9.png"))
-    config = RunFolder(deep_run).prediction_config(batch_size=7, num_towers=2)
+    config = RunFolder(workdir).prediction_config(batch_size=7, num_towers=2)
     output = tmp_path / "features.npz"
-    predict(deep_run, paths, config, features=layer, output=str(output))
-    run = load_run(deep_run)
+    predict(workdir, paths, config, features=layer, output=str(output))
+    run = load_run(workdir)
     model = run.model_ema
     if layer == "pool1":
         model = keras.Model(model.inputs, model.get_layer(layer).output)

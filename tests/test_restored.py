@@ -124,7 +124,9 @@ def test_a_file_of_the_user_that_is_missing_is_named(tmp_path, monkeypatch, opti
     train("run", config)
     assert load_run("run").model is not None
     path.unlink()
-    with pytest.raises(ConfigError, match=f"its {option}, mine.py, which is not in"):
+    with pytest.raises(
+        ConfigError, match=f"^{option}=mine.py:.* there is no file {tmp_path}"
+    ):
         _ = load_run("run").model
 
 

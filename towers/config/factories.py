@@ -44,7 +44,7 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
     source = f"{option}={name}"
     path = pathlib.Path(place)
     if not os.path.isfile(path):  # also where the name is none of a file
-        raise ConfigError(f"{source}: there is no file {path}")
+        raise ConfigError(f"{source}: there is no file {path.absolute()}")
     module = _with_errors_in_one_line(source, path, _load_file)(
         path.resolve(), path.stat().st_mtime_ns
     )

@@ -54,7 +54,6 @@ def predict(
         )
 
     folder = RunFolder(workdir)
-    folder.check()
     config = config or folder.prediction_config(step)
     *_, kind = kinds_of_parameters(config, use_ema)
     used = devices.configure(config, folder, remark)

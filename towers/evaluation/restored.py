@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build
-from towers.config import Config, checks, choices
-from towers.data.augment import create_augment
+from towers.build.images import create_augmentation
+from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation import devices
 from towers.models.inference import without_noise
@@ -79,7 +79,6 @@ class RestoredRun:
         Args:
             kind: "params", or "averages" for the moving averages.
         """
-        self._require_file("model")
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
@@ -105,24 +104,7 @@ class RestoredRun:
 
     @functools.cached_property
     def _augment(self):
-        self._require_file("augment")
-        try:
-            return create_augment(
-                self.config.augment, self.image_shape, self.mean, self.deviation
-            )
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-
-    def _require_file(self, option):
-        """Refuses a network or augmentation that is in a file that is missing."""
-        name = getattr(self.config, option)
-        file = name.rpartition(":")[0]
-        if choices.find(option, name).is_in_a_file and not os.path.isfile(file):
-            raise ConfigError(
-                f"{self.path} needs the file of its {option}, {file}, which is not in "
-                f"{os.getcwd()}; put it there, or work in the folder that it was "
-                "trained from"
-            )
+        return create_augmentation(self.config, self.dataset_info)
 
 
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
