@@ -11,25 +11,24 @@ import time
 
 import numpy as np
 import pytest
-from exported import CLASS_NAMES, random_images, random_run
+from exported import CLASS_NAMES, random_images, random_run, trained
 from PIL import Image
 
 from towers import load_run
-from towers.config import Config
 from towers.config.choices import FAMILY, MODELS
 from towers.data.decoding import Decoding
 from towers.data.pixels import read_image
 from towers.export import FORMATS, TOLERANCES, comparison
 from towers.export.stock import stock_network
-from towers.export.writers import WRITERS, write_keras
-from towers.training import train
+from towers.export.writers import WRITERS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "export.md"
 pytestmark = pytest.mark.slow
 
-# One of each family; `test_stock_layers_compute_what_ours_do` has them all.
-FAMILIES = {x.rstrip("0123456789"): x for x in MODELS if not x.endswith(FAMILY)}
+# The first of each family; `test_stock_layers_compute_what_ours_do` has them all.
+NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
+FAMILIES = {name.rstrip("0123456789"): name for name in reversed(NETWORKS)}
 
 
 def need(format):
@@ -65,69 +64,6 @@ def test_every_network_in_every_format(tmp_path, name, format):
         assert len(names) == len(CLASS_NAMES) and names[2] == "größer als"
 
 
-TRAINING = """
-import keras
-import numpy as np
-
-keras.utils.set_random_seed(1)
-model = keras.saving.load_model("model.keras")
-with np.load("data.npz") as data:
-    images, labels = data["images"], data["labels"]
-network = model.layers[-1]
-fixed = {v.path: v.numpy() for v in network.non_trainable_variables}
-model.compile(
-    optimizer=keras.optimizers.SGD(LEARNING_RATE, momentum=0.9),
-    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-)
-losses = model.fit(images, labels, batch_size=32, epochs=6, verbose=0).history["loss"]
-moved = [v.path for v in network.variables if v.path in fixed
-         and not np.array_equal(fixed[v.path], v)]
-several = [np.asarray(model(images[:4], training=True)) for _ in range(2)]
-model.save("again.keras")
-again = keras.saving.load_model("again.keras")
-print(losses[-1] / losses[0])
-print(sum("moving" in path for path in moved), sum("kernel" in path for path in moved))
-print(float(np.abs(several[0] - several[1]).max()))
-print(float(np.abs(np.asarray(again(images)) - np.asarray(model(images))).max()))
-"""
-
-
-@pytest.mark.parametrize(
-    "name,norms,drops,rate",
-    [
-        ("cnn", 0, False, 0.01),
-        ("alexnet_two_columns", 0, True, 0.01),
-        ("resnet20", 38, False, 0.02),
-        ("convmixer_256_8", 34, False, 0.02),
-        ("speedrun", 12, False, 0.02),
-    ],
-)
-def test_a_keras_file_trains_on(tmp_path, name, norms, drops, rate):
-    """The images of a class have a color of their own."""
-    options = {"width": 0.25, "weight_decay": 1e-4, "augment": "none"}
-    options |= {"model": name, "batch_size": 32, "learning_rate": 1e-4}
-    run = trained(tmp_path / "run", max_steps=1, **options)  # as drawn, and whitened
-    write_keras(tmp_path / "model.keras", stock_network(run.network()), run)
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 10, 256)
-    images = rng.integers(0, 60, (256, *run.image_shape))
-    images = images + 15 * labels[:, None, None, None]
-    np.savez(tmp_path / "data.npz", images=images.astype(np.uint8), labels=labels)
-    script = TRAINING.replace("LEARNING_RATE", str(rate))
-    ratio, moved, noise, again = outside(script, tmp_path).splitlines()
-    assert float(ratio) < 0.8
-    assert moved == f"{norms} 0"  # and no fixed kernel
-    assert (float(noise) > 1e-3) == drops
-    assert float(again) == 0
-
-
-def trained(workdir, **options):
-    settings = {"dataset": "embedded", "device": "cpu", "ema_decay": 0.0}
-    settings |= {"eval_every_epochs": 0.0, "summary_every_steps": 0}
-    train(workdir, Config(**settings | options))
-    return load_run(workdir)
-
-
 # The lines of the page, and the command.
 
 
@@ -137,6 +73,9 @@ def quickstart(tmp_path_factory):
     folder = tmp_path_factory.mktemp("quickstart")
     trained(folder / "runs" / "quickstart", width=0.2, batch_size=50, max_steps=3)
     return folder
+
+
+HEADINGS = dict(saved_model="SavedModel", keras="Keras", tflite="TFLite", onnx="ONNX")
 
 
 def blocks(heading):
@@ -159,16 +98,8 @@ def run_export(folder, format, output):
     )
 
 
-@pytest.mark.parametrize(
-    "heading,format",
-    [
-        ("SavedModel", "saved_model"),
-        ("Keras", "keras"),
-        ("TFLite", "tflite"),
-        ("ONNX", "onnx"),
-    ],
-)
-def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, heading, format):
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, format):
     need(format)
     suffix = FORMATS[format].suffix
     output = tmp_path / (f"model{suffix}" if suffix else format)
@@ -177,7 +108,7 @@ def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, heading, 
     assert process.returncode == 0 and errors == ""
     assert printed.splitlines()[-1].startswith(f"{output}: ")
     outside(blocks("Using a trained network elsewhere")[0], tmp_path)
-    [script] = blocks(heading)
+    [script] = blocks(HEADINGS[format])
     if format == "tflite":
         line = "from ai_edge_litert.interpreter import Interpreter"
         theirs = "import tensorflow; Interpreter = tensorflow.lite.Interpreter"

@@ -112,12 +112,12 @@ def export(
         WRITERS[format](path, network, run, precision, calibration)
         num_bytes = files.num_bytes(path)
         logits, class_names = comparison.predict_in_new_process(format, path, compared)
-        difference = comparison.largest_difference(logits, expected)
         if class_names != tuple(map(printable, run.class_names)):
             raise ExportError(
                 f"the {format} export is removed: its class names are not those of the "
                 "run"
             )
+        difference = comparison.largest_difference(logits, expected)
         if not difference <= tolerance:  # nor where it is no number
             raise ExportError(
                 f"the {format} export is removed: its logits differ from those of the "

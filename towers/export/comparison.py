@@ -50,7 +50,6 @@ def predict_in_new_process(
     """Loads an export by its own runtime in a new process that imports no towers.
 
     Args:
-        format: in FORMATS.
         path: of the export, next to which images and logits are stored.
         images: uint8 [n, height, width, channels].
 

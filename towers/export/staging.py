@@ -16,8 +16,6 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
     """Raises a ConfigError where an export may not be written: its name lacks the
     suffix, or something else stands there than an earlier export that may be replaced.
     Without a suffix it is a SavedModel, a folder."""
-    if not output.name:
-        raise ConfigError(f"output={output}: names no file; give it a name")
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")
     if suffix in ("", ".tflite") and files.has_pattern(output):

@@ -48,7 +48,7 @@ def stock_network(model: keras.Model) -> keras.Model:
             clone_function=lambda layer: layer,
             call_function=call,
         )
-        [images] = [x for x in clone.inputs if x.name == IMAGES]
+        [images] = (x for x in clone.inputs if x.name == IMAGES)
         return keras.Model(images, clone.outputs[0], name=model.name)
 
 
@@ -138,16 +138,12 @@ def _local_response_normalization(layer):
     return lambda x: ops.multiply(x, ops.power(sums(ops.square(x)), -layer.beta))
 
 
-def _pad_channels(layer):
-    return lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
-
-
 def _layer_scale(layer):
     """A factor for every channel is a depthwise convolution of one pixel."""
     [gamma] = layer.get_weights()
-    settings = {"name": layer.name, "trainable": layer.trainable}
-    stock = layers.DepthwiseConv2D(1, use_bias=False, **settings)
-    return _with_values(stock, [gamma.reshape(1, 1, -1, 1)])
+    settings = {"name": layer.name, "trainable": layer.trainable, "use_bias": False}
+    values = [gamma.reshape(1, 1, -1, 1)]
+    return _with_values(layers.DepthwiseConv2D(1, **settings), values)
 
 
 _REPLACEMENTS = {
@@ -156,7 +152,9 @@ _REPLACEMENTS = {
     GroupedConv2D: _grouped_convolution,
     LayerScale: _layer_scale,
     LocalResponseNormalization: _local_response_normalization,
-    PadChannels: _pad_channels,
+    PadChannels: lambda layer: (
+        lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
+    ),
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
     Whitening: _whitening,
 }
