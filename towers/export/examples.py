@@ -58,7 +58,7 @@ def images_of(
         return compared, calibration, "test images"
     except (ConfigError, DataError) as error:  # such as a file that is not here
         if data_dir:
-            raise
+            raise DataError(str(error)) from None
         words = f"drawn images, as the data set cannot be read ({one_line(error, 120)})"
         size = NUM_COMPARED, *run.image_shape
         return np.random.default_rng(0).integers(0, 256, size, np.uint8), None, words
