@@ -22,7 +22,7 @@ from towers.build import load_data_set
 from towers.data.sources import Source
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation import RestoredRun, load_run
-from towers.export import FORMATS, check, check_options, export, story
+from towers.export import FORMATS, comparison, export, validate_format
 from towers.run import files
 
 READ_AT_ONCE = 500
@@ -43,13 +43,14 @@ def main() -> None:
     for workdir in options.runs:
         run = load_run(workdir)
         images, labels = test_images(run, options.data_dir, options.num_images)
-        expected = story.logits_of(run, story.trained_network(run), images)
+        trained = comparison.trained_network(run)
+        expected = comparison.logits_of(run, trained, images)
         name = pathlib.Path(workdir).name
         print_row(name, "(the trainer's)", expected, expected, labels, "")
         for format, row in FORMATS.items():
             for precision in row.precisions:
                 try:
-                    check_options(format, precision)
+                    validate_format(format, precision)
                 except ConfigError as error:  # a package is missing
                     print(measure.table_row(name, format, error, *[""] * 4))
                     continue
@@ -63,7 +64,7 @@ def main() -> None:
                             precision=precision,
                             data_dir=options.data_dir,
                         )
-                    logits, _ = check.predict(format, path, images)
+                    logits, _ = comparison.predict_in_new_process(format, path, images)
                     num_bytes = f"{files.num_bytes(path):,}"
                 words = format if precision == "float32" else f"{format} {precision}"
                 print_row(name, words, logits, expected, labels, num_bytes)
@@ -94,7 +95,7 @@ def print_row(name, words, logits, expected, labels, num_bytes):
             name,
             words,
             f"{np.abs(logits - expected).max():.2g}",
-            f"{check.largest_difference(logits, expected):.2g}",
+            f"{comparison.largest_difference(logits, expected):.2g}",
             f"{np.mean(predicted == expected.argmax(1)):.4f}",
             f"{np.mean(predicted == labels):.4f}",
             num_bytes,

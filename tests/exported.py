@@ -4,11 +4,12 @@ import pathlib
 
 import numpy as np
 
-from towers import build
+from towers import build, load_run
 from towers.config import Config
 from towers.data.augment import create_augment
 from towers.evaluation.restored import RestoredRun
 from towers.run.dataset_info import DatasetInfo
+from towers.training import train
 
 CLASS_NAMES = ("cat", "dog", "größer als", "a\tb", "e", "f", "g", "h", "i", "j")
 MEAN, DEVIATION = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
@@ -55,3 +56,11 @@ def random_images(run: RestoredRun, count: int = 4) -> np.ndarray:
     """uint8 [count, *run.image_shape]."""
     rng = np.random.default_rng(1)
     return rng.integers(0, 256, (count, *run.image_shape)).astype(np.uint8)
+
+
+def trained(workdir: pathlib.Path, **options) -> RestoredRun:
+    """A run on the embedded digits."""
+    settings = {"dataset": "embedded", "device": "cpu", "ema_decay": 0.0}
+    settings |= {"eval_every_epochs": 0.0, "summary_every_steps": 0}
+    train(workdir, Config(**settings | options))
+    return load_run(workdir)

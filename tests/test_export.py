@@ -1,6 +1,6 @@
 """Exports: what other programs load is the run's network, whole or not there."""
 
-import importlib
+import dataclasses
 import io
 import os
 import pathlib
@@ -12,35 +12,23 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from exported import random_images, random_run
-from keras import layers
+from exported import random_images, random_run, trained
 from marks import slow
 from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
-from towers import export as exports
+from towers import load_run
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import pixels, resizing, synthetic
 from towers.errors import ConfigError, DataError, ExportError
-from towers.export import (
-    FORMATS,
-    check,
-    export,
-    keras_file,
-    outside,
-    saved_model,
-    staging,
-    story,
-    tflite_file,
-)
+from towers.export import FORMATS, comparison, export, load_in_new_process, staging
 from towers.export.examples import images_of
 from towers.export.stock import stock_network, with_preprocessing
+from towers.export.writers import WRITERS, decode_image, write_keras
 from towers.models.inference import without_noise
-from towers.models.layers import BatchNormalization, GroupedConv2D
-from towers.run import initial
-from towers.run.weights import open_weights
+from towers.run import files, initial
 from towers.training import train
 
 DEPENDABLE = [name for name, row in FORMATS.items() if not row.packages]
@@ -56,21 +44,16 @@ def half_way(tmp_path, monkeypatch):
     return small_runs.half_way(tmp_path / "run")
 
 
-def loaded(format, path):
-    """Class names and logits as the program outside loads them, in this process."""
-    with pytest.warns() if format == "tflite" else tf.init_scope():
-        return getattr(outside, format)(str(path))
-
-
 def predict_here(format, path, images):
-    """`check.predict` without the time that a new process takes to import."""
-    names, predict = loaded(format, path)
+    """`comparison.predict_in_new_process` without the time that a process takes."""
+    with pytest.warns() if format == "tflite" else tf.init_scope():
+        names, predict = getattr(load_in_new_process, format)(str(path))
     return np.asarray(predict(images)), tuple(names)
 
 
 @pytest.fixture
 def same_process(monkeypatch):
-    monkeypatch.setattr(check, "predict", predict_here)
+    monkeypatch.setattr(comparison, "predict_in_new_process", predict_here)
 
 
 def numpy_logits(workdir, images, kind="averages"):
@@ -82,28 +65,32 @@ def numpy_logits(workdir, images, kind="averages"):
     return inputs.reshape(len(images), -1) @ kernel + bias
 
 
-def files_in(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
 # What is inside.
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
-def test_an_export_gives_the_logits_of_numpy(half_way, format, capsys):
+def test_row_45_an_export_is_the_network_until_it_is_overwritten(
+    half_way, same_process, format, capsys
+):
     path = export(half_way, format)
-    assert path.parent == half_way / "export" and os.listdir(path.parent) == [path.name]
+    assert os.listdir(half_way / "export") == [path.name]
     first, last = capsys.readouterr().out.splitlines()
     assert "the moving averages of the parameters of step 5" in first
-    assert "in a new process" in last and last.endswith("on 23 test images")
+    assert last.endswith("on 23 test images")
     images = np.random.default_rng(2).integers(0, 256, (7, *IMAGE_SHAPE), np.uint8)
-    names, predict = loaded(format, path)
-    assert tuple(names) == CLASS_NAMES
-    expected = numpy_logits(half_way, images)
-    for count in (7, 1):  # the size of a batch is free
-        logits = predict(images[:count])
-        np.testing.assert_allclose(logits, expected[:count], rtol=1e-4, atol=1e-5)
-    assert np.abs(expected - numpy_logits(half_way, images, "params")).max() > 1e-2
+    earlier = numpy_logits(half_way, images)
+    assert np.abs(earlier - numpy_logits(half_way, images, "params")).max() > 1e-2
+
+    train(half_way, small_config())
+    with pytest.raises(ConfigError, match="exists; --overwrite replaces it"):
+        export(half_way, format)
+    for is_new, expected in enumerate([earlier, numpy_logits(half_way, images)]):
+        if is_new:
+            export(half_way, format, overwrite=True)
+        logits, names = predict_here(format, path, images)
+        assert names == CLASS_NAMES
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    assert os.listdir(half_way / "export") == [path.name]
 
 
 @pytest.mark.parametrize("precision,most", [slow("float16", 0.01), ("int8", 0.05)])
@@ -111,7 +98,7 @@ def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision
     path = export(half_way, "tflite", precision=precision)
     assert path.name == f"model-{precision}.tflite"
     images = arrays(small_runs.NUM_TEST, 1)[0]
-    logits = predict_here("tflite", path, images)[0]
+    logits, _ = predict_here("tflite", path, images)
     expected = numpy_logits(half_way, images)
     assert 0 < np.abs(logits - expected).max() < most * np.abs(expected).max()
 
@@ -120,40 +107,30 @@ def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision
 def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
     """Each is standardized by itself: these go into the network alike."""
     run, path = random_run("lenet", "tutorial"), tmp_path / "model.tflite"
-    drawn = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), np.uint8)
-    network = story.trained_network(run)
-    tflite_file.write(path, network, run, "int8", drawn)
+    drawn, network = random_images(run, 64), run.network()
+    WRITERS["tflite"](path, network, run, "int8", drawn)
     dull = 100 + (drawn[:8] > 127).astype(np.uint8)
     for images in (drawn[:8], dull, np.full_like(dull, 100)):
-        logits, expected = (
-            predict_here("tflite", path, images)[0],
-            story.logits_of(run, network, images),
-        )
-        assert check.largest_difference(logits, expected) < 0.05
+        logits, _ = predict_here("tflite", path, images)
+        expected = comparison.logits_of(run, network, images)
+        assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name if name in FAST_NETWORKS else slow(name) for name in NETWORKS],
+    "name", [name if name in FAST_NETWORKS else slow(name) for name in NETWORKS]
 )
 def test_stock_layers_compute_what_ours_do(name):
-    run = random_run(name, width=1.0 if ":" in name else 0.1)
-    trained = run.network()
+    trained = random_run(name, width=1.0 if ":" in name else 0.1).network()
     network = stock_network(trained)
     assert all(type(x).__module__.startswith("keras.") for x in network.layers)
-    assert [x.name for x in network.inputs] == ["images"]
     inputs = np.random.default_rng(1).normal(0, 1, (3, 32, 32, 3)).astype(np.float32)
     expected = without_noise(trained)(inputs, training=False).numpy()
     logits = network(inputs, training=False).numpy()
-    assert check.largest_difference(logits, expected) < 1e-5
+    assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.01
     ours, theirs = (
-        sum(
-            np.prod(v.shape)
-            for v in model.trainable_variables
-            if "whitening" not in v.path
-        )
-        for model in (trained, network)
+        sum(np.size(v) for v in x.trainable_variables if "whitening" not in v.path)
+        for x in (trained, network)
     )
     assert ours == theirs
 
@@ -161,9 +138,9 @@ def test_stock_layers_compute_what_ours_do(name):
 @pytest.mark.parametrize("image_shape", [(32, 32, 3), (27, 30, 1)])
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_stock_layers_preprocess_as_an_evaluation(augment, image_shape):
-    run = random_run("lenet", augment, image_shape)
-    network = stock_network(run.network())
-    images = random_images(run)
+    """Also a channel that is the same in all images."""
+    run = random_run("lenet", augment, image_shape, deviation=(0.0, 62.1, 66.7))
+    network, images = stock_network(run.network()), random_images(run)
     images[0] = 77  # without any contrast
     expected = network(run.preprocess(images))
     logits = with_preprocessing(network, run)(images)
@@ -171,83 +148,86 @@ def test_stock_layers_preprocess_as_an_evaluation(augment, image_shape):
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_stock_layers_preprocess_a_channel_that_is_the_same_everywhere():
-    run = random_run("lenet", deviation=(0.0, 62.1, 66.7))
-    network, images = stock_network(run.network()), random_images(run)
-    logits = with_preprocessing(network, run)(images)
-    np.testing.assert_allclose(logits, network(run.preprocess(images)), rtol=1e-4)
-
-
-def frozen_network(*, image_shape, num_classes, width, regularizer):
-    """A depthwise convolution, which an export replaces, normalization of ours, and a
-    layer of Keras."""
-    x = images = keras.Input(image_shape, name="images")
-    for name in ("stem", "body"):
-        x = GroupedConv2D(3, 3, groups=3, use_bias=False, name=f"{name}_conv")(x)
-        x = BatchNormalization(momentum=0.5, name=f"{name}_norm")(x)
-    x = layers.Flatten(name="flatten")(x)
-    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
-
-
-def test_what_was_frozen_stays_when_keras_trains_the_export(tmp_path, monkeypatch):
-    small_runs.use(monkeypatch, frozen_network)
-    run = random_run("cnn", "none", IMAGE_SHAPE, freeze="stem*,body_norm/beta")
-    path = tmp_path / "model.keras"
-    keras_file.write(path, stock_network(story.trained_network(run)), run)
-    model = keras.saving.load_model(path)
-    network = model.layers[-1]
-    before = {v.path: v.numpy() for v in network.variables}
-    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
-    model.fit(random_images(run), np.ones((4, 10)), verbose=0)
-    kept = {v.path for v in network.variables if np.array_equal(v, before[v.path])}
-    parts = ("gamma", "beta", "moving_mean", "moving_variance")
-    norm = {f"stem_norm/{part}" for part in parts}
-    assert kept == {"stem_conv/kernel"} | norm and len(before) == 12
+@pytest.mark.parametrize(
+    "name,norms,fixed,drops,rate",
+    [
+        slow("cnn", 0, ["norm1_sums", "norm2_sums"], False, 0.01),
+        slow("alexnet_two_columns", 0, ["norm1_sums", "norm2_sums"], True, 0.01),
+        slow("resnet20", 38, [], False, 0.02),
+        ("convmixer_256_8", 32, ["block1_pixels"], False, 0.02),
+        slow("speedrun", 12, ["whitening"], False, 0.02),
+    ],
+)
+def test_keras_trains_an_export_further(tmp_path, name, norms, fixed, drops, rate):
+    """Not its first depthwise convolution and normalization, which were frozen. The
+    images of a class have a color of their own."""
+    options = {"width": 0.25, "weight_decay": 1e-4, "augment": "none"}
+    options |= {"model": name, "batch_size": 32, "learning_rate": 1e-4}
+    if "mixer" in name:
+        options["freeze"] = "block1_pixels*"
+    run = trained(tmp_path / "run", max_steps=1, **options)  # as drawn, and whitened
+    network = stock_network(comparison.trained_network(run))
+    write_keras(tmp_path / "a.keras", network, run)
+    rng = np.random.default_rng(3)
+    labels = rng.integers(0, 10, (256, 1, 1, 1), np.uint8)
+    images = rng.integers(0, 60, (256, *run.image_shape), np.uint8) + 15 * labels
+    keras.utils.set_random_seed(1)
+    model = keras.saving.load_model(tmp_path / "a.keras")
+    before = [(v, v.numpy()) for v in model.layers[-1].variables]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
+    history = model.fit(images, labels.ravel(), epochs=6, verbose=0).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    moved = {v.path for v, old in before if not np.array_equal(v, old)}
+    assert sum("moving" in path for path in moved) == norms
+    kernels = {v.path for v, _ in before if v.path.endswith("/kernel")}
+    assert kernels - moved == {f"{layer}/kernel" for layer in fixed}
+    twice = [model(images[:4], training=True).numpy() for _ in range(2)]
+    assert (np.abs(twice[0] - twice[1]).max() > 1e-3) == drops
+    model.save(tmp_path / "again.keras")
+    again = keras.saving.load_model(tmp_path / "again.keras")
+    np.testing.assert_array_equal(again(images), model(images))
 
 
 RETURNING = ["convmixer_256_8", "speedrun", "alexnet", "alexnet_two_columns"]
 
 
 @pytest.mark.parametrize("name", [*RETURNING, slow("keras:ConvNeXtTiny")])
-def test_a_keras_file_comes_back_whole_but_for_columns(name, tmp_path):
+def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsys):
     run = random_run(name, width=1.0 if ":" in name else 0.1)
-    path = tmp_path / "model.keras"
-    keras_file.write(path, stock_network(run.network()), run)
-    kinds = ("params", "state")
-    tensors = {k: v for k, v in run.tensors.items() if k.partition("/")[0] in kinds}
-    state = {k: np.zeros_like(v) for k, v in tensors.items()}
-    with open_weights(str(path)) as weights:
-        taken, missing, drawn = initial._fill(state, weights)
+    write_keras(tmp_path / "a.keras", stock_network(run.network()), run)
+    tensors = {k: v for k, v in run.tensors.items() if not k.startswith("averages/")}
+    state = {key: np.zeros_like(value) for key, value in tensors.items()}
+    trainer = types.SimpleNamespace(state=lambda: state, load=lambda state: None)
+    config = dataclasses.replace(run.config, init_from=str(tmp_path / "a.keras"))
+    initial.start_from(types.SimpleNamespace(config=config, trainer=trainer))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    missing = {line[2] for line in lines if line[-3:] == ["is", "not", "there"]}
     columns = ("conv2", "conv4", "conv5") if "columns" in name else ()
-    assert not drawn
-    assert set(missing) == {
-        f"params/{column}/{part}" for column in columns for part in ("kernel", "bias")
-    }
-    for key in taken:
+    assert missing == {f"params/{x}/{y}" for x in columns for y in ("kernel", "bias")}
+    for key in set(state) - missing:
         np.testing.assert_array_equal(state[key], tensors[key], err_msg=key)
 
 
 def test_a_saved_model_takes_files_of_images(tmp_path):
     run = random_run("lenet")
-    saved_model.write(tmp_path / "model", stock_network(run.network()), run)
+    WRITERS["saved_model"](tmp_path / "model", stock_network(run.network()), run)
     signatures = tf.saved_model.load(tmp_path / "model").signatures
-    sizes = ((32, 32), (32, 32), (50, 90), (31, 20))
-    rng = np.random.default_rng(0)
-    files, images = [], []
-    for size, kind in zip(sizes, ("PNG", "BMP", "PNG", "JPEG"), strict=True):
+    rng, contents, images = np.random.default_rng(0), [], []
+    for *size, kind in (32, 32, "BMP"), (50, 90, "PNG"), (31, 20, "JPEG"):
         file = io.BytesIO()
-        drawn = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+        drawn = rng.integers(0, 256, (*size, 3), np.uint8)
         Image.fromarray(drawn).save(file, kind)
-        files.append(file.getvalue())
-        images.append(saved_model.decode(tf.constant(files[-1]), (32, 32, 3)).numpy())
-        fitted = resizing.fit(pixels.decode(files[-1], 3), (32, 32), 32)
-        differences = np.abs(images[-1].astype(int) - fitted)
+        contents.append(file.getvalue())
+        images.append(decode_image(tf.constant(contents[-1]), (32, 32, 3)).numpy())
+        by_pillow = resizing.fit(pixels.decode(contents[-1], 3), (32, 32), 32)
+        differences = np.abs(images[-1].astype(int) - by_pillow)
         assert differences.max() <= 1 and differences.mean() < 0.05
-    logits = signatures["encoded_images"](encoded_images=tf.constant(files))["logits"]
-    results = signatures["serving_default"](images=tf.constant(np.stack(images)))
+    logits = signatures["encoded_images"](tf.constant(contents))["logits"]
+    results = signatures["serving_default"](tf.constant(np.stack(images)))
     np.testing.assert_allclose(logits, results["logits"], rtol=1e-4, atol=1e-6)
     sums = results["probabilities"].numpy().sum(1)
-    np.testing.assert_allclose(sums, np.ones(4), rtol=1e-5)
+    np.testing.assert_allclose(sums, np.ones(3), rtol=1e-5)
 
 
 # What is refused.
@@ -255,31 +235,37 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
 
 def test_without_memory_it_is_not_the_disk_that_is_named(tmp_path):
     with pytest.raises(tf.errors.ResourceExhaustedError):
-        with staging.writing(tmp_path):
+        with staging.staged(tmp_path / "a.keras", ".keras", overwrite=False):
             tf.zeros([2**30, 2**30])
 
 
-def test_what_gives_other_logits_is_removed(half_way, same_process, monkeypatch):
-    """Here the raw parameters in place of the moving averages."""
-    run = story.read_run(half_way)
-    monkeypatch.setattr(story, "stock_network", lambda _: stock_network(run.network()))
-    with pytest.raises(ExportError, match="differ from those of the run by 0.* of the"):
+def write_parameters(path, network, run, *_):
+    """Not the moving averages."""
+    write_keras(path, stock_network(run.network()), run)
+
+
+def write_text(path, *_):
+    path.write_text("no")
+
+
+@pytest.mark.parametrize(
+    "write,words",
+    [
+        (write_parameters, "differ from those of the run by 0.* of the largest"),
+        (write_text, r"in a new process it ends with .* \(exit 1\)"),
+    ],
+)
+def test_row_45_what_is_not_the_network_is_removed(half_way, monkeypatch, write, words):
+    monkeypatch.setitem(WRITERS, "keras", write)
+    with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
-    assert files_in(half_way / "export") == []
+    assert os.listdir(half_way / "export") == []
 
 
-def test_what_another_process_cannot_load_is_removed(half_way, monkeypatch):
-    monkeypatch.setattr(keras_file, "write", lambda path, *_: path.write_text("no"))
-    with pytest.raises(ExportError, match="in a new process it ends with .*Error: "):
-        export(half_way, "keras")
-    assert files_in(half_way / "export") == []
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize(
     "name,make,words",
     [
-        ("a.keras", lambda p: p.symlink_to("/etc"), "is a symbolic link"),
+        ("a.keras", lambda p: p.symlink_to("/etc/passwd"), "is a symbolic link"),
         ("a.keras", os.mkfifo, "is a FIFO"),
         ("a.keras", os.mkdir, "is a folder and no such export"),
         ("a", lambda p: shutil.copytree("docs", p), "is a folder and no such export"),
@@ -288,197 +274,126 @@ def test_what_another_process_cannot_load_is_removed(half_way, monkeypatch):
         ("a/b.keras", lambda p: p.parent.write_text("mine"), "a is a file"),
     ],
 )
-def test_row_45_what_stands_there_is_not_touched(
-    tmp_path, name, make, words, overwrite
-):
+def test_row_45_what_stands_there_is_not_touched(tmp_path, name, make, words):
     output = tmp_path / name
     make(output)
     before = small_runs.snapshot(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        staging.check_output(output, ".keras" if "." in name else "", overwrite)
+        staging.validate_output(output, ".keras" if "." in name else "", True)
     assert small_runs.snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("format", ["saved_model", slow("keras")])
-def test_row_45_an_earlier_export_is_replaced_if_that_is_wanted(
-    half_way, same_process, format
-):
-    path = export(half_way, format)
-    before = small_runs.snapshot(path.parent)
-    with pytest.raises(ConfigError, match="exists; --overwrite replaces it"):
-        export(half_way, format)
-    assert small_runs.snapshot(path.parent) == before
-    train(half_way, small_config())
-    export(half_way, format, overwrite=True)
-    assert os.listdir(path.parent) == [path.name]
-    images = arrays(3, 1)[0]
-    logits = predict_here(format, path, images)[0]
-    np.testing.assert_allclose(
-        logits, numpy_logits(half_way, images), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("format", ["saved_model", "keras"])
-def test_row_45_what_appears_meanwhile_is_not_touched(half_way, monkeypatch, format):
-    output = half_way / f"mine{FORMATS[format].suffix}"
-
-    def predict(*args):
-        output.write_text("mine")
-        return predict_here(*args)
-
-    monkeypatch.setattr(check, "predict", predict)
+@pytest.mark.parametrize("suffix", ["", ".keras"])
+def test_row_45_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
+    output = tmp_path / f"mine{suffix}"
     with pytest.raises(ConfigError, match=f"{output} (exists|is a file)"):
-        export(half_way, format, output)
-    assert output.read_text() == "mine"
+        with staging.staged(output, suffix, overwrite=False) as path:
+            path.write_text("export")
+            output.write_text("mine")
+    assert output.read_text() == "mine" and os.listdir(tmp_path) == [output.name]
 
 
-def test_row_45_an_export_that_gets_no_name_leaves_the_earlier_one(
-    tmp_path, monkeypatch
-):
-    output = tmp_path / "model"
-    output.mkdir()
-    (output / "saved_model.pb").write_text("earlier")
-    before, rename = small_runs.snapshot(tmp_path), os.rename
-
-    def fail_once(source, target):
-        if target == output:
-            monkeypatch.setattr(os, "rename", rename)
-            raise OSError("no name")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", fail_once)
-    with pytest.raises(ExportError, match="no name"), staging.staged(output) as path:
-        path.mkdir()
+def test_row_45_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
+    target = tmp_path / "folder" / "model"
+    target.mkdir(parents=True)
+    (target / "saved_model.pb").write_text("earlier")
+    before = small_runs.snapshot(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        files.replace(target.parent, target)  # a folder cannot be moved into itself
     assert small_runs.snapshot(tmp_path) == before
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
 def test_row_45_on_a_full_disk_nothing_is_left(small_disk, format):
-    run = random_run("lenet", width=2.0)  # of 2 MB
-    network, row = stock_network(run.network()), FORMATS[format]
-    output = small_disk / f"export/model{row.suffix}"
-    writer = importlib.import_module(f"towers.export.{row.writer}")
+    run, suffix = random_run("lenet", width=2.0), FORMATS[format].suffix  # of 2 MB
+    network = stock_network(run.network())
     with pytest.raises(ExportError, match="cannot be written: .*bytes are free"):
-        with staging.staged(output) as path, staging.writing(output):
-            writer.write(path, network, run)
-    assert files_in(small_disk) == ["export"]
+        with staging.staged(small_disk / f"export/a{suffix}", suffix, False) as path:
+            WRITERS[format](path, network, run)
+    assert list(small_disk.rglob("*")) == [small_disk / "export"]
 
 
-def test_row_45_a_folder_that_cannot_be_written_is_refused(half_way):
-    with pytest.raises(ConfigError, match="cannot be written: .*another --output"):
-        export(half_way, "keras", "/proc/none/model.keras")
-
-
-@pytest.mark.parametrize("format,precision", [("onnx", "int8"), ("keras", "float16")])
-def test_a_precision_of_another_format_is_refused(tmp_path, format, precision):
-    with pytest.raises(ConfigError, match=f"precision={precision} .*--format=tflite"):
-        export(tmp_path, format, precision=precision)
-
-
-def test_a_missing_package_is_named_with_the_extra_that_has_it(tmp_path, monkeypatch):
-    row = exports.Format("onnx_file", ".onnx", packages=("no_onnx",), extra="onnx")
+@pytest.mark.parametrize(
+    "arguments,options,words",
+    [
+        (("keras", "/proc/none/a.keras"), {}, "cannot be written: .*another --output"),
+        (("keras",), {"precision": "float16"}, "precision=float16 .*--format=tflite"),
+        (("onnx",), {}, r"needs no_onnx.* pip install '\.\[onnx\]'"),
+    ],
+)
+def test_row_45_what_cannot_be_written_is_refused(
+    half_way, monkeypatch, arguments, options, words
+):
+    row = dataclasses.replace(FORMATS["onnx"], packages=("no_onnx",))
     monkeypatch.setitem(FORMATS, "onnx", row)
-    with pytest.raises(ConfigError, match=r"needs no_onnx.* pip install '\.\[onnx\]'"):
-        export(tmp_path, "onnx")
+    with pytest.raises(ConfigError, match=words):
+        export(half_way, *arguments, **options)
 
 
 # Images to compare with.
 
 
-def lose_the_data(monkeypatch, error=DataError):
+@pytest.mark.parametrize("error", [DataError, ConfigError])
+def test_without_the_data_set_images_are_drawn(half_way, monkeypatch, error):
+    """It may be in a file of the user that is missing: a ConfigError."""
+
     def load(data_dir):
         raise error("moved away")
 
     monkeypatch.setattr(synthetic, "load", load)
-
-
-@pytest.mark.parametrize("error", [DataError, ConfigError])
-def test_without_the_data_set_images_are_drawn_and_said_so(
-    half_way, same_process, monkeypatch, capsys, error
-):
-    """It may be in a file of the user that is missing: a ConfigError."""
-    lose_the_data(monkeypatch, error)
-    export(half_way, "keras")
-    assert "on 64 drawn images, as the data set cannot be" in capsys.readouterr().out
+    compared, calibration, words = images_of(load_run(half_way), calibrate=True)
+    assert compared.shape == (64, *IMAGE_SHAPE) and calibration is None
+    assert words == "drawn images, as the data set cannot be read (moved away)"
     with pytest.raises(ConfigError, match="precision=int8 .*--images"):
         export(half_way, "tflite", precision="int8")
     with pytest.raises(DataError, match="moved away"):
-        export(half_way, "saved_model", data_dir="elsewhere")
-
-
-@pytest.mark.slow
-def test_files_of_images_take_the_place_of_the_data_set(
-    half_way, same_process, monkeypatch, tmp_path, capsys
-):
-    lose_the_data(monkeypatch)
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for index, image in enumerate(arrays(9, 1)[0]):
-        Image.fromarray(image.repeat(3, 0).repeat(3, 1)).save(folder / f"{index}.png")
-    export(half_way, "tflite", precision="int8", images=[str(folder)])
-    assert "on 9 of the given images" in capsys.readouterr().out
-    (folder / "8.png").write_text("no image")
-    with pytest.raises(DataError, match="images: .*8.png: "):
-        export(half_way, "saved_model", images=[str(folder)])
-    (folder / "8.png").unlink()
-    os.mkfifo(folder / "8.png")
-    with pytest.raises(DataError, match="images: .*8.png: is no file"):
-        export(half_way, "saved_model", images=folder)
+        images_of(load_run(half_way), data_dir="elsewhere")
 
 
 def test_of_many_files_some_of_every_folder_are_taken(tmp_path):
     """Each image has its number in the list in its colors."""
     for index in range(600):
-        folder = tmp_path / ("cats" if index < 300 else "dogs" if index < 500 else "x")
+        folder = tmp_path / ("cats" if index < 300 else "dogs")
         folder.mkdir(exist_ok=True)
-        pixels = np.full((2, 2, 3), [0, *divmod(index, 256)], np.uint8)
-        (folder / f"{index:03}.png").write_bytes(png(pixels))
+        image = np.full((2, 2, 3), [0, *divmod(index, 256)], np.uint8)
+        (folder / f"{index:03}.png").write_bytes(png(image))
     (tmp_path / "cats" / "001.png").write_text("not chosen, so it is not read")
     run = types.SimpleNamespace(image_shape=(2, 2, 3), config=Config())
     compared, calibration, _ = images_of(run, paths=tmp_path)
     for images, count in ((compared, 64), (calibration, 256)):
         numbers = images[:, 0, 0] @ [0, 256, 1]
-        assert len(numbers) == count and numbers[0] == 0 and numbers[-1] == 599
-        places = np.arange(count) * 599 / (count - 1)
-        assert np.abs(numbers - places).max() < 4
+        np.testing.assert_allclose(numbers, np.linspace(0, 599, count), atol=4)
+    (tmp_path / "cats" / "000.png").write_text("chosen")
+    with pytest.raises(DataError, match="images: .*000.png: "):
+        images_of(run, paths=tmp_path)
 
 
 # Files of the user.
 
 OWN = """
-    import keras
-    from towers.data.augment import Augment, none
+import keras
+from towers.data.augment import Augment, none
 
-    class Twice(keras.layers.Layer):
-        def call(self, x):
-            return x + x
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return x + x
 
-    def create_model(*, image_shape, num_classes):
-        images = keras.Input(image_shape, name="images")
-        x = keras.ops.relu(Twice(name="twice")(images))
-        x = keras.layers.Flatten(name="flatten")(x)
-        return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
+def create_model(*, image_shape, num_classes):
+    images = keras.Input(image_shape, name="images")
+    x = keras.layers.Flatten(name="flatten")(Twice(name="twice")(images))
+    return keras.Model(images, keras.layers.Dense(num_classes, name="logits")(x))
 """
 
 
-@pytest.mark.parametrize("option", ["model", "augment"])
+@pytest.mark.parametrize("own", [{"model": "create_model"}, {"augment": "none"}])
 def test_what_is_no_stock_layer_goes_to_other_formats(
-    tmp_path, monkeypatch, same_process, option
+    tmp_path, monkeypatch, same_process, own
 ):
     small_runs.use(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("own.py").write_text("\n".join(x[4:] for x in OWN.splitlines()))
-    name = {"model": "create_model", "augment": "none"}[option]
-    train("run", small_config(**{option: f"own.py:{name}"}, max_steps=1))
+    pathlib.Path("own.py").write_text(OWN)
+    options = {option: f"own.py:{name}" for option, name in own.items()}
+    train("run", small_config(**options, max_steps=1))
     with pytest.raises(ConfigError, match="no stock layer of Keras.*saved_model"):
         export("run", "keras")
     assert export("run", "saved_model").is_dir()
-
-
-def test_the_formats_are_those_of_the_page_and_of_the_program_outside():
-    page = pathlib.Path(__file__).parents[1] / "docs" / "export.md"
-    for name, row in FORMATS.items():
-        assert f"\n| `{name}` |" in page.read_text()
-        assert hasattr(outside, name) and hasattr(
-            importlib.import_module(f"towers.export.{row.writer}"), "write"
-        )

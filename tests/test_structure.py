@@ -47,7 +47,7 @@ COMMAND_LINES = (
 )
 
 # It runs in a process of its own, to show that an export needs nothing of towers.
-OUTSIDE = "towers/export/outside.py"
+OUTSIDE = "towers/export/load_in_new_process.py"
 
 # Config is unpacked in build: of its package others know the tables and lists alone.
 CONFIG_FREE = ("data", "models", "optim")
@@ -144,7 +144,7 @@ def test_modules_keep_the_rules(package):
         ("towers/training/x.py", "from towers.export import export"),
         ("towers/export/x.py", "from towers.training import train"),
         ("towers/evaluation/x.py", "from towers.export import export"),
-        ("towers/export/outside.py", "from towers.errors import one_line"),
+        ("towers/export/load_in_new_process.py", "from towers.errors import one_line"),
         ("towers/launch/x.py", "from towers.on_ray import run"),
         ("towers/on_ray.py", "from towers.training import train"),
         ("towers/run/utils.py", ""),

@@ -12,35 +12,25 @@ from towers import quiet_imports
 from towers.config import checks
 from towers.config.options import check_path
 from towers.data.paths import Paths
-from towers.errors import ConfigError
+from towers.errors import ConfigError, ExportError, printable
+from towers.output import say
+from towers.run import files
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A row of FORMATS.
+    """A row of FORMATS."""
 
-    Attributes:
-        writer: the module of this package that writes it.
-        suffix: of the file's name; empty for a folder.
-        precisions: of the arithmetic that it can be written with.
-        packages: modules that it needs besides the dependencies of towers.
-        extra: of towers, which installs them.
-    """
-
-    writer: str
-    suffix: str
+    suffix: str  # of the file's name; empty for a folder
     precisions: tuple[str, ...] = ("float32",)
-    packages: tuple[str, ...] = ()
-    extra: str = ""
+    packages: tuple[str, ...] = ()  # of the extra of towers with the format's name
 
 
 FORMATS = {
-    "saved_model": Format("saved_model", ""),
-    "keras": Format("keras_file", ".keras"),
-    "tflite": Format("tflite_file", ".tflite", ("float32", "float16", "int8")),
-    "onnx": Format(
-        "onnx_file", ".onnx", packages=("tf2onnx", "onnxruntime"), extra="onnx"
-    ),
+    "saved_model": Format(""),
+    "keras": Format(".keras"),
+    "tflite": Format(".tflite", ("float32", "float16", "int8")),
+    "onnx": Format(".onnx", packages=("tf2onnx", "onnxruntime")),
 }
 
 # Largest difference of a logit from that of the trainer's network, as a share of the
@@ -69,62 +59,81 @@ def export(
 
     Args:
         workdir: the run's folder.
-        format: in FORMATS.
-        output: the file, or for "saved_model" the folder; by default `default_output`.
-        precision: one of the format's.
+        format, precision: see FORMATS.
+        output: by default `export/saved_model`, `export/model.keras` and so on in the
+            run's folder.
         step: of the checkpoint; 0 for the newest one that is valid.
-        data_dir: where the run's data set lies now; empty for where it was.
-        images: image files, and folders of them, in place of the data set's images.
+        data_dir, images: see `examples.images_of`.
         overwrite: replace an earlier export.
 
     Returns:
         The path of the export.
 
     Raises:
-        ConfigError: the options do not fit, a package is missing, or there is an
-            earlier export.
-        DataError: there are no such images.
-        CheckpointError: as `towers.load_run`.
-        ExportError: it cannot be written, or its logits differ too much.
+        TowersError: see `towers.errors`; a ConfigError where something stands at the
+            path, an ExportError where it cannot be written or its logits differ.
     """
-    check_options(format, precision)
+    validate_format(format, precision)
     checks.check_environment()
-    check_path("workdir", workdir)
+    suffix, tolerance = FORMATS[format].suffix, TOLERANCES[precision]
     if output is None:
-        output = default_output(workdir, format, precision)
+        name = "model" if precision == "float32" else f"model-{precision}"
+        name = name + suffix if suffix else format
+        output = os.path.join(workdir, "export", name)
+    output = pathlib.Path(output)
+    check_path("workdir", workdir)
     check_path("output", output)
     with quiet_imports():
-        from towers.export import story
-    return story.export(
-        pathlib.Path(workdir),
-        format,
-        pathlib.Path(output),
-        precision=precision,
-        step=step,
-        data_dir=data_dir,
-        images=images,
-        overwrite=overwrite,
+        from towers.evaluation.restored import read_run
+        from towers.export import comparison, examples, staging
+        from towers.export.stock import stock_network
+        from towers.export.writers import WRITERS
+        from towers.parallel.devices import show_gpus
+    staging.validate_output(output, suffix, overwrite)
+
+    show_gpus()  # none: they may be training
+    run = read_run(workdir, step=step)
+    averages = "the moving averages of " if run.config.ema_decay else ""
+    say(f"exporting {averages}the parameters of step {run.step} of {run.path}")
+    trained = comparison.trained_network(run)
+    compared, calibration, words = examples.images_of(
+        run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
     )
+    if precision == "int8" and calibration is None:
+        raise ConfigError(
+            "precision=int8 learns the ranges of activations from images, and the "
+            "run's data set cannot be read; name it with --data_dir, or files with "
+            "--images"
+        )
+    expected = comparison.logits_of(run, trained, compared)
+
+    with staging.staged(output, suffix, overwrite) as path:
+        network = stock_network(trained)
+        WRITERS[format](path, network, run, precision, calibration)
+        num_bytes = files.num_bytes(path)
+        logits, class_names = comparison.predict_in_new_process(format, path, compared)
+        if class_names != tuple(map(printable, run.class_names)):
+            raise ExportError(
+                f"the {format} export is removed: its class names are not those of the "
+                "run"
+            )
+        difference = comparison.largest_difference(logits, expected)
+        if not difference <= tolerance:  # nor where it is no number
+            raise ExportError(
+                f"the {format} export is removed: its logits differ from those of the "
+                f"run by {difference:.2g} of the largest on {len(compared)} {words}, "
+                f"and {tolerance:g} is allowed for {precision}"
+            )
+    say(
+        f"{output}: {num_bytes:,} bytes. Loaded in a new process, its logits differ "
+        f"from those of the run by at most {difference:.2g} of the largest "
+        f"({tolerance:g} is allowed), on {len(compared)} {words}"
+    )
+    return output
 
 
-def default_output(
-    workdir: str | os.PathLike, format: str, precision: str = "float32"
-) -> pathlib.Path:
-    """`export/saved_model`, `export/model.keras`, `export/model-int8.tflite` and so on
-    in the run's folder."""
-    suffix = FORMATS[format].suffix
-    name = f"model{suffix}" if suffix else format
-    if precision != "float32":
-        name = f"model-{precision}{suffix}"
-    return pathlib.Path(workdir) / "export" / name
-
-
-def check_options(format: str, precision: str) -> None:
-    """Refuses a format or precision that there is not, or whose packages are missing.
-
-    Raises:
-        ConfigError: see above.
-    """
+def validate_format(format: str, precision: str) -> None:
+    """Raises a ConfigError where a format lacks the precision, or packages."""
     if format not in FORMATS:
         raise ConfigError(f"format={format!r}: must be one of {', '.join(FORMATS)}")
     row = FORMATS[format]
@@ -137,6 +146,5 @@ def check_options(format: str, precision: str) -> None:
     if missing:
         raise ConfigError(
             f"format={format} needs {' and '.join(missing)}, not installed here; they "
-            f"are the extra {row.extra} of towers: python -m pip install "
-            f"'.[{row.extra}]'"
+            f"are the extra {format} of towers: python -m pip install '.[{format}]'"
         )

@@ -65,7 +65,7 @@ def save(
         files.remove(temporary)  # in a container every process may have the same id
         checkpoint_files.write(temporary, step, tensors, trainer_state)
         before_commit()
-        _commit(temporary, final)
+        files.replace(temporary, final)
     except (tf.errors.OpError, OSError, TowersError) as error:
         with contextlib.suppress(OSError):
             files.remove(temporary)
@@ -279,15 +279,3 @@ def _is_saved(folder: Path, step: int, tensors: Tensors) -> bool:
             "kept: choose another --workdir, or move it away"
         )
     return True
-
-
-def _commit(temporary: Path, final: Path) -> None:
-    """Renames; an invalid checkpoint of that name is moved aside first."""
-    replaced = final.with_name(f".tmp-replaced-{final.name}")
-    if files.kind(final) is not None:
-        files.remove(replaced)
-        os.rename(final, replaced)
-    os.rename(temporary, final)
-    files.sync(final.parent)
-    with contextlib.suppress(OSError):
-        files.remove(replaced)

@@ -112,6 +112,30 @@ def sync(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def sync_all(path: pathlib.Path) -> None:
+    """Flushes a file, or a folder with all that is in it, to the disk."""
+    for part in [*path.rglob("*"), path]:
+        sync(part)
+
+
+def replace(path: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a file or folder, whose content is flushed, its final name. What had that
+    name is removed, but stays where this fails."""
+    aside = path.parent / f".tmp-replaced-{target.name}"
+    try:
+        if kind(path) == "a folder" and kind(target) is not None:
+            remove(aside)
+            os.rename(target, aside)  # a folder is not replaced in one piece
+        os.rename(path, target)
+    except BaseException:
+        if kind(target) is None and kind(aside) is not None:
+            os.rename(aside, target)
+        raise
+    sync(target.parent)
+    with contextlib.suppress(OSError):
+        remove(aside)
+
+
 def make_folders(path: pathlib.Path) -> None:
     """Makes a folder and those above it, where they are missing; a power cut does not
     take them away again, nor those that a killed process has made."""

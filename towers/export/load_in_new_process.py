@@ -1,10 +1,10 @@
 """A program that loads an export as others do, and predicts; it imports no towers.
 
-    python -P towers/export/outside.py FORMAT EXPORT IMAGES.npy RESULT.npz
+    python -P towers/export/load_in_new_process.py FORMAT EXPORT IMAGES.npy RESULT.npz
 
 IMAGES holds uint8 [n, height, width, channels]. RESULT gets "logits" [n, classes] and
-"class_names" [classes]. The first image goes through the network alone, the others in
-batches of at most 100, so that the size of a batch is seen to be free.
+"class_names" [classes]. The first image is a batch of its own, to show that the size of
+a batch is free.
 """
 
 import json
@@ -19,21 +19,18 @@ BATCH_SIZE = 100
 def saved_model(path):
     import tensorflow as tf
 
-    loaded = tf.saved_model.load(path)
-    predict = loaded.signatures["serving_default"]
-    names = loaded.signatures["class_names"]()["class_names"].numpy()
-    return [name.decode() for name in names], lambda images: predict(
-        images=tf.constant(images)
-    )["logits"].numpy()
+    signatures = tf.saved_model.load(path).signatures
+    predict, class_names = signatures["serving_default"], signatures["class_names"]
+    names = [name.decode() for name in class_names()["class_names"].numpy()]
+    return names, lambda images: predict(images=tf.constant(images))["logits"]
 
 
 def keras(path):
     import keras
 
-    model = keras.saving.load_model(path)
     with zipfile.ZipFile(path) as archive:
         names = json.loads(archive.read("class_names.json"))
-    return names, model.predict_on_batch
+    return names, keras.saving.load_model(path).predict_on_batch
 
 
 def tflite(path):
@@ -61,12 +58,11 @@ def onnx(path):
 def main(format, export, images, result):
     names, predict = globals()[format](export)
     images = np.load(images)
-    pieces = [images[:1]]
-    pieces += [images[i : i + BATCH_SIZE] for i in range(1, len(images), BATCH_SIZE)]
-    logits = np.concatenate([np.asarray(predict(piece)) for piece in pieces])
+    batches = np.split(images, range(1, len(images), BATCH_SIZE))
+    logits = np.concatenate([predict(batch) for batch in batches])
     if "towers" in sys.modules:
         raise RuntimeError("an export needs towers")
-    np.savez(result, logits=logits, class_names=np.array(names))
+    np.savez(result, logits=logits, class_names=names)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,198 @@
+"""The formats: each written from a network of stock layers, with its preprocessing."""
+
+import json
+import logging
+import pathlib
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers import quiet_imports
+from towers.errors import printable
+from towers.evaluation import RestoredRun
+from towers.export.stock import with_preprocessing
+
+SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
+PREPROCESSING = "preprocessing"  # in the names of the operations before the network
+ONNX_OPSET = 18
+
+
+def predict_fn(network: keras.Model, run: RestoredRun) -> Callable:
+    """The compiled function from "images", uint8 [n, *run.image_shape], to "logits" and
+    "probabilities", float32 [n, classes]."""
+    images_spec = tf.TensorSpec([None, *run.image_shape], tf.uint8, name="images")
+
+    @tf.function(input_signature=[images_spec], autograph=False)
+    def predict(images):
+        with tf.name_scope(PREPROCESSING):
+            images = run.preprocess(images)
+        logits = network(images, training=False)
+        return {"logits": logits, "probabilities": tf.nn.softmax(logits)}
+
+    return predict
+
+
+def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
+    """Writes the folder of a SavedModel with three signatures.
+
+    "serving_default" takes images as `predict_fn`; "encoded_images" the files of
+    images, strings [n], of which the middle is resized; "class_names" takes nothing and
+    gives the names, strings [classes].
+    """
+    predict = predict_fn(network, run)
+
+    def predict_encoded(encoded_images):
+        images = tf.map_fn(
+            lambda content: decode_image(content, run.image_shape),
+            encoded_images,
+            fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
+        )
+        return predict(images)
+
+    def class_names():
+        return {"class_names": tf.constant(run.class_names)}
+
+    files_spec = tf.TensorSpec([None], tf.string, name="encoded_images")
+    archive = keras.export.ExportArchive()
+    archive.add_endpoint(SERVING, predict, predict.input_signature)
+    archive.add_endpoint("encoded_images", predict_encoded, [files_spec])
+    archive.add_endpoint("class_names", class_names, [])
+    archive.write_out(path, verbose=False)
+
+
+def decode_image(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
+    """The middle of an image file, by TensorFlow's decoder, which does not turn photos
+    as EXIF says; resized as by `towers.data.resizing`.
+
+    Args:
+        content: a string; PNG or JPEG; for three channels also BMP without a palette,
+            and the first frame of a GIF.
+        image_shape: height, width, channels of the result, uint8.
+    """
+    *size, channels = image_shape
+    image = tf.io.decode_image(content, channels=channels, expand_animations=False)
+    stored = tf.cast(tf.shape(image)[:2], tf.float32)
+    scale = tf.reduce_max(size / stored)
+    begins = (size - scale * stored) / 2
+    for axis in (1, 0):  # as Pillow: the rows are resized and rounded, then the columns
+        is_axis = tf.one_hot(axis, 2)
+        resized = tf.raw_ops.ScaleAndTranslate(
+            images=image[tf.newaxis],
+            size=tf.where(is_axis > 0, size, tf.shape(image)[:2]),
+            scale=1 + is_axis * (scale - 1),
+            translation=is_axis * begins,
+            kernel_type="triangle",
+            antialias=True,
+        )
+        # Halves are rounded up, also where float32 has them a little too small.
+        image = tf.saturate_cast(tf.floor(resized[0] + 0.5001), tf.uint8)
+    return tf.ensure_shape(image, image_shape)
+
+
+def write_keras(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
+    """Writes a .keras file, which Keras loads and goes on training: from uint8 images
+    to logits, of stock layers alone.
+
+    Keras has no field for the names of classes. They are one more file of the archive,
+    `class_names.json`, which `keras.saving.load_model` does not read.
+    """
+    with_preprocessing(network, run).save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("class_names.json", json.dumps(run.class_names))
+
+
+def write_tflite(
+    path: pathlib.Path,
+    network: keras.Model,
+    run: RestoredRun,
+    precision: str = "float32",
+    calibration: np.ndarray | None = None,
+):
+    """Writes a .tflite file for LiteRT (TensorFlow Lite): the function of `predict_fn`,
+    its signature "serving_default".
+
+    The names of the classes are `labels.txt`, a line each, in a zip archive at the end
+    of the file, where the metadata tools of TensorFlow Lite put associated files.
+
+    Args:
+        precision: "float16" stores parameters in 16 bits; "int8" quantizes the network
+            and its activations, except in operations without a kernel for that.
+        calibration: uint8 images [n, *run.image_shape], from which "int8" learns the
+            ranges of activations.
+    """
+    # Only a SavedModel has signatures that the converter keeps.
+    source = path.with_name("saved_model")
+    write_saved_model(source, network, run)
+
+    def create_converter():
+        return tf.lite.TFLiteConverter.from_saved_model(str(source), [SERVING])
+
+    with quiet_imports(), warnings.catch_warnings():  # about its own former parts
+        warnings.simplefilter("ignore")
+        converter = create_converter()
+        if precision == "float16":
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+            converter.target_spec.supported_types = [tf.float16]
+        content = converter.convert()
+        if precision == "int8":
+            content = _quantized(create_converter(), content, calibration)
+    path.write_bytes(content)
+    with zipfile.ZipFile(path, "a") as archive:
+        names = "".join(f"{printable(name)}\n" for name in run.class_names)
+        archive.writestr("labels.txt", names)
+
+
+def _quantized(converter, in_float32, calibration):
+    """The network in int8 behind preprocessing in float32: eight bits of an image's
+    variance are 0 for an image of little contrast, which is then divided by that."""
+    tensors = tf.lite.Interpreter(model_content=in_float32).get_tensor_details()
+    names = [tensor["name"] for tensor in tensors if PREPROCESSING in tensor["name"]]
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    converter.representative_dataset = lambda: (
+        {"images": image[None]} for image in calibration
+    )
+    # Of the converter's interface only this leaves operations as they are.
+    options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=names)
+    debugger = tf.lite.experimental.QuantizationDebugger(
+        converter=converter, debug_dataset=lambda: (), debug_options=options
+    )
+    return debugger.get_nondebug_quantized_model()
+
+
+def write_onnx(path: pathlib.Path, network: keras.Model, run: RestoredRun, *_):
+    """Writes an .onnx file, for ONNX Runtime and others: the function of `predict_fn`,
+    and in its metadata "class_names", in JSON."""
+    import onnx
+    import tf2onnx
+
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # the comparison tells
+    predict = predict_fn(network, run)
+    model, _ = tf2onnx.convert.from_function(
+        predict,
+        predict.input_signature,
+        opset=ONNX_OPSET,
+        custom_op_handlers={"Erfc": (_erfc, [])},
+    )
+    onnx.helper.set_model_props(model, {"class_names": json.dumps(run.class_names)})
+    onnx.save(model, path)
+
+
+def _erfc(graph, node, name, args):
+    """1 - erf, which tf2onnx 1.17 lacks; TensorFlow's GELU is made of it."""
+    node.type = "Erf"
+    one = graph.make_const(f"{name}_one", np.float32(1)).output[0]
+    graph.insert_new_node_on_output(
+        "Sub", node.output[0], name=f"{name}_from_one", inputs=[one, node.output[0]]
+    )
+
+
+WRITERS = {
+    "saved_model": write_saved_model,
+    "keras": write_keras,
+    "tflite": write_tflite,
+    "onnx": write_onnx,
+}
