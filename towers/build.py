@@ -93,15 +93,8 @@ def build(
     # Images.
     data_set = load_data_set(config, dataset_info, test_only=test_only)
     train_source, eval_split = data_set.train, ("test", data_set.test)
+    augment = create_augmentation(config, data_set)
     try:
-        augment = extend(
-            create_augment(
-                config.augment, data_set.image_shape, data_set.mean, data_set.deviation
-            ),
-            color_jitter=config.color_jitter,
-            random_erasing=config.random_erasing,
-            cutout_size=config.cutout_size,
-        )
         if config.validation_fraction and train_source is not None:
             train_source, held_out = hold_out(
                 train_source, config.validation_fraction, config.seed
@@ -171,6 +164,23 @@ def build(
         total_steps=total_steps,
         part=part,
     )
+
+
+def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
+    """The augmentation of the images of a data set.
+
+    Raises:
+        ConfigError: it does not fit the images.
+    """
+    try:
+        return extend(
+            create_augment(config.augment, info.image_shape, info.mean, info.deviation),
+            color_jitter=config.color_jitter,
+            random_erasing=config.random_erasing,
+            cutout_size=config.cutout_size,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def load_data_set(

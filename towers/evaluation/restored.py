@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build
-from towers.build.images import create_augmentation
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation import devices
@@ -104,7 +103,7 @@ class RestoredRun:
 
     @functools.cached_property
     def _augment(self):
-        return create_augmentation(self.config, self.dataset_info)
+        return build.create_augmentation(self.config, self.dataset_info)
 
 
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:

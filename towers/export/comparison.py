@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers.build import match_parameters
 from towers.errors import ExportError, one_line, printable
 from towers.evaluation import RestoredRun
-from towers.evaluation.restored import without_noise
+from towers.models.inference import without_noise
 
 BATCH_SIZE = 32
 SMALLEST_SCALE = 0.01
