@@ -19,7 +19,10 @@ class RunOptions:
     )
 
     num_epochs: float = option(
-        60.0, "Length of the run, in passes over the training images.", above=0
+        60.0,
+        "Length of the run, in passes over the training images.",
+        above=0,
+        at_most=1e9,
     )
     max_steps: int = option(
         0,
