@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
+from towers.models.layers import Moment
 from towers.models.variables import variable_names
 from towers.optim.update import Update
 from towers.optim.vector import Layout
@@ -85,6 +86,31 @@ class NetworkLayout:
         pairs = list(zip(state, self._is_float.values(), strict=True))
         floats = self.state.pack([x for x, is_float in pairs if is_float])
         return floats, [x for x, is_float in pairs if not is_float]
+
+    def move(
+        self,
+        old: Sequence[tf.Tensor],
+        new: Sequence[tf.Tensor],
+        moments: Mapping[str, Moment],
+    ) -> list[tf.Tensor]:
+        """The new vectors of the state, where entries that are in `moments` are moments
+        of a batch, and move what was there before."""
+        if not moments:
+            return list(new)
+        found = [moments.get(name, Moment(0.0, 1.0)) for name in self.state.places]
+        columns = [
+            self.state.columns([value(moment) for moment in found])
+            for value in (
+                lambda moment: moment.momentum,
+                lambda moment: moment.factor,
+                lambda moment: 1.0 - moment.momentum,
+            )
+        ]
+        moved = []
+        for before, moment, *constants in zip(old, new, *columns, strict=True):
+            stays, factor, rest = (tf.constant(x, moment.dtype) for x in constants)
+            moved.append(before * stays + moment * factor * rest)
+        return moved
 
     @property
     def state_names(self) -> list[str]:

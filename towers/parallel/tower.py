@@ -10,6 +10,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.models.layers import taking_moments
 from towers.optim.phases import Phase
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.reduce import in_dtype, squared_norm
@@ -100,9 +101,10 @@ def tower_gradients(
             tf.stop_gradient(view) if name in phase.frozen else view
             for name, view in zip(layout.params.places, views, strict=True)
         ]
-        loss, correct, new_state = tower_loss(
-            phase.model, loss_fn, params, layout.state_views(values), batch
-        )
+        with taking_moments() as moments:
+            loss, correct, new_state = tower_loss(
+                phase.model, loss_fn, params, layout.state_views(values), batch
+            )
         scaled = loss if loss_scale is None else loss * tf.cast(loss_scale, loss.dtype)
     # Those of the views are parts of the vectors', and cost nothing.
     gradients, of_views = tape.gradient(scaled, (values.params, views))
@@ -113,7 +115,9 @@ def tower_gradients(
     ]
     if loss_scale is not None:
         gradients = unscaled(gradients, loss_scale)
-    return TowerResult(gradients, *layout.pack_state(new_state), loss, correct)
+    state, counts = layout.pack_state(new_state)
+    state = layout.move(values.state, state, moments)
+    return TowerResult(gradients, state, counts, loss, correct)
 
 
 def check_complete(
