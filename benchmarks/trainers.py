@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -51,8 +51,9 @@ class StillBatches:
     def batch(self) -> dict[str, tf.Tensor]:
         return self._batches(tf.constant(0, tf.int64))
 
-    def stream(self, first_step: int) -> tf.data.Dataset:
-        return without_tuning(tf.data.Dataset.from_tensors(self.batch).repeat())
+    def stream(self, first_step: int, share: Callable | None = None) -> tf.data.Dataset:
+        batch = self.batch if share is None else tuple(share(self.batch))
+        return without_tuning(tf.data.Dataset.from_tensors(batch).repeat())
 
     stored_stream = stream
 

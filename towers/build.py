@@ -28,6 +28,7 @@ from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
 from towers.parallel.feed import Feed, Streams, runs_on
+from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run import sizes
@@ -397,7 +398,11 @@ def create_feed(
     if "GPU" not in devices[0] or not runs_on(
         devices[0], first.process, first.stored_stream(0).element_spec
     ):
-        return Streams([own.stream for own in per_tower], devices)
+        if "GPU" in devices[0]:
+            return Streams([own.stream for own in per_tower], devices)
+        # One pipeline for all towers, which is traced once.
+        share = functools.partial(split_batch, sizes=sizes)
+        return Streams([functools.partial(batches.stream, share=share)], devices)
     if config.input == "auto" and size is not None and size <= MOST_RESIDENT_BYTES:
         return Resident(per_tower, devices)
     return Streams(

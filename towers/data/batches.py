@@ -7,7 +7,7 @@ towers there are.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -92,15 +92,23 @@ class TrainBatches:
         in_orders = [positions // length - first_epoch, positions % length]
         return tf.gather_nd(orders, tf.stack(in_orders, 1))
 
-    def stream(self, first_step: int) -> tf.data.Dataset:
-        """The batches of all steps from `first_step` on, read ahead by `tf.data`.
+    def stream(
+        self, first_step: int, share: Callable[[Batch], list[Batch]] | None = None
+    ) -> tf.data.Dataset:
+        """The batches of all steps from `first_step` on, read ahead by `tf.data`; with
+        `share` tuples of the pieces that it makes of them.
 
         Reading, processing and the consumer of the stream overlap.
         """
         steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
+
+        def process(step, stored):
+            batch = self.process(step, stored)
+            return batch if share is None else tuple(share(batch))
+
         batches = batches.map(
-            streams.plain(self.process), num_parallel_calls=streams.NUM_CALLS
+            streams.plain(process), num_parallel_calls=streams.NUM_CALLS
         )
         return _read_ahead(batches)
 

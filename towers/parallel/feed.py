@@ -49,12 +49,12 @@ class Feed(Protocol):
 
 
 class Streams:
-    """A stream of each tower, whose batches arrive one after the other.
+    """Batches that arrive one after the other.
 
     Args:
-        streams: per tower.
-        devices: where each makes its batches; those of a GPU are copied there two steps
-            ahead.
+        streams: per tower; or a single one whose elements are tuples, an entry for each
+            tower.
+        devices: of the towers; batches of a GPU are copied there two steps ahead.
         processes: per tower a function (step, elements of the stream) -> batch, on the
             device; by default the stream has whole batches.
     """
@@ -67,20 +67,25 @@ class Streams:
     ):
         self._streams, self._devices = streams, devices
         self._processes = processes or [lambda _, batch: batch for _ in streams]
-        self._iterators = None
-        self._specs = None
+        self._on_gpus = "GPU" in devices[0]
+        self._iterators = self._specs = None
+        self._step, self._kept = None, []
 
     def _datasets(self, step):
-        """Those of the host are one data set, with one pool of threads."""
-        datasets = [stream(step) for stream in self._streams]
-        if all("CPU" in device for device in self._devices):
-            return [tf.data.Dataset.zip(tuple(datasets))]
-        return [
-            dataset.map(_without_int32).apply(
-                tf.data.experimental.prefetch_to_device(device, 2)
-            )
-            for dataset, device in zip(datasets, self._devices, strict=True)
-        ]
+        """Kept, as TensorFlow never frees all of the functions of one."""
+        if step != self._step:
+            datasets = [stream(step) for stream in self._streams]
+            if self._on_gpus:
+                datasets = [
+                    dataset.map(_without_int32).apply(
+                        tf.data.experimental.prefetch_to_device(device, 2)
+                    )
+                    for dataset, device in zip(datasets, self._devices, strict=True)
+                ]
+            elif isinstance(datasets[0].element_spec, dict):
+                datasets = [tf.data.Dataset.zip(tuple(datasets))]
+            self._step, self._kept = step, datasets
+        return self._kept
 
     def spec(self):
         if self._specs is None:
@@ -94,7 +99,7 @@ class Streams:
         return self._iterators
 
     def wait(self, iterators, step):
-        if len(iterators) < len(self._devices) or "CPU" in self._devices[0]:
+        if not self._on_gpus:
             with tf.device(HOST):
                 return list(next(iterators[0]))
         elements = []
@@ -117,10 +122,9 @@ class Streams:
         self._iterators = None
 
     def batches_of(self, step):
-        return self.batches(
-            [next(iter(stream(step))) for stream in self._streams],
-            tf.constant(step, tf.int64),
-        )
+        number = tf.constant(step, tf.int64)
+        iterators = [iter(dataset) for dataset in self._datasets(step)]
+        return self.batches(self.wait(iterators, number), number)
 
 
 def _without_int32(elements):

@@ -32,10 +32,22 @@ def in_dtype(number: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor:
 def split_batch(
     batch: Mapping[str, tf.Tensor], sizes: Sequence[int]
 ) -> list[dict[str, tf.Tensor]]:
-    """Cuts every tensor of a batch along its first axis into pieces of `sizes`."""
+    """Cuts every tensor of a batch along its first axis into pieces of `sizes`.
+
+    Of several micro-batches, one after the other, each is cut so, and a tower gets its
+    pieces of all.
+    """
     ends = list(itertools.accumulate(sizes))
+
+    def piece(value, first, end):
+        if value.shape[0] == ends[-1]:
+            return value[first:end]
+        shape = value.shape[1:]
+        micro_batches = tf.reshape(value, [-1, ends[-1], *shape])
+        return tf.reshape(micro_batches[:, first:end], [-1, *shape])
+
     return [
-        {name: value[end - size : end] for name, value in batch.items()}
+        {name: piece(value, end - size, end) for name, value in batch.items()}
         for size, end in zip(sizes, ends, strict=True)
     ]
 
