@@ -281,7 +281,7 @@ def release_after(halt, secs):
 
 
 def test_row_12_after_overwrite_the_command_without_it_continues(tmp_path):
-    config = small_config()
+    config = small_config(log_every_steps=1)
     halt = Halt(signal.SIGTERM, 4, hold=False)
     with pytest.MonkeyPatch.context() as patch:
         halt_at(patch, "computing", halt)

@@ -66,7 +66,7 @@ class Streams:
         processes: Sequence[Callable[[tf.Tensor, Batch], Batch]] | None = None,
     ):
         self._streams, self._devices = streams, devices
-        self._processes = processes or [lambda _, batch: batch for _ in streams]
+        self._processes = processes or [lambda _, batch: batch for _ in devices]
         self._on_gpus = "GPU" in devices[0]
         self._iterators = self._specs = None
         self._step, self._kept = None, []
