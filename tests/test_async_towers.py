@@ -505,7 +505,7 @@ class Held(AsynchronousTrainer):
         self.released = threading.Event()
 
     def _compute(self, tower, *share):
-        if (tower, self.coordinator.num_begun(tower)) == (0, 1):
+        if (tower, self.coordinator.begun[tower]) == (0, 1):
             assert self.released.wait(WAIT_SECS)
         return super()._compute(tower, *share)
 
@@ -517,7 +517,7 @@ def test_a_tower_waits_before_it_makes_another_one_too_stale(
     class Overtaken(Held):
         def _apply(self, tower, *computed):
             super()._apply(tower, *computed)
-            if (tower, self.coordinator.num_begun(tower)) == (1, 1 + SHARES_AHEAD):
+            if (tower, self.coordinator.begun[tower]) == (1, 1 + SHARES_AHEAD):
                 self.released.set()
 
     network, batches = networks.plain_network(), networks.random_batches(5, 4)
@@ -545,7 +545,7 @@ class Failing(AsynchronousTrainer):
     error = ZeroDivisionError("in tower 1")
 
     def _compute(self, tower, *share):
-        if tower == 1 and self.coordinator.num_begun(1) == 3 and self.error:
+        if tower == 1 and self.coordinator.begun[1] == 3 and self.error:
             error, self.error = self.error, None
             raise error
         return super()._compute(tower, *share)
@@ -605,7 +605,7 @@ class BadUpdate(AsynchronousTrainer):
     """The second update of tower 1 is bad, when tower 0 has made its own."""
 
     def _compute(self, tower, *share):
-        if (tower, self.coordinator.num_begun(tower)) == (1, 2):
+        if (tower, self.coordinator.begun[tower]) == (1, 2):
             deadline = time.monotonic() + WAIT_SECS
             while self.num_applied < 2:
                 assert time.monotonic() < deadline
@@ -638,12 +638,12 @@ def test_row_41_an_update_that_fails_midway_is_of_no_step_until_another_is_loade
     network, batches = networks.plain_network(), networks.random_batches(8, 8)
     towers = create(network, Recipe(), batches, 1)
     towers.train(2)
-    state, calls = towers.state(), towers._calls
-    towers._calls = calls._replace(apply=[fail, fail])
+    state, call = towers.state(), towers._apply_call
+    towers._apply_call = fail
     with pytest.raises(ZeroDivisionError):
         towers.train(2)
     assert not run.is_between_steps(towers)
-    towers._calls = calls
+    towers._apply_call = call
     towers.train(1)
     assert not run.is_between_steps(towers)
     towers.load(state)
@@ -693,7 +693,7 @@ def test_an_error_in_tracing_is_raised_before_there_are_threads():
 def test_request_stop_ends_after_the_furthest_step_in_hand():
     class Stopped(AsynchronousTrainer):
         def _compute(self, tower, *share):
-            if self.coordinator.num_begun(tower) == 2:
+            if self.coordinator.begun[tower] == 2:
                 self.request_stop()
             return super()._compute(tower, *share)
 

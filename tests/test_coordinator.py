@@ -196,12 +196,6 @@ def test_any_order_that_is_allowed_keeps_the_bound_and_can_go_on(
     assert max(seen) == max_staleness
 
 
-def test_without_a_bound_everything_is_allowed():
-    in_flight = {0: 0, 1: 90, 2: 95}
-    assert may_fetch(in_flight, 0)
-    assert all(may_apply(tower, 99, in_flight, 0) for tower in in_flight)
-
-
 def test_as_many_towers_as_the_bound_allows_fetch_at_once():
     in_flight = {}
     for tower in range(4):

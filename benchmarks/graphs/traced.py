@@ -27,15 +27,9 @@ class Traced:
         graphs = self.trainer.trace()
         if not isinstance(self.trainer, AsynchronousTrainer):
             return [Call(graph) for graph in graphs]
-        calls, home = self.trainer._calls, self.trainer.strategy.home
-        devices = [*self.trainer.devices, *(home for _ in graphs)]
-        last = len(graphs) - len(calls.skip)
-        return [
-            Call(graph, device if place < last else "")
-            for place, (graph, device) in enumerate(
-                zip(graphs, devices[: len(graphs)], strict=True)
-            )
-        ]
+        # Fetches on the devices of the towers, the others at home.
+        devices = [*self.trainer.devices, *(self.trainer.strategy.home for _ in graphs)]
+        return [Call(*call) for call in zip(graphs, devices, strict=False)]
 
     def crossings(self) -> list[Crossing]:
         """Everything that crosses devices in a step; asynchronous towers fetch and

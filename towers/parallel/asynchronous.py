@@ -1,23 +1,11 @@
 """The trainer of towers that update shared variables independently.
 
 The variables are those of strategy `towers`, pinned to the parameter device. Every
-tower has its thread and its compiled calls: it takes its share of the next batch,
-fetches the variables, computes the gradients and applies them the moment they are
-ready; meanwhile others may have updated the variables. Fetch and apply hold one lock,
-so that a fetch is one consistent state and no update is lost. One step is num_towers
-updates, one by each tower. They differ from one synchronous update in this:
-
-    gradients    are scaled by the tower's share of the batch (1/num_towers where it
-                 divides), so that a pass over the data moves the parameters as far
-    clipping     acts on each tower's own gradient, before the scaling
-    rate         is that of the whole steps applied so far, num_towers updates each
-    averages     move with every num_towers-th update, and so reach as far back
-    model state  is replaced by that of the tower, so the last one stays; entries that
-                 are not floats are taken from the first tower alone
-    not finite   is each update for itself; one that is skipped counts as an update
-
-Towers that are equally fast see a staleness of num_towers - 1: a lower max_staleness
-makes them wait for each other, a higher one bounds the staleness of slow towers.
+tower has a thread and compiled calls: it takes its share of the next batch, fetches the
+variables, computes the gradients and applies them at once; meanwhile others may have
+updated the variables. Fetch and apply hold one lock, so that a fetch is one consistent
+state and no update is lost. One step is num_towers updates, one by each tower;
+docs/async_towers.md has the differences from one synchronous update.
 
 Elsewhere: tensorpack's AsyncMultiGPUTrainer; Downpour SGD (Dean et al. 2012) with one
 parameter server.
@@ -28,12 +16,15 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from towers.optim.losses import WeightDecay
 from towers.optim.phases import steps_within
-from towers.parallel.asynchronous_step import AsynchronousStep
+from towers.optim.update import moving_averages
 from towers.parallel.coordinator import Coordinator
+from towers.parallel.copies import Values
 from towers.parallel.finite import TOO_MANY_IN_A_ROW, not_finite_error
 from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, TRACING, WAITING
-from towers.parallel.reduce import tower_weights
+from towers.parallel.reduce import squared_norm, tower_weights
+from towers.parallel.step import zero_frozen
 from towers.parallel.trainer import Trainer
 
 
@@ -68,16 +59,109 @@ class AsynchronousTrainer(Trainer):
         self._new_coordinator = functools.partial(
             Coordinator, num_towers, max_staleness=max_staleness, record=record
         )
-        self.coordinator = self._new_coordinator(0)
-        self._iterators, self._num_drawn = None, 0
-        self._calls = None
-        self._is_training = False
-        self._is_updating = False  # stays so after an update that failed
+        self._phase, self._is_compiled, self._is_training = 0, False, False
         self._is_torn = False  # the state is that of no step
-        self._phase = 0
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self.devices]
         self._gradients = []
+        self._restart()
+
+    # The compiled calls.
+
+    def _compile(self):
+        """Traces all calls before there are threads, where an error is a plain one."""
+        if self._is_compiled:
+            return
+        copy = self._copy
+        values = Values(*map(_specs, (copy.params, copy.state, copy.counts)))
+        batches = [
+            {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
+            for batch in self._feed.batches_of(0)
+        ]
+        self._fetch_calls = [
+            _traced(lambda device=device: copy.fetch().copied_to(device))
+            for device in self.devices
+        ]
+        self._compute_calls = [
+            [
+                _traced(functools.partial(self._step, phase, tower), values, batch)
+                for tower, batch in enumerate(batches)
+            ]
+            for phase in range(len(self.phases))
+        ]
+        tower = tf.TensorSpec([], tf.int32)
+        norm = tf.TensorSpec([], values.params[0].dtype)
+        state = values.state, values.counts
+        self._apply_call = _traced(self._update, tower, norm, values.params, state)
+        self._averages_call = _traced(self._move_averages)
+        self._is_compiled = True
+
+    def _step(self, phase, tower, values, batch):
+        """A tower's gradients with those of the weight decay, new state and metrics."""
+        [result] = self.network.gradients(phase, [values], [batch], first_tower=tower)
+        layout = self._copy.layout.params
+        with tf.device(self.devices[tower]):
+            add_decay = WeightDecay(self.task.model.trainable_variables, layout)
+            decay, gradients = add_decay(values.params, result.gradients)
+            gradients = zero_frozen(gradients, layout, self.phases[phase].frozen)
+            total_loss = result.loss + tf.cast(decay, result.loss.dtype)
+            norm = tf.sqrt(squared_norm(gradients))
+            finite = tf.math.is_finite(total_loss + norm)
+        with tf.device(self._copy.device):
+            # They are copied here, and not while the lock is held.
+            gradients = [tf.identity(gradient) for gradient in gradients]
+            state = tf.nest.map_structure(tf.identity, (result.state, result.counts))
+        metrics = {
+            "loss": result.loss,
+            "total_loss": total_loss,
+            "correct": result.correct,
+            "gradient_norm": norm,
+            "finite": finite,
+        }
+        return gradients, state, metrics
+
+    def _update(self, tower, norm, gradients, state):
+        """One update of the shared variables."""
+        copy, (state, counts) = self._copy, state
+        layout, update_fn = copy.layout.params, self._update_fn
+        with tf.device(copy.device):
+            [step] = copy.read([copy.step])
+            # The norm, and so the clipping, is that before the scaling.
+            scale = tf.gather(tf.constant(self._scales, tf.float64), tower)
+            scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
+            params = copy.read(copy.params)
+            squares = update_fn.squares(layout, params, scaled)
+            slots = {name: copy.read(own) for name, own in copy.slots.items()}
+            params, slots = update_fn(
+                layout, step, params, slots, scaled, norm, squares
+            )
+            counts = [
+                tf.where(tower == 0, new, old)
+                for new, old in zip(counts, copy.read(copy.counts), strict=True)
+            ]
+            values = [*params, *state, *counts, *sum(slots.values(), [])]
+            # The averages are the last but the number of steps.
+            for variable, value in zip(copy.variables(), values, strict=False):
+                variable.assign(value, read_value=False)
+        if self.guard.skips:
+            self._count(True)
+
+    def _move_averages(self):
+        copy = self._copy
+        if copy.averages:
+            with tf.device(copy.device):
+                moved = moving_averages(
+                    copy.read(copy.averages),
+                    copy.read([*copy.params, *copy.state]),
+                    copy.read([copy.step])[0],
+                    self._update_fn.ema_decay,
+                )
+                for variable, value in zip(copy.averages, moved, strict=True):
+                    variable.assign(value, read_value=False)
+
+    def _count(self, is_finite):
+        with tf.device(self.guard.device):
+            self.guard.decide(tf.constant(is_finite), self.guard.is_running())
 
     # The threads of the towers.
 
@@ -93,48 +177,51 @@ class AsynchronousTrainer(Trainer):
 
     def _run_tower(self, tower):
         while (share := self.coordinator.take_share(tower)) is not None:
-            values = self._fetch(tower)
-            gradients, state, metrics = self._compute(tower, values, share)
-            self._apply(tower, gradients, state, metrics)
+            self._apply(tower, *self._compute(tower, self._fetch(tower), share))
 
     def _fetch(self, tower):
         # The outputs of a call go to the device in scope, whatever is inside.
         with self.coordinator.fetch(tower), tf.device(self.devices[tower]):
-            return self._calls.fetch[tower]()
+            return self._fetch_calls[tower]()
 
     def _compute(self, tower, values, share):
         # Else the results, which are on this device already, would go back to the
         # tower, to be copied once more while the lock is held.
         with tf.device(self._copy.device):
-            call = self._calls.compute[self._phase][tower]
+            call = self._compute_calls[self._phase][tower]
             gradients, state, metrics = call(values, share)
         # To read them is to wait for the device.
         metrics = {name: value.numpy() for name, value in metrics.items()}
-        if not metrics["finite"] and not self.guard.skips:
+        if not (metrics["finite"] or self.guard.skips):
             raise self._not_finite_error(tower, metrics)
         return gradients, state, metrics
 
     def _apply(self, tower, gradients, state, metrics):
-        norm = tf.constant(metrics["gradient_norm"])
         with self.coordinator.apply(tower) as number:
-            ends_step = (number + 1) % len(self.devices) == 0
             in_a_row = self.guard.num_in_a_row()
             if not metrics["finite"] and in_a_row + 1 >= TOO_MANY_IN_A_ROW:
                 raise self._not_finite_error(tower, metrics)
-            self._is_updating = True
-            if metrics["finite"]:
-                with tf.device(self._copy.device):
-                    call = self._calls.apply[ends_step]
-                    call(tf.constant(tower), norm, gradients, state)
-                self._gradients = gradients
-            else:
-                self._calls.skip[ends_step]()
-            self._is_updating = False
+            ends_step = (number + 1) % len(self.devices) == 0
+            try:
+                if metrics["finite"]:
+                    with tf.device(self._copy.device):
+                        norm = metrics["gradient_norm"]
+                        self._apply_call(tf.constant(tower), norm, gradients, state)
+                        if ends_step:
+                            self._averages_call()
+                    self._gradients = gradients
+                else:
+                    self._count(False)
+                if ends_step:
+                    self._copy.step.assign_add(1)
+            except BaseException:
+                self._is_torn = True
+                raise
             self._tower_metrics[tower] = metrics
 
     def _not_finite_error(self, tower, metrics):
         return not_finite_error(
-            self.coordinator.num_begun(tower),
+            self.coordinator.begun[tower],
             np.arange(len(self.devices)) != tower,
             np.full(len(self.devices), metrics["loss"]),
             learning_rate=self.learning_rate(self.step),
@@ -143,39 +230,18 @@ class AsynchronousTrainer(Trainer):
             consequence="the update was not applied",
         )
 
-    def _compile(self):
-        """Traces all calls before there are threads, where an error is a plain one."""
-        step = AsynchronousStep(
-            copy=self._copy,
-            network=self.network,
-            update_fn=self._update_fn,
-            trainable_variables=self.task.model.trainable_variables,
-            phases=self.phases,
-            devices=self.devices,
-            scales=self._scales,
-            guard=self.guard,
-        )
-        specs = [
-            tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), batch)
-            for batch in self._feed.batches_of(0)
-        ]
-        self._calls = step.trace(specs, self.guard.skips)
-
     # The contract.
 
     def train(self, num_steps):
         before = self.step
-        if self._calls is None:
-            self._compile()
-        if self._iterators is None:
-            self._num_drawn = before
-            self._iterators = self._feed.start(before) or ()
+        self._compile()
+        self._iterators = self._feed.start(before)
         self._is_training = True
         self._phase, num_steps = steps_within(self.phases, before, num_steps)
         try:
             self.coordinator.run(num_steps, self._draw_shares, self._run_tower)
         except BaseException:
-            self._is_torn |= self._is_updating or not self.coordinator.is_even()
+            self._is_torn |= len(set(self.coordinator.applied)) > 1
             self._restart()
             raise
         finally:
@@ -185,10 +251,7 @@ class AsynchronousTrainer(Trainer):
     def _metrics(self):
         """The metrics of the last step."""
         step, per_tower = self.step, self._tower_metrics
-        values = {
-            name: np.array([metrics[name] for metrics in per_tower])
-            for name in per_tower[0]
-        }
+        values = {k: np.array([x[k] for x in per_tower]) for k in per_tower[0]}
         return {
             "step": step,
             "loss": np.dot(self._weights, values["loss"]),
@@ -208,17 +271,16 @@ class AsynchronousTrainer(Trainer):
         return self._copy.layout.params.read(vectors) if vectors else {}
 
     def trace(self):
-        if self._calls is None:
-            self._compile()
-        calls = [*self._calls.fetch, *self._calls.apply, *self._calls.skip]
-        return [x.graph for x in sum(self._calls.compute, calls)]
+        self._compile()
+        calls = [*self._fetch_calls, self._apply_call, self._averages_call]
+        return [call.graph for call in sum(self._compute_calls, calls)]
 
     def request_stop(self):
         self.coordinator.request_stop()
 
     def progress(self):
         steps, is_between_steps, tower = self.coordinator.progress()
-        if self._calls is None:
+        if not self._is_compiled:
             return steps, ACTIVITIES[TRACING]
         if is_between_steps and not self._is_torn:
             return steps, ACTIVITIES[WAITING if self._is_training else IDLE]
@@ -231,15 +293,22 @@ class AsynchronousTrainer(Trainer):
 
     def load(self, state):
         super().load(state)
-        self._is_updating = self._is_torn = False
+        self._is_torn = False
 
     def describe(self):
         where, *others = super().describe()
         return [f"{where}, which each tower updates alone", *others]
 
     def _restart(self):
-        self.guard.restart()
         if self._feed:
             self._feed.restart()
-        self._iterators = None
+        self._num_drawn = self.step
         self.coordinator = self._new_coordinator(self.step)
+
+
+def _traced(call, *specs):
+    return tf.function(call, autograph=False).get_concrete_function(*specs)
+
+
+def _specs(variables):
+    return [tf.TensorSpec(v.shape, v.dtype) for v in variables]
