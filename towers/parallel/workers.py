@@ -10,7 +10,6 @@ All workers call the same functions of `Workers` in the same order.
 import concurrent.futures
 import contextlib
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from towers.parallel.lost_workers import announce_chief, lost_worker, tell_other
 # Ways to add up between workers; auto is nccl between GPUs, else ring.
 COMMUNICATIONS = ("auto", "ring", "nccl")
 
-# Bytes of the pieces in which a state is sent.
+# Bytes of the pieces in which a state is sent, a multiple of 8.
 _PIECE_BYTES = 2**26
 
 
@@ -36,6 +35,8 @@ class Workers:
         index: the number of this one.
         size: how many there are.
         addresses: host:port of each; none of a single worker.
+        devices: those on which this worker's tensors are added to those of others: its
+            GPUs, or its host.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Workers:
     ):
         self._engine = engine
         self.addresses, self.index = tuple(addresses), index
-        self.size = max(len(addresses), 1)
-        if self.size > 1 and self.is_chief:
+        self.size, self.is_chief = max(len(addresses), 1), index == 0
+        self.devices = engine.extended.worker_devices if engine else [HOST]
+        if engine and self.is_chief:
             announce_chief()
         self._add = {
             dtype: tf.function(
@@ -57,10 +59,6 @@ class Workers:
             )
             for dtype in (np.int64, np.float64)
         }
-
-    @property
-    def is_chief(self) -> bool:
-        return self.index == 0
 
     # In a graph.
 
@@ -79,48 +77,44 @@ class Workers:
         Returns:
             For each of `devices` the sums.
         """
+        results = [list(own) for own in tensors]
         if self._engine is None:
-            return [list(own) for own in tensors]
-        devices = self.devices
+            return results
         # One buffer has one type.
-        kinds = sorted({x.dtype for x in tensors[0]}, key=lambda dtype: dtype.name)
-        places = [[i for i, x in enumerate(tensors[0]) if x.dtype == k] for k in kinds]
-        placed = []
-        for device, own in zip(devices, tensors, strict=True):
-            with tf.device(device):
-                placed.append([[tf.identity(own[i]) for i in same] for same in places])
-
-        def all_reduce(*values):
-            replica = tf.distribute.get_replica_context()
-            return [
-                replica.all_reduce(tf.distribute.ReduceOp.SUM, same, options)
-                for same in values
-            ]
-
-        def values_of(replica):
-            return placed[replica.replica_id_in_sync_group % len(devices)]
-
-        arguments = placed[0]
-        if len(devices) > 1:
-            arguments = self._engine.experimental_distribute_values_from_function(
-                values_of
-            )
-        reduced = self._engine.run(all_reduce, args=tuple(arguments))
-        results = [[None] * len(own) for own in tensors]
-        for same, values in zip(places, reduced, strict=True):
-            for i, value in zip(same, values, strict=True):
+        for dtype in dict.fromkeys(x.dtype for x in tensors[0]):
+            places = [i for i, x in enumerate(tensors[0]) if x.dtype == dtype]
+            same = [[own[i] for i in places] for own in tensors]
+            for place, value in zip(
+                places, self._all_reduce(same, options), strict=True
+            ):
                 local = self._engine.experimental_local_results(value)
                 for result, x in zip(results, local, strict=True):
-                    result[i] = tf.ensure_shape(x, tensors[0][i].shape)
+                    result[place] = tf.ensure_shape(x, tensors[0][place].shape)
         return results
+
+    def _all_reduce(self, tensors, options):
+        placed = []
+        for device, own in zip(self.devices, tensors, strict=True):
+            with tf.device(device):
+                placed.append([tf.identity(x) for x in own])
+
+        def values_of(replica):
+            return placed[replica.replica_id_in_sync_group % len(placed)]
+
+        def all_reduce(values):
+            replica = tf.distribute.get_replica_context()
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values, options)
+
+        per_replica = self._engine.experimental_distribute_values_from_function(
+            values_of
+        )
+        return self._engine.run(all_reduce, args=(per_replica,))
 
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of tensors over all workers; they have gradients.
 
         The gradient of a sum is that of all workers' losses together.
         """
-        if self._engine is None:
-            return list(tensors)
 
         @tf.custom_gradient
         def add(*values):
@@ -134,7 +128,6 @@ class Workers:
         """The tensors of all workers along the first axis, in which they may differ."""
         if self._engine is None:
             return tensor
-        rest = tensor.shape[1:]
 
         def all_gather():
             replica = tf.distribute.get_replica_context()
@@ -145,13 +138,7 @@ class Workers:
             return replica.all_gather(own, axis=0)
 
         gathered = self._engine.experimental_local_results(self._engine.run(all_gather))
-        return tf.ensure_shape(gathered[0], [None, *rest])
-
-    @property
-    def devices(self) -> Sequence[str]:
-        """Those on which this worker's tensors are added to those of others: its GPUs,
-        or its host."""
-        return [HOST] if self._engine is None else self._engine.extended.worker_devices
+        return tf.ensure_shape(gathered[0], [None, *tensor.shape[1:]])
 
     # Between compiled calls.
 
@@ -164,6 +151,8 @@ class Workers:
         Raises:
             WorkerLostError: not all of them take part.
         """
+        if self._engine is None:
+            return values
 
         def added():
             with self.noticing_losses():
@@ -183,8 +172,6 @@ class Workers:
         Returns:
             The chief's number of steps, or 0 if any worker stops; whether it saves.
         """
-        if self._engine is None:
-            return 0 if stop else num_steps, save
         own = [num_steps, save] if self.is_chief else [0, 0]
         num_steps, save, num_stopping = self.add(np.array([*own, stop], np.int64))
         return 0 if num_stopping else int(num_steps), bool(save)
@@ -195,16 +182,13 @@ class Workers:
         Args:
             state: of the same names, shapes and types everywhere.
         """
-        if self._engine is None:
-            return dict(state)
-        content = b"".join(np.ascontiguousarray(x).tobytes() for x in state.values())
-        size = min(_PIECE_BYTES, 8 * math.ceil(len(content) / 8))
-        received = b""
-        for first in range(0, len(content), size):
-            piece = content[first : first + size] if self.is_chief else b""
-            # Whole numbers are added to zeros, which changes no bit.
-            own = np.frombuffer(piece.ljust(size, b"\0"), np.int64)
-            received += self.add(own).tobytes()
+        content = b"".join(x.tobytes() for x in state.values())
+        if not self.is_chief:
+            content = bytes(len(content))
+        received = b"".join(
+            self._add_bytes(content[first : first + _PIECE_BYTES])
+            for first in range(0, len(content), _PIECE_BYTES)
+        )
         arrays, first = {}, 0
         for name, array in state.items():
             flat = np.frombuffer(received, array.dtype, array.size, first)
@@ -223,22 +207,24 @@ class Workers:
         Raises:
             WorkerLostError: one of them is gone.
         """
-        if self._engine is None:
-            return [own]
         content = json.dumps(own).encode()
-        sizes = np.zeros(self.size, np.int64)
-        sizes[self.index] = len(content)
-        sizes = self.add(sizes)
-        # Each adds its own row to zeros.
-        table = np.zeros((self.size, 8 * math.ceil(sizes.max() / 8)), np.uint8)
-        table[self.index, : len(content)] = np.frombuffer(content, np.uint8)
-        rows = self.add(table.view(np.int64)).view(np.uint8)
+        is_own = np.arange(self.size) == self.index
+        sizes = self.add(np.where(is_own, len(content), 0))
+        rows = [content if x else bytes(n) for x, n in zip(is_own, sizes, strict=True)]
+        received = self._add_bytes(b"".join(rows))
         with contextlib.suppress(WorkerLostError):  # one that has read may end
             self.add(np.zeros(1, np.int64))
+        ends = np.cumsum(sizes)
         return [
-            json.loads(row[:size].tobytes())
-            for row, size in zip(rows, sizes, strict=True)
+            json.loads(received[end - size : end])
+            for end, size in zip(ends, sizes, strict=True)
         ]
+
+    def _add_bytes(self, content):
+        """Bytes of one worker, where the others have zeros: whole numbers are added,
+        which changes no bit."""
+        padded = content + bytes(-len(content) % 8)
+        return self.add(np.frombuffer(padded, np.int64)).tobytes()[: len(content)]
 
     @contextlib.contextmanager
     def noticing_losses(
@@ -253,7 +239,7 @@ class Workers:
             yield
         except tf.errors.OpError as error:
             lost = None
-            if self._engine is not None:
+            if self._engine:
                 lost = lost_worker(error.message, self.addresses, self.index)
             if lost is None:
                 raise
@@ -263,10 +249,8 @@ class Workers:
 
 
 def _interruptible(function):
-    """Calls a function that waits in TensorFlow, where no signal is served.
-
-    In the main thread it waits for another one, so that signals are served.
-    """
+    """Calls a function that waits in TensorFlow, where no signal is served: not in the
+    main thread, which serves signals while it waits for another one."""
     if threading.current_thread() is not threading.main_thread():
         return function()
     outcome = concurrent.futures.Future()
@@ -279,8 +263,6 @@ def _interruptible(function):
 
     # A daemon: the process can end while it waits.
     threading.Thread(target=call, daemon=True).start()
-    while not concurrent.futures.wait([outcome], timeout=0.1).done:
-        pass
     return outcome.result()
 
 
