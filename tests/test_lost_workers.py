@@ -12,9 +12,11 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from machines import Machines, machines
 
-from towers.parallel.lost_workers import lost_worker
+from towers.errors import WorkerLostError
+from towers.parallel.workers import ALONE, Workers
 from towers.run import checkpoints
 
 NUM_WORKERS, NUM_STEPS = 3, 40
@@ -237,12 +239,35 @@ NCCL = [
 ]
 
 
+# The text of an error of a compiled function, around that of an operation.
+IN_A_STEP = """Graph execution error:
+
+Detected at node all_reduce/CollectiveReduceV2 defined at (most recent call last):
+<stack traces unavailable>
+{}
+\t [[{{{{node all_reduce/CollectiveReduceV2}}}}]] [Op:__inference__steps_12]"""
+
+
+def raised_by(workers, message):
+    """What becomes of an error of a collective."""
+    with pytest.raises((tf.errors.InternalError, WorkerLostError)) as caught:
+        with workers.noticing_losses():
+            raise tf.errors.InternalError(None, None, IN_A_STEP.format(message))
+    return caught.value
+
+
+@pytest.fixture
+def workers():
+    """The second of two; nothing is started."""
+    return Workers(tf.distribute.OneDeviceStrategy("/CPU:0"), ["a:1", "b:1"], 1)
+
+
 @pytest.mark.parametrize("message", NCCL)
-def test_row_28_an_error_of_nccl_is_a_lost_worker(message):
-    text = f"{message}\n\t [[{{{{node all_reduce/sum}}}}]]"
-    lost = lost_worker(text, ["a:1", "b:1"], index=0)
-    assert lost.number is None and lost.text.startswith("a worker is lost: ")
-    assert message[:40] in lost.text
+def test_row_28_an_error_of_nccl_is_a_lost_worker(message, workers):
+    error = raised_by(workers, message)
+    assert isinstance(error, WorkerLostError)
+    assert str(error).startswith(f"a worker is lost: {message[:40]}")
+    assert isinstance(raised_by(ALONE, message), tf.errors.InternalError)
 
 
 @pytest.mark.parametrize(
@@ -253,8 +278,7 @@ def test_row_28_an_error_of_nccl_is_a_lost_worker(message):
         "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError",
         "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
         "NCCL: invalid usage. Set NCCL_DEBUG=WARN for detail.",
-        "No input tensor uses the same device as the NcclReduce op",
     ],
 )
-def test_row_28_a_fault_of_this_worker_is_no_lost_worker(message):
-    assert lost_worker(message, ["a:1", "b:1"], index=0) is None
+def test_row_28_a_fault_of_this_worker_is_no_lost_worker(message, workers):
+    assert isinstance(raised_by(workers, message), tf.errors.InternalError)

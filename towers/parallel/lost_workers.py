@@ -21,13 +21,16 @@ _CALL_TO_CHIEF = "RPC: /tensorflow.CoordinationService/"
 
 _TASK = re.compile(r"/job:worker/(?:replica:0/)?task:(\d+)")
 
-# NCCL, whose errors name no worker. An error of CUDA is one of this worker's GPU, and
-# what is invalid is a defect.
+# NCCL, whose errors name no worker.
 _NCCL = re.compile(
-    r"nccl(?: operation .* failed)?: (?!unhandled cuda|invalid)"
-    r"|nccl(?:Remote|System)Error|ncclCommAbort|nccl\w* (?:already )?aborted"
-    r"|remote process exited|closed by remote peer",
+    r"nccl(?: operation .* failed)?: |nccl(?:Remote|System)Error|ncclCommAbort"
+    r"|nccl\w* (?:already )?aborted|remote process exited|closed by remote peer",
     re.IGNORECASE,
+)
+
+# An error of CUDA is one of this worker's GPU, and what is invalid is a defect.
+_OWN_NCCL = re.compile(
+    r"nccl(?: operation .* failed)?: (?:unhandled cuda|invalid)", re.IGNORECASE
 )
 
 
@@ -57,10 +60,12 @@ def lost_worker(
     others = [i for i in named if i != index and i < len(addresses)]
     if _CALL_TO_CHIEF in message or (not others and "CoordinationService" in message):
         others = [0]  # it did not answer, perhaps to another worker, named as well
-    if not others and out_of_memory(message):
-        return None  # of this worker
     if not others:
-        return LostWorker(None, f"a worker is lost: {one_line(message, 200)}")
+        if out_of_memory(message) or _OWN_NCCL.search(message):
+            return None  # of this worker
+        lines = [line for line in message.splitlines() if _NCCL.search(line)]
+        text = one_line(lines[0] if lines else message, 200)
+        return LostWorker(None, f"a worker is lost: {text}")
     number, how = others[0], "does not answer"
     if "onnection reset" in message or "Socket closed" in message:
         how = "ended"
