@@ -33,7 +33,7 @@ from towers.errors import ConfigError, NumericError, Preempted, StuckError
 from towers.models import keras_settings
 from towers.optim import optimizers
 from towers.optim.update import Update, moving_averages
-from towers.parallel import coordinator, strategies
+from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.loop import CONSISTENT_ACTIVITIES
@@ -231,15 +231,6 @@ def test_every_optimizer_equals_the_replay(optimizer):
     assert_equal_to_oracle(towers.state(), expected)
 
 
-@pytest.mark.slow
-def test_batch_normalisation_keeps_the_state_of_the_last_update():
-    network = networks.residual_network()
-    batches = networks.random_batches(6, 13)
-    towers, record, _ = train_scripted(network, Recipe(), batches, 3)
-    expected, _ = replay(network, Recipe(), batches, 3, record)
-    assert_equal_to_oracle(towers.state(), expected)
-
-
 def test_float64_towers_equal_the_replay_to_ten_digits():
     network = networks.residual_network("float64")
     batches = networks.random_batches(6, 13)
@@ -314,25 +305,15 @@ class LostUpdates(AsynchronousTrainer):
     """Broken on purpose: a tower writes back what follows from the values it fetched,
     as it may without a lock."""
 
-    def _lost(self):
-        return self._copy.params
-
     def _fetch(self, tower):
         self._seen = getattr(self, "_seen", {})
-        self._seen[tower] = [variable.numpy() for variable in self._lost()]
+        self._seen[tower] = [variable.numpy() for variable in self._copy.params]
         return super()._fetch(tower)
 
     def _apply(self, tower, *computed):
-        for variable, value in zip(self._lost(), self._seen[tower], strict=True):
+        for variable, value in zip(self._copy.params, self._seen[tower], strict=True):
             variable.assign(value)
         super()._apply(tower, *computed)
-
-
-class LostVelocities(LostUpdates):
-    """Broken on purpose: the same, but for the slots alone."""
-
-    def _lost(self):
-        return self._copy.slots["velocity"]
 
 
 class TornFetch(AsynchronousTrainer):
@@ -346,16 +327,6 @@ class TornFetch(AsynchronousTrainer):
         self._before[tower] = params
         half = params.shape[0] // 2
         return values._replace(params=[tf.concat([before[:half], params[half:]], 0)])
-
-
-class DroppedUpdates(AsynchronousTrainer):
-    """Broken on purpose: every fifth update is counted and not made."""
-
-    def _apply(self, tower, gradients, *others):
-        self._num_applied = getattr(self, "_num_applied", 0) + 1
-        if self._num_applied % 5 == 0:
-            gradients = [tf.zeros_like(gradient) for gradient in gradients]
-        super()._apply(tower, gradients, *others)
 
 
 class SummedGradients(AsynchronousTrainer):
@@ -390,25 +361,12 @@ class HastyAverages(AsynchronousTrainer):
             average.assign(value)
 
 
-class SkippedBatch(AsynchronousTrainer):
-    """Broken on purpose: a batch is lost between two calls."""
-
-    def train(self, num_steps):
-        metrics = super().train(num_steps)
-        if metrics["step"] == 1:
-            self._draw_shares()
-        return metrics
-
-
 BROKEN = [
     LostUpdates,
-    LostVelocities,
     TornFetch,
-    DroppedUpdates,
     SummedGradients,
     EqualScales,
     HastyAverages,
-    SkippedBatch,
 ]
 
 
@@ -508,32 +466,6 @@ class Held(AsynchronousTrainer):
         if (tower, self.coordinator.begun[tower]) == (0, 1):
             assert self.released.wait(WAIT_SECS)
         return super()._compute(tower, *share)
-
-
-@pytest.mark.parametrize("max_staleness,expected", [slow(0, 3), slow(1, 1), (2, 2)])
-def test_a_tower_waits_before_it_makes_another_one_too_stale(
-    max_staleness, expected, monkeypatch
-):
-    class Overtaken(Held):
-        def _apply(self, tower, *computed):
-            super()._apply(tower, *computed)
-            if (tower, self.coordinator.begun[tower]) == (1, 1 + SHARES_AHEAD):
-                self.released.set()
-
-    network, batches = networks.plain_network(), networks.random_batches(5, 4)
-    towers = create(
-        network, Recipe(), batches, 2, Overtaken, max_staleness=max_staleness
-    )
-    may_apply = coordinator.may_apply
-
-    def watched(tower, *others):
-        allowed = may_apply(tower, *others)
-        if not allowed:
-            towers.released.set()
-        return allowed
-
-    monkeypatch.setattr(coordinator, "may_apply", watched)
-    assert max(towers.train(5)["staleness"]) == expected
 
 
 # Ends.

@@ -12,7 +12,7 @@ import pytest
 from worker_processes import free_ports
 
 from towers.errors import ConfigError, WorkerLostError
-from towers.parallel.connect import _wait_for_all as wait_for_all
+from towers.parallel.connect import wait_for_all
 
 # The first frame of a server of gRPC: length 6, type 4. RFC 9113, 6.5.
 SETTINGS = bytes([0, 0, 6, 4, 0, 0, 0, 0, 0]) + bytes(6)

@@ -216,6 +216,42 @@ def test_towers_keep_the_bound(max_staleness):
     assert len(work.shares) == 200
 
 
+@pytest.mark.parametrize(
+    "max_staleness,expected", [(0, 1 + SHARES_AHEAD), (1, 1), (2, 2)]
+)
+def test_a_tower_waits_before_it_makes_another_one_too_stale(max_staleness, expected):
+    """Tower 0 applies its first update when tower 1 has to wait for it."""
+    fetched, ahead, waits = threading.Event(), threading.Event(), threading.Event()
+
+    class Lock(threading.Condition):
+        def wait(self, timeout=None):
+            if ahead.is_set() and threading.current_thread().name == "tower_1":
+                waits.set()
+            return super().wait(timeout)
+
+    def before_fetch(tower, number):
+        if (tower, number) == (1, 0):
+            assert fetched.wait(WAIT_SECS)
+
+    def before_apply(tower, number):
+        if (tower, number) == (0, 0):
+            fetched.set()
+            assert waits.wait(WAIT_SECS)
+        if (tower, number) == (1, min(expected, SHARES_AHEAD)):
+            ahead.set()
+
+    work = Work(
+        2,
+        max_staleness=max_staleness,
+        before_fetch=before_fetch,
+        before_apply=before_apply,
+    )
+    work.coordinator.lock = Lock()
+    work.run(5)
+    first = work.shares.index((0, 0))
+    assert work.coordinator.staleness[first] == expected
+
+
 # Ends.
 
 
@@ -286,13 +322,6 @@ def test_a_stop_ends_all_at_the_furthest_step_that_any_has_begun():
     assert work.coordinator.progress() == (3, True, None)
     work.run(50)
     assert len(work.shares) == 9
-
-
-def test_a_stop_before_the_first_step_takes_none():
-    work = Work(2)
-    work.coordinator.request_stop()
-    work.run(5)
-    assert work.shares == []
 
 
 def test_progress_names_the_tower_that_all_wait_for():

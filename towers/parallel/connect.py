@@ -11,6 +11,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import zlib
@@ -26,7 +27,7 @@ from towers.parallel.workers import Workers
 HEARTBEAT_SECS = 10.0
 
 # Workers that are waited for are named after so many seconds.
-_PATIENCE_SECS = 10.0
+_ANNOUNCE_SECS = 10.0
 
 # TensorFlow's servers find each other within this time, or the process ends with exit
 # code 1 and the stacks of its threads.
@@ -61,10 +62,9 @@ def connect(
             number of another.
         WorkerLostError: not all workers came, or the server did not start.
     """
-    _wait_for_all(addresses, index, wait_secs, say)
+    wait_for_all(addresses, index, wait_secs, say)
     # gRPC would ask a proxy for the other workers.
-    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
-    os.environ["no_grpc_proxy"] = ",".join(hosts)
+    os.environ["no_grpc_proxy"] = ",".join(_split(address)[0] for address in addresses)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(addresses)}),
         task_type="worker",
@@ -72,11 +72,10 @@ def connect(
         num_accelerators={"GPU": num_gpus},
         rpc_layer="grpc",
     )
-    implementation = tf.distribute.experimental.CommunicationImplementation[
-        communication.upper()
-    ]
     options = tf.distribute.experimental.CommunicationOptions(
-        implementation=implementation
+        implementation=tf.distribute.experimental.CommunicationImplementation[
+            communication.upper()
+        ]
     )
     jobs = context.coordination_config_pb2.CoordinatedJob(
         name="worker", num_tasks=len(addresses)
@@ -90,10 +89,9 @@ def connect(
     )
     # TensorFlow takes SIGTERM for itself.
     handler = signal.getsignal(signal.SIGTERM)
-    # Where one ends at this very moment, TensorFlow would wait for it for ever. The
-    # standard error of a notebook may be no file.
-    with contextlib.suppress(AttributeError, OSError, RuntimeError):
-        faulthandler.dump_traceback_later(_START_SECS, exit=True)
+    # Where one ends at this very moment, TensorFlow would wait for it for ever. In a
+    # notebook `sys.stderr` is no file.
+    faulthandler.dump_traceback_later(_START_SECS, exit=True, file=sys.__stderr__)
     try:
         engine = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except RuntimeError as error:
@@ -113,39 +111,49 @@ def connect(
     return Workers(engine, addresses, index)
 
 
-def _wait_for_all(addresses, index, wait_secs, say):
-    """Waits until somebody listens at each of the addresses."""
-    greetings = [_greeting(addresses, i) for i in range(len(addresses))]
-    begun, is_patient = time.monotonic(), True
+def wait_for_all(
+    addresses: Sequence[str], index: int, wait_secs: float, say: Callable[[str], None]
+) -> None:
+    """Waits until every worker listens at its address; arguments and errors are those
+    of `connect`."""
+    checksum = zlib.crc32(",".join(addresses).encode())
+    greetings = [f"towers {checksum:08x} {i}\n".encode() for i in range(len(addresses))]
+    begun, announced = time.monotonic(), False
     missing = [i for i in range(len(addresses)) if i != index]
-    port = int(addresses[index].rpartition(":")[2])
-    with _listening(port) as listener, _answering(listener, greetings[index]):
-        while missing:
-            missing = [i for i in missing if not _is_there(i, addresses[i], greetings)]
+    with _answering(_split(addresses[index])[1], greetings[index]):
+        while missing := [
+            i for i in missing if not _is_there(i, addresses[i], greetings)
+        ]:
             waited = time.monotonic() - begun
             names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
-            if missing and waited > wait_secs:
+            if waited > wait_secs:
                 raise WorkerLostError(
                     f"worker {names} did not come within {wait_secs:g} s"
                 )
-            if missing and waited > _PATIENCE_SECS and is_patient:
+            if waited > _ANNOUNCE_SECS and not announced:
                 say(f"waiting for worker {names}, up to {wait_secs:g} s")
-                is_patient = False
-            if missing:
-                time.sleep(0.1)
+                announced = True
+            time.sleep(0.1)
 
 
-def _greeting(addresses, index):
-    """What a worker says to those who look whether it is there."""
-    checksum = zlib.crc32(",".join(addresses).encode())
-    return f"towers {checksum:08x} {index}\n".encode()
+def _split(address):
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 @contextlib.contextmanager
-def _answering(listener, greeting):
-    """Answers those who look whether this worker is there, in a thread: two that look
-    for each other must not wait for each other."""
-    stop = threading.Event()
+def _answering(port, greeting):
+    """Greets those who probe a port, in a thread: two workers that probe each other
+    must not wait for each other."""
+    dual, stop = socket.has_dualstack_ipv6(), threading.Event()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        raise ConfigError(
+            f"this worker cannot listen on port {port}: {error.strerror}; end the "
+            "process that does, or take another port"
+        ) from None
     listener.settimeout(0.1)
 
     def answer():
@@ -161,19 +169,7 @@ def _answering(listener, greeting):
     finally:
         stop.set()
         thread.join()
-
-
-def _listening(port):
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    try:
-        listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
-    except OSError as error:
-        raise ConfigError(
-            f"this worker cannot listen on port {port}: {error.strerror}; end the "
-            "process that does, or take another port"
-        ) from None
-    return listener
+        listener.close()
 
 
 def _is_there(index, address, greetings):
@@ -182,29 +178,25 @@ def _is_there(index, address, greetings):
     Raises:
         ConfigError: it is another worker, waits for others than this one, or is none.
     """
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), 1) as probe:
+        with socket.create_connection(_split(address), 1) as probe:
             if probe.getsockname() == probe.getpeername():
                 return False  # on loopback a probe can find itself
             heard = probe.recv(max(map(len, greetings)))
     except OSError:
         return False
-    is_http_2 = heard[3:4] == b"\x04"  # gRPC begins with a frame of settings
-    if not heard or heard == greetings[index] or is_http_2:
+    is_grpc = heard[3:4] == b"\x04"  # HTTP/2 begins with a frame of settings
+    if not heard or heard == greetings[index] or is_grpc:
         return bool(heard)
     if heard in greetings:
-        raise ConfigError(
-            f"worker {index} ({address}) says that it is worker "
-            f"{greetings.index(heard)}; give every machine its own --task_index, "
-            "or index in TF_CONFIG"
+        error = (
+            f"says that it is worker {greetings.index(heard)}; give every machine its "
+            "own --task_index, or index in TF_CONFIG"
         )
-    if heard.startswith(b"towers "):
-        raise ConfigError(
-            f"worker {index} ({address}) has another list of workers; give all of them "
-            "the same, in the same order"
+    elif heard.startswith(b"towers "):
+        error = (
+            "has another list of workers; give all of them the same, in the same order"
         )
-    raise ConfigError(
-        f"worker {index} ({address}): what listens there is not TensorFlow; give the "
-        "ports of the workers"
-    )
+    else:
+        error = "is a server, but not TensorFlow; give the ports of the workers"
+    raise ConfigError(f"worker {index} ({address}) {error}")
