@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from towers.errors import ConfigError, Preempted
@@ -15,6 +16,7 @@ from towers.launch.machine import Share, divide, free_ports
 from towers.launch.output import say
 from towers.launch.worker import Worker
 from towers.run import signals
+from towers.run.folder import JOB
 
 # After the failure of a worker its heartbeats end the others. SIGTERM then ends those
 # that still wait for it to start; a save is finished first.
@@ -107,6 +109,7 @@ class Cluster:
     ):
         self._command, self._shares = command, shares
         self._grace_secs = grace_secs
+        self._job = str(uuid.uuid4())
         self._workers: list[Worker] = []
         self.stopped_by: int | None = None
 
@@ -142,7 +145,7 @@ class Cluster:
             if self.stopped_by is not None:
                 break
             task = {"type": "worker", "index": index}
-            environ = {"PYTHONUNBUFFERED": "1"} | os.environ
+            environ = {"PYTHONUNBUFFERED": "1", JOB: self._job} | os.environ
             environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
             self._workers.append(Worker(index, self._command, environ, share))
         if self.stopped_by is not None:  # the last one may have missed it
