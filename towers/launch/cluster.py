@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from towers.errors import ConfigError, Preempted
+from towers.launch import output
 from towers.launch.machine import Share, divide, free_ports
 from towers.launch.output import say
 from towers.launch.worker import Worker
@@ -54,7 +55,7 @@ def worst(codes: Sequence[int]) -> int:
 
 
 class Escalation:
-    """The signals to workers that run on after another one has failed.
+    """The signals to workers that run on after another one has failed, or after a stop.
 
     Args:
         grace_secs: they have so long to end by themselves, at most NOTICE_SECS, and so
@@ -71,7 +72,8 @@ class Escalation:
         self._clock, self._since = clock, None
 
     def due(self, code: int, is_stop: bool) -> signal.Signals | None:
-        """The next signal, when it is time; the first call says that one has failed.
+        """The next signal, when it is time; the first call says that one has failed, or
+        that all are to end.
 
         Args:
             code: the worst exit code so far, see `worst`.
@@ -83,7 +85,8 @@ class Escalation:
         if not self._signals:
             return None
         number, secs = self._signals[0]
-        if number == signal.SIGKILL and is_stop and code == Preempted.exit_code:
+        stopped = is_stop and code in (0, Preempted.exit_code)
+        if number == signal.SIGKILL and stopped:
             secs *= SAVE_FACTOR
         if now - self._since < secs:
             return None
@@ -164,11 +167,13 @@ class Cluster:
             late = [worker for worker in running if worker not in ended]
             code = worst([0, *(worker.code for worker in failed)])
             is_stop = self.stopped_by is not None
-            if failed and late and (number := escalation.due(code, is_stop)):
+            if not late or not (failed or is_stop):
+                continue
+            if number := escalation.due(code, is_stop):
                 sent = [str(worker.index) for worker in late if worker.send(number)]
                 if sent:
-                    names = ", ".join(sent)
-                    say(f"{failed[0]}; {number.name} to {names}, still running")
+                    why = failed[0] if failed else "stopped"
+                    say(f"{why}; {number.name} to {', '.join(sent)}, still running")
         return ended
 
 
@@ -206,12 +211,14 @@ def launch(
             codes = [worker.code for worker in ended] or [Preempted.exit_code]
             code = worst(codes)
             if not code:
-                return 0
+                break
             cause = "stopped by a signal before the workers were started"
             if ended:
                 cause = str(ended[codes.index(code)])
             may_pass = not set(codes) & set(LASTING) and cluster.stopped_by is None
             if not may_pass or restart > max_restarts:
                 say(cause)
-                return code
+                break
             say(f"{cause}; restart {restart} of {max_restarts}: all workers start anew")
+        output.finish(lambda: cluster.stopped_by is not None)
+    return code

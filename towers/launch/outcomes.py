@@ -132,5 +132,5 @@ def _wait(worker, ask, escalation):
         if stops:  # Ray blocks SIGINT
             worker.send(signal.SIGTERM)
         code, _ = cause_of(outcomes)
-        if code and (number := escalation.due(code, stops)):
+        if (code or stops) and (number := escalation.due(code, stops)):
             worker.send(number)

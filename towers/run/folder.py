@@ -60,7 +60,11 @@ class RunFolder:
 
     def __init__(self, workdir: str | os.PathLike):
         check_path("workdir", workdir)
-        self.path = pathlib.Path(workdir)
+        if not os.fspath(workdir):
+            raise ConfigError("workdir is empty; give the folder of a run")
+        self.path = pathlib.Path(os.path.expanduser(workdir))
+        if os.path.realpath(self.path) == os.sep:
+            raise ConfigError(f"workdir={workdir}: is the root; choose another folder")
         self.config = self.path / "config.json"
         self.dataset_info = self.path / "dataset_info.json"
         self.checkpoints = self.path / "checkpoints"
@@ -92,6 +96,16 @@ class RunFolder:
                 "another --workdir"
             ) from None
         self.check()
+
+    def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
+        """Raises ConfigError where the folder is, or is in, one of class folders: it
+        would be a class."""
+        data = os.path.realpath(os.path.expanduser(data_dir))
+        if pathlib.Path(os.path.realpath(self.path)).is_relative_to(data):
+            raise ConfigError(
+                f"workdir={self.path} is in data_dir={data_dir}, where folders are "
+                "classes; choose another --workdir"
+            )
 
     def check(self) -> None:
         """Refuses a folder in which something else, such as a link, stands in the place
@@ -303,6 +317,7 @@ def _clear(folder, written):
     """Removes what a pattern names in a folder, and the folder where it is empty then;
     returns the rest."""
     if _kind(folder) != "a folder":
+        _remove(folder, files.remove)
         return []
     kept = []
     for path in sorted(folder.iterdir()):

@@ -71,6 +71,8 @@ def train(
     with contextlib.ExitStack() as stack:
         # Folder. Of several workers the chief alone uses it.
         if is_chief:
+            if config.dataset == "image_folder":
+                folder.validate_outside_of(config.data_dir or "data")
             folder.create()
             wait_secs = 0.0 if cluster is None else LOCK_SECS
             lock = stack.enter_context(folder.lock(wait_secs))
