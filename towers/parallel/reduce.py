@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from towers.data.part import shares
 from towers.errors import ConfigError
@@ -75,7 +76,7 @@ def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.
     return tf.add_n([scaled(x, w) for x, w in zip(tensors, weights, strict=True)])
 
 
-def scaled(tensor: tf.Tensor, factor: float) -> tf.Tensor:
+def scaled(tensor: tf.Tensor, factor: ArrayLike) -> tf.Tensor:
     """The tensor times a constant, in its own type."""
     return tensor * tf.constant(factor, tensor.dtype)
 
