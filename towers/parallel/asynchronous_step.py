@@ -13,9 +13,9 @@ from towers.optim.phases import Phase
 from towers.optim.update import Update, moving_averages
 from towers.parallel.copies import Copy, Values
 from towers.parallel.finite import FiniteGuard
-from towers.parallel.network import WholeNetwork
 from towers.parallel.reduce import squared_norm
 from towers.parallel.step import zero_frozen
+from towers.parallel.tower import WholeNetwork
 
 
 class Calls(NamedTuple):

@@ -17,9 +17,9 @@ from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
 from towers.parallel.loop import while_loop
-from towers.parallel.network import Network, WholeNetwork
 from towers.parallel.reduce import shares, split_batch
-from towers.parallel.tower import LossFn, tower_counts
+from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.tower import LossFn, WholeNetwork, tower_counts
 from towers.parallel.workers import ALONE, Workers
 
 # Parameters that are evaluated: the raw ones, or their moving averages.
@@ -47,7 +47,7 @@ class Evaluator:
     def __init__(
         self,
         fetch: Callable[[bool], list[Values]],
-        network: Network,
+        network: WholeNetwork | ShardedNetwork,
         loss_fn: LossFn,
         devices: Sequence[str],
         tta: TestTimeAugmentation,

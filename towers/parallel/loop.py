@@ -86,7 +86,8 @@ class Loop:
         iterators = self.feed.start(first)
         if not self._is_compiled[phase]:
             self._activity.assign(TRACING)
-            self.trace(phase)
+            # Not left to the call: TensorFlow warns of calls that trace.
+            self.compiled.get_concrete_function(*self._spec(phase))
         with tf.device(HOST):
             arguments = tf.constant(first, tf.int64), tf.constant(num_steps)
         with self._compilation.loop_options():
@@ -98,14 +99,12 @@ class Loop:
         return result
 
     def trace(self, phase: int) -> tf.Graph:
-        """The graph of the loop of a phase; no step is taken. Not left to the first
-        call: TensorFlow warns of calls that trace."""
-        return self.compiled.get_concrete_function(
-            phase,
-            self.feed.spec(),
-            tf.TensorSpec([], tf.int64),
-            tf.TensorSpec([], tf.int32),
-        ).graph
+        """The graph of the loop of a phase; no step is taken."""
+        return self.compiled.get_concrete_function(*self._spec(phase)).graph
+
+    def _spec(self, phase):
+        begin = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32)
+        return phase, self.feed.spec(), *begin
 
     def request_stop(self) -> None:
         self._stop.assign(True)

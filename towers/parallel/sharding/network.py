@@ -29,7 +29,7 @@ from towers.parallel.workers import ALONE, Workers
 
 
 class ShardedNetwork:
-    """Implements the protocol `Network`.
+    """A network over a grid of devices; it has the functions of `WholeNetwork`.
 
     Args:
         phases: those of the run.
