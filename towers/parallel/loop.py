@@ -110,8 +110,7 @@ class Loop:
         self._stop.assign(True)
 
     def reset(self, number: int) -> None:
-        """After a call that ended with an error: the state is that of the last finished
-        step, `number`."""
+        """After an error: the state is that of the last finished step, `number`."""
         self._number.assign(number)
         self._activity.assign(IDLE)
 
@@ -141,7 +140,8 @@ class Loop:
                 with tf.control_dependencies([since]):
                     awaited = self.feed.wait(iterators, number)
                 # Those of a GPU would have the host wait for the step before.
-                on_host = [x for x in tf.nest.flatten(awaited) if not _on_gpu(x)]
+                flat = tf.nest.flatten(awaited)
+                on_host = [x for x in flat if "GPU" not in x.device]
                 with tf.control_dependencies(on_host):
                     wait_secs += _clock() - since
                 with tf.control_dependencies([wait_secs]):
@@ -214,10 +214,6 @@ def while_loop(
             )
     finally:
         outer._add_control_dependencies = adds_dependencies
-
-
-def _on_gpu(x):
-    return "GPU" in x.device
 
 
 def _device_of_identity(op):

@@ -101,10 +101,9 @@ class Trainer(abc.ABC):
             xla=task.compile_towers,
         )
         layouts = [shard.layout for shard in strategy.shards]
-        whole_network = WholeNetwork(
+        self.network = whole_network = WholeNetwork(
             self.phases, task.loss_fn, layouts[0], lead_devices, self.compilation
         )
-        self.network = whole_network
         if inspects:
             self.network = ShardedNetwork(
                 self.phases,
@@ -317,11 +316,12 @@ class SynchronousTrainer(Trainer):
 
     def gradients(self):
         _, shards = self._inspect_next_step()
-        named = [
-            copy.layout.params.read([vector.numpy() for vector in vectors])
-            for copy, vectors in zip(self.strategy.shards, shards, strict=True)
-        ]
-        return whole(named)
+        return whole(
+            [
+                copy.layout.params.read([vector.numpy() for vector in vectors])
+                for copy, vectors in zip(self.strategy.shards, shards, strict=True)
+            ]
+        )
 
     def trace(self):
         return [self.loop.trace(phase) for phase in range(len(self.phases))]
@@ -350,9 +350,8 @@ class SynchronousTrainer(Trainer):
         return tf.cast(finite, tf.bool), gradients[:num_shards]
 
     def _inspect_next_step(self):
-        return self._inspect(
-            phase_at(self.phases, self.step), self._feed.batches_of(self.step)
-        )
+        step = self.step
+        return self._inspect(phase_at(self.phases, step), self._feed.batches_of(step))
 
 
 def describe_towers(sizes: Sequence[int], num_devices: int) -> str:
