@@ -7,7 +7,7 @@ import tensorflow as tf
 from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
-from towers.parallel import network, strategies
+from towers.parallel import strategies, tower
 from towers.parallel.traced import TracedOnce, needed_operations
 
 
@@ -123,13 +123,13 @@ def test_needed_operations_are_those_that_lead_to_the_wanted_ones():
 )
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
     """Ten images for four towers: shares of 3 and of 2; the phases differ."""
-    calls, original = [], network.tower_gradients
+    calls, original = [], tower.tower_gradients
 
     def counted(*args, **kwargs):
         calls.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(network, "tower_gradients", counted)
+    monkeypatch.setattr(tower, "tower_gradients", counted)
     plain = networks.plain_network()
     if "phases" in options:
         frozen = frozenset({"conv1/kernel"})

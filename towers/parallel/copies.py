@@ -12,6 +12,7 @@ from towers.models.layers import Moment
 from towers.models.variables import variable_names
 from towers.optim.update import Update
 from towers.optim.vector import Layout
+from towers.parallel.reduce import scaled
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,10 +26,11 @@ class Initial(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "Initial":
         """Those of a model."""
+        parts = model.trainable_variables, model.non_trainable_variables
         return cls(
             *(
-                dict(zip(variable_names(v), (x.value for x in v), strict=True))
-                for v in (model.trainable_variables, model.non_trainable_variables)
+                dict(zip(variable_names(part), (v.value for v in part), strict=True))
+                for part in parts
             )
         )
 
@@ -38,17 +40,11 @@ class Initial(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Parameters and model state on one device.
+    """Parameters and model state on one device."""
 
-    Attributes:
-        params: vectors.
-        state: vectors of the float entries.
-        counts: the other entries.
-    """
-
-    params: list[tf.Tensor]
-    state: list[tf.Tensor]
-    counts: list[tf.Tensor]
+    params: list[tf.Tensor]  # vectors
+    state: list[tf.Tensor]  # vectors of the float entries
+    counts: list[tf.Tensor]  # the other entries
 
     def copied_to(self, device: str) -> "Values":
         """The same values on another device."""
@@ -64,26 +60,27 @@ class NetworkLayout:
 
     Attributes:
         params, state: their layouts.
-        counts: names of the entries of the state that are not floats.
+        state_names: all entries of the state, in the order of the model.
+        counts: names of those that are not floats.
     """
 
     def __init__(self, initial: Initial):
-        self._is_float = {k: v.dtype.is_floating for k, v in initial.state.items()}
-        self.params = Layout(initial.params)
-        floats = {k: v for k, v in initial.state.items() if self._is_float[k]}
-        self.state = Layout(floats)
-        self.counts = [k for k, is_float in self._is_float.items() if not is_float]
+        floats = {k: v for k, v in initial.state.items() if v.dtype.is_floating}
+        self.params, self.state = Layout(initial.params), Layout(floats)
+        self.state_names = list(initial.state)
+        self._is_float = [name in floats for name in initial.state]
+        self.counts = [name for name in initial.state if name not in floats]
 
     def state_views(self, values: Values) -> list[tf.Tensor]:
         """The model state in the order of the model."""
         floats, counts = iter(self.state.views(values.state)), iter(values.counts)
-        return [next(floats if x else counts) for x in self._is_float.values()]
+        return [next(floats if x else counts) for x in self._is_float]
 
     def pack_state(
         self, state: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The vectors of a model state in the order of the model, and the counts."""
-        pairs = list(zip(state, self._is_float.values(), strict=True))
+        pairs = list(zip(state, self._is_float, strict=True))
         floats = self.state.pack([x for x, is_float in pairs if is_float])
         return floats, [x for x, is_float in pairs if not is_float]
 
@@ -97,25 +94,15 @@ class NetworkLayout:
         of a batch, and move what was there before."""
         if not moments:
             return list(new)
-        found = [moments.get(name, Moment(0.0, 1.0)) for name in self.state.places]
-        columns = [
-            self.state.columns([value(moment) for moment in found])
-            for value in (
-                lambda moment: moment.momentum,
-                lambda moment: moment.factor,
-                lambda moment: 1.0 - moment.momentum,
+        entries = [moments.get(name, Moment(0.0, 1.0)) for name in self.state.places]
+        numbers = [(m.momentum, m.factor, 1.0 - m.momentum) for m in entries]
+        columns = [self.state.columns(column) for column in zip(*numbers, strict=True)]
+        return [
+            scaled(before, stays) + scaled(scaled(moment, factor), rest)
+            for before, moment, stays, factor, rest in zip(
+                old, new, *columns, strict=True
             )
         ]
-        moved = []
-        for before, moment, *constants in zip(old, new, *columns, strict=True):
-            stays, factor, rest = (tf.constant(x, moment.dtype) for x in constants)
-            moved.append(before * stays + moment * factor * rest)
-        return moved
-
-    @property
-    def state_names(self) -> list[str]:
-        """All entries of the state, in the order of the model."""
-        return list(self._is_float)
 
 
 class Copy:
@@ -175,8 +162,7 @@ class Copy:
         """Parameters and model state, or the averages of both, on this device."""
         params, state = self.params, self.state
         if use_averages:
-            count = len(params)
-            params, state = self.averages[:count], self.averages[count:]
+            params, state = self._split_averages()
         return Values(*map(self.read, (params, state, self.counts)))
 
     def variables(self) -> list[tf.Variable]:
@@ -187,47 +173,45 @@ class Copy:
 
     def numpy(self) -> Arrays:
         """Canonical name -> array, in the order of the canonical state."""
-        params, state = self.layout.params, self.layout.state
-
-        def read(layout, variables):
-            return layout.read([variable.numpy() for variable in variables])
-
-        named = {f"params/{k}": v for k, v in read(params, self.params).items()}
-        entries = read(state, self.state)
-        entries |= zip(
-            self.layout.counts, (x.numpy() for x in self.counts), strict=True
-        )
-        named |= {f"state/{k}": entries[k] for k in self.layout.state_names}
-        slots = {slot: read(params, v) for slot, v in self.slots.items()}
-        named |= {
-            f"slots/{k}/{slot}": slots[slot][k] for k in params.places for slot in slots
-        }
-        if self.averages:
-            count = len(self.params)
-            averages = read(params, self.averages[:count])
-            averages |= read(state, self.averages[count:])
-            named |= {f"averages/{k}": v for k, v in averages.items()}
-        return named
+        arrays = {f"state/{k}": v.numpy() for k, v in self._named_counts()}
+        for name, layout, variables in self._named_vectors():
+            values = layout.read([variable.numpy() for variable in variables])
+            arrays |= {name.format(k): v for k, v in values.items()}
+        params, state = self.layout.params.places, self.layout.state.places
+        names = [f"params/{k}" for k in params]
+        names += [f"state/{k}" for k in self.layout.state_names]
+        names += [f"slots/{k}/{slot}" for k in params for slot in self.slots]
+        names += [f"averages/{k}" for k in [*params, *state] if self.averages]
+        return {name: arrays[name] for name in names}
 
     def load(self, named: Mapping[str, np.ndarray]) -> None:
         """Assigns a canonical state, without "step"."""
-        params, state = self.layout.params, self.layout.state
-
-        def write(layout, variables, prefix, suffix=""):
-            arrays = {k: named[f"{prefix}/{k}{suffix}"] for k in layout.places}
-            for variable, vector in zip(variables, layout.write(arrays), strict=True):
-                variable.assign(vector)
-
-        write(params, self.params, "params")
-        write(state, self.state, "state")
-        for name, variable in zip(self.layout.counts, self.counts, strict=True):
+        for name, layout, variables in self._named_vectors():
+            values = layout.write({k: named[name.format(k)] for k in layout.places})
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+        for name, variable in self._named_counts():
             variable.assign(named[f"state/{name}"])
+
+    def _split_averages(self):
+        count = len(self.params)
+        return self.averages[:count], self.averages[count:]
+
+    def _named_counts(self):
+        return zip(self.layout.counts, self.counts, strict=True)
+
+    def _named_vectors(self):
+        """(canonical name with {} for the variable's, layout, variables)."""
+        params, state = self.layout.params, self.layout.state
+        yield "params/{}", params, self.params
+        yield "state/{}", state, self.state
         for slot, variables in self.slots.items():
-            write(params, variables, "slots", f"/{slot}")
+            yield f"slots/{{}}/{slot}", params, variables
         if self.averages:
-            count = len(self.params)
-            write(params, self.averages[:count], "averages")
-            write(state, self.averages[count:], "averages")
+            for layout, variables in zip(
+                (params, state), self._split_averages(), strict=True
+            ):
+                yield "averages/{}", layout, variables
 
 
 def _variable(value, name):
@@ -245,20 +229,11 @@ def whole(shards: Sequence[Arrays]) -> Arrays:
 
 
 def check_equal(copies: Sequence[Copy], num_shards: int) -> None:
-    """Compares all copies bit for bit.
-
-    Args:
-        copies: one after the other.
-        num_shards: entries of one copy.
-
-    Raises:
-        NumericError: one differs; names the tower and the variable.
-    """
+    """Compares all copies, `num_shards` entries each, bit for bit; a NumericError names
+    the tower and the variable that differ."""
     for shard in range(num_shards):
         first, *others = copies[shard::num_shards]
-        if not others:
-            continue
-        expected = first.numpy()
+        expected = first.numpy() if others else {}
         for tower, copy in enumerate(others, start=1):
             for name, array in copy.numpy().items():
                 if not np.array_equal(array, expected[name], equal_nan=True):

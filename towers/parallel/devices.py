@@ -5,7 +5,6 @@ import dataclasses
 import importlib.metadata
 import os
 import pathlib
-import platform
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,8 @@ from towers.errors import ConfigError
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
 
-# More logical devices than these are refused. No machine has so many GPUs that a CPU
-# could stand for, and the time for tracing grows faster than their number; see
-# docs/reliability.md, "Sizes".
+# The time for tracing grows faster than their number; see docs/reliability.md, "Sizes".
 MOST_DEVICES = 256
-
 
 RESTART = (
     "TensorFlow has made its devices already and cannot change them in this process; "
@@ -31,17 +27,11 @@ RESTART = (
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The chosen devices.
+    """The chosen devices."""
 
-    Attributes:
-        kind: "CPU" or "GPU".
-        towers: one device name per tower, such as "/GPU:1".
-        remarks: lines for the start banner.
-    """
-
-    kind: str
-    towers: tuple[str, ...]
-    remarks: tuple[str, ...] = ()
+    kind: str  # "CPU" or "GPU"
+    towers: tuple[str, ...]  # one device name per tower, such as "/GPU:1"
+    remarks: tuple[str, ...] = ()  # lines for the start banner
 
 
 def configure(
@@ -74,26 +64,22 @@ def configure(
             MOST_DEVICES.
     """
     order = _numbers(device_order, num_towers)
-    highest = max(order, default=num_towers - 1)
-    if highest >= MOST_DEVICES:
+    if max(order, default=num_towers - 1) >= MOST_DEVICES:
         option = f"device_order={device_order}" if order else f"num_towers={num_towers}"
         raise ConfigError(
             f"{option:.100}: asks for more than the {MOST_DEVICES} devices that a "
             "process may have; lower it"
         )
     all_gpus = [] if device == "cpu" else tf.config.list_physical_devices("GPU")
-    gpus = show_gpus(all_gpus) if all_gpus else []
+    gpus = [gpu for gpu in show_gpus(all_gpus) if gpu in all_gpus]
     why = "" if gpus or device == "cpu" else unused_gpu()
     if len(gpus) < len(all_gpus):
         why = f"{len(gpus)} of {len(all_gpus)} GPU(s) are visible: {RESTART}"
-    if device == "gpu" and not gpus:
-        raise ConfigError(
-            "device=gpu: TensorFlow sees no GPU; "
-            + (why or "use --device=cpu or --device=auto")
-        )
     if gpus:
         return _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why)
-    show_gpus()
+    if device == "gpu":
+        why = why or "use --device=cpu or --device=auto"
+        raise ConfigError(f"device=gpu: TensorFlow sees no GPU; {why}")
     remarks = [why] if why else []
     if device == "auto":
         remarks.insert(0, "TensorFlow sees no GPU, so the towers run on the CPU")
@@ -103,43 +89,38 @@ def configure(
 
 
 def _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why):
-    """The towers' devices on GPUs; the other GPUs are hidden.
-
-    Args:
-        all_gpus: those of the machine.
-        gpus: those that can be used.
-        order: numbers of devices of the machine; empty for the first that can be used.
-        why: not all GPUs can be used; empty where they can.
-    """
+    """The towers' devices on GPUs; the other GPUs are hidden. `why` says why some of
+    `all_gpus` cannot be used; `order` is empty for the first that can."""
     remarks = [why] if why and not (order or num_towers) else []
     numbered = all_gpus if order else gpus
     order = order or range(num_towers or len(gpus))
     per_gpu = -(-(max(order) + 1) // len(numbered)) if device_memory_mb else 1
     if max(order) >= per_gpu * len(numbered):
+        why = why or "one tower runs on one GPU"
         raise ConfigError(
             f"num_towers={len(order)} up to GPU {max(order)} with {len(numbered)} "
-            "GPU(s): "
-            + (why or "one tower runs on one GPU")
-            + "; lower --num_towers or use --device=cpu"
+            f"GPU(s): {why}; lower --num_towers or use --device=cpu"
         )
     used = [numbered[i // per_gpu] for i in order]
     shown = show_gpus([gpu for gpu in all_gpus if gpu in used])
     if not set(used) <= set(shown):
-        numbers = ",".join(map(str, order))
-        raise ConfigError(f"device_order={numbers}: {why}")
+        raise ConfigError(f"device_order={','.join(map(str, order))}: {why}")
     if device_memory_mb:
-        _make_logical_gpus(shown, per_gpu, device_memory_mb)
+        limit = int(device_memory_mb * 1e6 / 2**20)  # TensorFlow counts in MiB
+        option = f"device_memory_mb={device_memory_mb:g} with {per_gpu} device(s)"
+        for gpu in shown:
+            _make_logical(gpu, per_gpu, f"{option} on a GPU: {RESTART}", limit)
     else:
         remarks += _take_memory_as_needed(shown)
     if shown != all_gpus[: len(shown)]:
         numbers = ", ".join(str(all_gpus.index(gpu)) for gpu in shown)
         remarks.append(f"of the GPUs {numbers} are visible, here numbered from 0")
     # TensorFlow numbers the devices of the visible GPUs.
-    towers = tuple(
+    towers = (
         f"/GPU:{per_gpu * shown.index(gpu) + i % per_gpu}"
         for gpu, i in zip(used, order, strict=True)
     )
-    return Devices("GPU", towers, tuple(remarks))
+    return Devices("GPU", tuple(towers), tuple(remarks))
 
 
 def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
@@ -156,7 +137,6 @@ def show_gpus(gpus: Sequence[tf.config.PhysicalDevice] = ()) -> list:
 
 
 def _numbers(device_order, num_towers):
-    """The numbers of --device_order, or an empty list where none is given."""
     if not device_order:
         return []
     try:
@@ -183,43 +163,27 @@ def num_cores() -> int:
     return os.cpu_count()
 
 
-def processor_name() -> str:
-    """The model of the CPU, as far as the system tells it."""
-    with contextlib.suppress(OSError):
-        table = pathlib.Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*: (.*)$", table, re.M):
-            return found[1]
-    return platform.processor()
-
-
 def _make_logical_cpus(count, core_per_tower):
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu) or [None]
-    if len(configured) < count:
-        try:
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-            )
-            if core_per_tower:
-                tf.config.threading.set_intra_op_parallelism_threads(1)
-        except RuntimeError:
-            raise ConfigError(
-                f"num_towers={count} with {len(configured)} logical CPU "
-                f"device(s): {RESTART}, or lower --num_towers"
-            ) from None
+    if len(configured) >= count:
+        return
+    refusal = (
+        f"num_towers={count} with {len(configured)} logical CPU device(s): {RESTART}, "
+        "or lower --num_towers"
+    )
+    _make_logical(cpu, count, refusal)
+    if core_per_tower:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
-def _make_logical_gpus(gpus, per_gpu, device_memory_mb):
-    limit = int(device_memory_mb * 1e6 / 2**20)  # TensorFlow counts in MiB
-    wanted = [tf.config.LogicalDeviceConfiguration(memory_limit=limit)] * per_gpu
-    for gpu in gpus:
-        try:
-            tf.config.set_logical_device_configuration(gpu, wanted)
-        except RuntimeError:
-            raise ConfigError(
-                f"device_memory_mb={device_memory_mb:g} with {per_gpu} device(s) on a "
-                f"GPU: {RESTART}"
-            ) from None
+def _make_logical(device, count, refusal, memory_limit=None):
+    """Makes so many logical devices of a physical one."""
+    made = tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)
+    try:
+        tf.config.set_logical_device_configuration(device, [made] * count)
+    except RuntimeError:
+        raise ConfigError(refusal) from None
 
 
 def _take_memory_as_needed(gpus):
@@ -242,45 +206,35 @@ def unused_gpu() -> str:
     count = len(list(gpus.iterdir())) if gpus.is_dir() else 0
     if not count:
         return ""
-    missing = missing_cuda_packages()
-    if missing:
+    way_out = (
+        "its CUDA packages are installed, so look at the driver's version; "
+        "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
+    )
+    if missing := missing_cuda_packages():
         way_out = f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
-    else:
-        way_out = (
-            "its CUDA packages are installed, so look at the driver's version; "
-            "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
-        )
     return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {way_out}"
 
 
 def missing_cuda_packages() -> list[str]:
     """Packages of tensorflow[and-cuda] that are not installed."""
-    missing = []
     try:
         requirements = importlib.metadata.requires("tensorflow") or []
     except importlib.metadata.PackageNotFoundError:
         return ["tensorflow (another build of it is installed)"]
+    missing = []
     for requirement in requirements:
-        if "and-cuda" not in requirement:
-            continue
         name = re.match(r"[\w.-]+", requirement)[0]
         try:
-            importlib.metadata.version(name)
+            if "and-cuda" in requirement:
+                importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
     return missing
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:
-    """Refuses variables that alone do not fit.
-
-    Args:
-        num_bytes: device -> bytes of the variables there.
-        device_memory_mb: memory of a device.
-
-    Raises:
-        ConfigError: names the device and both numbers.
-    """
+    """Refuses variables that alone do not fit a device: `num_bytes` are theirs, device
+    -> bytes. The ConfigError names the device and both numbers."""
     device, most = max(num_bytes.items(), key=lambda item: item[1])
     if most > device_memory_mb * 1e6:
         raise ConfigError(

@@ -17,9 +17,9 @@ from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
 from towers.parallel.loop import while_loop
-from towers.parallel.network import Network, WholeNetwork
 from towers.parallel.reduce import shares, split_batch
-from towers.parallel.tower import LossFn, tower_counts
+from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.tower import LossFn, WholeNetwork, tower_counts
 from towers.parallel.workers import ALONE, Workers
 
 # Parameters that are evaluated: the raw ones, or their moving averages.
@@ -47,7 +47,7 @@ class Evaluator:
     def __init__(
         self,
         fetch: Callable[[bool], list[Values]],
-        network: Network,
+        network: WholeNetwork | ShardedNetwork,
         loss_fn: LossFn,
         devices: Sequence[str],
         tta: TestTimeAugmentation,
@@ -87,24 +87,21 @@ class Evaluator:
             num, started = min(num, num_batches - done), time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
-            sums = [
-                {name: value.numpy() for name, value in counts.items()}
-                for counts in count_batches(iterators, *arguments)
-            ]
+            counts = count_batches(iterators, *arguments)
+            sums = [{k: v.numpy() for k, v in of_kind.items()} for of_kind in counts]
             totals = sums if totals is None else _added(totals, sums)
             done += num
             secs = max(time.monotonic() - started, 1e-3)
             num = max(1, min(2 * num, int(num * CALL_SECS / secs)))
             beat()
-        if self._workers.size > 1:
-            totals = [self._over_workers(counts) for counts in totals]
-        totals = [{k: float(v) for k, v in counts.items()} for counts in totals]
-        return dict(zip(kinds, totals, strict=True))
-
-    def _over_workers(self, counts):
-        names = sorted(counts)
-        added = self._workers.add(np.array([counts[name] for name in names]))
-        return dict(zip(names, added.tolist(), strict=True))
+        results = []
+        for of_kind in totals:
+            names = list(of_kind)
+            values = np.array([of_kind[name] for name in names])
+            if self._workers.size > 1:
+                values = self._workers.add(values)
+            results.append(dict(zip(names, values.tolist(), strict=True)))
+        return dict(zip(kinds, results, strict=True))
 
     def _compile(self, feed, kinds):
         """(iterators, first batch, number of batches) -> per kind the counts."""
@@ -158,38 +155,25 @@ class Evaluator:
         """Per kind the outputs for one batch, in the graph."""
         size = batch["weights"].shape[0]
         with tf.device(HOST):
+            batch = batch | {"places": tf.range(size)}
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
         return [self._predict_kind(batch, pieces, self._fetch(kind)) for kind in kinds]
 
     def _predict_kind(self, batch, pieces, fetched):
-        logits = self._logits(fetched, pieces)
+        logits, augmented = self._compute(fetched, pieces)
         with tf.device(HOST):
             outputs = {"logits": tf.concat(logits, 0)}
             if "labels" in batch:
                 outputs["labels"] = tf.identity(batch["labels"])
                 outputs["loss"] = self._loss_fn(outputs["logits"], batch["labels"])
-        if not self._tta.transforms:
-            return outputs
-        with tf.device(HOST):
-            places = tf.range(batch["weights"].shape[0])
-        if self._tta.fraction < 1:
-            pieces = [dict(piece) for piece in pieces]
-            with tf.device(HOST):
-                sizes = [piece["weights"].shape[0] for piece in pieces]
-                numbers = split_batch({"places": places}, sizes)
-            for piece, more in zip(pieces, numbers, strict=True):
-                piece |= more
-            pieces, logits = self._least_confident(pieces, logits)
-            with tf.device(HOST):
-                places = tf.concat([piece.pop("places") for piece in pieces], 0)
-        means = self._mean_logits(fetched, pieces, logits)
-        with tf.device(HOST):
-            # The others keep their prediction.
-            outputs["logits_tta"] = tf.tensor_scatter_nd_update(
-                tf.cast(outputs["logits"], tf.float64),
-                places[:, tf.newaxis],
-                tf.concat(means, 0),
-            )
+            if augmented:
+                pieces, _, means = augmented
+                # The others keep their prediction.
+                outputs["logits_tta"] = tf.tensor_scatter_nd_update(
+                    tf.cast(outputs["logits"], tf.float64),
+                    tf.concat([piece["places"] for piece in pieces], 0)[:, tf.newaxis],
+                    tf.concat(means, 0),
+                )
         return outputs
 
     def _count(self, kinds, pieces):
@@ -197,33 +181,38 @@ class Evaluator:
         return [self._count_kind(pieces, self._fetch(kind)) for kind in kinds]
 
     def _count_kind(self, pieces, fetched):
-        logits = self._logits(fetched, pieces)
+        logits, augmented = self._compute(fetched, pieces)
         counts = self._sum_counts(logits, pieces)
-        if not self._tta.transforms:
+        if not augmented:
             return counts
-        if self._tta.fraction < 1:
-            pieces, logits = self._least_confident(pieces, logits)
         # Augmented images change their prediction, the others keep theirs.
-        before = self._sum_counts(logits, pieces)["correct"]
-        logits = self._mean_logits(fetched, pieces, logits)
-        after = self._sum_counts(logits, pieces)["correct"]
+        pieces, *plain_and_mean = augmented
+        before, after = (self._sum_counts(x, pieces)["correct"] for x in plain_and_mean)
         with tf.device(HOST):
             return counts | {"correct_tta": counts["correct"] - before + after}
 
+    def _compute(self, fetched, pieces):
+        """Per tower the logits of its piece of a batch; with test-time augmentation
+        the pieces of the images that are augmented, their logits, and the means."""
+        logits = self._logits(fetched, pieces)
+        if not self._tta.transforms:
+            return logits, None
+        some, plain = pieces, logits
+        if self._tta.fraction < 1:
+            some, plain = self._least_confident(pieces, logits)
+        return logits, (some, plain, self._mean_logits(fetched, some, plain))
+
     def _least_confident(self, pieces, logits):
         """Pieces of the images of a batch that are augmented, and their logits."""
+        count = len(self._devices)
         with tf.device(HOST):
             batch = {k: tf.concat([p[k] for p in pieces], 0) for k in pieces[0]}
             batch["logits"] = tf.concat(logits, 0)
             batch = least_confident(
-                batch,
-                batch["logits"],
-                self._tta.fraction,
-                self._workers,
-                len(self._devices),
+                batch, batch["logits"], self._tta.fraction, self._workers, count
             )
             size = batch["weights"].shape[0]
-            pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
+            pieces = split_batch(batch, shares(size, min(size, count)))
         return pieces, [piece.pop("logits") for piece in pieces]
 
     def _logits(self, fetched, pieces):
@@ -231,11 +220,9 @@ class Evaluator:
 
     def _sum_counts(self, logits, pieces):
         counts = []
-        for device, tower_logits, piece in zip(
-            self._devices, logits, pieces, strict=False
-        ):
+        for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
             with tf.device(device):
-                counts.append(tower_counts(self._loss_fn, tower_logits, piece))
+                counts.append(tower_counts(self._loss_fn, of_tower, piece))
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
@@ -251,10 +238,10 @@ class Evaluator:
                         images = transform(piece["images"])
                         transformed.append(piece | {"images": images})
                 logits = self._logits(fetched, transformed)
-            for tower, tower_logits in enumerate(logits):
+            for tower, of_tower in enumerate(logits):
                 with tf.device(self._devices[tower]):
                     # 16-bit floats lack the precision for a mean.
-                    totals[tower] += weight * tf.cast(tower_logits, tf.float64)
+                    totals[tower] += weight * tf.cast(of_tower, tf.float64)
         return totals
 
 
@@ -324,25 +311,19 @@ def create_predictor(
         devices: device names, one tower each.
         tta: test-time augmentation.
     """
-    initial, phases = Initial.of(model), phases_of((), model)
-    layout, copies = NetworkLayout(initial), []
-    state = [x for x in initial.state.values()]
+    initial, copies = Initial.of(model), []
+    layout = NetworkLayout(initial)
     for device in devices:
         with tf.device(device):
             params = layout.params.pack(list(initial.params.values()))
-            packed = params, *layout.pack_state(state)
+            packed = params, *layout.pack_state(list(initial.state.values()))
             copies.append(
                 Values(*([tf.Variable(x, trainable=False) for x in p] for p in packed))
             )
-    network = WholeNetwork(
-        phases,
-        losses.cross_entropy,
-        layout,
-        devices,
-        compilation.choose(devices, [model]),
-    )
+    compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
+    network = WholeNetwork(phases_of((), model), loss_fn, layout, devices, compiled)
 
     def fetch(_):
         return [Values(*([x.value() for x in p] for p in copy)) for copy in copies]
 
-    return Evaluator(fetch, network, losses.cross_entropy, devices, tta)
+    return Evaluator(fetch, network, loss_fn, devices, tta)

@@ -26,20 +26,12 @@ class Feed(Protocol):
         """Called before the loop, to go on at a step; its iterators, if it has any."""
 
     def wait(self, iterators: Any, step: tf.Tensor) -> Any:
-        """In the graph: tensors that a step has to wait for.
-
-        Args:
-            iterators: those of `start`.
-            step: int64 scalar, on the host.
-        """
+        """In the graph: tensors that a step has to wait for. `iterators` are those of
+        `start`, `step` an int64 scalar on the host."""
 
     def batches(self, awaited: Any, step: tf.Tensor) -> list[Batch]:
-        """In the graph: per tower its images of the batch of a step.
-
-        Args:
-            awaited: what `wait` gave.
-            step: int64 scalar, on the host.
-        """
+        """In the graph: per tower its images of the batch of a step; `awaited` is what
+        `wait` gave."""
 
     def restart(self) -> None:
         """Forgets what is held; the next `start` may be at any step."""
@@ -140,12 +132,8 @@ def runs_on(
     process: Callable[[tf.Tensor, Batch], Batch],
     elements: Mapping[str, tf.TensorSpec],
 ) -> bool:
-    """Whether a device has a kernel for every operation of `process`, by trying it.
-
-    Args:
-        process: as in `Streams`.
-        elements: those of the stream.
-    """
+    """Whether a device has a kernel for every operation of `process` (see `Streams`)
+    on `elements` of its stream, by trying it."""
     zeros = {name: tf.zeros(x.shape, x.dtype) for name, x in elements.items()}
     before = tf.config.get_soft_device_placement()
     tf.config.set_soft_device_placement(False)

@@ -30,15 +30,10 @@ TOO_MANY_IN_A_ROW = 10
 
 
 class Verdict(NamedTuple):
-    """What becomes of a step: bool scalars.
+    """What becomes of a step: bool scalars."""
 
-    Attributes:
-        updates: it is finite, and makes its update.
-        counts: it was taken, with or without an update.
-    """
-
-    updates: tf.Tensor
-    counts: tf.Tensor
+    updates: tf.Tensor  # it is finite, and makes its update
+    counts: tf.Tensor  # it was taken, with or without an update
 
 
 class FiniteGuard:
@@ -65,15 +60,11 @@ class FiniteGuard:
         """Canonical name -> variable."""
         named = {}
         if self.scale_loss:
-            named |= {
-                "loss_scale/scale": self._scale,
-                "loss_scale/good_steps": self._good_steps,
-            }
+            named["loss_scale/scale"] = self._scale
+            named["loss_scale/good_steps"] = self._good_steps
         if self.skips:
-            named |= {
-                "skipped/total": self._skipped,
-                "skipped/in_a_row": self._in_a_row,
-            }
+            named["skipped/total"] = self._skipped
+            named["skipped/in_a_row"] = self._in_a_row
         return named
 
     def read_scale(self) -> tf.Tensor | None:
@@ -109,8 +100,7 @@ class FiniteGuard:
             is_finite: a bool scalar, of the step.
             running: what `is_running` gave.
         """
-        updates = running & is_finite
-        counts = updates
+        counts = updates = running & is_finite
         falls = tf.constant(False)
         if self.scale_loss:
             falls = running & ~is_finite & (self._read(self._scale) > 1)

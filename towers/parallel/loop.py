@@ -86,7 +86,8 @@ class Loop:
         iterators = self.feed.start(first)
         if not self._is_compiled[phase]:
             self._activity.assign(TRACING)
-            self.trace(phase)
+            # Not left to the call: TensorFlow warns of calls that trace.
+            self.compiled.get_concrete_function(*self._spec(phase))
         with tf.device(HOST):
             arguments = tf.constant(first, tf.int64), tf.constant(num_steps)
         with self._compilation.loop_options():
@@ -98,21 +99,18 @@ class Loop:
         return result
 
     def trace(self, phase: int) -> tf.Graph:
-        """The graph of the loop of a phase; no step is taken. Not left to the first
-        call: TensorFlow warns of calls that trace."""
-        return self.compiled.get_concrete_function(
-            phase,
-            self.feed.spec(),
-            tf.TensorSpec([], tf.int64),
-            tf.TensorSpec([], tf.int32),
-        ).graph
+        """The graph of the loop of a phase; no step is taken."""
+        return self.compiled.get_concrete_function(*self._spec(phase)).graph
+
+    def _spec(self, phase):
+        begin = tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32)
+        return phase, self.feed.spec(), *begin
 
     def request_stop(self) -> None:
         self._stop.assign(True)
 
     def reset(self, number: int) -> None:
-        """After a call that ended with an error: the state is that of the last finished
-        step, `number`."""
+        """After an error: the state is that of the last finished step, `number`."""
         self._number.assign(number)
         self._activity.assign(IDLE)
 
@@ -142,7 +140,8 @@ class Loop:
                 with tf.control_dependencies([since]):
                     awaited = self.feed.wait(iterators, number)
                 # Those of a GPU would have the host wait for the step before.
-                on_host = [x for x in tf.nest.flatten(awaited) if not _on_gpu(x)]
+                flat = tf.nest.flatten(awaited)
+                on_host = [x for x in flat if "GPU" not in x.device]
                 with tf.control_dependencies(on_host):
                     wait_secs += _clock() - since
                 with tf.control_dependencies([wait_secs]):
@@ -215,10 +214,6 @@ def while_loop(
             )
     finally:
         outer._add_control_dependencies = adds_dependencies
-
-
-def _on_gpu(x):
-    return "GPU" in x.device
 
 
 def _device_of_identity(op):

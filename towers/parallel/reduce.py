@@ -13,11 +13,12 @@ no two targets can round differently.
     nccl    NVIDIA's library, through TensorFlow; needs two or more physical GPUs
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from towers.data.part import shares
 from towers.errors import ConfigError
@@ -70,15 +71,14 @@ def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.
     """The sum of weight * tensor, the weights adding up to 1; one comes back as is."""
     if len(tensors) == 1:
         return tensors[0]
-    if len(set(weights)) == 1:
-        # Half the passes over the memory.
-        return tf.add_n(tensors) * tf.constant(weights[0], tensors[0].dtype)
-    return tf.add_n(
-        [
-            tensor * tf.constant(weight, tensor.dtype)
-            for tensor, weight in zip(tensors, weights, strict=True)
-        ]
-    )
+    if len(set(weights)) == 1:  # half the passes over the memory
+        return scaled(tf.add_n(tensors), weights[0])
+    return tf.add_n([scaled(x, w) for x, w in zip(tensors, weights, strict=True)])
+
+
+def scaled(tensor: tf.Tensor, factor: ArrayLike) -> tf.Tensor:
+    """The tensor times a constant, in its own type."""
+    return tensor * tf.constant(factor, tensor.dtype)
 
 
 def average_gradients(
@@ -117,90 +117,66 @@ def average_states(
     Returns:
         Per target the vectors.
     """
+
+    def mean(first, *others):
+        changes = [
+            scaled(x - first, w) for x, w in zip(others, weights[1:], strict=True)
+        ]
+        return first + tf.add_n(changes) if changes else first
+
     with tf.device(targets[0]):
-        mean = [_mean_around_first(x, weights) for x in zip(*states, strict=True)]
-    return [[to_device(x, target) for x in mean] for target in targets]
+        means = [mean(*tensors) for tensors in zip(*states, strict=True)]
+    return [[to_device(x, target) for x in means] for target in targets]
 
 
-def _mean_around_first(tensors, weights):
-    first = tensors[0]
-    if len(tensors) == 1:
-        return first
-    differences = [
-        (tensor - first) * tf.constant(weight, first.dtype)
-        for tensor, weight in zip(tensors[1:], weights[1:], strict=True)
-    ]
-    return first + tf.add_n(differences)
+class Wire(NamedTuple):
+    """The transfer of tensors between devices."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Wire:
-    """The transfer of tensors between devices.
-
-    Attributes:
-        dtype: the type that is sent; None for the tensors' own.
-        scale: factor on every sum, once, before it is distributed.
-    """
-
-    dtype: tf.DType | None = None
-    scale: float = 1.0
+    dtype: tf.DType  # that is sent
+    scale: float  # factor on every sum, once, before it is distributed
 
     def part(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
         """A partial sum as it is sent, cast on `device`."""
-        if self.dtype is None or self.dtype == tensor.dtype:
-            return tensor
         with tf.device(device):
             return tf.cast(tensor, self.dtype)
 
     def total(self, tensor: tf.Tensor, device: str) -> tf.Tensor:
         """A sum as it is sent, scaled and cast on `device`."""
-        if self.scale != 1:
-            with tf.device(device):
-                tensor *= tf.constant(self.scale, tensor.dtype)
-        return self.part(tensor, device)
+        with tf.device(device):
+            if self.scale != 1:
+                tensor = scaled(tensor, self.scale)
+            return tf.cast(tensor, self.dtype)
 
 
-def star(
-    tensors: Sequence[tf.Tensor],
-    devices: Sequence[str],
-    wire: Wire,
-    targets: Sequence[str],
-) -> list[tf.Tensor]:
+def star(tensors, devices, wire, targets):
     dtype, home = tensors[0].dtype, targets[0]
     sent = [
         tensor if device == home else wire.part(tensor, device)
         for tensor, device in zip(tensors, devices, strict=True)
     ]
     with tf.device(home):
-        total = tf.add_n([tf.cast(x, dtype) for x in sent])
-    total = wire.total(total, home)
-    return [_widened(to_device(total, x), x, dtype) for x in targets]
+        total = wire.total(tf.add_n([tf.cast(x, dtype) for x in sent]), home)
+    return [to_device(total, target) for target in targets]
 
 
-def tree(
-    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
-) -> list[tf.Tensor]:
-    dtype = tensors[0].dtype
-    partial, stride = list(tensors), 1
-    parents = {}
+def tree(tensors, devices, wire, targets):
+    partial, stride, parents = list(tensors), 1, {}
     while stride < len(devices):
         for low in range(0, len(devices) - stride, 2 * stride):
             high = low + stride
             sent = wire.part(partial[high], devices[high])
-            partial[low] = _add(partial[low], sent, devices[low], dtype)
+            partial[low] = _add(partial[low], sent, devices[low], tensors[0].dtype)
             parents[high] = low
         stride *= 2
     sums = {0: wire.total(partial[0], devices[0])}
     for high in sorted(parents, key=lambda d: d & -d, reverse=True):
         sums[high] = to_device(sums[parents[high]], devices[high])
-    return [_widened(sums[d], device, dtype) for d, device in enumerate(devices)]
+    return [sums[device] for device in range(len(devices))]
 
 
-def ring(
-    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
-) -> list[tf.Tensor]:
-    count, dtype = len(devices), tensors[0].dtype
-    sizes = shares(tensors[0].shape.num_elements(), count)
+def ring(tensors, devices, wire, targets):
+    count, shape = len(devices), tensors[0].shape
+    sizes = shares(shape.num_elements(), count)
     pieces = []  # [device][piece]
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
@@ -211,7 +187,7 @@ def ring(
         total, at = pieces[piece][piece], piece
         for _ in range(count - 1):
             sent, at = wire.part(total, devices[at]), (at + 1) % count
-            total = _add(sent, pieces[at][piece], devices[at], dtype)
+            total = _add(sent, pieces[at][piece], devices[at], tensors[0].dtype)
         # And once more: the sum is copied as it is.
         total = wire.total(total, devices[at])
         for _ in range(count):
@@ -221,16 +197,12 @@ def ring(
     results = []
     for device, parts in zip(devices, gathered, strict=True):
         with tf.device(device):
-            whole = tf.reshape(tf.concat(parts, 0), tensors[0].shape)
-        results.append(_widened(whole, device, dtype))
+            results.append(tf.reshape(tf.concat(parts, 0), shape))
     return results
 
 
-def nccl(
-    tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
-) -> list[tf.Tensor]:
-    dtype, reduced = tensors[0].dtype, []
-    name = f"{tensors[0].op.name}_all_reduce"
+def nccl(tensors, devices, wire, targets):
+    reduced, name = [], f"{tensors[0].op.name}_all_reduce"
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
             reduced.append(
@@ -244,11 +216,13 @@ def nccl(
     # TensorFlow prunes an NcclAllReduce whose result nobody reads, and the others wait
     # for it (its issue 19690). So every result depends on all of them.
     with tf.control_dependencies(reduced):
-        reduced = [to_device(x, d) for x, d in zip(reduced, devices, strict=True)]
-    return [_widened(x, d, dtype) for x, d in zip(reduced, devices, strict=True)]
+        return [
+            to_device(x, device) for x, device in zip(reduced, devices, strict=True)
+        ]
 
 
-ALGORITHMS: dict[str, Callable] = {
+# (a tensor on each device, devices, wire, targets) -> the sum on each target.
+ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
     "star": star,
     "tree": tree,
     "ring": ring,
@@ -288,20 +262,21 @@ def all_reduce(
     weights = [1.0] * len(devices) if weights is None else list(weights)
     # Equal weights scale the sum, once, instead of the summands on each device.
     equal = len(set(weights)) == 1
-    wire = Wire(dtype, weights[0] if equal else 1.0)
-    more = {"targets": targets} if algorithm == "star" else {}
     sums = []
     for tensors in zip(*vectors, strict=True):
+        own = tensors[0].dtype
         if not equal:
-            tensors = _weighted(tensors, devices, weights)
-        sums.append(ALGORITHMS[algorithm](tensors, devices, wire, **more))
+            tensors = _on_each(scaled, devices, tensors, weights)
+        wire = Wire(dtype or own, weights[0] if equal else 1.0)
+        totals = ALGORITHMS[algorithm](tensors, devices, wire, targets)
+        sums.append(_on_each(tf.cast, targets, totals, [own] * len(targets)))
     return [list(of_target) for of_target in zip(*sums, strict=True)]
 
 
 def check_algorithm(
     algorithm: str, devices: Sequence[str], dtype: tf.DType | None
 ) -> None:
-    """Raises ConfigError where an algorithm cannot run on some devices or with a type
+    """Raises ConfigError where an algorithm cannot run on these devices or with a type
     that travels."""
     if algorithm != "nccl":
         return
@@ -324,14 +299,10 @@ def _add(a, b, device, dtype):
         return tf.cast(a, dtype) + tf.cast(b, dtype)
 
 
-def _weighted(tensors, devices, weights):
-    weighted = []
-    for tensor, device, weight in zip(tensors, devices, weights, strict=True):
+def _on_each(function, devices, *lists):
+    """The function of an element of each list, on its device."""
+    results = []
+    for device, *values in zip(devices, *lists, strict=True):
         with tf.device(device):
-            weighted.append(tensor * tf.constant(weight, tensor.dtype))
-    return weighted
-
-
-def _widened(tensor, device, dtype):
-    with tf.device(device):
-        return tf.cast(tensor, dtype)
+            results.append(function(*values))
+    return results

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -16,28 +15,12 @@ from towers.parallel.compilation import CPU_STEP, Compilation
 from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import while_loop
-from towers.parallel.network import Network
 from towers.parallel.reduce import squared_norm, tower_weights, weighted_mean
-from towers.parallel.strategies import Mean, Strategy
-from towers.parallel.tower import TowerResult
+from towers.parallel.sharding.network import ShardedNetwork
+from towers.parallel.strategies import Strategy
+from towers.parallel.tower import TowerResult, WholeNetwork
 
 Batch = Mapping[str, tf.Tensor]
-
-
-class Reduced(NamedTuple):
-    """Everything of a step that comes before the update.
-
-    Attributes:
-        results: per device.
-        mean: over the towers; its gradients include those of the weight decay.
-        norm: global norm of the mean gradient.
-        decay: the L2 penalty, a scalar that is part of the total loss.
-    """
-
-    results: list[TowerResult]
-    mean: Mean
-    norm: tf.Tensor
-    decay: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +41,7 @@ class Step:
 
     strategy: Strategy
     sizes: Sequence[int]
-    network: Network
+    network: WholeNetwork | ShardedNetwork
     update_fn: Update
     trainable_variables: Sequence[keras.Variable]
     phases: Sequence[Phase]
@@ -67,102 +50,98 @@ class Step:
     accumulate_steps: int = 1
 
     def __call__(
-        self, phase: int, batches: Sequence[Batch], before: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+        self, phase: int, batches: Sequence[Batch], before: tf.Tensor | None = None
+    ) -> tuple:
         """One step.
 
         Args:
             phase: index of the phase of the run.
             batches: per tower of this process its images of the batch.
-            before: metrics of the step before, which stay where none is taken.
+            before: metrics of the step before, which stay where none is taken. None to
+                compute the gradients alone, without an update.
 
         Returns:
             Whether it was taken, a bool scalar; its metrics, see `read_metrics`.
+            Without an update the results per device, and per copy the mean gradients
+            with those of the weight decay.
         """
-        reduced = self.reduce(phase, batches)
-        with tf.device(self.strategy.home):
-            running = self.guard.is_running()
-            total_loss, metrics = self._metrics(reduced)
-            if not self.compilation.waits:
-                metrics = tf.where(running, metrics, before)
-            # A tower that is not finite makes the mean so.
-            is_finite = tf.math.is_finite(reduced.norm + total_loss)
-            verdict = self.guard.decide(is_finite, running)
-        # Norms come from the first copy: sums may round differently on other devices.
-        squares = _sum(
-            [
-                self.update_fn.squares(shard.layout.params, shard.read(shard.params), g)
-                for shard, g in self._on_shards(reduced.mean.gradients)
-            ]
-        )
-
-        def update():
-            return self._next_values(reduced, squares)
-
-        if self.compilation.waits:
-            tf.cond(verdict.updates, lambda: self._assign(update()), _nothing)
-        else:
-            self._assign(update(), verdict.updates)
-        for copy in self.strategy.copies:
-            with tf.device(copy.device):
-                counted = tf.cast(verdict.counts, tf.int64)
-                copy.step.assign_add(counted, read_value=False)
-        return verdict.counts, metrics
-
-    def reduce(self, phase: int, batches: Sequence[Batch]) -> Reduced:
-        """Gradients on all devices, and their mean with the weight decay."""
-        fetched, scale = self.strategy.fetch(), self.guard.read_scale()
+        strategy, home = self.strategy, self.strategy.home
+        # Gradients on all devices, and their mean.
+        fetched, scale = strategy.fetch(), self.guard.read_scale()
+        compute = functools.partial(self.network.gradients, phase, loss_scale=scale)
         if self.accumulate_steps == 1:
-            results = self.network.gradients(phase, fetched, batches, scale)
+            results = compute(fetched, batches)
         else:
-            compute = functools.partial(self.network.gradients, phase, loss_scale=scale)
             results = accumulate(compute, fetched, batches, self.accumulate_steps)
-        mean = self.strategy.mean_fn(results)
-        frozen, decays, gradients = self.phases[phase].frozen, [], []
-        for copy, vectors in zip(self.strategy.copies, mean.gradients, strict=True):
+        mean = strategy.mean_fn(results)
+
+        # Weight decay, once; nothing of frozen parameters.
+        decays, gradients = [], []
+        for copy, vectors in zip(strategy.copies, mean.gradients, strict=True):
             with tf.device(copy.device):
                 layout = copy.layout.params
                 add_decay = WeightDecay(self.trainable_variables, layout)
                 decay, vectors = add_decay(copy.read(copy.params), vectors)
                 decays.append(decay)
+                frozen = self.phases[phase].frozen
                 gradients.append(zero_frozen(vectors, layout, frozen))
-        norms = [squared_norm(g) for _, g in self._on_shards(gradients)]
-        with tf.device(self.strategy.home):
+        # Norms come from the first copy: sums may round differently on other devices.
+        shards = list(zip(strategy.shards, gradients, strict=False))
+        norms = _on_each(shards, lambda _, vectors: squared_norm(vectors))
+        with tf.device(home):
             norm = tf.sqrt(_sum(norms))
-            decay = _sum(decays[: self.strategy.num_shards])
-        return Reduced(results, mean._replace(gradients=gradients), norm, decay)
+            decay = _sum(decays[: strategy.num_shards])
+        if before is None:
+            return results, gradients
 
-    def _on_shards(self, gradients):
-        """The entries of the first copy and their gradients, on their devices."""
-        for shard, vectors in zip(self.strategy.shards, gradients, strict=False):
-            with tf.device(shard.device):
-                yield shard, vectors
+        # Is it taken?
+        with tf.device(home):
+            running = self.guard.is_running()
+            total_loss, metrics = self._metrics(mean, norm, decay)
+            if not self.compilation.waits:
+                metrics = tf.where(running, metrics, before)
+            # A tower that is not finite makes the mean so.
+            is_finite = tf.math.is_finite(norm + total_loss)
+            verdict = self.guard.decide(is_finite, running)
+        squares = _on_each(
+            shards,
+            lambda copy, vectors: self.update_fn.squares(
+                copy.layout.params, copy.read(copy.params), vectors
+            ),
+        )
 
-    def _metrics(self, reduced):
-        losses = reduced.mean.losses
-        loss = weighted_mean(tf.unstack(losses), tower_weights(self.sizes))
-        total_loss = loss + tf.cast(reduced.decay, loss.dtype)
-        num_images = sum(self.sizes) * self.accumulate_steps
+        # The update of every copy.
+        def update():
+            return self._next_values(results, mean, gradients, norm, _sum(squares))
+
+        if self.compilation.waits:
+            tf.cond(verdict.updates, lambda: self._assign(update()), _nothing)
+        else:
+            self._assign(update(), verdict.updates)
+        for copy in strategy.copies:
+            with tf.device(copy.device):
+                counted = tf.cast(verdict.counts, tf.int64)
+                copy.step.assign_add(counted, read_value=False)
+        return verdict.counts, metrics
+
+    def _metrics(self, mean, norm, decay):
+        loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
+        total_loss = loss + tf.cast(decay, loss.dtype)
+        accuracy = mean.correct / (sum(self.sizes) * self.accumulate_steps)
         scale = self.guard.read_scale()
+        scale = tf.zeros([]) if scale is None else scale
         values = [
-            loss,
-            total_loss,
-            reduced.mean.correct / num_images,
-            reduced.norm,
-            tf.zeros([]) if scale is None else scale,
+            tf.cast(x, loss.dtype) for x in (loss, total_loss, accuracy, norm, scale)
         ]
-        values = [tf.cast(x, loss.dtype) for x in values]
-        return total_loss, tf.concat([tf.stack(values), losses], 0)
+        return total_loss, tf.concat([tf.stack(values), mean.losses], 0)
 
     def zero_metrics(self) -> tf.Tensor:
         """Metrics of the same form, for a loop to begin with."""
-        with tf.device(self.strategy.home):
-            return tf.zeros([5 + len(self.sizes)], self._loss_dtype)
-
-    @property
-    def _loss_dtype(self):
         dtype = tf.as_dtype(self.trainable_variables[0].dtype)
-        return dtype if dtype.size > 2 else tf.float32
+        with tf.device(self.strategy.home):
+            return tf.zeros(
+                [5 + len(self.sizes)], dtype if dtype.size > 2 else tf.float32
+            )
 
     def read_metrics(self, values: np.ndarray) -> dict[str, np.ndarray]:
         """The metrics of a step by name, but for its learning rate."""
@@ -176,12 +155,13 @@ class Step:
             **({"loss_scale": scale} if self.guard.scale_loss else {}),
         }
 
-    def _next_values(self, reduced, squares):
-        """Per copy the values of its variables after the step, without the number of
-        steps."""
-        mean, values, updated = reduced.mean, [], None
+    def _next_values(self, results, mean, gradients, norm, squares):
+        """Per copy the values of its variables after the step, in the order of
+        `Copy.variables`, without the number of steps."""
+        values, updated = [], None
         readers = list(self.strategy.readers)
         for place, copy in enumerate(self.strategy.copies):
+            state = mean.states[place]
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
                     update = functools.partial(self.update_fn, copy.layout.params)
@@ -191,30 +171,25 @@ class Step:
                         copy.read([copy.step])[0],
                         copy.read(copy.params),
                         {k: copy.read(v) for k, v in copy.slots.items()},
-                        mean.gradients[place],
-                        reduced.norm,
+                        gradients[place],
+                        norm,
                         squares,
                     )
                 else:  # its sums may round differently here
                     updated = tf.nest.map_structure(tf.identity, updated)
-                counts = reduced.results[readers.index(place)].counts
-                values.append(
-                    self._values_of(copy, updated, mean.states[place], counts)
-                )
+                params, slots = updated
+                averages = []
+                if copy.averages:
+                    averages = moving_averages(
+                        copy.read(copy.averages),
+                        [*params, *state],
+                        copy.read([copy.step])[0],
+                        self.update_fn.ema_decay,
+                    )
+                counts = map(tf.identity, results[readers.index(place)].counts)
+                slots = sum(slots.values(), [])
+                values.append([*params, *state, *counts, *slots, *averages])
         return values
-
-    def _values_of(self, copy, updated, state, counts):
-        params, slots = updated
-        averages = []
-        if copy.averages:
-            averages = moving_averages(
-                copy.read(copy.averages),
-                [*params, *state],
-                copy.read([copy.step])[0],
-                self.update_fn.ema_decay,
-            )
-        counts = [tf.identity(x) for x in counts]
-        return [*params, *state, *counts, *sum(slots.values(), []), *averages]
 
     def _assign(self, values, is_taken=None):
         """Assigns the values, or with `is_taken` False the old ones."""
@@ -244,6 +219,15 @@ def zero_frozen(vectors, layout, frozen):
         else vector * tf.constant(mask, vector.dtype)
         for vector, mask in zip(vectors, masks, strict=True)
     ]
+
+
+def _on_each(shards, function):
+    """The function of each shard of the first copy and its gradients, on its device."""
+    values = []
+    for copy, vectors in shards:
+        with tf.device(copy.device):
+            values.append(function(copy, vectors))
+    return values
 
 
 def _sum(values):
@@ -299,7 +283,7 @@ def accumulate(
             for begun, a, b in zip(first, totals, results, strict=True)
         ]
 
-    def mean(total):
+    def divide(total):
         return total / accumulate_steps
 
     first = compute(list(fetched), micro_batch(0))
@@ -308,8 +292,8 @@ def accumulate(
     )
     return [
         total._replace(
-            gradients=_each(mean, begun.gradients, total.gradients),
-            loss=_next_to(begun.loss, mean, total.loss),
+            gradients=_each(divide, begun.gradients, total.gradients),
+            loss=_next_to(begun.loss, divide, total.loss),
         )
         for begun, total in zip(first, totals, strict=True)
     ]

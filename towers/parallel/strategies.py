@@ -24,6 +24,7 @@ from towers.parallel.reduce import (
     average_gradients,
     average_states,
     check_algorithm,
+    scaled,
     shares,
     tower_weights,
 )
@@ -83,22 +84,22 @@ class Strategy:
         for device, reader in zip(self.devices, self.readers, strict=True):
             copy = self.copies[reader % self.num_shards if use_averages else reader]
             values = copy.fetch(use_averages)
-            if not share_memory(device, copy.device):
-                values = values.copied_to(device)
-            fetched.append(values)
+            near = share_memory(device, copy.device)
+            fetched.append(values if near else values.copied_to(device))
         return fetched
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Assigns a canonical state to all copies."""
+        parts = [
+            {
+                name: channel_slice(array, shard, self.num_shards)
+                for name, array in state.items()
+                if name.startswith(("params/", "state/", "slots/", "averages/"))
+            }
+            for shard in range(self.num_shards)
+        ]
         for place, copy in enumerate(self.copies):
-            shard = place % self.num_shards
-            copy.load(
-                {
-                    name: channel_slice(array, shard, self.num_shards)
-                    for name, array in state.items()
-                    if name.startswith(("params/", "state/", "slots/", "averages/"))
-                }
-            )
+            copy.load(parts[place % self.num_shards])
             copy.step.assign(state["step"])
 
     @property
@@ -223,26 +224,24 @@ def model_parallel(
             "parameters, which no device holds"
         )
     sizes = shares(micro_batch_size, len(devices) // group_size)
-    slices = [
-        initial.map(lambda x, k=k: channel_slice(x, k, group_size))
-        for k in range(group_size)
-    ]
     copies = [
-        Copy(slices[place % group_size], update_fn, device, place < group_size)
+        Copy(
+            initial.map(
+                lambda x, k=place % group_size: channel_slice(x, k, group_size)
+            ),
+            update_fn,
+            device,
+            keeps_averages=place < group_size,
+        )
         for place, device in enumerate(devices)
     ]
 
     def mean(results):
         """Over the groups, shard by shard."""
-        means = [
-            _mean(
-                results[shard::group_size],
-                devices[shard::group_size],
-                tower_weights(sizes),
-                devices[shard::group_size],
-            )
-            for shard in range(group_size)
-        ]
+        means, weights = [], tower_weights(sizes)
+        for shard in range(group_size):
+            peers = devices[shard::group_size]
+            means.append(_mean(results[shard::group_size], peers, weights, peers))
         groups = range(len(sizes))
         return means[0]._replace(
             gradients=[m.gradients[group] for group in groups for m in means],
@@ -301,39 +300,40 @@ def multi_worker(
             f"strategy=multi_worker choose one of {', '.join(COMMUNICATIONS)}"
         )
     count, size = len(devices), workers.size
-    first = workers.index * count
     all_sizes = shares(micro_batch_size, size * count)
+    first = workers.index * count
     sizes = all_sizes[first : first + count]
     copies = _copies(initial, update_fn, devices)
     pack_mb = WORKER_PACK_MB if all_reduce_pack_mb < 0 else all_reduce_pack_mb
-    meeting = _Meeting(
-        workers,
-        tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=int(pack_mb * 2**20)
-        ),
-        tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
-        devices,
-        copies,
-        all_sizes,
-    )
-    description = (
-        f"{size} worker(s) with {count} tower(s) each; a copy on every device, "
-        f"all-reduce {all_reduce}"
-    )
     if size == 1:
+        mean_fn = functools.partial(
+            _mean, devices=devices, weights=tower_weights(sizes), targets=devices
+        )
         description = (
             f"1 worker with {count} tower(s): as replicated; the options of the "
             "all-reduce between workers have no effect"
         )
-    alone = functools.partial(
-        _mean, devices=devices, weights=tower_weights(sizes), targets=devices
-    )
+    else:
+        mean_fn = functools.partial(
+            _mean_over_workers,
+            copies=copies,
+            all_sizes=all_sizes,
+            workers=workers,
+            options=tf.distribute.experimental.CommunicationOptions(
+                bytes_per_pack=int(pack_mb * 2**20)
+            ),
+            dtype=tf.as_dtype(all_reduce_dtype) if all_reduce_dtype else None,
+        )
+        description = (
+            f"{size} worker(s) with {count} tower(s) each; a copy on every device, "
+            f"all-reduce {all_reduce}"
+        )
     return Strategy(
         devices=devices,
         sizes=sizes,
         copies=copies,
         readers=range(count),
-        mean_fn=meeting.mean if size > 1 else alone,
+        mean_fn=mean_fn,
         description=[description],
     )
 
@@ -363,91 +363,50 @@ def _mean(results, devices, weights, targets, algorithm="star", dtype=None):
     return Mean(gradients, states, losses, correct)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Meeting:
+def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
     """The mean over the towers of several workers.
 
     What travels are parts of sums: gradients weighted by images; changes of the model
     state, weighted alike, so that what no training changes, such as frozen filters,
     stays what it is to the last bit; the loss of every tower, and correct predictions.
-
-    Attributes:
-        workers: all of them.
-        options: of TensorFlow's all-reduce.
-        dtype: in which gradients travel; None for their own.
-        devices, copies: of this worker.
-        all_sizes: images per tower of all workers.
     """
-
-    workers: Workers
-    options: tf.distribute.experimental.CommunicationOptions
-    dtype: tf.DType | None
-    devices: Sequence[str]
-    copies: Sequence[Copy]
-    all_sizes: Sequence[int]
-
-    def mean(self, results: Sequence[TowerResult]) -> Mean:
-        count = len(self.devices)
-        together = count // len(self.workers.devices)  # towers that meet on a device
-        meetings = [slice(i, i + together) for i in range(0, count, together)]
-        old = [copy.read(copy.state) for copy in self.copies]
-        sent = [self._part(results, meeting, old) for meeting in meetings]
-        sums = self.workers.sums([tf.nest.flatten(x) for x in sent], self.options)
-        gradients, states = [], []
-        for meeting, part, flat in zip(meetings, sent, sums, strict=True):
-            total = tf.nest.pack_sequence_as(part, flat)
-            for tower in range(meeting.start, meeting.stop):
-                with tf.device(self.devices[tower]):
-                    gradients.append(
-                        [
-                            tf.cast(x, like.dtype)
-                            for x, like in zip(
-                                total["gradients"],
-                                results[tower].gradients,
-                                strict=True,
-                            )
-                        ]
-                    )
-                    states.append(
-                        [
-                            before + change
-                            for before, change in zip(
-                                old[tower], total["changes"], strict=True
-                            )
-                        ]
-                    )
-        # Whether a step is taken depends on the metrics: by then all has arrived.
-        with tf.control_dependencies(tf.nest.flatten(sums)), tf.device(self.devices[0]):
-            losses, correct = map(tf.identity, total["metrics"])
-        return Mean(gradients, states, losses, correct)
-
-    def _part(self, results, meeting, old):
-        """The part of some towers in the sums over all towers, on one device."""
-        first = self.workers.index * len(self.devices) + meeting.start
-        own, target = results[meeting], self.devices[meeting][0]
-        sizes = self.all_sizes[first : first + len(own)]
-        weights, share = tower_weights(sizes), sum(sizes) / sum(self.all_sizes)
-        [states] = average_states([x.state for x in own], weights, [target])
+    count, num_meetings = len(copies), len(workers.devices)
+    together = count // num_meetings  # towers that meet on a device
+    old = [copy.read(copy.state) for copy in copies]
+    sent = []
+    for place in range(0, count, together):
+        some, target = results[place : place + together], copies[place].device
+        first = workers.index * count + place
+        sizes = all_sizes[first : first + together]
+        weights, share = tower_weights(sizes), sum(sizes) / sum(all_sizes)
+        [states] = average_states([x.state for x in some], weights, [target])
         with tf.device(target):
-            gradients = average_gradients([x.gradients for x in own], weights)
-            gradients = [_scaled(x, share) for x in gradients]
-            if self.dtype is not None:
-                gradients = [tf.cast(x, self.dtype) for x in gradients]
+            gradients = average_gradients([x.gradients for x in some], weights)
+            gradients = [scaled(x, share) for x in gradients]
+            if dtype is not None:
+                gradients = [tf.cast(x, dtype) for x in gradients]
             changes = [
-                _scaled(new - to_device(before, target), share)
-                for new, before in zip(states, old[meeting.start], strict=True)
+                scaled(new - to_device(before, target), share)
+                for new, before in zip(states, old[place], strict=True)
             ]
             losses = tf.pad(
-                tf.stack([x.loss for x in own]),
-                [[first, len(self.all_sizes) - first - len(own)]],
+                tf.stack([x.loss for x in some]),
+                [[first, len(all_sizes) - first - together]],
             )
-            correct = tf.add_n([x.correct for x in own])
-        return {
-            "gradients": gradients,
-            "changes": changes,
-            "metrics": [losses, correct],
-        }
-
-
-def _scaled(tensor, factor):
-    return tensor * tf.constant(factor, tensor.dtype)
+            correct = tf.add_n([x.correct for x in some])
+        sent.append([*changes, *gradients, losses, correct])
+    sums = workers.sums(sent, options)
+    gradients, states = [], []
+    for tower, copy in enumerate(copies):
+        *total, _, _ = sums[tower // together]
+        before, own = old[tower], results[tower].gradients
+        changes, totals = total[: len(before)], total[len(before) :]
+        with tf.device(copy.device):
+            states.append([x + y for x, y in zip(before, changes, strict=True)])
+            gradients.append(
+                [tf.cast(x, g.dtype) for x, g in zip(totals, own, strict=True)]
+            )
+    # Whether a step is taken depends on the metrics: by then all has arrived.
+    with tf.control_dependencies(tf.nest.flatten(sums)), tf.device(copies[0].device):
+        losses, correct = map(tf.identity, sums[-1][-2:])
+    return Mean(gradients, states, losses, correct)

@@ -4,6 +4,7 @@ It creates no variable and knows no other tower. Call `tower_gradients` inside t
 `tf.device` of the tower: the gradient operations then land there too.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,9 +12,11 @@ import keras
 import tensorflow as tf
 
 from towers.models.layers import taking_moments
-from towers.optim.phases import Phase
+from towers.optim.phases import Phase, resize_to_phase
+from towers.parallel.compilation import Compilation, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.reduce import in_dtype, squared_norm
+from towers.parallel.traced import TracedOnce
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
 # of mixed images floats [n, num_classes].
@@ -123,13 +126,7 @@ def tower_gradients(
 def check_complete(
     gradients: Sequence[tf.Tensor | None], layout: NetworkLayout, frozen: frozenset[str]
 ) -> None:
-    """Raises ValueError where a parameter that is not frozen has no gradient.
-
-    Args:
-        gradients: per parameter.
-        layout: has their names.
-        frozen: names.
-    """
+    """Raises ValueError where a parameter that is not frozen has no gradient."""
     for name, gradient in zip(layout.params.places, gradients, strict=True):
         if gradient is None and name not in frozen:
             raise ValueError(
@@ -201,3 +198,101 @@ def _is_correct(logits, labels):
         labels = tf.argmax(labels, axis=1)
     # int64, because a GPU has int32 compared by the host.
     return tf.cast(tf.argmax(logits, axis=1) == tf.cast(labels, tf.int64), tf.float32)
+
+
+class WholeNetwork:
+    """A whole network on every tower's device; needs of it `stateless_call` alone.
+
+    `sharding.network.ShardedNetwork` has the same functions and attribute.
+
+    Args:
+        phases: those of the run.
+        loss_fn: the loss of each image.
+        layout: of the vectors.
+        devices: one per tower.
+        compilation: of the step.
+
+    Attributes:
+        transferred_bytes: of activations and their gradients, that cross devices.
+    """
+
+    transferred_bytes = 0
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        loss_fn: LossFn,
+        layout: NetworkLayout,
+        devices: Sequence[str],
+        compilation: Compilation,
+    ):
+        self._devices = devices
+        # Phases that are alike but for their end share a trace.
+        self._phases = [phase._replace(end_step=0) for phase in phases]
+
+        plain = functools.partial(tower_gradients, loss_fn=loss_fn, layout=layout)
+
+        def compiled(phase, *args):
+            call = functools.partial(plain, phase)
+            return tf.function(call, autograph=False, jit_compile=True)(*args)
+
+        def logits(_, *args):
+            return tower_logits(phases[-1].model, layout, *args)
+
+        # Shared by towers with as many images.
+        optimize = optimized_for_cpu if compilation.optimizes_towers else None
+        self._tower_gradients = TracedOnce(
+            compiled if compilation.xla else plain, optimize
+        )
+        self._tower_logits = TracedOnce(logits, optimize)
+
+    def gradients(
+        self,
+        phase: int,
+        fetched: Sequence[Values],
+        batches: Sequence[Mapping[str, tf.Tensor]],
+        loss_scale: tf.Tensor | None = None,
+        first_tower: int = 0,
+    ) -> list[TowerResult]:
+        """Per device the result of its tower's share of a batch.
+
+        Args:
+            phase: index of the phase of the run.
+            fetched: per device parameters and model state, there.
+            batches: per tower its share.
+            loss_scale: factor on the loss while it is differentiated.
+            first_tower: that of the first entry, where only some towers compute.
+
+        Raises:
+            ValueError: a loss does not depend on a parameter.
+        """
+        phase, results = self._phases[phase], []
+        for tower, (values, batch) in enumerate(
+            zip(fetched, batches, strict=True), start=first_tower
+        ):
+            with tf.device(self._devices[tower]):
+                batch = resize_to_phase(batch, phase.model)
+                results.append(
+                    self._tower_gradients(
+                        phase, values, batch, loss_scale, name=f"tower_{tower}"
+                    )
+                )
+        return results
+
+    def logits(
+        self, fetched: Sequence[Values], batches: Sequence[Mapping[str, tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Per tower the logits of its share in inference, in the last phase.
+
+        A small batch may be cut into fewer shares than there are towers.
+        """
+        names = {x.name for x in self._phases[-1].model.inputs}
+        logits = []
+        for tower, batch in enumerate(batches):
+            with tf.device(self._devices[tower]):
+                inputs = {name: x for name, x in batch.items() if name in names}
+                name = f"tower_{tower}"
+                logits.append(
+                    self._tower_logits(None, fetched[tower], inputs, name=name)
+                )
+        return logits

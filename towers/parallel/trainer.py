@@ -24,12 +24,11 @@ from towers.parallel.evaluator import AVERAGES, RAW, Counts, Evaluator
 from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Loop
-from towers.parallel.network import Network, WholeNetwork
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
-from towers.parallel.tower import LossFn
+from towers.parallel.tower import LossFn, WholeNetwork
 from towers.parallel.workers import ALONE, Workers
 
 
@@ -102,10 +101,9 @@ class Trainer(abc.ABC):
             xla=task.compile_towers,
         )
         layouts = [shard.layout for shard in strategy.shards]
-        whole_network = WholeNetwork(
+        self.network = whole_network = WholeNetwork(
             self.phases, task.loss_fn, layouts[0], lead_devices, self.compilation
         )
-        self.network: Network = whole_network
         if inspects:
             self.network = ShardedNetwork(
                 self.phases,
@@ -318,11 +316,12 @@ class SynchronousTrainer(Trainer):
 
     def gradients(self):
         _, shards = self._inspect_next_step()
-        named = [
-            copy.layout.params.read([vector.numpy() for vector in vectors])
-            for copy, vectors in zip(self.strategy.shards, shards, strict=True)
-        ]
-        return whole(named)
+        return whole(
+            [
+                copy.layout.params.read([vector.numpy() for vector in vectors])
+                for copy, vectors in zip(self.strategy.shards, shards, strict=True)
+            ]
+        )
 
     def trace(self):
         return [self.loop.trace(phase) for phase in range(len(self.phases))]
@@ -343,20 +342,16 @@ class SynchronousTrainer(Trainer):
 
     def _inspect_step(self, phase, batches):
         """A step that is not taken: (finite per tower, mean gradients per shard)."""
-        reduced, num_shards = (
-            self._step.reduce(phase, batches),
-            self.strategy.num_shards,
-        )
-        finite = [result.is_finite() for result in reduced.results]
-        finite = tf.reshape(tf.stack(finite), [-1, num_shards])
-        finite = tf.cast(tf.reduce_all(finite, axis=1), tf.float64)
-        finite = tf.cast(self.workers.gather(finite), tf.bool)
-        return finite, reduced.mean.gradients[:num_shards]
+        results, gradients = self._step(phase, batches)
+        num_shards = self.strategy.num_shards
+        finite = tf.stack([result.is_finite() for result in results])
+        finite = tf.reduce_all(tf.reshape(finite, [-1, num_shards]), axis=1)
+        finite = self.workers.gather(tf.cast(finite, tf.float64))
+        return tf.cast(finite, tf.bool), gradients[:num_shards]
 
     def _inspect_next_step(self):
-        return self._inspect(
-            phase_at(self.phases, self.step), self._feed.batches_of(self.step)
-        )
+        step = self.step
+        return self._inspect(phase_at(self.phases, step), self._feed.batches_of(step))
 
 
 def describe_towers(sizes: Sequence[int], num_devices: int) -> str:

@@ -1,6 +1,9 @@
 """The workers of a run: how this process joins them, and what all must agree on."""
 
+import contextlib
 import os
+import pathlib
+import platform
 import re
 import time
 import zlib
@@ -19,7 +22,7 @@ from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.output import say
 from towers.parallel.connect import HEARTBEAT_SECS, connect
-from towers.parallel.devices import Devices, num_cores, processor_name
+from towers.parallel.devices import Devices, num_cores
 from towers.parallel.workers import ALONE, Workers
 from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch
@@ -133,7 +136,15 @@ def _arithmetic(devices):
         gpus = tf.config.get_visible_devices("GPU")
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
         return {"GPUs": sorted({x.get("device_name", "") for x in details})}
-    return {f"threads ({_THREADS})": _num_threads(), "processor": processor_name()}
+    return {f"threads ({_THREADS})": _num_threads(), "processor": _processor_name()}
+
+
+def _processor_name():
+    with contextlib.suppress(OSError):
+        table = pathlib.Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*: (.*)$", table, re.M):
+            return found[1]
+    return platform.processor()
 
 
 def _num_threads():

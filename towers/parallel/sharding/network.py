@@ -29,7 +29,7 @@ from towers.parallel.workers import ALONE, Workers
 
 
 class ShardedNetwork:
-    """Implements the protocol `Network`.
+    """A network over a grid of devices; it has the functions of `WholeNetwork`.
 
     Args:
         phases: those of the run.
@@ -75,9 +75,12 @@ class ShardedNetwork:
 
     def gradients(self, phase, fetched, batches, loss_scale=None):
         model, frozen = self._phases[phase].model, self._phases[phase].frozen
-        tape = DeviceTape()
+        tape, resized = DeviceTape(), []
         walk = self._walk(model, fetched, tape, training=True)
-        batches = self._resized(batches, model)
+        for devices, batch in zip(self._grid, batches, strict=True):
+            with tf.device(devices[0]):
+                resized.append(resize_to_phase(batch, model))
+        batches = resized
         logits = walk.forward(batches)
 
         # The loss of each group, on its first device.
@@ -148,13 +151,6 @@ class ShardedNetwork:
             tape,
             training,
         )
-
-    def _resized(self, batches, model):
-        resized = []
-        for devices, batch in zip(self._grid, batches, strict=True):
-            with tf.device(devices[0]):
-                resized.append(resize_to_phase(batch, model))
-        return resized
 
     def _loss_factors(self, batches, loss_scale):
         """Per group the factor on its loss: its weight in the mean over the groups, 1
