@@ -152,7 +152,9 @@ def read_checkpoint(
     return checkpoint
 
 
-def kinds_of_parameters(config: Config, use_ema: bool | None) -> tuple[bool, ...]:
+def kinds_of_parameters(
+    config: Config, use_ema: bool | None = None
+) -> tuple[bool, ...]:
     """The kinds of parameters that are evaluated, RAW and AVERAGES; the last of them is
     the one that the run reports.
 
