@@ -216,8 +216,8 @@ def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) ->
             break
         step = metrics.pop("step")
         staleness.extend(metrics.pop("staleness", ()))
-        waited = metrics.pop("input_wait_secs")
-        stopwatch.add(step - run.step, time.monotonic() - started, waited)
+        secs, wait_secs = time.monotonic() - started, metrics.pop("input_wait_secs")
+        stopwatch.add(step - run.step, secs, wait_secs)
         if step in phase_ends:
             stopwatch.begin_phase()
         run.step = step
@@ -255,11 +255,8 @@ def _log(run: Run, metrics: dict[str, Any], staleness: list[int]) -> None:
 
 def _summarize(run: Run, parts: build.Parts) -> None:
     """Histograms of the parameters and gradients, and the images of the next step."""
-    params = {
-        name.removeprefix("params/"): value
-        for name, value in run.trainer.state().items()
-        if name.startswith("params/")
-    }
+    state = run.trainer.state().items()
+    params = {k.removeprefix("params/"): v for k, v in state if k.startswith("params/")}
     run.reports.histograms(run.step, params, "params")
     with run.watchdog.activity("waiting for data"):
         batch = parts.train_batches(tf.constant(run.step, tf.int64))
@@ -286,7 +283,7 @@ def _evaluate_and_save(
 
 
 def _evaluate(run: Run, parts: build.Parts) -> bool:
-    """Evaluates and reports the accuracy; whether it is the best.
+    """Evaluates, and returns whether the step is the best so far.
 
     The accuracy of a run is that of the moving averages, where it keeps them; and only
     images held out of the training set may decide which step is best.
@@ -300,14 +297,12 @@ def _evaluate(run: Run, parts: build.Parts) -> bool:
         evaluations = accuracies(
             run.trainer.evaluate(run.eval_feed, len(batches), kinds, beat)
         )
-    evaluated = record_of(evaluations, split)
-    run.pending_record |= evaluated
-    run.reports.scalars(run.step, evaluated)
+    record = record_of(evaluations, split)
+    run.pending_record |= record
+    run.reports.scalars(run.step, record)
     run.say(accuracy_line(run.step, evaluations, split, run.config))
     run.accuracy = evaluations[kinds[-1]]["accuracy"]
-    is_best = split == "validation" and (
-        run.best is None or run.accuracy > run.best["accuracy"]
-    )
-    if is_best:
-        run.best = {"step": run.step, "accuracy": run.accuracy}
-    return is_best
+    if split != "validation" or run.best and run.accuracy <= run.best["accuracy"]:
+        return False
+    run.best = {"step": run.step, "accuracy": run.accuracy}
+    return True
