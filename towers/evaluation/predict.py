@@ -89,10 +89,9 @@ def predict(
             else:
                 yield file
 
+    results = create_table(output, form, run.class_names, top)
     if features:
         results = create_features_file(output)
-    else:
-        results = create_table(output, form, run.class_names, top)
     with _errors_of_output(output), results as write:
         images, size = readable_images(), 0
         while batch := list(itertools.islice(images, config.batch_size)):
