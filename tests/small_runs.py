@@ -78,6 +78,7 @@ def small_config(**changes) -> Config:
         "log_every_steps": 2,
         "eval_every_epochs": 0.0,
         "summary_every_steps": 0,
+        "summary_every_secs": 0.0,
         "checkpoint_every_secs": 0.0,
     }
     return Config(**settings | changes)

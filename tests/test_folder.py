@@ -219,12 +219,14 @@ def test_a_folder_of_someone_else_is_refused(tmp_path):
 @pytest.mark.parametrize("wrong", ["\0", "\ud800"])
 def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
     """Of every function that takes one."""
-    path = f"{tmp_path}/a{wrong}b"
+    path, image = f"{tmp_path}/a{wrong}b", tmp_path / "image.png"
+    image.touch()
     for name, call in [
         ("workdir", lambda: RunFolder(path)),
         ("workdir", lambda: towers.train(path, Config())),
         ("workdir", lambda: towers.evaluate(path)),
         ("workdir", lambda: export(path, "keras")),
+        ("output", lambda: towers.predict(tmp_path, image, output=path)),
         ("output", lambda: export(tmp_path, "keras", f"{path}.keras")),
     ]:
         with pytest.raises(ConfigError, match=f"^{name}.*has a character that no path"):

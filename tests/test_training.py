@@ -20,6 +20,7 @@ from small_runs import (
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.python.framework import config as tf_config
+from test_board import read_board
 
 from towers import training
 from towers.config import FIELDS, Config
@@ -194,15 +195,31 @@ def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, cap
     assert snapshot(tmp_path) == before
 
 
-def test_checkpoints_follow_the_clock(tmp_path):
-    calls = []
-    train(
-        tmp_path,
-        small_config(checkpoint_every_secs=1e-6, keep_checkpoints=99),
-        after_call=lambda: calls.append(len(saved_steps(tmp_path))),
+def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(tmp_path):
+    """Each of the ten steps takes ten seconds. A period begins when the last one ended,
+    and is looked at before each step."""
+    config = small_config(
+        steps_per_loop=1,
+        log_every_steps=100,
+        summary_every_secs=25.0,
+        checkpoint_every_secs=35.0,
+        keep_checkpoints=99,
     )
-    assert saved_steps(tmp_path) == [1, 2, 4, 6, 8, 10]  # looked at after each call
-    assert len(calls) == 6
+    calls = []
+    state = train(
+        tmp_path,
+        config,
+        after_call=lambda: calls.append(None),
+        clock=lambda: 1e6 + 10.0 * len(calls),
+    ).state
+    assert saved_steps(tmp_path) == [5, 9, 10]
+    assert [line["step"] for line in records(tmp_path)] == [1, 4, 7, 10]
+    board = read_board(tmp_path / "tensorboard", "train")
+    steps = {name: [step for step, _ in points] for name, points in board.items()}
+    assert steps["loss"] == [1, 4, 7, 10]
+    for name in ("params/logits/kernel", "gradients/logits/kernel", "next_batch"):
+        assert steps[name] == [4, 7, 10]
+    assert_equal_states(state, uninterrupted(small_config()).state)
 
 
 # Finished runs, and starting again.

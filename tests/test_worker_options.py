@@ -32,6 +32,7 @@ OPTIONS = {
     "resident": {"input": "resident"},
     "dropout": {"model": "alexnet", "width": 0.02},
     "evaluation": {"eval_every_epochs": 0.006, "tta": "translate_unsure"},
+    "clock": {"summary_every_secs": 1e-6, "steps_per_loop": 1},
     "held out": {"validation_fraction": 0.3, "eval_every_epochs": 0.006},
     "skip": {"on_nonfinite": "skip", "learning_rate": 1e30},
 }

@@ -233,7 +233,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
                 trainer.load(workers.broadcast(dict(state)))
         result = {}
         for call, num_steps in enumerate(job.calls):
-            num_steps, _ = workers.agree(num_steps, False, False)
+            num_steps, *_ = workers.agree(num_steps, False, False, False)
             metrics = trainer.train(num_steps)
             result |= {f"metrics/{call}/{k}": v for k, v in metrics.items()}
         result |= trainer.state()
@@ -248,7 +248,7 @@ def main(addresses: str, index: str, num_devices: str, folder: str) -> None:
         path = pathlib.Path(folder, f"{number}-{index}.npz")
         np.savez(path, **result)
         print(path, flush=True)
-    workers.agree(0, False, False)
+    workers.agree(0, False, False, False)
 
 
 def assert_started(workers, signals):
@@ -263,8 +263,10 @@ def assert_started(workers, signals):
     assert given == [text_of(index) for index in range(workers.size)]
     # The chief's word counts, and a stop of any worker.
     is_last = workers.index == workers.size - 1
-    assert workers.agree(3 + workers.index, workers.is_chief, False) == (3, True)
-    assert workers.agree(3, False, is_last) == (0, False)
+    own = 3 + workers.index, workers.is_chief, not workers.is_chief
+    assert workers.agree(*own, False) == (3, True, False)
+    own = 3, not workers.is_chief, workers.is_chief
+    assert workers.agree(*own, is_last) == (0, False, True)
 
 
 if __name__ == "__main__":

@@ -95,16 +95,11 @@ def build(
     data_set = load_data_set(config, dataset_info, test_only=test_only)
     train_source, eval_split = data_set.train, ("test", data_set.test)
     augment = create_augmentation(config, data_set)
-    try:
-        if config.validation_fraction and train_source is not None:
-            train_source, held_out = hold_out(
-                train_source, config.validation_fraction, config.seed
-            )
-            eval_split = "validation", held_out
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     num_examples = total_steps = 0
     if train_source is not None:
+        if config.validation_fraction:
+            train_source, held_out = _hold_out(config, train_source)
+            eval_split = "validation", held_out
         num_examples = train_source.num_examples
         images = num_images(config.num_epochs, num_examples)
         total_steps = max(1, math.ceil(images / config.images_per_step))
@@ -167,12 +162,16 @@ def build(
     )
 
 
-def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
-    """The augmentation of the images of a data set.
+def _hold_out(config, source):
+    try:
+        return hold_out(source, config.validation_fraction, config.seed)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
-    Raises:
-        ConfigError: it does not fit the images.
-    """
+
+def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
+    """The augmentation of the images of a data set. ConfigError where it does not fit
+    them."""
     try:
         return extend(
             create_augment(config.augment, info.image_shape, info.mean, info.deviation),
@@ -191,7 +190,6 @@ def load_data_set(
     that is evaluated, of a pretrained network, or its own.
 
     Args:
-        config: of the run.
         dataset_info: of a run whose checkpoint is evaluated.
         test_only: leave the training images out, `train` being None, where the data set
             can do without.
@@ -394,15 +392,13 @@ def create_feed(
                 "from files when they are wanted; set --input=stream"
             )
         return Resident(per_tower, devices)
-    first = per_tower[0]
-    if "GPU" not in devices[0] or not runs_on(
-        devices[0], first.process, first.stored_stream(0).element_spec
-    ):
-        if "GPU" in devices[0]:
-            return Streams([own.stream for own in per_tower], devices)
+    if "GPU" not in devices[0]:
         # One pipeline for all towers, which is traced once.
         share = functools.partial(split_batch, sizes=sizes)
         return Streams([functools.partial(batches.stream, share=share)], devices)
+    first = per_tower[0]
+    if not runs_on(devices[0], first.process, first.stored_stream(0).element_spec):
+        return Streams([own.stream for own in per_tower], devices)
     if config.input == "auto" and size is not None and size <= MOST_RESIDENT_BYTES:
         return Resident(per_tower, devices)
     return Streams(

@@ -43,6 +43,8 @@ SYNONYMS = {
     "schedule": "scheduler lr_schedule lr_scheduler sched learning_rate_schedule",
     "seed": "random_seed rng_seed manual_seed",
     "strategy": "distribution_strategy distribution parallel parallelism distributed",
+    "summary_every_secs": "save_summaries_secs",
+    "summary_every_steps": "save_summaries_steps",
     "tta": "test_time_augmentation",
     "use_ema": "ema averaged use_averages",
     "validation_fraction": "val_split validation_split val_fraction",

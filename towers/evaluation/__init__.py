@@ -44,6 +44,7 @@ def evaluate(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
             "checkpoint is evaluated once; drop one of the two"
         )
+    # Build.
     folder = RunFolder(workdir)
     folder.check()
     config = config or folder.evaluation_config(step)
@@ -67,16 +68,21 @@ def evaluate(
             )
     trainer = build.create_trainer(config, parts, used)
     stream = EvalBatches(data.test, parts.augment, config.batch_size).stream()
-    with Reports(folder, "eval", say) as reports:
+
+    if eval_interval_secs:
         checkpoints = _follow(folder, eval_interval_secs, sleep)
-        if not eval_interval_secs:
-            checkpoints = [read_checkpoint(folder, step)]
+    else:
+        checkpoints = [read_checkpoint(folder, step)]
+    with Reports(folder, "eval", say) as reports:
         for checkpoint in checkpoints:
+            # Evaluate.
             trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
             with data_errors_of_tensorflow():
                 batches = trainer.evaluator.predictions(stream, kinds)
                 predictions = predictions_of(batches)
             evaluations = {k: figures(predictions[k], data.class_names) for k in kinds}
+
+            # Write.
             result = _result(checkpoint, evaluations)
             reported = predictions[kinds[-1]]
             mistakes = report.mistakes_csv(reported, data.test, data.class_names)
@@ -114,10 +120,8 @@ def _follow(folder, interval_secs, sleep):
 
 
 def _is_last(result, config, parts):
-    """True if the run ends at the step of the result.
-
-    Images decide, not steps: the batch size of the config is that of the evaluation.
-    """
+    """Whether the run ends at the step of the result: images decide, as the batch size
+    of the config is that of the evaluation."""
     if config.max_steps and result["step"] >= config.max_steps:
         return True
     return result["images"] >= num_images(config.num_epochs, parts.num_examples)
@@ -126,20 +130,20 @@ def _is_last(result, config, parts):
 def _result(checkpoint, evaluations):
     """The content of `result.json`."""
     trainer_state = checkpoint.trainer_state
-    stopwatch = stopwatch_of(trainer_state)
-    images_per_step = trainer_state["images_seen"] / max(checkpoint.step, 1)
-    timed_images = stopwatch.timed_steps * images_per_step
+    stopwatch, images = stopwatch_of(trainer_state), trainer_state["images_seen"]
+    speed = None
+    if stopwatch.timed_secs:
+        steps_per_sec = stopwatch.timed_steps / stopwatch.timed_secs
+        speed = steps_per_sec * images / max(checkpoint.step, 1)
     *_, reported = record_of(evaluations, "test", ["accuracy"])
     return {
         "reported": reported,
         **record_of(evaluations, "test", report.NAMES),
         "step": checkpoint.step,
-        "images": trainer_state["images_seen"],
+        "images": images,
         "test_images": next(iter(evaluations.values()))["images"],
         "train_secs": stopwatch.train_secs,
         "start_secs": trainer_state.get("start_secs"),
-        "images_per_sec": timed_images / stopwatch.timed_secs
-        if stopwatch.timed_secs
-        else None,
+        "images_per_sec": speed,
         **record_of(evaluations, "test", report.TABLES),
     }

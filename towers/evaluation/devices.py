@@ -1,4 +1,5 @@
-"""The devices of an evaluation, a prediction or a network that is loaded."""
+"""The devices of an evaluation, a prediction or a network that is loaded: the CPU where
+a training of the run holds the GPUs."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,11 +12,7 @@ from towers.run.folder import RunFolder
 
 
 def configure(config: Config, folder: RunFolder, say: Callable[[str], None]) -> Devices:
-    """The devices of the options; the CPU where a training of the run holds the GPUs.
-
-    Raises:
-        ConfigError: the machine does not have them.
-    """
+    """The devices of the options. ConfigError where the machine does not have them."""
     devices = parallel_devices.configure(
         _free_device(config.device, folder, say),
         config.num_towers,
@@ -28,8 +25,8 @@ def configure(config: Config, folder: RunFolder, say: Callable[[str], None]) -> 
 
 
 def configure_one(folder: RunFolder, say: Callable[[str], None]) -> None:
-    """The first GPU, if any, for a network that is called outside of towers; the CPU
-    where a training of the run holds the GPUs. Devices that were made before stay."""
+    """The first GPU, if any, for a network that is called outside of towers. Devices
+    that were made before stay."""
     with contextlib.suppress(ConfigError):
         parallel_devices.configure(_free_device("auto", folder, say), 1)
 

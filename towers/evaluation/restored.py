@@ -65,8 +65,8 @@ class RestoredRun:
 
     @functools.cached_property
     def model_ema(self) -> keras.Model | None:
-        """As `model`, with the moving averages of the parameters; None where the run
-        keeps none."""
+        """The network with the moving averages of the parameters, likewise; None where
+        the run keeps none."""
         if not self.config.ema_decay:
             return None
         return without_noise(self.network("averages"))
@@ -115,8 +115,12 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
 def read_run(
     workdir: str | os.PathLike, *, step: int = 0, log: Callable[[str], None] = say
 ) -> RestoredRun:
-    """As `load_run`, on devices that were chosen before; `log` takes a line for each
-    checkpoint that is rejected."""
+    """The trained network of a run, on devices that were chosen before.
+
+    Args:
+        step: of the checkpoint; 0 for the newest one that is valid.
+        log: takes a line for each checkpoint that is rejected.
+    """
     checks.check_environment()
     folder = RunFolder(workdir)
     folder.check()
@@ -134,11 +138,8 @@ def read_run(
 def read_checkpoint(
     folder: RunFolder, step: int = 0, log: Callable[[str], None] = say
 ) -> Checkpoint:
-    """The checkpoint of a step, or for 0 the newest valid one.
-
-    Raises:
-        CheckpointError: there is none that is valid.
-    """
+    """The checkpoint of a step, or for 0 the newest valid one. CheckpointError where
+    none is valid."""
     if step:
         checkpoint = checkpoints.restore_step(folder.checkpoints, step)
         check_trainer_state(checkpoint)
@@ -152,7 +153,9 @@ def read_checkpoint(
     return checkpoint
 
 
-def kinds_of_parameters(config: Config, use_ema: bool | None) -> tuple[bool, ...]:
+def kinds_of_parameters(
+    config: Config, use_ema: bool | None = None
+) -> tuple[bool, ...]:
     """The kinds of parameters that are evaluated, RAW and AVERAGES; the last of them is
     the one that the run reports.
 

@@ -161,20 +161,24 @@ class Workers:
 
         return _interruptible(added)
 
-    def agree(self, num_steps: int, save: bool, stop: bool) -> tuple[int, bool]:
+    def agree(
+        self, num_steps: int, save: bool, summarize: bool, stop: bool
+    ) -> tuple[int, bool, bool]:
         """What all do next.
 
         Args:
             num_steps: to take, if this is the chief.
-            save: whether to save after them, if this is the chief.
+            save, summarize: whether to do so after them, if this is the chief.
             stop: whether this worker has to stop.
 
         Returns:
-            The chief's number of steps, or 0 if any worker stops; whether it saves.
+            The chief's number of steps, or 0 if any worker stops; whether it saves, and
+            writes a summary.
         """
-        own = [num_steps, save] if self.is_chief else [0, 0]
-        num_steps, save, num_stopping = self.add(np.array([*own, stop], np.int64))
-        return 0 if num_stopping else int(num_steps), bool(save)
+        own = [num_steps, save, summarize] if self.is_chief else [0, 0, 0]
+        *chief, num_stopping = self.add(np.array([*own, stop], np.int64))
+        num_steps, save, summarize = chief
+        return 0 if num_stopping else int(num_steps), bool(save), bool(summarize)
 
     def broadcast(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The chief's arrays, bit for bit, in place of the own ones.

@@ -12,7 +12,7 @@ import towers
 from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
 from towers.data.sources import DataSet
-from towers.optim.phases import Phase, image_size
+from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer
 from towers.run.folder import RunFolder
@@ -29,8 +29,6 @@ def start_banner(
     *,
     data: DataSet,
     image_shape: tuple[int, int, int],
-    model: keras.Model,
-    phases: Sequence[Phase],
     num_examples: int,
     total_steps: int,
     origins: Mapping[str, str],
@@ -40,14 +38,13 @@ def start_banner(
     Args:
         data: as it was loaded.
         image_shape: height, width and channels that the network takes.
-        phases: of the run; may be empty.
         num_examples: training images of an epoch.
         total_steps: of the schedule.
         origins: option -> the layer that set it, see `config.flags.CommandLine`. Others
             that are not defaults are of the layer "config".
     """
     height, width, channels = image_shape
-    num_params = sum(math.prod(v.shape) for v in model.trainable_variables)
+    num_params = sum(math.prod(v.shape) for v in trainer.task.model.trainable_variables)
     batch = f"{config.batch_size} images"
     if config.accumulate_steps > 1:
         batch = f"{config.accumulate_steps} x {batch}"
@@ -74,7 +71,7 @@ def start_banner(
             f"{num_examples:,} images",
         ),
     ]
-    sizes = {image_size(phase.model): phase.end_step for phase in phases}
+    sizes = {image_size(phase.model): phase.end_step for phase in trainer.phases}
     if len(sizes) > 1:
         *first, _ = (f"{h}x{w} until step {end}" for (h, w), end in sizes.items())
         lines.append(("images", f"{', '.join(first)}, then {height}x{width}"))

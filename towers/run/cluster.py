@@ -224,22 +224,23 @@ def start_from_chief(run: Run) -> None:
         run.stopwatch = Stopwatch()
 
 
-def agree_on_steps(run: Run, num_steps: int, save: bool) -> tuple[int, bool]:
-    """What all workers do next, as the chief has it.
-
-    Args:
-        num_steps: to take.
-        save: whether to save after them.
+def agree_on_steps(run: Run, num_steps: int) -> tuple[int, bool, bool]:
+    """What all workers do next: what the chief would, by its clock.
 
     Returns:
-        The same of the chief; no steps after a signal to any worker.
+        Steps to take, none after a signal to any worker; whether after them a
+        checkpoint, and a summary, is due by the clock.
     """
+    now, config = run.clock(), run.config
     with run.watchdog.activity(WAITING):
-        num_steps, save = run.workers.agree(
-            num_steps, save, run.watchdog.stop_requested
+        num_steps, saves, summarizes = run.workers.agree(
+            num_steps,
+            now - run.saved_at > config.checkpoint_every_secs > 0,
+            now - run.summarized_at > config.summary_every_secs > 0,
+            run.watchdog.stop_requested,
         )
     run.stopped = not num_steps
-    return num_steps, save
+    return num_steps, saves, summarizes
 
 
 def wait_for_chief(run: Run) -> None:
@@ -255,7 +256,7 @@ def wait_for_chief(run: Run) -> None:
 
     def meet():
         with run.watchdog.activity(WAITING):
-            run.workers.agree(0, False, False)
+            run.workers.agree(0, False, False, False)
 
     try:
         run.watchdog.run(meet)

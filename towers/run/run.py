@@ -43,11 +43,13 @@ class Run:
         last_step: the last step of the schedule, or max_steps before it.
         dataset_info: classes and preprocessing of the data set.
         workers: processes that train together.
+        clock: seconds, from which what is due by the clock is known.
         stopped: whether they agreed to stop before the last step.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
         accuracy: of the last evaluation.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
+        summarized_at: time of the last summary.
         pending_record: that of the last step until it is evaluated and written. A run
             that was stopped before that begins with it.
         eval_feed: of every evaluation, from the first on. TensorFlow traces the
@@ -65,6 +67,7 @@ class Run:
     last_step: int
     dataset_info: DatasetInfo
     workers: Workers = ALONE
+    clock: Callable[[], float] = time.monotonic
     stopped: bool = False
     step: int = 0
     best: dict | None = None
@@ -72,6 +75,7 @@ class Run:
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
     saved_step: int = 0
     saved_at: float = 0.0
+    summarized_at: float = 0.0
     pending_record: dict | None = None
     eval_feed: Feed | None = None
     say_once: Callable[[str], None] = dataclasses.field(
@@ -131,7 +135,7 @@ def save(run: Run) -> None:
 
     with run.watchdog.saving():  # the previous one may still be written
         run.background.submit(write_or_try_again)
-    run.saved_step, run.saved_at = step, time.monotonic()
+    run.saved_step, run.saved_at = step, run.clock()
 
 
 def save_and_wait(run: Run) -> None:

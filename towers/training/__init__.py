@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +15,7 @@ from towers.config import Config, checks, to_json
 from towers.config.cluster import Cluster
 from towers.data.batches import EvalBatches
 from towers.evaluation import accuracies, accuracy_line, record_of
+from towers.evaluation.restored import kinds_of_parameters
 from towers.optim.epochs import num_images
 from towers.output import say
 from towers.parallel import devices as parallel_devices
@@ -61,9 +63,14 @@ def train(
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
     after_call: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
-    """See `towers.train`; after each compiled call, when everything due is done,
-    `after_call` is called."""
+    """See `towers.train`.
+
+    Args:
+        after_call: called after each compiled call, when everything due is done.
+        clock: seconds, from which what is due by the clock is known.
+    """
     checks.check_environment()
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
@@ -74,8 +81,7 @@ def train(
             if config.dataset == "image_folder":
                 folder.validate_outside_of(config.data_dir or "data")
             folder.create()
-            wait_secs = 0.0 if cluster is None else LOCK_SECS
-            lock = stack.enter_context(folder.lock(wait_secs))
+            lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
             if overwrite and folder.is_restarted():
                 say("a restart of the job that began it: the run continues")
                 overwrite = False
@@ -114,8 +120,6 @@ def train(
                 trainer,
                 data=parts.data,
                 image_shape=parts.augment.image_shape,
-                model=parts.model,
-                phases=parts.phases,
                 num_examples=parts.num_examples,
                 total_steps=parts.total_steps,
                 origins=origins,
@@ -143,6 +147,7 @@ def train(
             min(config.max_steps or parts.total_steps, parts.total_steps),
             DatasetInfo.of(parts.data),
             workers,
+            clock,
         )
 
         # Restore.
@@ -164,10 +169,10 @@ def train(
                 watchdog.run(train_steps, run, parts, after_call)
             run.say(f"done: {progress(run)} is saved in {folder.path}")
         else:
-            way_on = how_to_continue(config, parts.total_steps)
             run.say(
-                f"{folder.path} is finished: {progress(run)}. {way_on}; --overwrite "
-                "starts again"
+                f"{folder.path} is finished: {progress(run)}. "
+                f"{how_to_continue(config, parts.total_steps)}; --overwrite starts "
+                "again"
             )
         return TrainResult(
             path=folder.path,
@@ -182,8 +187,7 @@ def train(
 
 def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) -> None:
     """From the step that a run has reached to its last, or until a signal."""
-    config, trainer = run.config, run.trainer
-    reports, stopwatch = run.reports, run.stopwatch
+    config, trainer, stopwatch = run.config, run.trainer, run.stopwatch
     periods = Periods(
         total_steps=parts.total_steps,
         images_per_step=config.images_per_step,
@@ -193,13 +197,12 @@ def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) ->
         images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
     )
     phase_ends = {phase.end_step for phase in parts.phases}
-    run.saved_at = time.monotonic()
+    run.saved_at = run.summarized_at = run.clock()
     staleness = []  # of asynchronous updates since the last log line
     if run.pending_record:
         _evaluate_and_save(run, parts, periods)
 
     while run.step < run.last_step:
-        # Train.
         run.background.check()
         if run.lock:
             run.lock.check()
@@ -209,10 +212,11 @@ def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) ->
             config.steps_per_loop,
             stopwatch.steps_in(CALL_SECS),
         )
-        overdue = time.monotonic() - run.saved_at > config.checkpoint_every_secs > 0
-        num_steps, overdue = agree_on_steps(run, num_steps, overdue)
+        num_steps, save_due, summary_due = agree_on_steps(run, num_steps)
         if not num_steps:
             break
+
+        # Train.
         started = time.monotonic()
         with run.watchdog.training():
             metrics = trainer.train(num_steps)
@@ -220,8 +224,8 @@ def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) ->
             break
         step = metrics.pop("step")
         staleness.extend(metrics.pop("staleness", ()))
-        waited = metrics.pop("input_wait_secs")
-        stopwatch.add(step - run.step, time.monotonic() - started, waited)
+        secs, wait_secs = time.monotonic() - started, metrics.pop("input_wait_secs")
+        stopwatch.add(step - run.step, secs, wait_secs)
         if step in phase_ends:
             stopwatch.begin_phase()
         run.step = step
@@ -230,35 +234,37 @@ def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) ->
         run.pending_record = {"step": step, "epoch": epoch}
 
         # Write.
-        if periods.logs(step):
-            lap = stopwatch.lap()
-            if lap:
-                metrics["images_per_sec"] = lap.steps_per_sec * config.images_per_step
-                metrics["input_wait_percent"] = lap.input_wait_percent
-            if staleness:
-                metrics["staleness_mean"] = np.mean(staleness)
-                metrics["staleness_max"] = np.max(staleness)
-                reports.histograms(step, {"updates": staleness}, "staleness")
-                staleness.clear()
-            run.pending_record |= metrics
-            speed, start_secs = lap and lap.steps_per_sec, stopwatch.last_start_secs
-            run.say(log_line(run.pending_record, run.last_step, speed, start_secs))
-            reports.scalars(step, metrics)
-        if periods.summarizes(step):
+        if summary_due or periods.logs(step):
+            _log(run, metrics, staleness)
+        if summary_due or periods.summarizes(step):
             _summarize(run, parts)
 
         # Evaluate and save.
-        _evaluate_and_save(run, parts, periods, overdue)
+        _evaluate_and_save(run, parts, periods, save_due)
         after_call()
+
+
+def _log(run: Run, metrics: dict[str, Any], staleness: list[int]) -> None:
+    """The log line and the curves of a step, whose metrics join its record."""
+    lap = run.stopwatch.lap()
+    if lap:
+        metrics["images_per_sec"] = lap.steps_per_sec * run.config.images_per_step
+        metrics["input_wait_percent"] = lap.input_wait_percent
+    if staleness:
+        metrics["staleness_mean"] = np.mean(staleness)
+        metrics["staleness_max"] = np.max(staleness)
+        run.reports.histograms(run.step, {"updates": staleness}, "staleness")
+        staleness.clear()
+    run.pending_record |= metrics
+    speed, start_secs = lap and lap.steps_per_sec, run.stopwatch.last_start_secs
+    run.say(log_line(run.pending_record, run.last_step, speed, start_secs))
+    run.reports.scalars(run.step, metrics)
 
 
 def _summarize(run: Run, parts: build.Parts) -> None:
     """Histograms of the parameters and gradients, and the images of the next step."""
-    params = {
-        name.removeprefix("params/"): value
-        for name, value in run.trainer.state().items()
-        if name.startswith("params/")
-    }
+    state = run.trainer.state().items()
+    params = {k.removeprefix("params/"): v for k, v in state if k.startswith("params/")}
     run.reports.histograms(run.step, params, "params")
     with run.watchdog.activity("waiting for data"):
         batch = parts.train_batches(tf.constant(run.step, tf.int64))
@@ -266,46 +272,45 @@ def _summarize(run: Run, parts: build.Parts) -> None:
         gradients = run.trainer.gradients()
     run.reports.histograms(run.step, gradients, "gradients")
     run.reports.images(run.step, batch["images"], "next_batch")
+    run.summarized_at = run.clock()
 
 
 def _evaluate_and_save(
-    run: Run, parts: build.Parts, periods: Periods, overdue: bool = False
+    run: Run, parts: build.Parts, periods: Periods, save_due: bool = False
 ) -> None:
-    """Evaluates and saves where it is due, and writes the record of the step.
+    """Evaluates and saves where it is due, and writes the record of the step."""
+    is_best = periods.evaluates(run.step) and _evaluate(run, parts)
+    if run.pending_record.keys() - {"step", "epoch"}:
+        run.reports.record(run.pending_record)
+    run.pending_record = None
+    save_due = save_due or is_best or periods.saves(run.step)
+    if save_due or run.step == run.last_step:
+        check_copies_of_workers(run)
+    if save_due:
+        save(run)
+
+
+def _evaluate(run: Run, parts: build.Parts) -> bool:
+    """Evaluates, and returns whether the step is the best so far.
 
     The accuracy of a run is that of the moving averages, where it keeps them; and only
     images held out of the training set may decide which step is best.
     """
-    config, step = run.config, run.step
-    record, is_best = dict(run.pending_record), False
-
-    # Evaluate.
-    if periods.evaluates(step):
-        split, source = parts.eval_split
-        batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
-        if run.eval_feed is None:
-            run.eval_feed = build.create_eval_feed(batches, run.trainer)
-        kinds = (False, True) if config.ema_decay else (False,)
-        with run.watchdog.activity("evaluating") as beat:
-            evaluations = accuracies(
-                run.trainer.evaluate(run.eval_feed, len(batches), kinds, beat)
-            )
-        evaluated = record_of(evaluations, split)
-        record |= evaluated
-        run.reports.scalars(step, evaluated)
-        run.say(accuracy_line(step, evaluations, split, config))
-        run.accuracy = evaluations[max(evaluations)]["accuracy"]
-        if split == "validation":
-            is_best = run.best is None or run.accuracy > run.best["accuracy"]
-        if is_best:
-            run.best = {"step": step, "accuracy": run.accuracy}
-    if record.keys() - {"step", "epoch"}:
-        run.reports.record(record)
-    run.pending_record = None
-
-    # Save.
-    saves = is_best or overdue or periods.saves(step)
-    if saves or step == run.last_step:
-        check_copies_of_workers(run)
-    if saves:
-        save(run)
+    split, source = parts.eval_split
+    batches = EvalBatches(source, parts.augment, run.config.batch_size, parts.part)
+    if run.eval_feed is None:
+        run.eval_feed = build.create_eval_feed(batches, run.trainer)
+    kinds = kinds_of_parameters(run.config)
+    with run.watchdog.activity("evaluating") as beat:
+        evaluations = accuracies(
+            run.trainer.evaluate(run.eval_feed, len(batches), kinds, beat)
+        )
+    record = record_of(evaluations, split)
+    run.pending_record |= record
+    run.reports.scalars(run.step, record)
+    run.say(accuracy_line(run.step, evaluations, split, run.config))
+    run.accuracy = evaluations[kinds[-1]]["accuracy"]
+    if split != "validation" or run.best and run.accuracy <= run.best["accuracy"]:
+        return False
+    run.best = {"step": run.step, "accuracy": run.accuracy}
+    return True

@@ -28,10 +28,6 @@ from towers.run.run import (
 def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
     """Saves after the steps that a run takes inside, also after a signal or an error.
 
-    Args:
-        run: under way.
-        overwrite: whether the command has --overwrite.
-
     Raises:
         Preempted: a signal came before the end; what was trained is saved.
         RunFolderError: the run's folder is gone; the state is saved beside it.

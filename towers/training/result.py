@@ -62,13 +62,12 @@ class TrainResult:
 
     @property
     def model(self) -> keras.Model:
-        """The network with the parameters, see `RestoredRun.model`."""
+        """The network with the raw parameters, see `RestoredRun.model`."""
         return self.network.model
 
     @property
     def model_ema(self) -> keras.Model | None:
-        """The network with the moving averages of the parameters; None where the run
-        keeps none."""
+        """The network with their moving averages; None where the run keeps none."""
         return self.network.model_ema
 
 
@@ -84,8 +83,6 @@ def create_history(records: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def _curve(steps, values):
     if values[0].ndim:  # a part of the run may have had fewer towers
-        rows = np.full((len(values), max(value.size for value in values)), np.nan)
-        for row, value in zip(rows, values, strict=True):
-            row[: value.size] = value
-        values = rows
+        most = max(value.size for value in values)
+        values = [np.pad(x, (0, most - x.size), constant_values=np.nan) for x in values]
     return Curve(np.array(steps, np.int64), np.array(values))

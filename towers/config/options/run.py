@@ -42,7 +42,14 @@ class RunOptions:
     )
     summary_every_steps: int = option(
         1000,
-        "Steps between histograms and image grids in TensorBoard; 0 writes none.",
+        "Steps between histograms and image grids in TensorBoard; 0 ignores the steps.",
+        at_least=0,
+        free=True,
+    )
+    summary_every_secs: float = option(
+        600.0,
+        "Seconds between summaries, each with log line, scalars, histograms and image "
+        "grid; 0 ignores the clock.",
         at_least=0,
         free=True,
     )
