@@ -230,7 +230,7 @@ def nccl(
     tensors: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
 ) -> list[tf.Tensor]:
     dtype, reduced = tensors[0].dtype, []
-    name = f"{tensors[0].op.name}_all_reduce"
+    name = f"{tensors[0].name}_all_reduce"  # an operation may have several results
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
             reduced.append(
