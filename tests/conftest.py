@@ -3,6 +3,8 @@
 import gc
 import os
 
+import pytest
+
 # Small products in the oracle; threads that wait for each other cost more than they do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Processes that tests start say no more than by default.
@@ -26,3 +28,12 @@ def pytest_configure(config):
     )
     # TensorFlow's million objects stay; to look through them took 7 % of the time.
     gc.freeze()
+
+
+@pytest.fixture
+def several_vectors(monkeypatch):
+    """The larger parameters of `networks` are vectors of their own, as those of real
+    networks are."""
+    from towers.optim import vector
+
+    monkeypatch.setattr(vector, "LEAST_ALONE", 300)

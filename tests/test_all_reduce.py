@@ -165,3 +165,17 @@ def test_who_reads_one_result_of_nccl_runs_all_of_its_operations(read):
         graph.as_graph_def(), [graph.outputs[0].op.name]
     )
     assert sum(node.op == "NcclAllReduce" for node in pruned.node) == len(devices)
+
+
+def test_results_of_one_operation_are_added_by_nccl_under_names_of_their_own():
+    """A tower that XLA compiles is one operation, whatever its vectors."""
+    devices = [f"/GPU:{i}" for i in range(2)]
+
+    def means():
+        tensors = [tf.split(tf.ones([4]), 2) for _ in devices]
+        return all_reduce(tensors, devices, algorithm="nccl")
+
+    graph = tf.function(means, autograph=False).get_concrete_function().graph
+    every = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
+    names = [op.get_attr("shared_name") for op in every]
+    assert sorted(map(names.count, set(names))) == [2, 2]

@@ -14,6 +14,8 @@ from towers.parallel import strategies
 from towers.run import checkpoints
 from towers.training import train
 
+pytestmark = pytest.mark.usefixtures("several_vectors")
+
 
 def decay_of(step, ema_decay):
     """Of the update after so many steps."""

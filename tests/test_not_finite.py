@@ -16,6 +16,8 @@ from towers.parallel import finite, strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
 
+pytestmark = pytest.mark.usefixtures("several_vectors")
+
 # A class, its devices and options. One asynchronous tower: the order of the updates of
 # several is a matter of time, see test_async_towers.py.
 KINDS = [

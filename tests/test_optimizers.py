@@ -21,6 +21,8 @@ from towers.optim.vector import Layout
 from towers.parallel import strategies
 from towers.parallel.copies import Initial
 
+pytestmark = pytest.mark.usefixtures("several_vectors")
+
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
 DECAYS = {"kernel": 0.2, "filters": 0.2}
 NUM_STEPS = 6

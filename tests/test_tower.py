@@ -7,6 +7,8 @@ import oracle
 import pytest
 import tensorflow as tf
 
+from towers.models import keras_settings
+from towers.models.layers import BatchNormalization
 from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import phases_of
@@ -212,6 +214,29 @@ def run_micro_batches(network, params, states, batches, num_micro_batches):
         in_order(result, layouts[0], values)
         for result, values in zip(results, fetched, strict=True)
     ]
+
+
+def test_averages_of_fused_normalizations_move_once_each_with_its_momentum():
+    momenta = {"norm1": 0.9, "norm2": 0.75}
+    with keras_settings("float32"), tf.device("CPU:0"):
+        x = images = keras.Input(networks.IMAGE_SHAPE, name="images")
+        for name, momentum in momenta.items():
+            x = BatchNormalization(momentum=momentum, name=name)(x)
+        x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+        logits = keras.layers.Dense(networks.NUM_CLASSES, name="logits")(x)
+        network = networks.Network(keras.Model(images, logits), [], {})
+    params, state, batch = given(network)
+    result = run_tower(network, params, state, batch)
+    found = dict(zip(state, result.state, strict=True))
+    x = batch["images"].astype(np.float64)
+    for name, momentum in momenta.items():
+        mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        for key, moment in (("moving_mean", mean), ("moving_variance", variance)):
+            key = f"{name}/{key}"
+            expected = momentum * state[key] + (1 - momentum) * moment
+            np.testing.assert_allclose(found[key], expected, rtol=1e-5, err_msg=key)
+        x = (x - mean) / np.sqrt(variance + 1e-3)
+        x = x * params[f"{name}/gamma"] + params[f"{name}/beta"]
 
 
 @pytest.mark.parametrize("num_towers", [1, 2])

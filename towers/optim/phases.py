@@ -150,17 +150,3 @@ def _weights(length: int, smaller: int) -> np.ndarray:
     centers = (np.arange(smaller)[:, None] + 0.5) * scale - 0.5
     weights = np.maximum(0, 1 - np.abs(np.arange(length) - centers) / scale)
     return weights / weights.sum(axis=1, keepdims=True)
-
-
-def zero_frozen(
-    gradients: Sequence[tf.Tensor], names: Sequence[str], frozen: frozenset[str]
-) -> list[tf.Tensor]:
-    """The gradients, with zeros in place of those of frozen parameters, whose backward
-    operations the graph then prunes."""
-    kept = []
-    for gradient, name in zip(gradients, names, strict=True):
-        if name in frozen:
-            with tf.device(gradient.device):
-                gradient = tf.zeros_like(gradient)
-        kept.append(gradient)
-    return kept

@@ -84,7 +84,10 @@ class Evaluator:
         iterators, count_batches = feed.start(0), self._calls(feed, tuple(kinds))
         totals, done, num = None, 0, 1
         while done < num_batches:
-            num, started = min(num, num_batches - done), time.monotonic()
+            # Sums over workers are told apart by their turn in a call.
+            own = min(num, num_batches - done)
+            num, *_ = self._workers.agree(own, False, False, False)
+            started = time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
             counts = count_batches(iterators, *arguments)

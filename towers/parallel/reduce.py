@@ -202,7 +202,8 @@ def ring(tensors, devices, wire, targets):
 
 
 def nccl(tensors, devices, wire, targets):
-    reduced, name = [], f"{tensors[0].op.name}_all_reduce"
+    # An operation may have several results.
+    reduced, name = [], f"{tensors[0].name}_all_reduce"
     for tensor, device in zip(tensors, devices, strict=True):
         with tf.device(device):
             reduced.append(
