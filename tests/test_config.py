@@ -5,6 +5,7 @@ import json
 import runpy
 
 import keras
+import numpy as np
 import pytest
 from refused import refusal
 
@@ -39,7 +40,7 @@ OTHER = {
     "width": (0.25, 0.5),
     "precision": ("bfloat16", "float32"),
     "optimizer": ("nesterov", "sgd"),
-    "learning_rate": (0.1 + 0.2, 1e-300),
+    "learning_rate": (0.1 + 0.2, 1e-30),
     "momentum": (0.9, 0.5),
     "beta1": (0.8, 0.0),
     "beta2": (0.99, 0.95),
@@ -205,6 +206,13 @@ def test_a_whole_number_is_a_float_where_one_is_wanted():
     assert (learning_rate, type(learning_rate)) == (1.0, float)
 
 
+def test_numbers_of_numpy_are_stored_as_those_of_python():
+    config = Config(learning_rate=np.float64(0.5), batch_size=np.int64(3))
+    assert from_json(to_json(config)) == Config(learning_rate=0.5, batch_size=3)
+    assert type(config.learning_rate) is float and type(config.batch_size) is int
+    assert Config(learning_rate=np.int32(1)) == Config(learning_rate=1.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_are_finite(value):
     assert "learning_rate" in refusal(learning_rate=value)
@@ -328,7 +336,19 @@ def test_where_nothing_is_near_nothing_is_guessed():
     "options,words",
     [
         ({"num_towers": 9, "batch_size": 4}, ["num_towers=9", "batch_size=4"]),
-        ({"num_towers": 6, "group_size": 4}, ["num_towers=6", "group_size=4"]),
+        (
+            {"strategy": "model_parallel", "num_towers": 6, "group_size": 4},
+            ["num_towers=6", "group_size=4"],
+        ),
+        (
+            {
+                "strategy": "model_parallel",
+                "num_towers": 8,
+                "group_size": 2,
+                "batch_size": 3,
+            },
+            ["num_towers=8", "batch_size=3"],
+        ),
         (
             {"strategy": "async_towers", "accumulate_steps": 2},
             ["strategy=async_towers", "accumulate_steps=2"],
@@ -364,7 +384,8 @@ def test_options_that_contradict_are_refused_with_both_values(options, words):
 
 def test_options_at_the_edge_of_a_contradiction_are_taken():
     Config(num_towers=4, batch_size=4)
-    Config(num_towers=6, group_size=3)
+    Config(num_towers=6, group_size=4)  # of a run that had groups
+    Config(strategy="model_parallel", num_towers=8, group_size=4, batch_size=2)
     Config(warmup_epochs=2.0, num_epochs=2.0)
     Config(device="gpu", parameter_device="gpu")
     Config(schedule="piecewise", epoch_factors="1:0")

@@ -304,7 +304,7 @@ def create_update(
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
     """The images of every batch that one of several workers computes, each of them on
     so many devices. More towers than images are a ConfigError."""
-    count = len(devices.towers)
+    count = max(1, len(devices.towers) // config.devices_per_network)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
         raise ConfigError(

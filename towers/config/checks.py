@@ -111,12 +111,14 @@ def _check_standardization(config):
 
 
 def _check_devices(config):
-    if config.num_towers > config.batch_size:
+    group_size = config.devices_per_network
+    if config.num_towers > config.batch_size * group_size:
         raise ConfigError(
             f"batch_size={config.batch_size} with num_towers={config.num_towers}: "
-            "every tower needs an image; raise --batch_size or lower --num_towers"
+            "every tower, or group of them, needs an image; raise --batch_size or "
+            "lower --num_towers"
         )
-    if config.num_towers and config.num_towers % config.group_size:
+    if config.num_towers % group_size:
         raise ConfigError(
             f"num_towers={config.num_towers} with group_size={config.group_size}: the "
             "groups do not divide the towers; set --num_towers to a multiple of "

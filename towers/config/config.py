@@ -7,7 +7,7 @@ happens (its folder, the addresses of a cluster) is not part of it.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from towers.config import choices
@@ -47,6 +47,13 @@ class Config(
         """Images of one update."""
         return self.batch_size * self.accumulate_steps
 
+    @property
+    def devices_per_network(self) -> int:
+        """Devices that hold one network together."""
+        choice = choices.find("strategy", self.strategy)
+        has_groups = choice.is_in_a_file or "sharded" in choice.traits
+        return self.group_size if has_groups else 1
+
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}
 
@@ -84,12 +91,21 @@ def options_read_by(config: Config, option: str) -> dict[str, Any]:
     return {name: getattr(config, name) for name in names}
 
 
-def replace(config: Config, changes: Mapping[str, Any]) -> Config:
-    """`dataclasses.replace` whose error names the nearest field."""
-    for name in changes:
+def check_names(names: Iterable[str], source: str = "") -> None:
+    """Refuses names of which there is no option; `source` begins the message.
+
+    Raises:
+        ConfigError: names the nearest option.
+    """
+    for name in names:
         if name not in FIELDS:
             raise ConfigError(
-                f"there is no option {name!r}: {suggestion(name, FIELDS)}"
+                f"{source}there is no option {name!r}: {suggestion(name, FIELDS)}"
                 "run_train.py --help lists them"
             )
+
+
+def replace(config: Config, changes: Mapping[str, Any]) -> Config:
+    """`dataclasses.replace` whose error names the nearest field."""
+    check_names(changes)
     return dataclasses.replace(config, **changes)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 import os
 from typing import Any
 
@@ -9,6 +10,9 @@ from towers.config import choices as tables
 from towers.errors import ConfigError, nearest
 
 INT64 = 2**63
+
+# Of a number other than 0; float32, in which updates are computed, begins at 1.2e-38.
+LEAST = 1e-30
 
 
 def option(
@@ -88,13 +92,16 @@ def check_path(name: str, path: str | os.PathLike) -> None:
 
 def _with_type(field, value):
     kind = field.type
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if is_int and not -INT64 <= value < INT64:
+    # Also NumPy's numbers, which are of these abstract types.
+    abstract = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
+    if isinstance(value, numbers.Integral) and not -INT64 <= value < INT64:
         raise ConfigError(
             f"{field.name}={_short(value)}: must be at least -2**63 and below 2**63"
         )
-    if kind is float and is_int:
-        value = float(value)
+    if isinstance(value, abstract) and not (
+        isinstance(value, bool) and kind is not bool
+    ):
+        value = kind(value)
     if type(value) is not kind:
         raise ConfigError(
             f"{field.name}={_short(value)}: must be {kind.__name__}, "
@@ -102,6 +109,10 @@ def _with_type(field, value):
         )
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{field.name}={value}: must be finite")
+    if kind is float and 0 < abs(value) < LEAST:
+        raise ConfigError(
+            f"{field.name}={value}: must be at least {LEAST}; float32 makes it 0"
+        )
     if kind is str:
         check_path(field.name, value)
     return value

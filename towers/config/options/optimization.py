@@ -49,7 +49,7 @@ class OptimizationOptions:
         1e-7,
         "Next to the root in adamw's denominator, under it in rmsprop's.",
         read_by="optimizer",
-        at_least=1 / MOST,
+        above=0,
     )
     muon_momentum: float = option(
         0.6,
