@@ -21,6 +21,7 @@ from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
 from towers.output import say
+from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
@@ -33,9 +34,8 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and re
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
 )
-config_flags.define_cluster_flags()
+cluster_spec.define_cluster_flags()
 config_flags.define_config_flags()
-flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):
@@ -52,7 +52,7 @@ def main(_):
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
         origins=command.origins,
-        **config_flags.cluster_of_flags(),
+        **cluster_spec.cluster_of_flags(),
     )
 
 

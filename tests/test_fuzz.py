@@ -21,7 +21,6 @@ from fuzzing import many_inputs
 from hypothesis import strategies as st
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
-from towers.config.cluster import find_cluster
 from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
@@ -30,6 +29,7 @@ from towers.config.list_options import (
 )
 from towers.errors import ConfigError
 from towers.run import checkpoint_files, checkpoints
+from towers.run.cluster_spec import find_cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
@@ -455,7 +455,7 @@ def test_any_slurm_variables(fuzz, monkeypatch):
     names = [*(f"SLURM_STEP_{name}" for name in names), "SLURM_PROCID"]
     names.append("SLURMD_NODENAME")
     pieces = ["n", "1", "2", "3", "10", "[", "]", "-", ",", "x", "(x2)", " ", "é"]
-    pieces += ["[0-", "(x", ")", "9999999"]
+    pieces += ["[0-", "(x", ")"]
     value = st.one_of(
         *(
             st.integers(-1, 4).map(str),
@@ -480,7 +480,5 @@ def test_any_slurm_variables(fuzz, monkeypatch):
         | st.lists(value, max_size=2).map(lambda rest: step + rest),
         always=[
             *([*step, "1"], [*step, "3"], [*step, "-1"]),
-            *(["3", "n[0-9999999]", "2,1"], ["3", "n[1-2]", "1(x9999999)", "1"]),
-            ["3", "n[0-9999999]", "2,1", "1"],
         ],
     )

@@ -42,6 +42,7 @@ LAUNCHERS = {
 # Where flags are defined: by the programs, which are no part of the library.
 COMMAND_LINES = (
     "towers/config/flags.py",
+    "towers/run/cluster_spec.py",
     "towers/launch/__main__.py",
     "towers/on_ray.py",
 )

@@ -23,13 +23,13 @@ from tensorflow.python.framework import config as tf_config
 
 from towers import training
 from towers.config import FIELDS, Config
-from towers.config.cluster import Cluster
 from towers.data import synthetic
 from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
 from towers.evaluation import evaluate
 from towers.parallel import devices
 from towers.parallel.devices import Devices
 from towers.run.banner import small_crops
+from towers.run.cluster_spec import Cluster
 from towers.run.folder import RunFolder
 from towers.training import train
 

@@ -19,7 +19,6 @@ from absl import app, flags, logging
 
 import towers
 from towers.config import FIELDS, Config, non_defaults, synonyms
-from towers.config.cluster import find_cluster
 from towers.config.factories import foreseen
 from towers.config.options import check_option
 from towers.config.recipes import load_recipe, recipe_names
@@ -27,6 +26,8 @@ from towers.errors import ConfigError, end_process, one_line
 
 # The recipe of a command without --config that names no data set.
 DEFAULT_RECIPE = "quickstart"
+
+flags.disclaim_key_flags()  # they are of the program that defines them
 
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -60,41 +61,6 @@ def define_config_flags(
             flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
         else:
             _DEFINE[field.type](name, default, help_text, flag_values=values)
-
-
-def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags that say which worker of which cluster this process is."""
-    flags.DEFINE_string(
-        "cluster",
-        "",
-        "Addresses of all workers, host:port with commas between; without it those of "
-        "TF_CONFIG or Slurm, if any.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "task_index",
-        None,
-        "Which of --cluster this worker is; 0 is the chief.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "allow_public_address",
-        False,
-        "Let workers have public addresses; they know no passwords.",
-        flag_values=values,
-    )
-
-
-def cluster_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster.
-
-    Raises:
-        ConfigError: a description of a cluster is wrong.
-    """
-    return {
-        "cluster": find_cluster(values["cluster"].value, values["task_index"].value),
-        "allow_public_address": values["allow_public_address"].value,
-    }
 
 
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:

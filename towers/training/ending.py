@@ -14,7 +14,7 @@ from towers.errors import (
     data_errors_of_tensorflow,
 )
 from towers.output import say
-from towers.run.cluster import how_far, wait_for_chief
+from towers.run.peers import how_far, wait_for_chief
 from towers.run.run import (
     Run,
     is_between_steps,

@@ -14,13 +14,13 @@ import tensorflow as tf
 import towers
 from towers.config import FIELDS, Config
 from towers.config.choices import find
-from towers.config.cluster import SLURM, Cluster, check_addresses, find_cluster
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.output import say
 from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores, processor_name
 from towers.parallel.workers import ALONE, Workers
+from towers.run.cluster_spec import SLURM, Cluster, check_addresses, find_cluster
 from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch
 
