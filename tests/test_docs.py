@@ -12,7 +12,8 @@ from absl import flags
 
 from towers.config import FIELDS, Config
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
-from towers.config.flags import config_of_flags, define_config_flags, given_flags
+from towers.config.flags import define_config_flags, given_flags
+from towers.config.recipes import config_of_flags
 from towers.export import TOLERANCES
 from towers.run import cluster_spec
 

@@ -27,6 +27,7 @@ from towers.config.list_options import (
     parse_optimizer_options,
     parse_param_rates,
 )
+from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
 from towers.run import checkpoint_files, checkpoints
 from towers.run.cluster_spec import find_cluster
@@ -357,7 +358,7 @@ def test_any_recipe(fuzz, tmp_path, monkeypatch):
         os.utime(path, ns=(0, next(ticks)))  # it is loaded again
         with contextlib.suppress(ConfigError):
             factories.resolve("model", f"{path}:get_config")()
-        config, *_ = flags.config_of_flags(str(path), RECIPES, {})
+        config, *_ = config_of_flags(str(path), RECIPES, {})
         assert isinstance(config, Config)
 
     fuzz(check, recipes, always=[fragment.encode() for fragment in FRAGMENTS])
@@ -373,7 +374,7 @@ def test_any_name_of_a_recipe(fuzz, tmp_path):
         st.sampled_from(["/", "..", ".", ".py", "~", "quickstar", str(tmp_path)]),
         st.just(str(tmp_path / "folder.py")),
     )
-    fuzz(lambda name: flags.config_of_flags(name, RECIPES, {}), names)
+    fuzz(lambda name: config_of_flags(name, RECIPES, {}), names)
 
 
 flag_names = st.one_of(
@@ -397,7 +398,7 @@ def test_any_command_line(fuzz):
         values = absl_flags.FlagValues()
         flags.define_config_flags(values=values)
         flags.parse(["run_train.py", *arguments], values)
-        flags.config_of_flags("quickstart", RECIPES, flags.given_flags(values))
+        config_of_flags("quickstart", RECIPES, flags.given_flags(values))
 
     fuzz(check, st.lists(arguments, max_size=4))
 

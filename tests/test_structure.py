@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from towers.config import Config
-from towers.config.flags import load_recipe, recipe_names
+from towers.config.recipes import load_recipe, recipe_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "towers"

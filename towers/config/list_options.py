@@ -152,3 +152,13 @@ def parse_optimizer_options(text: str) -> dict[str, float]:
             )
         numbers[name] = number
     return numbers
+
+
+# Option -> the function that parses it.
+PARSERS = {
+    "early_sizes": parse_early_sizes,
+    "epoch_factors": parse_epoch_factors,
+    "freeze": parse_freeze,
+    "optimizer_options": parse_optimizer_options,
+    "param_rates": parse_param_rates,
+}
