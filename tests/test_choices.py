@@ -4,8 +4,6 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
-import subprocess
-import sys
 
 import keras
 import pytest
@@ -75,31 +73,17 @@ def test_every_function_that_makes_one_is_in_the_table(
     } == set()
 
 
-def test_every_option_with_a_table_lists_its_names_in_its_help():
-    for option, table in TABLES.items():
-        for name, row in table.items():
-            assert f"{name} ({row.help})" in FIELDS[option].metadata["help"]
-
-
 def test_options_are_read_by_an_option_that_has_a_table():
     readers = {field.metadata["read_by"] for field in FIELDS.values()} - {""}
     assert readers <= set(TABLES)
 
 
-def test_traits_of_optimizers_are_those_that_they_show():
+def test_rows_of_optimizers_say_what_they_show():
     for name, row in choices.OPTIMIZERS.items():
         optimizer = factories.create("optimizer", name, momentum=0.9)
         assert optimizer.elementwise == (not row.whole_parameters), name
         sums = optimizer.needs_norms or not optimizer.elementwise
         assert sums == row.sums, name
-
-
-def test_reading_the_tables_imports_neither_tensorflow_nor_keras():
-    code = (
-        "import sys; from towers.config import Config, choices, factories, flags; "
-        "Config(model='a.py:f'); assert not {'tensorflow', 'keras'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
 
 
 # What is passed to a target.
