@@ -35,7 +35,6 @@ config_flags.define_config_flags(
     ["data_dir", "device", "num_towers", "strategy", "group_size", "batch_size", "tta"],
     batch_size=EVALUATION_BATCH_SIZE,
 )
-flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):

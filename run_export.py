@@ -31,7 +31,6 @@ IMAGES = flags.DEFINE_list(
 )
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace an earlier export.")
 config_flags.define_config_flags(["data_dir"])
-flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):

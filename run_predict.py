@@ -36,7 +36,6 @@ config_flags.define_config_flags(
     ["device", "num_towers", "batch_size", "tta", "max_image_pixels"],
     batch_size=EVALUATION_BATCH_SIZE,
 )
-flags.adopt_module_key_flags(config_flags)
 
 
 def main(argv):

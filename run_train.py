@@ -20,28 +20,27 @@ from absl import flags
 from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
+from towers.config.recipes import config_of_flags
 from towers.output import say
+from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
 
-CONFIG = flags.DEFINE_string(
-    "config", None, "Recipe: a name in configs/ or the path of a Python file."
-)
+CONFIG = flags.DEFINE_string("config", None, "Recipe: its name in configs/ or a path.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
 )
-config_flags.define_cluster_flags()
+cluster_spec.define_cluster_flags()
 config_flags.define_config_flags()
-flags.adopt_module_key_flags(config_flags)
 
 
 def main(_):
     check_environment()
     stored = functools.partial(config_to_continue, overwrite=OVERWRITE.value)
-    command = config_flags.config_of_flags(
+    command = config_of_flags(
         CONFIG.value, RECIPES, config_flags.given_flags(), WORKDIR.value, stored
     )
     if command.remark:
@@ -52,7 +51,7 @@ def main(_):
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
         origins=command.origins,
-        **config_flags.cluster_of_flags(),
+        **cluster_spec.cluster_of_flags(),
     )
 
 

@@ -38,6 +38,7 @@ from absl import flags
 from towers import quiet_imports
 from towers.config import Config
 from towers.config import flags as config_flags
+from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
 
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
@@ -176,9 +177,7 @@ def mean_and_error(values: list[float], digits: int = 4) -> str:
 def configs_by_name(given: dict) -> dict[str, Config]:
     """Every series of runs; the others are compared with the first."""
     names = [CONFIG.value, *filter(None, [AGAINST.value])]
-    configs = {
-        name: config_flags.config_of_flags(name, RECIPES, given)[0] for name in names
-    }
+    configs = {name: config_of_flags(name, RECIPES, given)[0] for name in names}
     if not BY_STRATEGY.value:
         return configs
     base = configs[CONFIG.value]

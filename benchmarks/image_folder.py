@@ -10,7 +10,7 @@ import time
 
 from benchmarks import measure, trainers
 from towers import build
-from towers.config import flags as config_flags
+from towers.config.recipes import load_recipe
 
 RECIPES = pathlib.Path(__file__).resolve().parent.parent / "configs"
 RECIPE, SMALL_CACHE_MB = "cifar10_lenet", 20.0
@@ -29,7 +29,7 @@ def compare(options: argparse.Namespace) -> None:
     }
     fields = {"batch_size": options.batch_size, "num_towers": len(chosen.towers)}
     fields |= {"input": "stream", "num_epochs": 1000.0}
-    recipe = config_flags.load_recipe(RECIPE, RECIPES)
+    recipe = load_recipe(RECIPE, RECIPES)
     rates, rows, training, drawing = [measure.matrix_rate()], {}, {}, {}
     for name, case in cases.items():
         memory, started = measure.PeakMemory(chosen), time.perf_counter()

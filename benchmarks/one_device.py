@@ -11,7 +11,7 @@ from benchmarks import measure, overlap, trainers
 from benchmarks.trainer_process import TrainerProcess
 from towers import build
 from towers.config import Config
-from towers.config import flags as config_flags
+from towers.config.recipes import load_recipe
 from towers.parallel.devices import Devices
 from towers.run import checkpoints
 
@@ -35,7 +35,7 @@ def measure_models(options: argparse.Namespace) -> dict:
 
 def _measure(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
     """The numbers of one network on one device."""
-    recipe = config_flags.load_recipe(f"cifar10_{model}", RECIPES)
+    recipe = load_recipe(f"cifar10_{model}", RECIPES)
     fields = trainers.STEP_ALONE | measure.dataset(options)
     fields |= {"model": model, "batch_size": options.batch_size, "num_towers": 1}
     fields |= {"device": options.device, "augment": recipe.augment}

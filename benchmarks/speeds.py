@@ -18,7 +18,7 @@ from benchmarks.setting import Setting, reason
 from benchmarks.trainer_process import TrainerProcess
 from towers import build
 from towers.config import Config
-from towers.config import flags as config_flags
+from towers.config.recipes import load_recipe
 from towers.models.flops import flops_per_image
 from towers.parallel.devices import Devices
 
@@ -280,7 +280,7 @@ def scaling(setting: Setting) -> bool:
 
 def recipe(setting: Setting) -> bool:
     """The speedrun recipe, run as users do."""
-    config = config_flags.load_recipe("cifar10_speedrun", ROOT / "configs")
+    config = load_recipe("cifar10_speedrun", ROOT / "configs")
     if not setting.data_dir:
         setting.write("Synthetic images, whose accuracy means nothing.\n")
     tiny = {"batch_size": 64, "width": 0.25, "max_steps": 3, "tta": "none"}

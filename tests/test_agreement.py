@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from towers.config import Config
-from towers.config.cluster import Cluster
 from towers.data.sources import ArraySource, DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices
-from towers.run import cluster
+from towers.run import peers
+from towers.run.cluster_spec import Cluster
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 CPU = Devices("CPU", ("/CPU:0",))
@@ -43,10 +43,10 @@ def test_a_copy_that_differs_is_named():
     trainer = types.SimpleNamespace(state=lambda: state)
     watchdog = types.SimpleNamespace(activity=contextlib.nullcontext)
     run = types.SimpleNamespace(workers=Answers(), trainer=trainer, watchdog=watchdog)
-    cluster.check_copies_of_workers(run)
+    peers.check_copies_of_workers(run)
     run.workers = Answers(**{"params/b": 7})
     with pytest.raises(NumericError, match=r"params/b of worker 2 \(c:1\) differs"):
-        cluster.check_copies_of_workers(run)
+        peers.check_copies_of_workers(run)
 
 
 def test_other_pixels_of_as_many_images_are_refused():
@@ -60,12 +60,12 @@ def test_other_pixels_of_as_many_images_are_refused():
     workers = Answers()
     workers.exchange = record
     for brighter in (0, 1):
-        cluster.check_data(workers, data_set(images ^ brighter), 40)
+        peers.check_data(workers, data_set(images ^ brighter), 40)
     same, other = given
     different = {name for name in same if same[name] != other[name]}
     assert different == {"the checksum of 16 training images"}
     with pytest.raises(ConfigError, match="worker 2 .* the checksum of 16 training"):
-        cluster.check_data(Answers(**other), data_set(images), 40)
+        peers.check_data(Answers(**other), data_set(images), 40)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_where_an_update_has_sums_their_rounding_must_be_alike(
 ):
     """Each worker adds up by itself: the bits depend on its threads."""
     seen = {}
-    monkeypatch.setattr(cluster, "connect", lambda *_, **__: Answers())
-    monkeypatch.setattr(cluster, "check_alike", lambda _, own: seen.update(own))
+    monkeypatch.setattr(peers, "connect", lambda *_, **__: Answers())
+    monkeypatch.setattr(peers, "check_alike", lambda _, own: seen.update(own))
     config = Config(strategy="multi_worker", model="speedrun", **changes)
-    cluster.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU)
+    peers.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU)
     assert seen["devices"] == "1 CPU"
     assert ("processor" in seen) == are_compared
 
@@ -95,12 +95,12 @@ def test_where_an_update_has_sums_their_rounding_must_be_alike(
 THREADS = """
 import os, sys
 import tensorflow as tf
-from towers.run import cluster
+from towers.run import peers
 if by_program := int(sys.argv[1]):
     tf.config.threading.set_intra_op_parallelism_threads(by_program)
 before = len(os.listdir("/proc/self/task"))
 tf.constant(1) + 1
-print(len(os.listdir("/proc/self/task")) - before, cluster._num_threads())
+print(len(os.listdir("/proc/self/task")) - before, peers._num_threads())
 """
 
 
@@ -124,19 +124,19 @@ def test_the_variable_that_the_message_names_counts(monkeypatch):
     monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", int)
     for value, expected in [("3", 3), (" 3 ", 3), ("", 6), ("0", 6)]:
         monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
-        monkeypatch.setattr(cluster, "num_cores", lambda: 6)
-        assert cluster._arithmetic(CPU)["threads (TF_NUM_INTRAOP_THREADS)"] == expected
+        monkeypatch.setattr(peers, "num_cores", lambda: 6)
+        assert peers._arithmetic(CPU)["threads (TF_NUM_INTRAOP_THREADS)"] == expected
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1.5", "٣", "9" * 5000])
 def test_what_is_no_number_of_threads_is_refused(value, monkeypatch):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
     with pytest.raises(ConfigError, match="TF_NUM_INTRAOP_THREADS=.*number of threads"):
-        cluster._num_threads()
+        peers._num_threads()
 
 
 def test_runs_of_one_process_in_a_step_of_slurm_are_their_own():
     by_slurm = Cluster(ADDRESSES, 0, "Slurm")
-    assert cluster.cluster_of(Config(), by_slurm, False) is None
+    assert peers.cluster_of(Config(), by_slurm, False) is None
     with pytest.raises(ConfigError, match="set --strategy=multi_worker"):
-        cluster.cluster_of(Config(), Cluster(ADDRESSES, 0, "TF_CONFIG"), False)
+        peers.cluster_of(Config(), Cluster(ADDRESSES, 0, "TF_CONFIG"), False)

@@ -4,15 +4,13 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
-import subprocess
-import sys
 
 import keras
 import pytest
 import tensorflow as tf
 
-from towers import build, config, models
-from towers.config import FIELDS, Config, checks, choices, factories
+from towers import build, models
+from towers.config import FIELDS, Config, checks, choices, factories, list_options
 from towers.config.choices import TABLES
 from towers.data.augment import Augment
 from towers.data.sources import DataSet
@@ -67,7 +65,7 @@ def public_functions(package, returns):
 def test_every_function_that_makes_one_is_in_the_table(
     option, package, returns, others
 ):
-    targets = {row.target for row in TABLES[option].values()}
+    targets = {f"towers.{row.target}" for row in TABLES[option].values()}
     made = public_functions(package, returns)
     assert targets <= made
     assert {
@@ -75,31 +73,17 @@ def test_every_function_that_makes_one_is_in_the_table(
     } == set()
 
 
-def test_every_option_with_a_table_lists_its_names_in_its_help():
-    for option, table in TABLES.items():
-        for name, row in table.items():
-            assert f"{name} ({row.help})" in FIELDS[option].metadata["help"]
-
-
 def test_options_are_read_by_an_option_that_has_a_table():
     readers = {field.metadata["read_by"] for field in FIELDS.values()} - {""}
     assert readers <= set(TABLES)
 
 
-def test_traits_of_optimizers_are_those_that_they_show():
+def test_rows_of_optimizers_say_what_they_show():
     for name, row in choices.OPTIMIZERS.items():
         optimizer = factories.create("optimizer", name, momentum=0.9)
-        assert optimizer.elementwise == ("whole_parameters" not in row.traits), name
+        assert optimizer.elementwise == (not row.whole_parameters), name
         sums = optimizer.needs_norms or not optimizer.elementwise
-        assert sums == ("sums" in row.traits), name
-
-
-def test_reading_the_tables_imports_neither_tensorflow_nor_keras():
-    code = (
-        "import sys; from towers.config import Config, choices, factories, flags; "
-        "Config(model='a.py:f'); assert not {'tensorflow', 'keras'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=30)
+        assert sums == row.sums, name
 
 
 # What is passed to a target.
@@ -283,7 +267,7 @@ def create(*, momentum, strength=1.0):
 
 
 def optimizer_of(path, text):
-    options = config.list_options.parse_optimizer_options(text)
+    options = list_options.parse_optimizer_options(text)
     return optimizers.create_optimizer(path, options, momentum=0.5, rho=0.1)
 
 

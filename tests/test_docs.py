@@ -11,10 +11,11 @@ import pytest
 from absl import flags
 
 from towers.config import FIELDS, Config
-from towers.config import flags as config_flags
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
-from towers.config.flags import config_of_flags, define_config_flags, given_flags
+from towers.config.flags import define_config_flags, given_flags
+from towers.config.recipes import config_of_flags
 from towers.export import TOLERANCES
+from towers.run import cluster_spec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -78,7 +79,7 @@ def flags_of(script):
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
         elif kind == "define_cluster_flags":
             values = flags.FlagValues()
-            getattr(config_flags, kind)(values=values)
+            cluster_spec.define_cluster_flags(values=values)
             found |= set(values)
         elif kind.startswith("DEFINE_"):
             name = ast.literal_eval(node.args[0])

@@ -62,7 +62,7 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
 
 
 @pytest.mark.parametrize(
-    "changes,group_size,num_towers",
+    "changes,num_together,num_towers",
     [
         ({}, 2, 2),
         slow({"num_towers": 4}, 2, 4),
@@ -72,12 +72,13 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
     ],
 )
 def test_a_run_that_was_split_is_evaluated_on_other_devices(
-    tmp_path, changes, group_size, num_towers
+    tmp_path, changes, num_together, num_towers
 ):
     split = small_config(strategy="model_parallel", num_towers=2, group_size=2)
     path = shutil.copytree(small_runs.uninterrupted(split).path, tmp_path / "run")
     config = RunFolder(path).evaluation_config(**changes)
-    assert (config.group_size, config.num_towers) == (group_size, num_towers)
+    assert config.devices_per_network == num_together
+    assert config.num_towers == num_towers
     result = evaluate(path, config)
     assert result["test_correct"] == count_correct(path, 10, use_ema=False)
     assert result["test_correct_ema"] == count_correct(path, 10, use_ema=True)

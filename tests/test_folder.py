@@ -316,8 +316,7 @@ def test_a_stored_config_that_is_no_config_is_refused_with_its_path(folder, cont
     assert str(folder.config) in str(caught.value)
 
 
-def test_json_that_is_nested_deeper_than_a_run_writes_is_refused():
+def test_json_that_is_nested_too_deeply_is_refused():
     assert parse_json("[" * 31 + "1" + "]" * 31)
-    for levels in (33, 900, 100_000):
-        with pytest.raises(ValueError, match="nested"):
-            parse_json('{"a": [' * (levels // 2) + "1" + "]}" * (levels // 2))
+    with pytest.raises(ValueError, match="nested"):
+        parse_json('{"a": [' * 50_000 + "1" + "]}" * 50_000)

@@ -72,7 +72,7 @@ def train_two_steps(recipe, workdir, monkeypatch, **changes):
     for name in DATA_SETS:
         place, _, function = choices.DATASETS[name].target.rpartition(":")
         load = functools.partial(made_up, name)
-        monkeypatch.setattr(importlib.import_module(place), function, load)
+        monkeypatch.setattr(importlib.import_module(f"towers.{place}"), function, load)
     if recipe.dataset == "image_folder" or recipe.dataset.startswith("tfds:"):
         changes["dataset"] = "image_folder"
         pictures.write_folder(workdir / "data", "train", {"a": 12, "b": 12})

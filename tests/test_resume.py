@@ -176,6 +176,26 @@ def test_row_9_a_changed_config_is_refused_and_nothing_touched(half_way):
     assert snapshot(half_way) == before
 
 
+def test_an_unknown_option_that_may_change_is_refused_with_the_way_out(half_way):
+    with pytest.raises(ConfigError, match="'all': run_train.py --help lists them$"):
+        train(half_way, small_config(), allow_change=("all",))
+
+
+def test_a_run_with_groups_is_continued_without(tmp_path):
+    """Each group of four devices has two of four images."""
+    config = small_config(
+        strategy="model_parallel",
+        num_towers=8,
+        group_size=4,
+        batch_size=4,
+        max_steps=1,
+        width=0.125,
+    )
+    assert train(tmp_path, config).step == 1
+    changes = {"strategy": "towers", "num_towers": 3, "max_steps": 2}
+    assert train(tmp_path, dataclasses.replace(config, **changes)).step == 2
+
+
 def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
     changed = small_config(learning_rate=0.2, seed=3)
     with pytest.raises(ConfigError) as caught:

@@ -229,7 +229,7 @@ def test_warmup_rises_from_zero_in_a_line_and_then_leaves_the_schedule_alone(nam
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_schedules_that_depend_on_the_length_are_listed(name):
     rates = {rate_at(10**6, name, num_epochs=epochs) for epochs in (40.0, 60.0)}
-    assert (len(rates) > 1) == config.depends_on_length(name)
+    assert (len(rates) > 1) == SCHEDULES[name].by_length
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from towers.config import Config
-from towers.config.flags import load_recipe, recipe_names
+from towers.config.recipes import load_recipe, recipe_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "towers"
@@ -42,6 +42,7 @@ LAUNCHERS = {
 # Where flags are defined: by the programs, which are no part of the library.
 COMMAND_LINES = (
     "towers/config/flags.py",
+    "towers/run/cluster_spec.py",
     "towers/launch/__main__.py",
     "towers/on_ray.py",
 )

@@ -33,10 +33,8 @@ METHODS = {"exec_module", "load_model", "popen", "system", "unsafe_load"}
 
 # (file, what it uses): the reason.
 ALLOWED = {
-    ("towers/config/recipes.py", "importlib"): "a recipe is Python that its user runs",
-    ("towers/config/recipes.py", "exec_module"): "the same",
     ("towers/config/factories.py", "importlib"): "rows of our tables, FILE.py:FUNCTION",
-    ("towers/config/factories.py", "exec_module"): "FILE.py:FUNCTION of the user",
+    ("towers/config/factories.py", "exec_module"): "a recipe or FILE.py:FUNCTION",
     ("towers/parallel/devices.py", "importlib"): "metadata: versions of packages",
     ("towers/run/checkpoint_files.py", "importlib"): "metadata: versions of packages",
     ("towers/config/flags.py", "importlib"): "metadata: versions for --version",

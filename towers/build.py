@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import keras
 
 from towers import data, models
-from towers.config import Config, choices, factories, list_options
-from towers.config.config import options_read_by
+from towers.config import Config, factories
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
 from towers.data.distortions import extend
@@ -130,7 +129,7 @@ def build(
         phases = create_phases(
             model,
             total_steps=total_steps,
-            early_sizes=list_options.parse_early_sizes(config.early_sizes),
+            early_sizes=config.lists["early_sizes"],
             freezing_steps=param_rates.freezing_steps(
                 matched, num_examples, config.images_per_step
             ),
@@ -199,10 +198,7 @@ def load_data_set(
     """
     data_set = data.load(
         config.dataset,
-        config.data_dir,
-        image_size=config.image_size,
-        image_cache_mb=config.image_cache_mb,
-        max_image_pixels=config.max_image_pixels,
+        **config.options_of("dataset"),
         trained=dataset_info if test_only else None,
     )
     if dataset_info is not None:
@@ -226,7 +222,7 @@ def create_network(
         config.model,
         image_shape=image_shape,
         num_classes=num_classes,
-        width=config.width,
+        **config.options_of("model"),
         weight_decay=config.weight_decay,
         precision=config.precision,
         seed=config.seed,
@@ -243,23 +239,20 @@ def match_parameters(
     """The rates of the parameters of a network, and the names of the frozen ones. A
     pattern that fits no parameter is a ConfigError."""
     names = variable_names(model.trainable_variables)
-    patterns = list_options.parse_freeze(config.freeze)
-    frozen = param_rates.match_frozen(patterns, names)
-    rates = list_options.parse_param_rates(config.param_rates)
-    return param_rates.match_param_rates(rates, names, frozen), frozen
+    frozen = param_rates.match_frozen(config.lists["freeze"], names)
+    rates = param_rates.match_param_rates(config.lists["param_rates"], names, frozen)
+    return rates, frozen
 
 
 def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
     """The learning rate over the images trained on; an epoch has `num_examples`."""
-    options = options_read_by(config, "schedule")
-    options["epoch_factors"] = list_options.parse_epoch_factors(config.epoch_factors)
     return schedules.create_schedule(
         config.schedule,
         config.learning_rate,
         num_examples=num_examples,
         num_epochs=config.num_epochs,
         warmup_epochs=config.warmup_epochs,
-        **options,
+        **config.options_of("schedule"),
     )
 
 
@@ -272,8 +265,8 @@ def create_update(
     """
     optimizer = optimizers.create_optimizer(
         config.optimizer,
-        list_options.parse_optimizer_options(config.optimizer_options),
-        **options_read_by(config, "optimizer"),
+        config.lists["optimizer_options"],
+        **config.options_of("optimizer"),
     )
     decays = ()
     if optimizer.takes_decay:
@@ -302,7 +295,7 @@ def create_update(
 def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
     """The images of every batch that one of several workers computes, each of them on
     so many devices. More towers than images are a ConfigError."""
-    count = len(devices.towers)
+    count = max(1, len(devices.towers) // config.devices_per_network)
     num_towers, first = workers.size * count, workers.index * count
     if num_towers > config.batch_size:
         raise ConfigError(
@@ -324,11 +317,10 @@ def create_trainer(
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
         )
-    traits = choices.find("strategy", config.strategy).traits
-    is_asynchronous = "asynchronous" in traits
+    choice, all_options = config.choice_of("strategy"), config.options_of("strategy")
     create_strategy = factories.resolve("strategy", config.strategy)
-    options = factories.named_by(create_strategy, options_read_by(config, "strategy"))
-    if "processes" in traits:
+    options = factories.named_by(create_strategy, all_options)
+    if choice.processes:
         options["workers"] = workers
     elif options.get("all_reduce") == "auto":
         options["all_reduce"] = automatic_all_reduce(config, devices)
@@ -346,27 +338,26 @@ def create_trainer(
         ),
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
-        accumulate_steps=1 if is_asynchronous else config.accumulate_steps,
+        accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
         phases=parts.phases,
         tta=create_tta(config.tta),
         compile_towers=config.compile == "xla",
         sync_batch_norm=config.batch_norm == "sync",
-        scale_loss=config.precision == "float16" and not is_asynchronous,
+        scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
     )
     feed = None
     if parts.train_batches is not None:
         lead_devices = devices.towers[:: strategy.num_shards]
         feed = create_feed(config, parts.train_batches, lead_devices, strategy.sizes)
-    if not is_asynchronous:
+    if not choice.asynchronous:
         return SynchronousTrainer(task, strategy, feed, workers)
     return AsynchronousTrainer(
         task,
         strategy,
         feed,
         workers,
-        async_scale_gradients=config.async_scale_gradients,
-        max_staleness=config.max_staleness,
+        **{name: all_options[name] for name in choice.trainer_options},
     )
 
 

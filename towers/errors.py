@@ -125,8 +125,12 @@ def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
     text = printable(text or type(error).__name__)
     if len(text) <= most:
         return text
-    end = most // 3
-    return f"{text[: most - end - 5]} ... {text[-end:]}"
+    head, tail = text[: most - most // 3 - 5], text[-(most // 3) :]
+    # Between words, unless the next space is far.
+    space = (head + text[len(head)]).rfind(" ", len(head) - most // 6)
+    head = head if space < 0 else head[:space]
+    space = (text[-len(tail) - 1] + tail).find(" ", 0, most // 6)
+    return f"{head} ... {tail if space < 0 else tail[space:]}"
 
 
 def printable(text: str) -> str:

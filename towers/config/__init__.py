@@ -4,6 +4,7 @@ from towers.config.config import (
     FIELDS,
     Config,
     changed_mathematics,
+    check_names,
     non_defaults,
     replace,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "FIELDS",
     "Config",
     "changed_mathematics",
+    "check_names",
     "from_json",
     "from_values",
     "non_defaults",

@@ -23,16 +23,36 @@ class Choice:
     """One row of a table.
 
     Attributes:
-        target: "module:function", or "path/to/file.py:function".
+        target: "module:function", the module in towers, or "path/to/file.py:function".
         help: one line, without a full stop.
         options: keyword arguments that the row fixes.
-        traits: facts that are needed before the target is imported.
+        standardizes_images: of an augmentation: each image by itself.
+        own_moments: of a network: its images are standardized by its own mean and
+            standard deviation.
+        scale_free: of an optimizer: a step is as long, however long the gradients are.
+        sums: of an optimizer: its update adds up elements of a parameter.
+        whole_parameters: of an optimizer: its update needs all elements of a parameter.
+        by_length: of a schedule: its shape depends on --num_epochs.
+        asynchronous: of a strategy: each tower applies its own gradients at once.
+        trainer_options: of a strategy: the options that its trainer reads.
+        processes: of a strategy: several processes may train together.
+        sharded: of a strategy: no device holds a whole kernel.
     """
 
     target: str
     help: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    traits: frozenset[str] = frozenset()
+    _: dataclasses.KW_ONLY
+    standardizes_images: bool = False
+    own_moments: bool = False
+    scale_free: bool = False
+    sums: bool = False
+    whole_parameters: bool = False
+    by_length: bool = False
+    asynchronous: bool = False
+    trainer_options: tuple[str, ...] = ()
+    processes: bool = False
+    sharded: bool = False
 
     @property
     def is_in_a_file(self) -> bool:
@@ -40,206 +60,179 @@ class Choice:
 
 
 DATASETS = {
-    "cifar10": Choice("towers.data.cifar10:load", "60,000 color images, 10 classes"),
-    "cifar100": Choice("towers.data.cifar100:load", "the same, 100 classes"),
-    "mnist": Choice("towers.data.mnist:load", "70,000 gray digits"),
-    "fashion_mnist": Choice("towers.data.mnist:load_fashion", "70,000 gray clothes"),
+    "cifar10": Choice("data.cifar10:load", "60,000 color images, 10 classes"),
+    "cifar100": Choice("data.cifar100:load", "the same, 100 classes"),
+    "mnist": Choice("data.mnist:load", "70,000 gray digits"),
+    "fashion_mnist": Choice("data.mnist:load_fashion", "70,000 gray clothes"),
     "image_folder": Choice(
-        "towers.data.image_folder:load",
-        "a folder of image files per class",
+        "data.image_folder:load", "a folder of image files per class"
     ),
     "embedded": Choice(
-        "towers.data.embedded:load",
-        "12,000 drawn images, 10,000 for training",
-        {"seed": 0},
+        "data.embedded:load", "12,000 drawn images, 10,000 for training", {"seed": 0}
     ),
-    "synthetic": Choice("towers.data.synthetic:load", "noise, for timing"),
+    "synthetic": Choice("data.synthetic:load", "noise, for timing"),
     "tfds:NAME": Choice(
-        "towers.data.tfds_source:load",
-        "any that tensorflow-datasets has prepared",
+        "data.tfds_source:load", "any that tensorflow-datasets has prepared"
     ),
 }
 
-# Trait "by_image": each image is standardized by itself.
 AUGMENTS = {
-    "none": Choice("towers.data.augment:none", "standardized by the training set only"),
+    "none": Choice("data.augment:none", "standardized by the training set only"),
     "tutorial": Choice(
-        "towers.data.augment:tutorial",
+        "data.augment:tutorial",
         "random 24x24 crop, flip, brightness, contrast, standardized per image",
-        traits=frozenset({"by_image"}),
+        standardizes_images=True,
     ),
     "pad_crop_flip": Choice(
-        "towers.data.augment:pad_crop_flip", "pad by 4 pixels, crop, flip"
+        "data.augment:pad_crop_flip", "pad by 4 pixels, crop, flip"
     ),
     "translate_flip": Choice(
-        "towers.data.augment:translate_flip",
+        "data.augment:translate_flip",
         "2 pixels, mirrored edges, alternating flips",
         {"pixels": 2},
     ),
     "translate_4_flip": Choice(
-        "towers.data.augment:translate_flip", "the same by 4 pixels", {"pixels": 4}
+        "data.augment:translate_flip", "the same by 4 pixels", {"pixels": 4}
     ),
     "random_resized_crop": Choice(
-        "towers.data.crops:random_resized_crop",
+        "data.crops:random_resized_crop",
         "crop of random size and shape, resized; flip",
     ),
     "rand_augment": Choice(
-        "towers.data.rand_augment:rand_augment",
+        "data.rand_augment:rand_augment",
         "the same, then two random operations on colors or places of pixels",
     ),
 }
 
-# Trait "own_moments": its images are standardized by its own mean and deviation.
+_CIFAR_RESNET = "models.resnet:create_cifar_resnet"
 MODELS = {
-    "cnn": Choice("towers.models.cnn:create_model", "the CIFAR-10 tutorial's network"),
-    "lenet": Choice("towers.models.lenet:create_model", "LeNet with rectifiers"),
+    "cnn": Choice("models.cnn:create_model", "the CIFAR-10 tutorial's network"),
+    "lenet": Choice("models.lenet:create_model", "LeNet with rectifiers"),
     "alexnet": Choice(
-        "towers.models.alexnet:create_model", "AlexNet in one column", {"columns": 1}
+        "models.alexnet:create_model", "AlexNet in one column", {"columns": 1}
     ),
     "alexnet_two_columns": Choice(
-        "towers.models.alexnet:create_model", "AlexNet as published", {"columns": 2}
+        "models.alexnet:create_model", "AlexNet as published", {"columns": 2}
     ),
     "resnet18": Choice(
-        "towers.models.resnet:create_resnet18", "18 layers, stem for small images"
+        "models.resnet:create_resnet18", "18 layers, stem for small images"
     ),
     "resnet50": Choice(
-        "towers.models.resnet:create_imagenet_resnet",
+        "models.resnet:create_imagenet_resnet",
         "50 layers with bottlenecks, for large images",
         {"blocks": (3, 4, 6, 3)},
     ),
-    "resnet20": Choice(
-        "towers.models.resnet:create_cifar_resnet", "CIFAR ResNet", {"depth": 20}
-    ),
-    "resnet32": Choice(
-        "towers.models.resnet:create_cifar_resnet", "32 layers", {"depth": 32}
-    ),
-    "resnet44": Choice(
-        "towers.models.resnet:create_cifar_resnet", "44 layers", {"depth": 44}
-    ),
-    "resnet56": Choice(
-        "towers.models.resnet:create_cifar_resnet", "56 layers", {"depth": 56}
-    ),
-    "resnet110": Choice(
-        "towers.models.resnet:create_cifar_resnet", "110 layers", {"depth": 110}
-    ),
+    "resnet20": Choice(_CIFAR_RESNET, "CIFAR ResNet", {"depth": 20}),
+    "resnet32": Choice(_CIFAR_RESNET, "32 layers", {"depth": 32}),
+    "resnet44": Choice(_CIFAR_RESNET, "44 layers", {"depth": 44}),
+    "resnet56": Choice(_CIFAR_RESNET, "56 layers", {"depth": 56}),
+    "resnet110": Choice(_CIFAR_RESNET, "110 layers", {"depth": 110}),
     "wide_resnet_28_10": Choice(
-        "towers.models.wide_resnet:create_model",
-        "WRN-28-10",
-        {"depth": 28, "widening": 10},
+        "models.wide_resnet:create_model", "WRN-28-10", {"depth": 28, "widening": 10}
     ),
     "convmixer_256_8": Choice(
-        "towers.models.convmixer:create_model",
+        "models.convmixer:create_model",
         "ConvMixer-256/8",
         {"channels": 256, "depth": 8},
     ),
     "speedrun": Choice(
-        "towers.models.speedrun:create_model",
+        "models.speedrun:create_model",
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
         {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
     ),
     "speedrun_deep": Choice(
-        "towers.models.speedrun:create_model",
+        "models.speedrun:create_model",
         "its larger form, to 96 %",
         {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
     ),
     "keras:NAME": Choice(
-        "towers.models.applications:create_model",
+        "models.applications:create_model",
         "any of keras.applications, such as keras:ResNet50",
-        traits=frozenset({"own_moments"}),
+        own_moments=True,
     ),
 }
 
-# Trait "scale_free": a step is as long, however long the gradients are.
-# Trait "whole_parameters": an update needs every element of a parameter.
 OPTIMIZERS = {
     "sgd": Choice(
-        "towers.optim.optimizers:sgd", "gradient descent, with --momentum a heavy ball"
+        "optim.optimizers:sgd", "gradient descent, with --momentum a heavy ball"
     ),
-    "nesterov": Choice("towers.optim.optimizers:nesterov", "Nesterov's momentum"),
+    "nesterov": Choice("optim.optimizers:nesterov", "Nesterov's momentum"),
     "rmsprop": Choice(
-        "towers.optim.optimizers:rmsprop",
+        "optim.optimizers:rmsprop",
         "over the root mean square of the gradients",
-        traits=frozenset({"scale_free"}),
+        scale_free=True,
     ),
     "adamw": Choice(
-        "towers.optim.optimizers:adamw",
-        "Adam with decoupled weight decay",
-        traits=frozenset({"scale_free"}),
+        "optim.optimizers:adamw", "Adam with decoupled weight decay", scale_free=True
     ),
     "lars": Choice(
-        "towers.optim.optimizers:lars",
+        "optim.optimizers:lars",
         "layer-wise rates, for large batches",
-        traits=frozenset({"scale_free", "sums"}),
+        scale_free=True,
+        sums=True,
     ),
     "muon": Choice(
-        "towers.optim.optimizers:muon",
+        "optim.optimizers:muon",
         "orthogonalized momentum for convolutions, nesterov for the rest",
-        traits=frozenset({"scale_free", "sums", "whole_parameters"}),
+        scale_free=True,
+        sums=True,
+        whole_parameters=True,
     ),
 }
 
-# Trait "by_length": the shape depends on --num_epochs.
 SCHEDULES = {
-    "constant": Choice("towers.optim.schedules:constant", "the same rate throughout"),
-    "exponential": Choice("towers.optim.schedules:exponential", "a falling staircase"),
+    "constant": Choice("optim.schedules:constant", "the same rate throughout"),
+    "exponential": Choice("optim.schedules:exponential", "a falling staircase"),
     "smooth_exponential": Choice(
-        "towers.optim.schedules:smooth_exponential", "its smooth form"
+        "optim.schedules:smooth_exponential", "its smooth form"
     ),
-    "piecewise": Choice("towers.optim.schedules:piecewise", "by --epoch_factors"),
+    "piecewise": Choice("optim.schedules:piecewise", "by --epoch_factors"),
     "cosine": Choice(
-        "towers.optim.schedules:cosine",
+        "optim.schedules:cosine",
         "half a cosine to zero at --num_epochs",
-        traits=frozenset({"by_length"}),
+        by_length=True,
     ),
     "linear": Choice(
-        "towers.optim.schedules:linear",
-        "a line to zero at --num_epochs",
-        traits=frozenset({"by_length"}),
+        "optim.schedules:linear", "a line to zero at --num_epochs", by_length=True
     ),
     "one_cycle": Choice(
-        "towers.optim.schedules:one_cycle",
+        "optim.schedules:one_cycle",
         "a line up and a line down to zero at --num_epochs",
-        traits=frozenset({"by_length"}),
+        by_length=True,
     ),
 }
 
-# Trait "asynchronous": each tower applies its own gradients at once.
-# Trait "sharded": no device holds a whole kernel.
-# Trait "processes": several processes may train together.
 STRATEGIES = {
     "towers": Choice(
-        "towers.parallel.strategies:towers",
-        "one set of variables, which all towers fetch",
+        "parallel.strategies:towers", "one set of variables, which all towers fetch"
     ),
     "async_towers": Choice(
-        "towers.parallel.strategies:towers",
+        "parallel.strategies:towers",
         "the same variables, updated by each tower at once",
-        traits=frozenset({"asynchronous"}),
+        asynchronous=True,
+        trainer_options=("async_scale_gradients", "max_staleness"),
     ),
     "replicated": Choice(
-        "towers.parallel.strategies:replicated",
-        "a copy per device, gradients all-reduced",
+        "parallel.strategies:replicated", "a copy per device, gradients all-reduced"
     ),
     "multi_worker": Choice(
-        "towers.parallel.strategies:multi_worker",
+        "parallel.strategies:multi_worker",
         "the same on several machines, one process or more on each",
-        traits=frozenset({"processes"}),
+        processes=True,
     ),
     "model_parallel": Choice(
-        "towers.parallel.strategies:model_parallel",
+        "parallel.strategies:model_parallel",
         "channels split over a group of devices",
-        traits=frozenset({"sharded"}),
+        sharded=True,
     ),
 }
 
 TTA = {
-    "none": Choice("towers.data.tta:none", "the images alone"),
-    "mirror": Choice("towers.data.tta:mirror", "with the mirrored image"),
-    "translate": Choice(
-        "towers.data.tta:translate", "with images moved by a pixel as well"
-    ),
+    "none": Choice("data.tta:none", "the images alone"),
+    "mirror": Choice("data.tta:mirror", "with the mirrored image"),
+    "translate": Choice("data.tta:translate", "with images moved by a pixel as well"),
     "translate_unsure": Choice(
-        "towers.data.tta:translate_unsure",
+        "data.tta:translate_unsure",
         "so for the least confident quarter of each evaluation batch",
     ),
 }
@@ -264,7 +257,8 @@ CLOSED = ("tta",)
 
 
 def find(option: str, name: str) -> Choice:
-    """The choice of a name in the table of an option.
+    """The choice of a name in the table of an option. Of a function in a file, which is
+    not read yet, it is assumed that it sums and that it goes by the length.
 
     Raises:
         ConfigError: there is none.
@@ -272,7 +266,7 @@ def find(option: str, name: str) -> Choice:
     table = TABLES[option]
     if name in table and not name.endswith(f":{FAMILY}"):
         return table[name]
-    in_a_file = Choice(name, "")
+    in_a_file = Choice(name, "", sums=True, by_length=True)
     if option not in CLOSED and in_a_file.is_in_a_file:
         return in_a_file
     family, colon, member = name.partition(":")

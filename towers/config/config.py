@@ -1,33 +1,33 @@
 """Config, which describes a run: one frozen, flat dataclass, stored as JSON.
 
-Its fields are in `towers/config/options/`, a dataclass for each group of them. The
-field's default is the lowest of three layers; a recipe in `configs/`, or the config
+The field's default is the lowest of three layers; a recipe in `configs/`, or the config
 of the run that is continued, overrides it, and a flag overrides both. Where a run
 happens (its folder, the addresses of a cluster) is not part of it.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from towers.config import choices
 from towers.config.checks import check_together
-from towers.config.options import check_option
-from towers.config.options.data import DataOptions
-from towers.config.options.network import NetworkOptions
-from towers.config.options.optimization import OptimizationOptions
-from towers.config.options.parallelism import ParallelismOptions
-from towers.config.options.run import RunOptions
+from towers.config.list_options import PARSERS
+from towers.config.options import (
+    AT_LEAST_1,
+    BELOW_1,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    check_option,
+    option,
+)
 from towers.config.synonyms import suggestion
 from towers.errors import ConfigError
 
 
-# A dataclass takes the fields of its last base first: --help and config.json begin with
-# those of the data.
 @dataclasses.dataclass(frozen=True)
-class Config(
-    RunOptions, ParallelismOptions, OptimizationOptions, NetworkOptions, DataOptions
-):
+class Config:
     """Everything that says what a run is. The defaults are the tutorial's.
 
     Raises:
@@ -35,17 +35,438 @@ class Config(
             another.
     """
 
+    # Data set, input and augmentation.
+    dataset: str = option("cifar10", "Data set", table="dataset")
+    data_dir: str = option(
+        "",
+        "Folder that holds the data set; empty looks in data/ and in the default "
+        "folder of tensorflow-datasets.",
+        read_by="dataset",
+        free=True,
+    )
+    image_size: int = option(
+        0,
+        "Pixels of height and width to which the images of image_folder and tfds:NAME "
+        "are resized and cropped; 0 takes them as they are, or at 64 if they differ.",
+        NOT_NEGATIVE,
+        read_by="dataset",
+    )
+    early_sizes: str = option(
+        "",
+        "Pixels of height and width to which images are shrunk in the first part of "
+        "--num_epochs, such as 24:0.5 in the first half; several by commas, growing: "
+        "16:0.2,24:0.5.",
+    )
+    input: str = option(
+        "auto",
+        "Batches are read ahead (stream; for GPUs also copied ahead), or made from "
+        "images that lie on the towers' devices (resident); auto: resident on GPUs "
+        "where the data lies in memory.",
+        choices=("auto", "stream", "resident"),
+        free=True,
+    )
+    image_cache_mb: float = option(
+        2000.0,
+        "Megabytes of decoded images of image_folder and tfds:NAME that are kept in "
+        "memory; 0 decodes them in every epoch.",
+        NOT_NEGATIVE,
+        read_by="dataset",
+        free=True,
+    )
+    max_image_pixels: int = option(
+        choices.MAX_IMAGE_PIXELS,
+        "Most pixels of an image file of image_folder and tfds:NAME, all frames of an "
+        "animation together; a larger one is refused before it is decoded.",
+        AT_LEAST_1,
+        read_by="dataset",
+        free=True,
+    )
+    validation_fraction: float = option(
+        0.0,
+        "Fraction of the training images, selected by the seed, that is held out; the "
+        "evaluations during training then use it, and the best step is kept.",
+        BELOW_1,
+    )
+    augment: str = option("tutorial", "Augmentation", table="augment")
+    color_jitter: float = option(
+        0.0,
+        "Strength s of random brightness, contrast and saturation, by factors from "
+        "max(0, 1 - s) to 1 + s; 0 for none.",
+        NOT_NEGATIVE,
+    )
+    random_erasing: float = option(
+        0.0,
+        "Probability that a random rectangle of an image is erased.",
+        Range(at_least=0, at_most=1),
+    )
+    cutout_size: int = option(
+        0,
+        "Side of the square that is cut out of every image, in pixels; 0 for none.",
+        NOT_NEGATIVE,
+    )
+    mixup: float = option(
+        0.0,
+        "Mix each image and its label with another one's by shares from Beta(x, x), x "
+        "being this; 0 for none.",
+        NOT_NEGATIVE,
+    )
+    cutmix: float = option(
+        0.0,
+        "Paste into each image a rectangle of another one, its share of the area and "
+        "of the label from Beta(x, x); 0 for none. With --mixup, one of the two at "
+        "random.",
+        NOT_NEGATIVE,
+    )
+    seed: int = option(
+        0, "Seed of the parameters, the order and the augmentation.", NOT_NEGATIVE
+    )
+
+    # Network, its arithmetic and compiler.
+    model: str = option("cnn", "Network", table="model")
+    width: float = option(
+        1.0, "Factor on the channels of every layer.", POSITIVE, read_by="model"
+    )
+    precision: str = option(
+        "float32",
+        "Arithmetic of the network; parameters, slots and sums stay float32. With "
+        "float16 the loss is scaled, and a step that overflows is skipped.",
+        choices=choices.PRECISIONS,
+    )
+    compile: str = option(
+        "none",
+        "xla: the forward and backward part of each tower is compiled as one, and on "
+        "GPUs the update.",
+        choices=("none", "xla"),
+        free=True,
+    )
+
+    # Optimizer, learning rate, weight decay and moving averages.
+    optimizer: str = option("sgd", "Optimizer", table="optimizer")
+    learning_rate: float = option(0.1, "Initial, or highest, learning rate.", POSITIVE)
+    momentum: float = option(
+        0.0, "Momentum of the velocity.", BELOW_1, read_by="optimizer"
+    )
+    beta1: float = option(
+        0.9, "Decay of adamw's mean of the gradients.", BELOW_1, read_by="optimizer"
+    )
+    beta2: float = option(
+        0.999, "Decay of adamw's mean of their squares.", BELOW_1, read_by="optimizer"
+    )
+    rho: float = option(
+        0.9,
+        "Decay of rmsprop's mean of the squared gradients.",
+        BELOW_1,
+        read_by="optimizer",
+    )
+    epsilon: float = option(
+        1e-7,
+        "Next to the root in adamw's denominator, under it in rmsprop's.",
+        POSITIVE,
+        read_by="optimizer",
+    )
+    muon_momentum: float = option(
+        0.6, "Momentum of the convolutions with muon.", BELOW_1, read_by="optimizer"
+    )
+    trust_coefficient: float = option(
+        0.001,
+        "With lars, the length of a kernel's step at rate 1 over that of the kernel.",
+        POSITIVE,
+        read_by="optimizer",
+    )
+    optimizer_options: str = option(
+        "",
+        "Hyperparameters of the optimizer that have no flag of their own, such as "
+        "'beta3:0.99,warm:5'.",
+    )
+    weight_decay: float = option(
+        0.004,
+        "Weight decay: this times half the sum of squares of the parameters that the "
+        "network marks, kernels as a rule, is added to the loss; adamw, lars and muon "
+        "(not to convolutions) apply it in their update.",
+        NOT_NEGATIVE,
+    )
+    label_smoothing: float = option(
+        0.0, "Probability spread evenly over all classes.", BELOW_1
+    )
+    param_rates: str = option(
+        "",
+        "Factors on the learning rate of parameters by name, the first pattern that "
+        "fits, such as '*/bias:2', 0 to freeze them; with another number, "
+        "'stem/bias:2:3', that rate falls linearly to zero over so many epochs.",
+    )
+    freeze: str = option(
+        "",
+        "Patterns of the names of parameters that are not trained, such as stem*, "
+        "with commas between them. Batch normalization all of whose parameters are "
+        "frozen normalizes with its moving averages and leaves them.",
+    )
+    schedule: str = option(
+        "exponential", "Learning rate over the images trained on", table="schedule"
+    )
+    decay_factor: float = option(
+        0.1,
+        "Factor on the rate at each stair of the exponential schedules.",
+        POSITIVE,
+        read_by="schedule",
+    )
+    epochs_per_decay: float = option(
+        350.0,
+        "Length of a stair of the exponential schedules, in epochs.",
+        POSITIVE,
+        read_by="schedule",
+    )
+    epoch_factors: str = option(
+        "",
+        "Of the piecewise schedule: epochs, and the factor on the rate from each of "
+        "them on, such as 30:0.1,60:0.01.",
+        read_by="schedule",
+    )
+    peak_fraction: float = option(
+        0.3,
+        "Part of --num_epochs after which the one_cycle schedule is highest.",
+        Range(above=0, below=1),
+        read_by="schedule",
+    )
+    warmup_epochs: float = option(
+        0.0, "Epochs over which the rate first rises linearly from 0.", NOT_NEGATIVE
+    )
+    ema_decay: float = option(
+        0.9999,
+        "Decay of the parameters' moving averages, ramped as min(decay, (1+n)/(10+n)) "
+        "in step n; 0 keeps none.",
+        BELOW_1,
+    )
+    clip_norm: float = option(
+        0.0, "Largest global norm of the mean gradient; 0 does not clip.", NOT_NEGATIVE
+    )
+    # Free, as max_steps is: every update is the same with both, one of them only
+    # ends the run earlier.
+    on_nonfinite: str = option(
+        "stop",
+        "Where a loss or a gradient is not finite: end the run before the update "
+        "(stop), or leave out the update and count the step (skip); the tenth in a "
+        "row ends the run.",
+        choices=("stop", "skip"),
+        free=True,
+    )
+
+    # Strategy, devices, all-reduce and the size of a batch.
+    strategy: str = option(
+        "towers",
+        "Placement of the variables and averaging",
+        table="strategy",
+        free=True,
+    )
+    num_towers: int = option(
+        0, "Number of devices; 0 takes every GPU, or one CPU.", NOT_NEGATIVE, free=True
+    )
+    device: str = option(
+        "auto",
+        "Where the towers run; cpu makes a logical device per tower.",
+        choices=("auto", "cpu", "gpu"),
+        free=True,
+    )
+    parameter_device: str = option(
+        "auto",
+        "Where strategies towers and async_towers keep and update the variables; auto "
+        "is the CPU, or with a single tower its own device.",
+        choices=("auto", "cpu", "gpu"),
+        read_by="strategy",
+        free=True,
+    )
+    async_scale_gradients: bool = option(
+        True,
+        "Whether strategy async_towers scales a tower's gradients by its share of the "
+        "batch, so that an epoch moves the parameters as far as in the others.",
+        read_by="strategy",
+    )
+    max_staleness: int = option(
+        0,
+        "Most updates by others between fetch and update of a tower in strategy "
+        "async_towers; 0 does not bound them.",
+        NOT_NEGATIVE,
+        read_by="strategy",
+        free=True,
+    )
+    group_size: int = option(
+        1,
+        "Devices that hold one network in strategy model_parallel; num_towers is a "
+        "multiple of it.",
+        AT_LEAST_1,
+        read_by="strategy",
+        free=True,
+    )
+    device_order: str = option(
+        "",
+        "Order in which devices are taken, such as 0,1,4,5: neighbors make a group; "
+        "empty for the driver's order.",
+        free=True,
+    )
+    device_memory_mb: float = option(
+        0.0,
+        "Megabytes that training may take on a device; refused where the variables "
+        "alone take more. On GPUs also the limit of the logical devices made of them. "
+        "0 for all.",
+        Range(at_least=0, at_most=1e9),
+        free=True,
+    )
+    batch_norm: str = option(
+        "local",
+        "Moments of batch normalization: of each tower's images (local) or of the "
+        "whole batch (sync).",
+        choices=("local", "sync"),
+    )
+    all_reduce: str = option(
+        "auto",
+        "Algorithm that adds up the gradients of strategy replicated: star (on one "
+        "device), tree, ring, or nccl (two or more GPUs); or of multi_worker: ring or "
+        "nccl. auto is nccl between GPUs, else star, or of multi_worker ring.",
+        choices=("auto", "star", "tree", "ring", "nccl"),
+        read_by="strategy",
+        free=True,
+    )
+    all_reduce_pack_mb: float = option(
+        -1.0,
+        "Megabytes of the buffers in which gradients travel between workers; 0 for a "
+        "single one, -1 for a default.",
+        Range(at_least=-1, at_most=1e9),
+        read_by="strategy",
+        free=True,
+    )
+    all_reduce_dtype: str = option(
+        "float32",
+        "Type of the numbers that are all-reduced; bfloat16 halves them and rounds "
+        "the gradients.",
+        choices=("float32", "bfloat16"),
+        read_by="strategy",
+    )
+    batch_size: int = option(
+        128,
+        "Images over all towers together: of a step, or of a micro-batch with "
+        "--accumulate_steps.",
+        AT_LEAST_1,
+    )
+    accumulate_steps: int = option(
+        1,
+        "Micro-batches whose mean gradient makes one step of a synchronous strategy; "
+        "a step then has batch_size x accumulate_steps images.",
+        AT_LEAST_1,
+    )
+    deterministic: bool = option(
+        False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs).", free=True
+    )
+
+    # Start and length, periods of logs, evaluations and checkpoints.
+    init_from: str = option(
+        "",
+        "What has the parameters that a new run starts from at step 0, where names "
+        "and shapes match: a run folder, a .keras or .h5 file of Keras, a SavedModel, "
+        "a checkpoint of TensorFlow; or imagenet, for keras:NAME, which Keras "
+        "fetches; empty for random ones.",
+    )
+    num_epochs: float = option(
+        60.0,
+        "Length of the run, in passes over the training images.",
+        Range(above=0, at_most=1e9),
+    )
+    max_steps: int = option(
+        0,
+        "Stop after this step; shapes nothing; 0 does not stop.",
+        NOT_NEGATIVE,
+        free=True,
+    )
+    steps_per_loop: int = option(
+        100,
+        "Most steps in one compiled call; fewer where something is due, or where they "
+        "would take more than about 2 s.",
+        AT_LEAST_1,
+        free=True,
+    )
+    log_every_steps: int = option(
+        100, "Steps between log lines and scalars.", AT_LEAST_1, free=True
+    )
+    summary_every_steps: int = option(
+        1000,
+        "Steps between histograms and image grids in TensorBoard; 0 ignores the steps.",
+        NOT_NEGATIVE,
+        free=True,
+    )
+    summary_every_secs: float = option(
+        600.0,
+        "Seconds between summaries, each with log line, scalars, histograms and image "
+        "grid; 0 ignores the clock.",
+        NOT_NEGATIVE,
+        free=True,
+    )
+    eval_every_epochs: float = option(
+        1.0, "Epochs between evaluations; 0 evaluates none.", NOT_NEGATIVE, free=True
+    )
+    tta: str = option(
+        "none",
+        "Test-time augmentation: evaluations also report the accuracy of the mean "
+        "logits over several views of an image",
+        table="tta",
+        free=True,
+    )
+    checkpoint_every_secs: float = option(
+        600.0,
+        "Seconds between checkpoints; 0 ignores the clock.",
+        NOT_NEGATIVE,
+        free=True,
+    )
+    checkpoint_every_steps: int = option(
+        0, "Steps between checkpoints; 0 ignores the steps.", NOT_NEGATIVE, free=True
+    )
+    keep_checkpoints: int = option(
+        3, "Newest checkpoints that are kept, besides the best.", AT_LEAST_1, free=True
+    )
+    stuck_after_secs: float = option(
+        600.0,
+        "Seconds without a finished step, or save, after which the run is ended as "
+        "stuck; 0 waits forever.",
+        NOT_NEGATIVE,
+        free=True,
+    )
+
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            object.__setattr__(
-                self, field.name, check_option(field, getattr(self, field.name))
-            )
+            value = check_option(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
         check_together(self)
+
+    @functools.cached_property
+    def lists(self) -> dict[str, Any]:
+        """The values of the list options by name, as `list_options` gives them."""
+        return {name: parse(getattr(self, name)) for name, parse in PARSERS.items()}
 
     @property
     def images_per_step(self) -> int:
         """Images of one update."""
         return self.batch_size * self.accumulate_steps
+
+    @property
+    def devices_per_network(self) -> int:
+        """Devices that hold one network together."""
+        choice = self.choice_of("strategy")
+        return self.group_size if choice.sharded or choice.is_in_a_file else 1
+
+    @property
+    def length_is_free(self) -> bool:
+        """True if a run may be made longer without becoming another run."""
+        return not (self.choice_of("schedule").by_length or self.early_sizes)
+
+    def choice_of(self, option: str) -> choices.Choice:
+        """The row of what is chosen for an option, such as "optimizer"."""
+        return choices.find(option, getattr(self, option))
+
+    def options_of(self, option: str) -> dict[str, Any]:
+        """The options, by name, that only the choice of an option may read; its target
+        gets those that its signature names. Lists are parsed."""
+        return {
+            name: self.lists.get(name, getattr(self, name))
+            for name, field in FIELDS.items()
+            if field.metadata["read_by"] == option
+        }
 
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}
@@ -61,35 +482,27 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
-        is_length = name == "num_epochs" and length_is_free(new)
+        is_length = name == "num_epochs" and new.length_is_free
         if before != after and not (field.metadata["free"] or is_length):
             changed[name] = (before, after)
     return changed
 
 
-def length_is_free(config: Config) -> bool:
-    """True if a run may be made longer without becoming another run."""
-    return not depends_on_length(config.schedule) and not config.early_sizes
+def check_names(names: Iterable[str], source: str = "") -> None:
+    """Refuses names of which there is no option; `source` begins the message.
 
-
-def depends_on_length(schedule: str) -> bool:
-    """True if a schedule depends on the length of the run; assumed of one in a file."""
-    choice = choices.find("schedule", schedule)
-    return choice.is_in_a_file or "by_length" in choice.traits
-
-
-def options_read_by(config: Config, option: str) -> dict[str, Any]:
-    """The fields that are passed to the choice of an option, such as "optimizer"."""
-    names = (name for name, f in FIELDS.items() if f.metadata["read_by"] == option)
-    return {name: getattr(config, name) for name in names}
+    Raises:
+        ConfigError: names the nearest option.
+    """
+    for name in names:
+        if name not in FIELDS:
+            raise ConfigError(
+                f"{source}there is no option {name!r}: {suggestion(name, FIELDS)}"
+                "run_train.py --help lists them"
+            )
 
 
 def replace(config: Config, changes: Mapping[str, Any]) -> Config:
     """`dataclasses.replace` whose error names the nearest field."""
-    for name in changes:
-        if name not in FIELDS:
-            raise ConfigError(
-                f"there is no option {name!r}: {suggestion(name, FIELDS)}"
-                "run_train.py --help lists them"
-            )
+    check_names(changes)
     return dataclasses.replace(config, **changes)

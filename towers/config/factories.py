@@ -15,7 +15,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from towers.config.choices import find
@@ -33,30 +33,37 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
     """The function of a choice, imported, with the fixed arguments of its row.
 
     Raises:
-        ConfigError: its file is missing, raises an error or has no such function. An
-            error of a function in a file becomes a ConfigError, too.
+        ConfigError: as `function_in_file`, where it is one.
     """
     choice = find(option, name)
     place, _, attribute = choice.target.rpartition(":")
-    if not choice.is_in_a_file:
-        target = getattr(importlib.import_module(place), attribute)
-        return functools.partial(target, **choice.options)
-    source = f"{option}={name}"
-    path = pathlib.Path(place)
+    if choice.is_in_a_file:
+        return function_in_file(pathlib.Path(place), attribute, f"{option}={name}")
+    target = getattr(importlib.import_module(f"towers.{place}"), attribute)
+    return functools.partial(target, **choice.options)
+
+
+def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callable:
+    """A function in a Python file of the user, whose errors become ConfigErrors of one
+    line; `option`, with its value, begins their messages.
+
+    Raises:
+        ConfigError: the file is missing, raises an error or has no such function.
+    """
+    begin = f"{option}: " if option else ""
     if not os.path.isfile(path):  # also where the name is none of a file
-        raise ConfigError(f"{source}: there is no file {path.absolute()}")
-    module = _with_errors_in_one_line(source, path, _load_file)(
+        raise ConfigError(f"{begin}there is no file {path.absolute()}")
+    module = _with_errors_in_one_line(begin, path, _load_file)(
         path.resolve(), path.stat().st_mtime_ns
     )
     # Also of a module with a `__getattr__` of its own.
-    target = _with_errors_in_one_line(source, path, getattr)(module, attribute, None)
-    if not callable(target):
+    function = _with_errors_in_one_line(begin, path, getattr)(module, name, None)
+    if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value)]
         raise ConfigError(
-            f"{source}: {path} has no function {attribute!r}; "
-            f"{nearest(attribute, functions)}".rstrip("; ")
+            f"{begin}{path} has no function {name!r}; {nearest(name, functions)}"
         )
-    return _with_errors_in_one_line(source, path, target)
+    return _with_errors_in_one_line(begin, path, function)
 
 
 def call(target: Callable[..., Any], /, **available: Any) -> Any:
@@ -93,42 +100,35 @@ def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
     _loaded_files.add(str(path))
     # Dataclasses look their module up by its name.
     sys.modules[name] = module
+    folder = str(path.parent)
+    sys.path.insert(0, folder)
     try:
-        with importing_from(path.parent):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have removed it
+            sys.path.remove(folder)
     return module
 
 
-@contextlib.contextmanager
-def importing_from(folder: pathlib.Path) -> Iterator[None]:
-    """A Python file that is executed inside may import others of a folder."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):  # the file may have removed it
-            sys.path.remove(str(folder))
-
-
-def _with_errors_in_one_line(source, path, function):
-    """A function whose errors name the option and the line of the user's file."""
+def _with_errors_in_one_line(begin, path, function):
+    """A function whose errors name the line of the user's file."""
 
     @functools.wraps(function)
     def wrapped(*args, **kwargs):
         try:
             return function(*args, **kwargs)
         except TowersError as error:
-            error.args = (f"{source}: {error}",)
+            error.args = (f"{begin or f'{path}: '}{error}",)
             raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            where = line_of_error(path, error)
+            where = _line_of_error(path, error)
             raise ConfigError(
-                f"{source}: {where}: {type(error).__name__}: {one_line(error)}"
+                f"{begin}{where}: {type(error).__name__}: {one_line(error)}"
             ) from error
 
     return wrapped
@@ -153,7 +153,7 @@ def foreseen(error: BaseException, more_memory: str) -> BaseException:
     return error
 
 
-def line_of_error(path: pathlib.Path, error: BaseException) -> str:
+def _line_of_error(path: pathlib.Path, error: BaseException) -> str:
     """FILE:LINE of a Python file of the user that an error came from; FILE alone where
     it came from elsewhere."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,32 +1,24 @@
-"""The command line: one absl flag per field of Config, and the layers of a run.
+"""Command lines: one absl flag per field of Config, and one line per mistake.
 
-A field's default is overridden by the recipe (`--config`), or without one by the config
-of the run in the run's folder, and that by the flags given on the command line.
-Importing this module defines the flags; it imports no TensorFlow, so that a wrong flag
-is refused at once.
+No TensorFlow is imported here, so that a wrong flag is refused at once. What absl does
+otherwise is mended here and nowhere else: -h, --version, names of other programs, and
+exit codes.
 """
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import pathlib
 import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import app, flags, logging
 
 import towers
-from towers.config import FIELDS, Config, non_defaults, synonyms
-from towers.config.cluster import find_cluster
+from towers.config import FIELDS, synonyms
 from towers.config.factories import foreseen
-from towers.config.options import check_option
-from towers.config.recipes import load_recipe, recipe_names
 from towers.errors import ConfigError, end_process, one_line
-
-# The recipe of a command without --config that names no data set.
-DEFAULT_RECIPE = "quickstart"
 
 _DEFINE = {
     bool: flags.DEFINE_bool,
@@ -35,9 +27,7 @@ _DEFINE = {
     str: flags.DEFINE_string,
 }
 
-
-# Of the name of a flag, with its dashes.
-_MOST_CHARACTERS = 100
+flags.disclaim_key_flags()  # they are of the program that defines them
 
 
 def define_config_flags(
@@ -45,10 +35,10 @@ def define_config_flags(
     values: flags.FlagValues = flags.FLAGS,
     **defaults: Any,
 ) -> None:
-    """Defines one flag per field of Config, with its help, choices and default.
+    """Defines flags of options, with their help, choices and defaults.
 
     Args:
-        names: of the fields; all by default.
+        names: of the fields of Config; all by default.
         values: where the flags are defined; the program's own by default.
         **defaults: where the program's default is not the field's.
     """
@@ -62,115 +52,10 @@ def define_config_flags(
             _DEFINE[field.type](name, default, help_text, flag_values=values)
 
 
-def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines the flags that say which worker of which cluster this process is."""
-    flags.DEFINE_string(
-        "cluster",
-        "",
-        "Addresses of all workers, host:port with commas between; without it those of "
-        "TF_CONFIG or Slurm, if any.",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "task_index",
-        None,
-        "Which of --cluster this worker is; 0 is the chief.",
-        flag_values=values,
-    )
-    flags.DEFINE_bool(
-        "allow_public_address",
-        False,
-        "Let workers have public addresses; they know no passwords.",
-        flag_values=values,
-    )
-
-
-def cluster_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
-    """The arguments of `towers.train` about the cluster.
-
-    Raises:
-        ConfigError: a description of a cluster is wrong.
-    """
-    return {
-        "cluster": find_cluster(values["cluster"].value, values["task_index"].value),
-        "allow_public_address": values["allow_public_address"].value,
-    }
-
-
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     """The fields of Config whose flags stand on the command line."""
-    return {
-        name: values[name].value
-        for name in FIELDS
-        if name in values and not values[name].using_default_value
-    }
-
-
-class CommandLine(NamedTuple):
-    """What a command line asks for.
-
-    Attributes:
-        config: of the run.
-        workdir: the run's folder.
-        origins: the layer of each option that is not a default: "flags", "run folder",
-            or "recipe" with its name.
-        remark: a line that names the recipe where the command did not; may be empty.
-    """
-
-    config: Config
-    workdir: pathlib.Path
-    origins: dict[str, str]
-    remark: str
-
-
-def config_of_flags(
-    recipe: str | None,
-    folder: pathlib.Path,
-    given: dict[str, Any],
-    workdir: str | None = None,
-    stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
-) -> CommandLine:
-    """The Config of a command line.
-
-    The flags stand on the recipe; without --config on the config of the run in the
-    run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, or with flags
-    that name a data set on the defaults.
-
-    Args:
-        recipe: the value of --config, or None.
-        folder: where recipes lie.
-        given: `given_flags`.
-        workdir: the value of --workdir, or None.
-        stored_config: the run's folder -> the config of the run there, None without a
-            run.
-
-    Raises:
-        ConfigError: there is no such recipe, or the options do not fit.
-    """
-    for name, value in given.items():
-        check_option(FIELDS[name], value)  # before TensorFlow is imported
-    default = None if {"dataset", "data_dir"} & set(given) else DEFAULT_RECIPE
-    name = recipe or default
-    stem = pathlib.Path(name).stem if name else "default"
-    if workdir == "":
-        raise ConfigError("--workdir is empty; give a folder, or leave it away")
-    path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
-    stored = None if recipe else stored_config(path)
-    remark = ""
-    if stored is not None:
-        base, layer = stored, "run folder"
-    elif name:
-        base, layer = load_recipe(name, folder), f"recipe {stem}"
-        if not recipe:
-            others = ", ".join(n for n in recipe_names(folder) if n != name)
-            remark = (
-                f"no --config and no --dataset: training the recipe {name}; other "
-                f"recipes are {others}, and --help lists the flags"
-            )
-    else:
-        base, layer = Config(), "default"
-    origins = dict.fromkeys(non_defaults(base), layer) | dict.fromkeys(given, "flags")
-    return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
+    names = (name for name in FIELDS if name in values)
+    return {n: values[n].value for n in names if not values[n].using_default_value}
 
 
 def parse(
@@ -189,23 +74,16 @@ def parse(
         ConfigError: a flag is unknown or its value wrong, or there is something else.
     """
     values.set_gnu_getopt(takes_paths)
-    for argument in argv[1:]:
-        # absl's search for the nearest flag recurses once per character.
-        name = argument.partition("=")[0]
-        if len(name) > _MOST_CHARACTERS and name.startswith("-"):
-            raise ConfigError(f"{one_line(name, 60)} is no flag; --help lists them")
     try:
         rest = values(argv)
     except (flags.Error, ValueError, OSError, RecursionError) as error:
-        message = one_line(error)
-        unknown = getattr(error, "flagname", "")
-        meant = synonyms.meant(unknown, values)
-        if unknown in synonyms.RENAMED:
-            new = synonyms.RENAMED[unknown]
-            message += f"; it is called --{new} now, see --help"
+        name = getattr(error, "flagname", "")
+        meant = synonyms.meant(name, values)
+        if name in synonyms.RENAMED:
+            error = f"{error}; it is called --{synonyms.RENAMED[name]} now, see --help"
         elif meant and isinstance(error, flags.UnrecognizedFlagError):
-            message = f"Unknown command line flag '{unknown}'. Did you mean: {meant} ?"
-        raise ConfigError(message) from None
+            error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
+        raise ConfigError(one_line(error)) from None
     if len(rest) > 1 and not takes_paths:
         raise ConfigError(f"{rest[1]!r} is no flag; flags begin with --")
     return rest
@@ -219,32 +97,6 @@ def version_line() -> str:
             version = importlib.metadata.version(package.lower())
             versions.append(f"{package} {version}")
     return ", ".join([*versions, f"Python {platform.python_version()}"])
-
-
-def _with_common_flags(argv: Sequence[str]) -> list[str]:
-    """A command line with --help in place of -h; --version prints the versions and
-    ends the process. What follows `--` is of another program."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    if "--version" in argv[1:end]:
-        try:
-            print(version_line(), flush=True)
-        except OSError as error:
-            raise ConfigError(f"standard output: {error.strerror}") from None
-        sys.exit()
-    own = ["--help" if argument == "-h" else argument for argument in argv[:end]]
-    return [*own, *argv[end:]]
-
-
-def _more_memory():
-    """The way out, by the flags of the program, where no memory is left."""
-    if "accumulate_steps" in flags.FLAGS:
-        return (
-            "lower --batch_size (with more --accumulate_steps if the batch must stay), "
-            "set --precision=bfloat16, or take a smaller network"
-        )
-    if "batch_size" in flags.FLAGS:
-        return "lower --batch_size, or end other programs"
-    return "end other programs, or use a larger machine"
 
 
 def run(
@@ -265,8 +117,15 @@ def run(
             stream.reconfigure(errors="backslashreplace")
 
     def parse_or_end(argv):
+        end = argv.index("--") if "--" in argv else len(argv)  # of another program
+        own = ["--help" if argument == "-h" else argument for argument in argv[:end]]
         try:
-            return parse(_with_common_flags(argv))
+            if "--version" in own:
+                print(version_line(), flush=True)
+                sys.exit()
+            return parse([*own, *argv[end:]])
+        except OSError as error:
+            end_process(program, ConfigError(f"standard output: {error.strerror}"))
         except ConfigError as error:
             end_process(program, error)
         except SystemExit as end:  # absl ends --help with 1
@@ -283,3 +142,15 @@ def run(
 
     logging.set_verbosity(logging.WARNING)
     app.run(main_or_end, flags_parser=parse_or_end)
+
+
+def _more_memory():
+    """The way out where no memory is left."""
+    if "batch_size" not in flags.FLAGS:
+        return "end other programs, or use a larger machine"
+    if "accumulate_steps" not in flags.FLAGS:
+        return "lower --batch_size, or end other programs"
+    return (
+        "lower --batch_size (with more --accumulate_steps if the batch must stay), "
+        "set --precision=bfloat16, or take a smaller network"
+    )

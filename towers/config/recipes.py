@@ -1,14 +1,87 @@
-"""Recipes: Python files whose `get_config()` gives a Config."""
+"""The layers of a run's options: recipes, which are Python files whose `get_config()`
+gives a Config, the run in the run's folder, and flags."""
 
-import importlib.util
+import dataclasses
 import os
 import pathlib
 import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from towers.config.config import FIELDS, Config
-from towers.config.factories import importing_from, line_of_error
-from towers.config.synonyms import suggestion
+from towers.config.config import FIELDS, Config, check_names, non_defaults
+from towers.config.factories import function_in_file
+from towers.config.options import check_option
 from towers.errors import ConfigError, nearest, one_line
+
+# The recipe of a command without --config that names no data set.
+DEFAULT_RECIPE = "quickstart"
+
+
+class CommandLine(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        config: of the run.
+        workdir: the run's folder.
+        origins: the layer of each option that is not a default: "flags", "run folder",
+            or "recipe" with its name.
+        remark: a line that names the recipe where the command did not; may be empty.
+    """
+
+    config: Config
+    workdir: pathlib.Path
+    origins: dict[str, str]
+    remark: str
+
+
+def config_of_flags(
+    recipe: str | None,
+    folder: pathlib.Path,
+    given: dict[str, Any],
+    workdir: str | None = None,
+    stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
+) -> CommandLine:
+    """The Config of a command line.
+
+    The flags stand on the recipe; without --config on the config of the run in the
+    run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, or with flags
+    that name a data set on the defaults.
+
+    Args:
+        recipe: the value of --config, or None.
+        folder: where recipes lie.
+        given: `flags.given_flags`.
+        workdir: the value of --workdir, or None.
+        stored_config: the run's folder -> the config of the run there, None without a
+            run.
+
+    Raises:
+        ConfigError: there is no such recipe, or the options do not fit.
+    """
+    for name, value in given.items():
+        check_option(FIELDS[name], value)  # before TensorFlow is imported
+    default = None if {"dataset", "data_dir"} & set(given) else DEFAULT_RECIPE
+    name = recipe or default
+    stem = pathlib.Path(name).stem if name else "default"
+    if workdir == "":
+        raise ConfigError("--workdir is empty; give a folder, or leave it away")
+    path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
+    stored = None if recipe else stored_config(path)
+    remark = ""
+    if stored is not None:
+        base, layer = stored, "run folder"
+    elif name:
+        base, layer = load_recipe(name, folder), f"recipe {stem}"
+        if not recipe:
+            others = ", ".join(n for n in recipe_names(folder) if n != name)
+            remark = (
+                f"no --config and no --dataset: training the recipe {name}; other "
+                f"recipes are {others}, and --help lists the flags"
+            )
+    else:
+        base, layer = Config(), "default"
+    origins = dict.fromkeys(non_defaults(base), layer) | dict.fromkeys(given, "flags")
+    return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:
@@ -25,18 +98,12 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
         )
     try:
-        # A recipe calls another by importing it from its own folder.
-        with importing_from(path.parent.resolve()):
-            spec = importlib.util.spec_from_file_location(path.stem, path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            config = module.get_config()
+        config = function_in_file(path, "get_config")()
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except BaseException as error:  # a recipe may raise what it likes
-        raise ConfigError(
-            f"{line_of_error(path, error)}: {_with_nearest_option(error)}"
-        ) from None
+        place, _, text = str(error).partition(": TypeError: ")
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
+            check_names([unknown[1]], f"{place}: ")
+        raise
     if not isinstance(config, Config):
         given = one_line(config, 100)
         raise ConfigError(f"{path}: get_config() gave {given}, not a Config")
@@ -45,12 +112,3 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
 
 def recipe_names(folder: pathlib.Path) -> list[str]:
     return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
-
-
-def _with_nearest_option(error):
-    text = one_line(error)
-    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
-    if not unknown:
-        return f"{type(error).__name__}: {text}"
-    near = suggestion(unknown[1], FIELDS)
-    return f"there is no option {unknown[1]!r}; {near}".rstrip("; ")

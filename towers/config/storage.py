@@ -7,9 +7,6 @@ from typing import Any
 from towers.config.config import Config, replace
 from towers.errors import ConfigError
 
-# Levels of lists and objects; whatever handles the values recurses.
-_MOST_LEVELS = 32
-
 # Values of `views`, the former name of `tta`, in older files.
 _TTA_OF_VIEWS = {
     "plain": "none",
@@ -37,22 +34,11 @@ def from_json(text: str | bytes) -> Config:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is none, or nested more deeply than what a run writes.
-    """
+    """The value of a JSON text; a ValueError where it is none, or nested too deeply."""
     try:
-        value = json.loads(content)
+        return json.loads(content)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    level = [value]
-    for _ in range(_MOST_LEVELS):
-        owners = [x for x in level if isinstance(x, dict | list)]
-        level = [y for x in owners for y in (x.values() if isinstance(x, dict) else x)]
-        if not level:
-            return value
-    raise ValueError(f"nested more than {_MOST_LEVELS} levels deep")
 
 
 def from_values(values: Any) -> Config:

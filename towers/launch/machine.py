@@ -34,7 +34,7 @@ def divide(
     """The share of each worker: GPUs, or cores where there is no GPU to train on.
 
     All get the same number, as sums round by the number of threads and workers that
-    round otherwise are refused (`towers.run.cluster`). Cores may be left over.
+    round otherwise are refused (`towers.run.peers`). Cores may be left over.
 
     Raises:
         ConfigError: the GPUs cannot be divided evenly.

@@ -193,7 +193,7 @@ def pixel_moments(
         name: value of --model.
     """
     choice = choices.find("model", name)
-    if "own_moments" in choice.traits:
+    if choice.own_moments:
         return applications.pixel_moments(choice.options["name"])
     return None
 

@@ -19,7 +19,6 @@ from towers import quiet_imports
 from towers.config import (
     Config,
     changed_mathematics,
-    choices,
     from_json,
     from_values,
     replace,
@@ -253,8 +252,7 @@ class RunFolder:
 
     def evaluation_config(self, step: int = 0, **changes) -> Config:
         """The stored Config, with the device, the towers and the batch size of an
-        evaluation in place of those of the training; without groups of devices where
-        its strategy has none.
+        evaluation in place of those of the training.
 
         Args:
             step: of the checkpoint, as in `stored_config`.
@@ -263,31 +261,22 @@ class RunFolder:
         Raises:
             ConfigError: as `stored_config`, or the options do not fit.
         """
-        stored = self.stored_config(step)
-        strategy = changes.get("strategy", stored.strategy)
-        group_size = stored.group_size if _may_have_groups(strategy) else 1
-        group_size = changes.get("group_size", group_size)
         settings = {
             "device": "auto",
             "device_order": "",
             "parameter_device": "cpu",
             "batch_size": EVALUATION_BATCH_SIZE,
-            # One group where the network is split, else one tower per device.
-            "num_towers": group_size if group_size > 1 else 0,
-            "group_size": group_size,
+            "num_towers": 0,
         }
-        return replace(stored, settings | changes)
+        config = replace(self.stored_config(step), settings | changes)
+        if "num_towers" in changes or config.devices_per_network == 1:
+            return config
+        return replace(config, {"num_towers": config.devices_per_network})  # one group
 
     def prediction_config(self, step: int = 0, **changes) -> Config:
         """As `evaluation_config`, for predictions: every device has the whole network,
         whatever the strategy of the training."""
         return self.evaluation_config(step, **{"group_size": 1} | changes)
-
-
-def _may_have_groups(strategy):
-    """Whether a group of devices may hold one network."""
-    choice = choices.find("strategy", strategy)
-    return choice.is_in_a_file or "sharded" in choice.traits
 
 
 def config_to_continue(

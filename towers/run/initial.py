@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from towers import models
-from towers.config import choices
 from towers.errors import CheckpointError
 from towers.models.automatic_names import match_layers, split_number
 from towers.output import say
@@ -129,7 +128,7 @@ def _source(config, state) -> Iterator[Weights]:
         return
     with open_weights(path) as weights:
         if weights is not None:
-            if "own_moments" in choices.find("model", config.model).traits:
+            if config.choice_of("model").own_moments:
                 weights = _with_automatic_names(weights, state)
             yield weights
             return

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from towers.config import FIELDS, Config, changed_mathematics, from_values
-from towers.config.synonyms import suggestion
+from towers.config import Config, changed_mathematics, check_names, from_values
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
 from towers.output import say
@@ -97,12 +96,7 @@ def check_changes(
     Raises:
         ConfigError: the options are listed.
     """
-    for name in allow_change:
-        if name not in FIELDS:
-            raise ConfigError(
-                f"--allow_change={name}: there is no such option; "
-                + suggestion(name, FIELDS).strip()
-            )
+    check_names(allow_change, "--allow_change: ")
     if checkpoint is None:
         return
     trained = from_values(checkpoint.trainer_state["config"])

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from towers import build
 from towers.config import Config, checks, to_json
-from towers.config.cluster import Cluster
 from towers.data.batches import EvalBatches
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
@@ -23,7 +22,11 @@ from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
-from towers.run.cluster import (
+from towers.run.cluster_spec import Cluster
+from towers.run.dataset_info import DatasetInfo
+from towers.run.folder import RunFolder
+from towers.run.log import log_line
+from towers.run.peers import (
     LOCK_SECS,
     agree_on_steps,
     check_copies_of_workers,
@@ -32,9 +35,6 @@ from towers.run.cluster import (
     join,
     start_from_chief,
 )
-from towers.run.dataset_info import DatasetInfo
-from towers.run.folder import RunFolder
-from towers.run.log import log_line
 from towers.run.periods import Periods
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (

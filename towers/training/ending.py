@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 
 from towers.config import Config
-from towers.config.config import depends_on_length, length_is_free
 from towers.errors import (
     CheckpointError,
     Preempted,
@@ -14,7 +13,7 @@ from towers.errors import (
     data_errors_of_tensorflow,
 )
 from towers.output import say
-from towers.run.cluster import how_far, wait_for_chief
+from towers.run.peers import how_far, wait_for_chief
 from towers.run.run import (
     Run,
     is_between_steps,
@@ -81,10 +80,10 @@ def how_to_continue(config: Config, total_steps: int) -> str:
         )
     epochs = f"{2 * config.num_epochs:g}"
     options = f"--num_epochs={epochs}{' --max_steps=0' if config.max_steps else ''}"
-    if length_is_free(config):
+    if config.length_is_free:
         return f"To continue raise --num_epochs: {options}"
     because = f"schedule={config.schedule}"
-    if not depends_on_length(config.schedule):
+    if not config.choice_of("schedule").by_length:
         because = f"early_sizes={config.early_sizes}"
     return (
         f"Its {because} depends on the length: {options} --allow_change=num_epochs "

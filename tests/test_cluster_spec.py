@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from towers.config import cluster
-from towers.config.cluster import Cluster, check_addresses, find_cluster
 from towers.errors import ConfigError
+from towers.run import cluster_spec
+from towers.run.cluster_spec import Cluster, check_addresses, find_cluster
 
 
 @contextlib.contextmanager
@@ -134,31 +134,6 @@ def test_a_task_outside_of_the_step_is_refused(number, monkeypatch):
         found(**step)
 
 
-@pytest.mark.parametrize(
-    "variables,words",
-    [
-        ({"NODELIST": "n[0-99999]"}, "NODELIST is of more than 65536 nodes"),
-        ({"NODELIST": "m3,n[0-40000],o[1,5-50000]"}, "NODELIST is of more than 65536"),
-        ({"NODELIST": "n[000000001-000099999]"}, "NODELIST is of more than 65536"),
-        ({"NODELIST": "x" * 300 + "[0-9]"}, "the name xxx"),
-        ({"TASKS_PER_NODE": "1(x99999)"}, "TASKS_PER_NODE is of more than 65536"),
-        ({"TASKS_PER_NODE": "1(x40000),2(x40000)"}, "TASKS_PER_NODE is of more than"),
-        (
-            {"NUM_TASKS": "99999", "NODELIST": "n", "TASKS_PER_NODE": "99999"},
-            "NUM_TASKS is of more than 65536 nodes or tasks",
-        ),
-    ],
-)
-def test_row_40_a_step_of_slurm_that_is_too_large_is_refused(
-    monkeypatch, variables, words
-):
-    step = SLURM | {f"SLURM_STEP_{name}": x for name, x in variables.items()}
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
-    with refused("the variables of Slurm: ", words):
-        found(**step)
-
-
 def test_long_numbers_of_nodes_are_read(monkeypatch):
     nodes = {"SLURM_STEP_NODELIST": "n[000000998-000001000]"}
     step = SLURM | nodes | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
@@ -183,7 +158,9 @@ def of_two(*addresses):
 
 @pytest.fixture
 def private_machine(monkeypatch):
-    monkeypatch.setattr(cluster, "_own_ips", lambda: [ipaddress.ip_address("10.1.2.3")])
+    monkeypatch.setattr(
+        cluster_spec, "_own_ips", lambda: [ipaddress.ip_address("10.1.2.3")]
+    )
 
 
 def test_private_addresses_and_unknown_names_are_taken(private_machine):
@@ -199,7 +176,9 @@ def test_row_33_public_addresses_are_refused_unless_allowed(private_machine, add
 
 
 def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
-    monkeypatch.setattr(cluster, "_own_ips", lambda: [ipaddress.ip_address("8.8.4.4")])
+    monkeypatch.setattr(
+        cluster_spec, "_own_ips", lambda: [ipaddress.ip_address("8.8.4.4")]
+    )
     with refused("8.8.4.4", "--allow_public_address"):
         check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
 
@@ -211,8 +190,8 @@ def test_row_33_so_is_one_of_ipv6(monkeypatch, tmp_path):
         "00000000000000000000000000000001 01 80 10 80       lo\n"
         "fe8000000000000002155dfffe000001 02 40 20 80     eth0\n"
     )
-    monkeypatch.setattr(cluster, "_IPV6_TABLE", table)
-    private = list(cluster._own_ips())
+    monkeypatch.setattr(cluster_spec, "_IPV6_TABLE", table)
+    private = list(cluster_spec._own_ips())
     assert ipaddress.ip_address("fe80::215:5dff:fe00:1") in private
     assert not any(ip.version == 6 and ip.is_global for ip in private)
     with table.open("a") as file:
@@ -224,4 +203,4 @@ def test_row_33_so_is_one_of_ipv6(monkeypatch, tmp_path):
 
 
 def test_the_addresses_of_this_machine_are_known():
-    assert ipaddress.ip_address("127.0.0.1") in list(cluster._own_ips())
+    assert ipaddress.ip_address("127.0.0.1") in list(cluster_spec._own_ips())

@@ -15,6 +15,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from absl import flags
+
 from towers import quiet_imports
 from towers.errors import ConfigError
 
@@ -29,12 +31,10 @@ _ADDRESS = re.compile(
 # The origin of a cluster that Slurm describes.
 SLURM = "Slurm"
 
-# Of a step of Slurm: nodes or tasks, and characters of the name of a node.
-_MOST_TASKS = 2**16
-_MOST_NAME = 255
-
 # Of the addresses of this machine (Linux): 32 hexadecimal digits begin each line.
 _IPV6_TABLE = "/proc/net/if_inet6"
+
+flags.disclaim_key_flags()  # they are of the program that defines them
 
 _PRIVATE_WAY_OUT = (
     "the server of TensorFlow knows no passwords: use a private network, or "
@@ -64,6 +64,39 @@ class Cluster:
     def address(self) -> str:
         """That of this worker."""
         return self.addresses[self.index]
+
+
+def define_cluster_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines the flags that say which worker of which cluster this process is."""
+    flags.DEFINE_string(
+        "cluster",
+        "",
+        "Addresses of all workers, host:port with commas between; without it those of "
+        "TF_CONFIG or Slurm, if any.",
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "task_index",
+        None,
+        "Which of --cluster this worker is; 0 is the chief.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "allow_public_address",
+        False,
+        "Let workers have public addresses; they know no passwords.",
+        flag_values=values,
+    )
+
+
+def cluster_of_flags() -> dict[str, Any]:
+    """The arguments of `towers.train` about the cluster; ConfigError where its
+    description is wrong."""
+    values = flags.FLAGS
+    return {
+        "cluster": find_cluster(values.cluster, values.task_index),
+        "allow_public_address": values.allow_public_address,
+    }
 
 
 def find_cluster(
@@ -182,7 +215,6 @@ def _of_slurm(environ):
         import tensorflow as tf
     try:
         num_tasks = int(environ["SLURM_STEP_NUM_TASKS"])
-        _check_sizes(num_tasks, *(environ[name] for name in needed[1:]))
         # It is not asked about GPUs: those of a task are what Slurm lets it see.
         resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
             gpus_per_node=num_tasks,
@@ -207,29 +239,6 @@ def _of_slurm(environ):
             "are equally long, or set --cluster and --task_index"
         )
     return cluster
-
-
-def _check_sizes(num_tasks, nodes, tasks):
-    """Refuses lists such as n[1-4] and 2(x4) that TensorFlow's resolver would write out
-    for minutes: the values of SLURM_STEP_NUM_TASKS, _NODELIST and _TASKS_PER_NODE.
-
-    Raises:
-        ValueError: see above, or a number is none.
-    """
-    num_nodes = 0
-    for prefix, numbers in re.findall(r"([^,[\]]*)\[([^\]]*)\]", nodes):
-        for part in numbers.split(","):
-            first, dash, last = part.partition("-")
-            num_nodes += max(int(last) - int(first), 0) + 1 if dash else 1
-            if len(prefix + part) > _MOST_NAME:
-                raise ValueError(f"the name {(prefix + part)[:40]}... is too long")
-    counts = {"NUM_TASKS": num_tasks, "NODELIST": num_nodes}
-    counts["TASKS_PER_NODE"] = sum(map(int, re.findall(r"\(x(\d+)\)", tasks)))
-    for name, count in counts.items():
-        if count > _MOST_TASKS:
-            raise ValueError(
-                f"SLURM_STEP_{name} is of more than {_MOST_TASKS} nodes or tasks"
-            )
 
 
 def _checked(addresses: Sequence[Any], index: int, origin: str) -> Cluster:

@@ -16,14 +16,13 @@ import tensorflow as tf
 
 import towers
 from towers.config import FIELDS, Config
-from towers.config.choices import find
-from towers.config.cluster import SLURM, Cluster, check_addresses, find_cluster
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.output import say
 from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores
 from towers.parallel.workers import ALONE, Workers
+from towers.run.cluster_spec import SLURM, Cluster, check_addresses, find_cluster
 from towers.run.run import Run
 from towers.run.stopwatch import Stopwatch
 
@@ -64,7 +63,7 @@ def cluster_of(
     cluster = cluster or find_cluster()
     if cluster is None or cluster.size == 1:
         return None
-    if "processes" not in find("strategy", config.strategy).traits:
+    if not config.choice_of("strategy").processes:
         if cluster.origin == SLURM:
             return None  # several runs of one process each, such as a sweep
         raise ConfigError(
@@ -125,9 +124,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
 def _sums_in_update(config):
     """Whether every worker adds up in an update by itself, so that these sums have to
     round alike: norms, and Muon's products."""
-    optimizer = find("optimizer", config.optimizer)
-    in_update = "sums" in optimizer.traits or optimizer.is_in_a_file
-    return bool(config.clip_norm) or in_update
+    return bool(config.clip_norm) or config.choice_of("optimizer").sums
 
 
 def _arithmetic(devices):

@@ -1,0 +1,147 @@
+"""An option, which is a field of Config with its help and bounds, and its check."""
+
+import dataclasses
+import math
+import numbers
+import os
+from typing import Any
+
+from towers.config import choices as tables
+from towers.errors import ConfigError, nearest
+
+# Of integers, which become int64.
+_INT64 = 2**63
+
+# Of the size of floats other than 0: float32, in which a step is computed, goes from
+# 1.2e-38 to 3.4e38.
+_LEAST, _MOST = 1e-30, 1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Bounds of a number, each of them None where there is none."""
+
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+
+
+NOT_NEGATIVE = Range(at_least=0)
+POSITIVE = Range(above=0)
+AT_LEAST_1 = Range(at_least=1)
+BELOW_1 = Range(at_least=0, below=1)
+
+
+def option(
+    default: Any,
+    help: str,
+    range: Range = Range(),
+    *,
+    choices: tuple[str, ...] = (),
+    table: str = "",
+    read_by: str = "",
+    free: bool = False,
+) -> Any:
+    """A field of Config.
+
+    Args:
+        default: its value where neither a recipe nor a flag gives one.
+        help: one sentence, with the unit; of one with a table how it begins.
+        range: bounds of a number.
+        choices: the values of a text; empty where it takes any.
+        table: in place of `choices`, the name of its table in `towers.config.choices`.
+        read_by: the option, such as "optimizer", whose choice gets this one as a
+            keyword argument if its signature names it, see `Config.options_of`.
+        free: a resumed run may change it, because it does not touch the mathematics.
+    """
+    if table:
+        choices = tuple(tables.TABLES[table])
+        help = f"{help}: {tables.explained(table)}."
+    metadata = {
+        "help": help,
+        "range": range,
+        "choices": choices,
+        "table": table,
+        "read_by": read_by,
+        "free": free,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def check_option(field: dataclasses.Field, value: Any) -> Any:
+    """The value in the field's own type, or a ConfigError that names the field."""
+    value, choices = _with_type(field, value), field.metadata["choices"]
+    if field.metadata["table"]:
+        tables.find(field.name, value)
+    elif choices and value not in choices:
+        raise ConfigError(
+            f"{field.name}={_short(value)}: "
+            f"{nearest(value, choices)}must be one of {', '.join(choices)}"
+        )
+    bounds = field.metadata["range"]
+    for words, bound, is_wrong in (
+        ("at least", bounds.at_least, lambda bound: value < bound),
+        ("above", bounds.above, lambda bound: value <= bound),
+        ("below", bounds.below, lambda bound: value >= bound),
+        ("at most", bounds.at_most, lambda bound: value > bound),
+    ):
+        if bound is not None and is_wrong(bound):
+            raise ConfigError(f"{field.name}={value}: must be {words} {bound}")
+    return value
+
+
+def check_path(name: str, path: str | os.PathLike) -> None:
+    """Refuses a text that can be no path, and no part of one.
+
+    Raises:
+        ConfigError: it has a zero character, or one that the encoding of the names of
+            files lacks; names the option.
+    """
+    try:
+        is_possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        raise ConfigError(
+            f"{name}={_short(os.fspath(path))}: has a character that no path can have, "
+            "a zero or half of a pair; leave it out"
+        )
+
+
+def _with_type(field, value):
+    name, kind = field.name, field.type
+    if isinstance(value, numbers.Integral) and not -_INT64 <= value < _INT64:
+        raise ConfigError(
+            f"{name}={_short(value)}: must be at least -2**63 and below 2**63"
+        )
+    # Also NumPy's numbers are of these.
+    abstract = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
+    is_right = isinstance(value, abstract) and isinstance(value, bool) == (kind is bool)
+    if not is_right:
+        raise ConfigError(
+            f"{name}={_short(value)}: must be {kind.__name__}, "
+            f"is {type(value).__name__}"
+        )
+    value = kind(value)
+    if kind is float:
+        if not math.isfinite(value):
+            raise ConfigError(f"{name}={value}: must be finite")
+        if 0 < abs(value) < _LEAST:
+            raise ConfigError(
+                f"{name}={value}: must be at least {_LEAST}; float32 makes it 0"
+            )
+        if abs(value) > _MOST:
+            raise ConfigError(f"{name}={value}: must be at most {_MOST}")
+    if kind is str:
+        check_path(name, value)
+    return value
+
+
+def _short(value):
+    """The value as Python writes it, cut where it is long."""
+    try:
+        text = repr(value)
+    except Exception:  # of thousands of digits or levels, or of the user's own class
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."
