@@ -8,6 +8,7 @@ import functools
 import math
 import pathlib
 import re
+import tracemalloc
 
 import described
 import keras
@@ -369,7 +370,7 @@ def test_whitening_makes_patches_independent_of_each_other():
     smooth = rng.normal(size=(200, 9, 11, 3)).cumsum(axis=1).cumsum(axis=2)
     images = (smooth / smooth.std()).astype(np.float32)
     model = create("speedrun", (9, 11, 3), width=NARROW)
-    adapt(model, lambda: images)
+    adapt(model, lambda: [images[:130], images[130:]])
     own = model.get_layer("whitening")
     assert not own.kernel.trainable and own.bias.trainable
     outputs = own(images).numpy().reshape(-1, 24).astype(np.float64)
@@ -380,8 +381,23 @@ def test_whitening_makes_patches_independent_of_each_other():
     signs = np.block([[half, -half], [-half, half]])
     np.testing.assert_allclose(moments, signs, atol=1e-5)
     before = own.kernel.numpy()
-    adapt(model, lambda: images)
+    adapt(model, lambda: [images[:130], images[130:]])
     np.testing.assert_array_equal(own.kernel, before)
+
+
+def test_whitening_holds_a_few_images_at_a_time():
+    """At 224x224 the 5,000 images would be 3 GB."""
+    model = create("speedrun", (96, 96, 3), width=NARROW)
+    draw = np.random.default_rng(0).standard_normal
+    arrays = (draw((50, 96, 96, 3), np.float32) for _ in range(20))
+    tracemalloc.start()
+    try:
+        adapt(model, lambda: arrays)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.any(model.get_layer("whitening").kernel)
+    assert peak < 20 * 50 * 96 * 96 * 3 * 4 / 2
 
 
 def test_images_are_read_only_for_layers_that_want_them():

@@ -7,7 +7,7 @@ layers that a network marks.
 
 import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -168,19 +168,17 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
         layer.is_frozen = True
 
 
-def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
+def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
     """Sets the state of layers that take it from the data, such as whitening.
 
     Args:
         model: the network.
-        images: gives augmented training images [n, *image_shape]; called only where
-            there is such a layer.
+        images: gives arrays of augmented training images [n, *image_shape]; called only
+            where there is such a layer.
     """
-    layers = [layer for layer in model.layers if hasattr(layer, "adapt")]
-    if layers:
-        examples = images()
-        for layer in layers:
-            layer.adapt(examples)
+    for layer in model.layers:
+        if hasattr(layer, "adapt"):
+            layer.adapt(images())
 
 
 def pixel_moments(

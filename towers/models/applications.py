@@ -8,6 +8,7 @@ variables keep the names that they have in Keras, where those are explicit.
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 
 import keras
@@ -106,7 +107,10 @@ def pretrained(name: str) -> dict[str, np.ndarray]:
     """
     function = find_function(name)
     try:
-        stock = function(weights="imagenet")
+        with warnings.catch_warnings():
+            # Keras warns of the default size, which is meant.
+            warnings.filterwarnings("ignore", "`input_shape` is undefined")
+            stock = function(weights="imagenet")
     except Exception as error:  # that of a download, of no class of its own
         raise OSError(
             f"init_from=imagenet with model=keras:{name}: {one_line(error)}; give the "

@@ -1,10 +1,13 @@
 """A convolution that whitens patches, with filters computed from training images."""
 
+from collections.abc import Iterable
+
 import keras
 import numpy as np
 import tensorflow as tf
 
-PIECE = 100
+# Of which patches are made at a time: they take 8 k bytes each.
+PIECE_PIXELS = 100 * 32 * 32
 
 
 class Whitening(keras.layers.Layer):
@@ -52,9 +55,9 @@ class Whitening(keras.layers.Layer):
         less = self.size - 1
         return count, height - less, width - less, 2 * self.size**2 * channels
 
-    def adapt(self, images: np.ndarray) -> None:
-        """Computes the filters from float images [n, height, width, channels]."""
-        values, vectors = np.linalg.eigh(second_moments(images, self.size))
+    def adapt(self, arrays: Iterable[np.ndarray]) -> None:
+        """Computes the filters from arrays of float images [n, height, width, c]."""
+        values, vectors = np.linalg.eigh(second_moments(arrays, self.size))
         # The sign of an eigenvector is arbitrary: here its largest entry is positive.
         largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))]
         vectors = vectors * np.sign(largest) / np.sqrt(values + self.epsilon)
@@ -69,19 +72,25 @@ class Whitening(keras.layers.Layer):
         }
 
 
-def second_moments(images: np.ndarray, size: int) -> np.ndarray:
+def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
     """The mean of the outer products of all patches of size x size pixels.
+
+    Args:
+        arrays: images [n, height, width, channels] each.
 
     Returns:
         float64 [k, k], k = size * size * channels, rows by row, column and channel.
     """
     total, count = 0.0, 0
-    for first in range(0, len(images), PIECE):  # all patches at once take much room
-        patches = np.lib.stride_tricks.sliding_window_view(
-            np.asarray(images[first : first + PIECE], np.float64),
-            (size, size),
-            axis=(1, 2),
-        )
-        flat = np.moveaxis(patches, 3, -1).reshape(-1, size * size * images.shape[-1])
-        total, count = total + flat.T @ flat, count + len(flat)
+    for images in arrays:
+        height, width, channels = images.shape[1:]
+        piece = max(1, PIECE_PIXELS // (height * width))
+        for first in range(0, len(images), piece):
+            patches = np.lib.stride_tricks.sliding_window_view(
+                np.asarray(images[first : first + piece], np.float64),
+                (size, size),
+                axis=(1, 2),
+            )
+            flat = np.moveaxis(patches, 3, -1).reshape(-1, size * size * channels)
+            total, count = total + flat.T @ flat, count + len(flat)
     return total / count
