@@ -28,9 +28,9 @@ from towers.errors import ConfigError
 from towers.models import (
     adapt,
     alexnet,
+    build_network,
     convmixer,
     create_model,
-    initialize,
     keras_settings,
     lenet,
     noise_shapes,
@@ -318,8 +318,8 @@ def drawn_filters(values):
 def test_another_seed_draws_every_kernel_anew(name):
     drawn = {}
     for seed in (0, 1, 0):
-        initialize(narrow(name), seed)
-        again, drawn[seed] = drawn.get(seed), arrays(narrow(name))
+        again = drawn.get(seed)
+        drawn[seed] = arrays(create(name, width=NARROW, seed=seed))
     first, second = drawn[0], drawn[1]
     kernels = [path for path in first if path.endswith("/kernel")]
     if name in SPEEDRUNS:  # whose other kernels are an identity or come from the data
@@ -492,10 +492,11 @@ def test_initial_parameters_of_cnn_are_the_tutorials(cnn, name):
 
 def test_two_layers_of_one_shape_begin_differently():
     dense = keras.layers.Dense
-    model = keras.Sequential(
-        [keras.Input((8,)), dense(8, name="first"), dense(8, name="second")]
+    model = build_network(
+        lambda: keras.Sequential(
+            [keras.Input((8,)), dense(8, name="first"), dense(8, name="second")]
+        )
     )
-    initialize(model, seed=0)
     first, second = (x.kernel.numpy() for x in model.layers)
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.5
 

@@ -159,16 +159,19 @@ class Dropout(keras.layers.Layer):
 
     def call(self, inputs, training=False):
         x, noise = inputs
-        if not training:
-            return x
-        keep = tf.cast(noise >= self.rate, x.dtype)
-        return x * keep * tf.constant(1 / (1 - self.rate), x.dtype)
+        return dropped(x, noise, self.rate) if training else x
 
     def compute_output_shape(self, input_shape):
         return input_shape[0]
 
     def get_config(self):
         return super().get_config() | {"rate": self.rate}
+
+
+def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
+    """Floats, of which those are kept and scaled whose noise is at least the rate."""
+    keep = tf.cast(noise >= rate, x.dtype)
+    return x * keep * tf.constant(1 / (1 - rate), x.dtype)
 
 
 class BatchNormalization(keras.layers.BatchNormalization):
