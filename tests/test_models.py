@@ -22,6 +22,7 @@ from marks import slow
 from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
+from benchmarks.flops import flops_per_image
 from towers.config import factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
@@ -38,8 +39,7 @@ from towers.models import (
     speedrun,
     wide_resnet,
 )
-from towers.models.flops import flops_per_image
-from towers.models.whitening import Whitening
+from towers.models.speedrun import Whitening
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import Phase
 from towers.parallel import strategies

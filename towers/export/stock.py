@@ -13,17 +13,17 @@ from towers.data.augment import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation import RestoredRun
 from towers.models import keras_settings
-from towers.models.activations import Gelu
 from towers.models.applications import ReverseChannels
+from towers.models.cpu_kernels import channel_bands
 from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import (
     Dropout,
+    Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    channel_bands,
 )
-from towers.models.whitening import Whitening
+from towers.models.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:

@@ -16,9 +16,8 @@ from towers.models import applications
 from towers.models.convolution import set_device_kind
 from towers.models.keras_networks import IMAGES, rebuild
 from towers.models.layers import BatchNormalization
-from towers.models.variables import build_network, keras_settings
-
-__all__ = ["build_network", "keras_settings"]
+from towers.models.variables import build_network
+from towers.models.variables import keras_settings as keras_settings
 
 POLICIES = {
     "float32": "float32",
