@@ -92,6 +92,34 @@ def test_names_begin_with_the_layer(name):
         assert {"block/scale", "positions/embedding/embeddings"} <= paths
 
 
+def test_shared_layers_and_networks_keep_their_names(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        """
+import keras
+from keras import layers
+
+def create(image_shape, num_classes):
+    first, second = (
+        keras.Sequential([layers.Dense(3, name="same"), layers.Dropout(0.5)])
+        for _ in range(2)
+    )
+    images = keras.Input(image_shape)
+    x = layers.Flatten()(images)
+    shared = layers.Dense(3)
+    x = shared(first(shared(x[:, :3])))
+    return keras.Model(images, layers.Dense(num_classes)(second(first(x))))
+"""
+    )
+    model = create(f"{file}:create", (2, 2, 3))
+    paths = [v.path for v in model.variables if v.path.endswith("kernel")]
+    assert sorted(paths) == ["dense/kernel", "dense_1/kernel", "same/kernel",
+                             "same_1/kernel"]  # fmt: skip
+    assert sorted(noise_shapes(model)) == [
+        "dropout_1_noise", "dropout_again_noise", "dropout_noise"
+    ]  # fmt: skip
+
+
 @every_network
 def test_the_logits_are_those_of_keras(name):
     shape = (SIDE, SIDE, 3)

@@ -158,18 +158,6 @@ class _Dropout(_Noisy, layers.Dropout):
         return dropped(x, noise, self.rate)
 
 
-class _SpatialDropout1D(_Dropout, layers.SpatialDropout1D):
-    pass
-
-
-class _SpatialDropout2D(_Dropout, layers.SpatialDropout2D):
-    pass
-
-
-class _SpatialDropout3D(_Dropout, layers.SpatialDropout3D):
-    pass
-
-
 class _GaussianNoise(_Noisy, layers.GaussianNoise):
     def change(self, x, noise):
         return x + tf.cast(self.stddev * _normal(noise), x.dtype)
@@ -185,11 +173,9 @@ def _normal(noise):
     return tf.math.ndtri(noise + 2**-24)  # noise is a multiple of 2**-23, also 0
 
 
-_DROPOUTS = {
-    layers.Dropout: _Dropout,
-    layers.SpatialDropout1D: _SpatialDropout1D,
-    layers.SpatialDropout2D: _SpatialDropout2D,
-    layers.SpatialDropout3D: _SpatialDropout3D,
+_SPATIAL = (layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D)
+_DROPOUTS = {layers.Dropout: _Dropout} | {
+    kind: type(f"_{kind.__name__}", (_Dropout, kind), {}) for kind in _SPATIAL
 }
 _NOISY = _DROPOUTS | {
     layers.GaussianNoise: _GaussianNoise,
@@ -207,37 +193,31 @@ class _Rebuilding:
 
     def __init__(self):
         self.noises, self.complaints = [], []
-        self._names, self._called = set(), {}  # id -> (operation, its former name)
+        self._names = {IMAGES}
+        self._called = {}  # id -> (operation, its former name)
+        self._replaced = set()  # names
 
     def inputs(self, network, image_shape):
         """The images, and all inputs of the network: its others are noise."""
-        self._names.add(IMAGES)
-        taken, found = image_shape, getattr(network, "inputs", None)
-        if not found:  # a Sequential without an Input
-            images = keras.Input(image_shape, name=IMAGES)
-            return images, [images]
-        [place, *more] = [
-            i for i, x in enumerate(found) if len(found) == 1 or x.name == IMAGES
-        ] or [0, 0]
-        if more:
-            names = ", ".join(x.name for x in found)
+        # A Sequential need not have an Input.
+        inputs = getattr(network, "inputs", None) or [keras.Input(image_shape)]
+        names = [x.name for x in inputs]
+        place = names.index(IMAGES) if IMAGES in names else 0
+        if len(inputs) > 1 and IMAGES not in names:
             self.complaints.append(
-                f"has the inputs {names}; name the one of the images {IMAGES!r}"
+                f"has the inputs {', '.join(names)}; name that of the images {IMAGES!r}"
             )
-        shape = tuple(found[place].shape[1:])
-        fits = len(shape) == 3 and all(
-            size in (None, wanted)
-            for size, wanted in zip(shape, image_shape, strict=True)
-        )
-        if not fits:
-            taken = shape
+        shape = tuple(inputs[place].shape[1:])
+        if len(shape) == 3:
+            pairs = zip(shape, image_shape, strict=True)
+            shape = tuple(wanted if size is None else size for size, wanted in pairs)
+        if shape != image_shape:
             self.complaints.append(f"takes images {shape}, and they are {image_shape}")
-        images = keras.Input(taken, name=IMAGES)
-        inputs = [
+        images = keras.Input(shape, name=IMAGES)
+        return images, [
             images if i == place else self._noise(x.name, x.shape[1:])
-            for i, x in enumerate(found)
+            for i, x in enumerate(inputs)
         ]
-        return images, inputs
 
     def run(self, network, x):
         """Calls all layers of a network."""
@@ -256,37 +236,42 @@ class _Rebuilding:
     def _call(self, operation, args, kwargs):
         if is_network(operation):
             return self.run(operation, args[0])
+        if id(operation) not in self._called:
+            self._take(operation)
         # That of the graph is a default: a call of the whole model decides.
         kwargs.pop("training", None)
-        name = self._name(operation)
         if not isinstance(operation, layers.Layer):
             return operation(*args, **kwargs)
         if type(operation) in _DROPOUTS or _is_stochastic_depth(operation):
-            return self._drop(operation, args[0], name)
+            return self._drop(operation, args[0])
         if isinstance(operation, layers.Normalization) and not operation.variables:
-            return _rescaling(operation)(*args)
+            return _rescaling(operation, self._name_of_call(operation))(*args)
         if not _replace_inside(operation):
             return operation(*args, **kwargs)
-        layer = WithNoise(operation, args, kwargs, name=name)
+        layer = WithNoise(operation, args, kwargs, name=self._name_of_call(operation))
         shapes = layer.find_noise_shapes()
         if None in shapes:
             self.complaints.append(
-                f"layer {name!r} ({type(operation).__name__}): a random layer in it "
-                "does not see one image beside the other"
+                f"layer {operation.name!r} ({type(operation).__name__}): a random layer"
+                " in it does not see one image beside the other"
             )
             return operation(*args, **kwargs)
         noises = [self._noise(f"{layer.name}_noise", shape) for shape in shapes]
         return layer([*layer.tensors, *noises])
 
-    def _name(self, operation):
-        """The name of a call. The first takes the operation out of its former graph."""
-        if id(operation) in self._called:
-            return self._unique(operation.name)
+    def _take(self, operation):
+        """Takes an operation out of its former graph; its name is unique then."""
         self._called[id(operation)] = operation, operation.name
         operation.name = self._unique(operation.name)
         operation._inbound_nodes.clear()
         operation._outbound_nodes.clear()
-        return operation.name
+
+    def _name_of_call(self, operation):
+        """The name of the layer that is called in place of an operation."""
+        is_first = operation.name not in self._replaced
+        self._replaced.add(operation.name)
+        # A name with a number may be that of a layer that comes later.
+        return operation.name if is_first else self._unique(f"{operation.name}_again")
 
     def _unique(self, name):
         unique, number = name, 0
@@ -300,11 +285,11 @@ class _Rebuilding:
         self.noises.append(keras.Input(shape, name=self._unique(name)))
         return self.noises[-1]
 
-    def _drop(self, layer, x, name):
+    def _drop(self, layer, x):
         rate = layer.drop_path_rate if _is_stochastic_depth(layer) else layer.rate
         if not rate:
             return x
-        dropout = Dropout(rate, name=name)
+        dropout = Dropout(rate, name=self._name_of_call(layer))
         noise = self._noise(f"{dropout.name}_noise", noise_shape(layer, x))
         return dropout([x, noise])
 
@@ -378,11 +363,11 @@ def _draws(layer):
     return layer.stddev if isinstance(layer, layers.GaussianNoise) else layer.rate
 
 
-def _rescaling(layer):
+def _rescaling(layer, name):
     """Keras' normalization keeps arrays on the CPU and can be adapted to other
     images."""
     deviation = np.sqrt(np.asarray(layer.input_variance))
     offset = -np.asarray(layer.input_mean) / deviation
     return layers.Rescaling(
-        list(1 / deviation), list(offset), dtype=layer.dtype_policy, name=layer.name
+        list(1 / deviation), list(offset), dtype=layer.dtype_policy, name=name
     )
