@@ -14,7 +14,7 @@ from recipes import Recipe, assert_close, create_trainer
 from worker_processes import Job, WorkerProcesses
 
 from towers import models
-from towers.errors import ConfigError
+from towers.errors import ConfigError, report
 from towers.models import noise_shapes
 from towers.parallel import strategies
 
@@ -249,10 +249,14 @@ def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
     ]
 
 
-def test_all_complaints_come_at_once(tmp_path):
+def test_all_complaints_come_at_once(tmp_path, capsys):
     stack = "keras.Input((8, 8, 3)), layers.RandomFlip(), layers.Flatten(), "
-    lines = refusal(tmp_path, stack + "layers.Dense(3, activation='sigmoid')")
-    for line, words in zip(
-        lines, ["(8, 8, 3)", "'random_flip'", "(None, 3)", "sigmoid"], strict=True
-    ):
-        assert words in line
+    stack += "layers.Dense(3, activation='sigmoid')"
+    lines = refusal(tmp_path, stack)
+    words = ["(8, 8, 3)", "'random_flip'", "(None, 3)", "sigmoid"]
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+    with pytest.raises(ConfigError) as caught:
+        create(f"{tmp_path}/mine.py:create", (4, 4, 3))
+    assert report("run_train.py", caught.value) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4

@@ -61,6 +61,14 @@ class ConfigError(TowersError, ValueError):
     exit_code = 2
 
 
+class ConfigErrors(ConfigError):
+    """Several mistakes at once; each is a line."""
+
+    def __init__(self, lines: list[str]):
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
 class DataError(TowersError):
     """A data set is missing, incomplete or damaged."""
 
@@ -170,7 +178,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:
-    """Prints an error: one line on standard error, or three for a defect.
+    """Prints an error: a line on standard error for a mistake, or three for a defect.
 
     Args:
         program: begins each line.
@@ -183,7 +191,8 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
     """
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
-        lines = [one_line(error, MOST_CHARACTERS - len(f"{program}: "))]
+        most = MOST_CHARACTERS - len(f"{program}: ")
+        lines = [one_line(line, most) for line in getattr(error, "lines", [error])]
     else:
         lines = _defect(error, folder)
 
