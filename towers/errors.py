@@ -50,23 +50,17 @@ _WRITE_SECS = 2.0
 
 
 class TowersError(Exception):
-    """The base of all errors that end a run with one line instead of a traceback."""
+    """The base of all errors that end a run with one line instead of a traceback; or,
+    where several mistakes come at once, a line in `lines` for each."""
 
     exit_code = 1
+    lines: tuple[str, ...] = ()
 
 
 class ConfigError(TowersError, ValueError):
     """An option, a recipe or the environment is wrong or does not fit the others."""
 
     exit_code = 2
-
-
-class ConfigErrors(ConfigError):
-    """Several mistakes at once; each is a line."""
-
-    def __init__(self, lines: list[str]):
-        super().__init__("\n".join(lines))
-        self.lines = lines
 
 
 class DataError(TowersError):
@@ -192,7 +186,7 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
         most = MOST_CHARACTERS - len(f"{program}: ")
-        lines = [one_line(line, most) for line in getattr(error, "lines", [error])]
+        lines = [one_line(line, most) for line in error.lines or [error]]
     else:
         lines = _defect(error, folder)
 

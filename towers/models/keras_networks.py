@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, tree
 
-from towers.errors import ConfigError, ConfigErrors
+from towers.errors import ConfigError
 from towers.models.layers import BatchNormalization, Dropout, GroupedConv2D, dropped
 
 IMAGES = "images"
@@ -58,7 +58,10 @@ def rebuild(
     outputs = tree.flatten(rebuilding.run(network, x))
     rebuilding.check_outputs(outputs, num_classes)
     if rebuilding.complaints:
-        raise ConfigErrors([f"{source}: {x}" for x in rebuilding.complaints])
+        lines = tuple(f"{source}: {x}" for x in rebuilding.complaints)
+        error = ConfigError("\n".join(lines))
+        error.lines = lines
+        raise error
     rebuilding.name_variables()
     inputs = [images, *rebuilding.noises] if rebuilding.noises else images
     return keras.Model(inputs, outputs[0], name=network.name)
