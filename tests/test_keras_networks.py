@@ -1,6 +1,7 @@
 """Networks as people write them with Keras: Sequential, automatic names, dropout, own
 layers."""
 
+import fnmatch
 import functools
 import pathlib
 
@@ -168,6 +169,37 @@ def test_gaussian_noise_is_normal(layer, stddev):
     assert np.mean(changed) == pytest.approx(2, abs=0.02)
     assert np.std(changed) == pytest.approx(stddev, rel=0.02)
     assert np.all(np.diff(changed[np.argsort(noise.ravel())]) >= 0)
+
+
+def test_normalization_in_a_layer_of_the_user_is_frozen(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import keras
+from keras import layers
+
+class Normal(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+def create(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Normal(), layers.Flatten(),
+                             layers.Dense(num_classes)])
+""")
+    model = create(f"{file}:create", (2, 2, 3))
+    [images] = networks.random_batches(1, 4, image_shape=(2, 2, 3), noise_shapes={})
+    state = [v.value for v in model.non_trainable_variables]
+    for frozen, is_still in (("none", False), ("normal/batch_normalization/*", True)):
+        names = fnmatch.filter([v.path for v in model.trainable_variables], frozen)
+        models.freeze_normalization(model, frozenset(names))
+        _, after = model.stateless_call(
+            model.trainable_variables, state, images["images"], training=True
+        )
+        same = [np.array_equal(x, y) for x, y in zip(state, after, strict=True)]
+        assert same == 2 * [is_still]
 
 
 # Training, in float64, where sums over other parts of a batch are as good as equal.

@@ -91,9 +91,9 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
         frozen: names of the parameters that are not trained.
 
     Raises:
-        ConfigError: a layer is not of `towers.models.layers` and would go on moving.
+        ConfigError: a layer is of another class and would go on moving.
     """
-    for layer in model.layers:
+    for layer in model._flatten_layers():
         if not isinstance(layer, keras.layers.BatchNormalization):
             continue
         names = {variable.path for variable in layer.trainable_variables}
@@ -102,7 +102,7 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
         if not isinstance(layer, BatchNormalization):
             raise ConfigError(
                 f"freeze: the moving averages of layer {layer.name!r} cannot be "
-                "frozen; make it a towers.models.layers.BatchNormalization"
+                "frozen; make it a keras.layers.BatchNormalization"
             )
         layer.is_frozen = True
 
