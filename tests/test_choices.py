@@ -11,7 +11,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from towers import build, config, models
+from towers import build, config
 from towers.config import FIELDS, Config, checks, choices, factories
 from towers.config.choices import TABLES
 from towers.data.augment import Augment
@@ -214,52 +214,6 @@ def test_a_function_that_gives_something_else_is_refused(tmp_path, option):
     options = {"dataset": "synthetic", "augment": "none"} | {option: f"{path}:create"}
     with pytest.raises(ConfigError, match=f"{option}={path}:create: gave int; return"):
         build.build(Config(**options, width=0.1))
-
-
-# Networks in a file.
-
-NETWORK = """
-import keras
-from keras import layers
-
-def create(*, image_shape, num_classes):
-    images = keras.Input(image_shape, name="images")
-    x = layers.Flatten(name="flatten")(images)
-    {more}
-    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
-"""
-
-
-def create_model(folder, body):
-    path = write(folder, body)
-    return models.create_model(
-        f"{path}:create", image_shape=(4, 4, 3), num_classes=5, weight_decay=0.1
-    )
-
-
-def test_a_network_in_a_file_is_built(tmp_path):
-    model = create_model(tmp_path, NETWORK.format(more=""))
-    assert model.output.shape == (None, 5)
-    again = create_model(tmp_path, NETWORK.format(more=""))
-    for variable, other in zip(model.variables, again.variables, strict=True):
-        assert variable.path == other.path
-        assert tf.reduce_all(variable.value == other.value)
-
-
-@pytest.mark.parametrize(
-    "more,words",
-    [
-        ("num_classes = 3", r"gives \[\(None, 3\)\]; .*\[\(None, 5\)\]"),
-        ("return 3", "gave int; return a Functional"),
-        ("images = keras.Input((8, 8, 3), name='images'); x = layers.Flatten("
-         "name='f')(images)", r"takes images \(8, 8, 3\), .*\(4, 4, 3\)"),
-    ],
-)  # fmt: skip
-def test_a_network_that_cannot_be_trained_is_refused_in_one_line(tmp_path, more, words):
-    with pytest.raises(ConfigError, match=words) as caught:
-        create_model(tmp_path, NETWORK.format(more=more))
-    assert str(caught.value).startswith(f"model={tmp_path / 'mine.py'}:create: ")
-    assert "\n" not in str(caught.value)
 
 
 # Hyperparameters without a flag.

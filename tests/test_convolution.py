@@ -119,23 +119,6 @@ def test_in_bfloat16_gradients_of_small_images_are_products(
     assert ("Conv2DBackpropFilter" not in types) == by_products
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"strides": 2},
-        {"dilation_rate": 2},
-        {"groups": 2},
-        {"data_format": "channels_first"},
-        {"kernel_size": 7},
-        {"kernel_size": 5, "before_pool": True},
-    ],
-)
-def test_what_it_cannot_do_is_refused_by_name(option):
-    name = next(iter(option))
-    with pytest.raises(ValueError, match=f"{name}=.*SameConv2D has"):
-        SameConv2D(4, **option)
-
-
 # Convolutions of 1x1 with strides.
 
 

@@ -281,6 +281,13 @@ def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
     ]
 
 
+def test_what_is_no_network_is_refused(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def create():\n    return 3")
+    with pytest.raises(ConfigError, match="mine.py:create: gave int; return a Functio"):
+        create(f"{file}:create")
+
+
 def test_all_complaints_come_at_once(tmp_path, capsys):
     stack = "keras.Input((8, 8, 3)), layers.RandomFlip(), layers.Flatten(), "
     stack += "layers.Dense(3, activation='sigmoid')"

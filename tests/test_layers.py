@@ -1,13 +1,11 @@
 """Layers against TensorFlow's own operations, finite differences and formulas."""
 
 import keras
-import networks
 import numpy as np
 import oracle_layers
 import pytest
 import tensorflow as tf
 
-from towers.models.cpu_kernels import local_response_normalization
 from towers.models.layers import (
     BatchNormalization,
     Dropout,
@@ -53,17 +51,6 @@ def test_a_layer_can_be_built_again_from_its_config(layer):
     assert np.any(np.not_equal(default(inputs, **kwargs), layer(inputs, **kwargs)))
 
 
-def test_a_normalization_layer_is_its_function():
-    constants = (3, 1.5, 0.1, 0.6)
-    layer = LocalResponseNormalization(*constants)
-    x = random_images()
-    np.testing.assert_array_equal(
-        layer(x), local_response_normalization(tf.constant(x), *constants)
-    )
-    assert layer.compute_output_shape(SHAPE) == SHAPE
-    assert layer.weights == []
-
-
 def test_groups_that_do_not_divide_the_channels_are_refused():
     with pytest.raises(ValueError, match="5 groups do not divide 12 channels"):
         LocalResponseNormalization(groups=5)(random_images())
@@ -104,15 +91,6 @@ def test_dropout_passes_everything_outside_of_training():
         np.testing.assert_array_equal(Dropout(0.5)([x, noise], **kwargs), x)
 
 
-def test_its_gradient_is_masked_and_scaled_alike():
-    x, upstream = random_images(), random_images(seed=1)
-    noise = np.random.default_rng(2).random(SHAPE, np.float32)
-    _, actual = value_and_gradient(
-        lambda x: Dropout(0.25)([x, tf.constant(noise)], training=True), x, upstream
-    )
-    np.testing.assert_allclose(actual, np.where(noise < 0.25, 0, upstream / 0.75), 1e-6)
-
-
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_the_mask_does_not_depend_on_the_precision(policy):
     """Noise that is rounded to eight bits would fall on the other side of the rate."""
@@ -123,12 +101,6 @@ def test_the_mask_does_not_depend_on_the_precision(policy):
     actual = Dropout(rate, dtype=policy)([x, tf.constant(noise)], training=True)
     assert actual.dtype == dtype
     np.testing.assert_array_equal(actual.numpy() != 0, noise >= np.float32(rate))
-
-
-def test_dropout_keeps_no_state():
-    model = networks.plain_network().model
-    assert model.non_trainable_variables == []
-    assert "dropout1" in {layer.name for layer in model.layers}
 
 
 # Batch normalization.

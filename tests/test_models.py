@@ -756,11 +756,3 @@ def test_networks_that_are_not_trained_in_halves_here_can_be_split(name):
 def test_two_columns_are_not_split_in_three():
     with pytest.raises(ConfigError, match="2 groups of channels"):
         Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
-
-
-# Noise.
-
-
-def test_noise_shapes_are_the_inputs_besides_the_images(cnn):
-    assert noise_shapes(cnn) == {}
-    assert noise_shapes(networks.plain_network().model) == {"dropout1_noise": (12,)}

@@ -28,10 +28,6 @@ class SameConv2D(keras.layers.Conv2D):
             number is odd; they are not computed, so that images [n, 7, 5, c] become
             [n, 6, 4, filters]. With kernels of 3x3 only.
         device_kind: CPU or GPU; `set_device_kind` sets it for a whole network.
-
-    Raises:
-        ValueError: strides, dilation, groups or another order of axes are given, or a
-            pool after another kernel.
     """
 
     def __init__(
@@ -45,19 +41,6 @@ class SameConv2D(keras.layers.Conv2D):
         super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.before_pool = before_pool
         self.device_kind = device_kind
-        possible = {
-            "kernel_size": [(3, 3)] if before_pool else [(3, 3), (5, 5)],
-            "strides": [(1, 1)],
-            "dilation_rate": [(1, 1)],
-            "groups": [1],
-            "data_format": ["channels_last"],
-        }
-        for name, values in possible.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}, before_pool={before_pool}: "
-                    f"SameConv2D has {values} only; use keras.layers.Conv2D"
-                )
 
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
