@@ -17,14 +17,14 @@ import statistics
 import tensorflow as tf
 
 from benchmarks import measure
-from towers.models import convolution, winograd
+from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
 from towers.parallel import devices
 
 OURS = {
-    "float32": ("Winograd", winograd.convolution),
+    "float32": ("Winograd", winograd_conv2d),
     "bfloat16": (
         "products",
-        functools.partial(convolution.convolution, by_products=True),
+        functools.partial(conv2d_cpu, by_products=True),
     ),
 }
 # Rows and columns, those that are kept, channels, filters: those of `speedrun` with
@@ -103,7 +103,7 @@ def main() -> None:
 
         def tensorflow(images, kernel, size=size, kept=kept):
             if kept < size:
-                return convolution.convolution(images, kernel, kept, kept, False)
+                return conv2d_cpu(images, kernel, kept, kept, False)
             return tf.nn.conv2d(images, kernel, 1, "SAME")
 
         def ours(images, kernel, kept=kept):

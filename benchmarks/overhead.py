@@ -4,8 +4,8 @@
 
 In turn in one process, at one global batch, seconds of a step:
 - `raw`: the network, its gradients and the update by hand in TensorFlow operations,
-  the second convolution by `winograd` as in our layer, on a batch that lies ready; no
-  towers, no loop, no checks.
+  the second convolution by `winograd_conv2d` as in our layer, on a batch that lies
+  ready; no towers, no loop, no checks.
 - `step N`: strategy `towers` with N towers on the same batch: the compiled step alone.
 - `loop`: `train` with one tower, as `run_train.py` calls it: reading and augmenting the
   images, logging, scalars. The others run when it has written a line of its log.
@@ -30,7 +30,7 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build
 from towers.config import Config
-from towers.models import winograd
+from towers.models.cpu_kernels import winograd_conv2d
 from towers.training import train
 
 SUMMARY_EVERY, CHECKPOINT_EVERY = 5, 7  # lines of the log
@@ -63,7 +63,7 @@ def raw_step(batch: dict[str, tf.Tensor]):
     def loss_fn(images, labels):
         x = tf.nn.relu(tf.nn.conv2d(images, w1, 1, "SAME") + b1)
         x = norm(tf.nn.max_pool2d(x, 3, 2, "SAME"))
-        x = norm(tf.nn.relu(winograd.convolution(x, w2, *x.shape[1:3]) + b2))
+        x = norm(tf.nn.relu(winograd_conv2d(x, w2, *x.shape[1:3]) + b2))
         x = tf.reshape(tf.nn.max_pool2d(x, 3, 2, "SAME"), [-1, 6 * 6 * 64])
         x = tf.nn.relu(x @ w3 + b3)
         x = tf.nn.relu(x @ w4 + b4)

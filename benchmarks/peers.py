@@ -26,9 +26,8 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build, models
 from towers.config import Config
-from towers.models.activations import Gelu
 from towers.models.convolution import PointwiseConv2D, SameConv2D
-from towers.models.layers import BatchNormalization, LocalResponseNormalization
+from towers.models.layers import BatchNormalization, Gelu, LocalResponseNormalization
 from towers.parallel import devices
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from benchmarks import accuracy, measure, proofs, trainers
 from benchmarks.checkouts import ROOT
+from benchmarks.flops import flops_per_image
 from benchmarks.setting import Setting, reason
 from benchmarks.trainer_process import TrainerProcess
 from towers import build
 from towers.config import Config
 from towers.config.recipes import load_recipe
-from towers.models.flops import flops_per_image
 from towers.parallel.devices import Devices
 
 # Images of a step on one GPU.

@@ -41,10 +41,10 @@ import statistics
 import tensorflow as tf
 
 from benchmarks import checkouts, measure, trainers
+from benchmarks.flops import flops_per_image
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError
-from towers.models.flops import flops_per_image
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:

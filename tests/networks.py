@@ -11,7 +11,7 @@ from keras import layers
 from oracle import layer
 
 from towers.data.streams import without_tuning
-from towers.models import create_model, initialize, keras_settings, noise_shapes
+from towers.models import build_network, create_model, keras_settings, noise_shapes
 from towers.models.layers import Dropout, LocalResponseNormalization
 from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.feed import Streams
@@ -41,7 +41,8 @@ class Network:
 
 def plain_network(dtype: str = "float32") -> Network:
     """Convolution, pooling, local response normalisation, decayed and dropped dense."""
-    with keras_settings(dtype), tf.device("CPU:0"):
+
+    def create():
         images = keras.Input(IMAGE_SHAPE, name="images")
         noise = keras.Input((12,), name="dropout1_noise")
         x = layers.Conv2D(
@@ -57,8 +58,9 @@ def plain_network(dtype: str = "float32") -> Network:
         x = layers.ReLU(name="relu2")(x)
         x = Dropout(0.25, name="dropout1")([x, noise])
         logits = layers.Dense(NUM_CLASSES, name="logits")(x)
-        model = keras.Model([images, noise], logits)
-        initialize(model, seed=1)
+        return keras.Model([images, noise], logits)
+
+    model = build_network(create, seed=1, policy=dtype)
     described = [
         layer("conv", "conv1"),
         layer("relu", "relu1"),
@@ -84,7 +86,8 @@ def residual_network(
     dtype: str = "float32", image_shape: tuple[int, int, int] = IMAGE_SHAPE
 ) -> Network:
     """A residual block with batch normalisation, and global average pooling."""
-    with keras_settings(dtype), tf.device("CPU:0"):
+
+    def create():
         images = keras.Input(image_shape, name="images")
         x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="conv1")(images)
         x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
@@ -95,8 +98,9 @@ def residual_network(
         x = layers.ReLU(name="relu2")(x)
         x = layers.GlobalAveragePooling2D(name="pool2")(x)
         logits = layers.Dense(NUM_CLASSES, name="logits")(x)
-        model = keras.Model(images, logits)
-        initialize(model, seed=1)
+        return keras.Model(images, logits)
+
+    model = build_network(create, seed=1, policy=dtype)
     described = [
         layer("conv", "conv1"),
         layer("batch_norm", "norm1", momentum=0.9),
@@ -116,7 +120,7 @@ APPLICATION_SIDE = 32
 
 
 def application(name: str, dtype: str = "float64") -> Network:
-    """A network of `keras.applications`, keras:NAME, not in the oracle's words."""
+    """A network of keras:NAME or FILE.py:NAME, not in the oracle's words."""
     model = create_model(
         name,
         image_shape=(APPLICATION_SIDE, APPLICATION_SIDE, 3),

@@ -216,7 +216,8 @@ def test_two_steps_equal_those_of_one_device(name, cls, num_devices, options):
 def compare_with_one_device(name, cls, num_devices, options):
     """In float64, whose rounding grows through many normalizations of few values: in
     EfficientNetV2B0 to 7e-8."""
-    state = trained(name, globals()[cls], num_devices, 9, **options)
+    cls = getattr(strategies, cls, AsynchronousTrainer)
+    state = trained(name, cls, num_devices, 9, **options)
     assert_close(state, trained(name, strategies.towers, 1, 9), 1e-6)
 
 

@@ -9,7 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from towers import build, models
+from towers import build
 from towers.config import FIELDS, Config, checks, choices, factories, list_options
 from towers.config.choices import TABLES
 from towers.data.augment import Augment
@@ -50,7 +50,12 @@ def public_functions(package, returns):
 @pytest.mark.parametrize(
     "option,package,returns,others",
     [
-        ("model", "towers.models", keras.Model, {"without_noise"}),
+        (
+            "model",
+            "towers.models",
+            keras.Model,
+            {"build_network", "create_pretrained", "rebuild", "without_noise"},
+        ),
         ("optimizer", "towers.optim", Optimizer, {"create_optimizer"}),
         ("augment", "towers.data", Augment, {"create_augment", "extend"}),
         (
@@ -193,63 +198,6 @@ def test_a_function_that_gives_something_else_is_refused(tmp_path, option):
     options = {"dataset": "synthetic", "augment": "none"} | {option: f"{path}:create"}
     with pytest.raises(ConfigError, match=f"{option}={path}:create: gave int; return"):
         build.build(Config(**options, width=0.1))
-
-
-# Networks in a file.
-
-NETWORK = """
-import keras
-from keras import layers
-
-def create(*, image_shape, num_classes):
-    images = keras.Input(image_shape, name="images")
-    x = layers.Flatten(name="flatten")(images)
-    {more}
-    return keras.Model(images, layers.Dense(num_classes, name="logits")(x))
-"""
-
-
-def create_model(folder, body):
-    path = write(folder, body)
-    return models.create_model(
-        f"{path}:create", image_shape=(4, 4, 3), num_classes=5, weight_decay=0.1
-    )
-
-
-def test_a_network_in_a_file_is_built(tmp_path):
-    model = create_model(tmp_path, NETWORK.format(more=""))
-    assert model.output.shape == (None, 5)
-    again = create_model(tmp_path, NETWORK.format(more=""))
-    for variable, other in zip(model.variables, again.variables, strict=True):
-        assert variable.path == other.path
-        assert tf.reduce_all(variable.value == other.value)
-
-
-@pytest.mark.parametrize(
-    "more,words",
-    [
-        ("x = layers.ReLU()(x)", "layer 're_lu[_0-9]*' has an automatic name.*name="),
-        ("x = layers.Dropout(0.5, name='drop')(x)", "'drop' .*towers.models.layers"),
-        ("num_classes = 3", r"gives \[\(None, 3\)\]; .*\[\(None, 5\)\]"),
-        ("return keras.Sequential([layers.Dense(5, name='d')])", "Sequential.*Functio"),
-        ("return 3", "gave int; return a Functional"),
-        ("images = keras.Input((4, 4, 3), name='pictures'); x = layers.Flatten("
-         "name='f')(images)", r"takes {'pictures': \(4, 4, 3\)}; .*name='images'"),
-        ("images = keras.Input((8, 8, 3), name='images'); x = layers.Flatten("
-         "name='f')(images)", r"takes {'images': \(8, 8, 3\)}; .*\(4, 4, 3\)"),
-    ],
-)  # fmt: skip
-def test_a_network_that_cannot_be_trained_is_refused_in_one_line(tmp_path, more, words):
-    with pytest.raises(ConfigError, match=words) as caught:
-        create_model(tmp_path, NETWORK.format(more=more))
-    assert str(caught.value).startswith(f"model={tmp_path / 'mine.py'}:create: ")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_model_that_is_given_twice_is_refused(tmp_path):
-    body = NETWORK.format(more="") + "\ncreate = __import__('functools').cache(create)"
-    with pytest.raises(ConfigError, match="gave the same model twice"):
-        create_model(tmp_path, body)
 
 
 # Hyperparameters without a flag.

@@ -23,7 +23,8 @@ FREE = """
     data_dir image_cache_mb max_image_pixels input strategy compile num_towers device
     parameter_device max_staleness group_size device_order device_memory_mb all_reduce
     all_reduce_pack_mb deterministic max_steps steps_per_loop log_every_steps
-    summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs checkpoint_every_steps
+    summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs
+    checkpoint_every_steps
     keep_checkpoints stuck_after_secs tta on_nonfinite
 """.split()
 

@@ -1,6 +1,5 @@
 """Convolutions that leave things out, against the oracle and Keras."""
 
-import functools
 import itertools
 import subprocess
 import sys
@@ -11,12 +10,11 @@ import numpy as np
 import oracle_layers
 import pytest
 import tensorflow as tf
-from convolved import expected, ours_and_theirs, random
+from convolved import expected, random
 
 from towers.models.convolution import (
     PointwiseConv2D,
     SameConv2D,
-    convolution,
     set_device_kind,
 )
 
@@ -46,42 +44,6 @@ def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool)
     assert layer.compute_output_shape(x.shape) == y.shape
     for ours, theirs in zip(tape.gradient(loss, sources), gradients, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-11)
-
-
-@pytest.mark.parametrize("by_products", [False, True])
-@pytest.mark.parametrize(
-    "sizes,kept,size",
-    [
-        ((7, 5), (6, 4), 3),
-        ((4, 6), (4, 6), 3),
-        ((5, 6), (5, 6), 5),
-        ((1, 2), (1, 2), 3),
-    ],
-)
-def test_gradients_in_other_words_equal_the_oracle(sizes, kept, size, by_products):
-    convolve = functools.partial(convolution, by_products=by_products)
-    outputs, *gradients = ours_and_theirs(convolve, sizes, kept, 3, 4, tf.float64, size)
-    np.testing.assert_allclose(*outputs, atol=1e-12)
-    for ours, theirs in gradients:
-        np.testing.assert_allclose(ours, theirs, atol=1e-11)
-
-
-def test_gradients_by_products_are_as_exact_as_bfloat16():
-    """Where the CPU has no products of bfloat16, also parts of a sum are rounded."""
-    x, kernel, upstream = (
-        tf.cast(random(shape, seed), tf.bfloat16)
-        for seed, shape in enumerate([(5, 7, 7, 16), (3, 3, 16, 8), (5, 6, 6, 8)])
-    )
-    with tf.GradientTape() as tape:
-        tape.watch(kernel)
-        y = convolution(x, kernel, 6, 6, by_products=True)
-    actual = tf.cast(tape.gradient(y, kernel, upstream), tf.float64)
-    padded = np.pad(tf.cast(x, tf.float64), [(0, 0), (1, 1), (1, 1), (0, 0)])
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
-    theirs = np.einsum(
-        "nhwcij,nhwf->ijcf", windows[:, :6, :6], tf.cast(upstream, tf.float64)
-    )
-    assert np.max(np.abs(actual - theirs)) < 2**-7 * np.max(np.abs(theirs))
 
 
 @pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])
@@ -155,23 +117,6 @@ def test_in_bfloat16_gradients_of_small_images_are_products(
     graph = differentiated.get_concrete_function(x).graph
     types = {operation.type for operation in graph.get_operations()}
     assert ("Conv2DBackpropFilter" not in types) == by_products
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"strides": 2},
-        {"dilation_rate": 2},
-        {"groups": 2},
-        {"data_format": "channels_first"},
-        {"kernel_size": 7},
-        {"kernel_size": 5, "before_pool": True},
-    ],
-)
-def test_what_it_cannot_do_is_refused_by_name(option):
-    name = next(iter(option))
-    with pytest.raises(ValueError, match=f"{name}=.*SameConv2D has"):
-        SameConv2D(4, **option)
 
 
 # Convolutions of 1x1 with strides.

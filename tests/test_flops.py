@@ -5,7 +5,7 @@ import pytest
 from keras import layers
 from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
-from towers.models.flops import flops_per_image
+from benchmarks.flops import flops_per_image
 from towers.models.layers import GroupedConv2D
 
 

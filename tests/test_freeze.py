@@ -15,7 +15,7 @@ from small_runs import assert_equal_states, small_config, use
 
 from towers import build, models
 from towers.errors import ConfigError
-from towers.models import initialize, keras_settings
+from towers.models import build_network
 from towers.models.layers import BatchNormalization
 from towers.optim.param_rates import match_frozen
 from towers.optim.phases import Phase
@@ -48,15 +48,15 @@ def create_network(*, image_shape, num_classes, width, regularizer, norm=None):
 
 def small_network(norm=None):
     """In float64, with moving averages that are not those of its images."""
-    with keras_settings("float64"), tf.device("CPU:0"):
-        model = create_network(
-            image_shape=networks.IMAGE_SHAPE,
-            num_classes=networks.NUM_CLASSES,
-            width=1.0,
-            regularizer=keras.regularizers.L2(DECAY / 2),
-            norm=norm,
-        )
-        initialize(model, seed=1)
+    create = functools.partial(
+        create_network,
+        image_shape=networks.IMAGE_SHAPE,
+        num_classes=networks.NUM_CLASSES,
+        width=1.0,
+        regularizer=keras.regularizers.L2(DECAY / 2),
+        norm=norm,
+    )
+    model = build_network(create, seed=1, policy="float64")
     for variable in model.non_trainable_variables:
         variable.assign(variable + 0.5)
     return networks.Network(model, [], {})

@@ -8,6 +8,7 @@ import functools
 import math
 import pathlib
 import re
+import tracemalloc
 
 import described
 import keras
@@ -21,15 +22,16 @@ from marks import slow
 from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
+from benchmarks.flops import flops_per_image
 from towers.config import factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models import (
     adapt,
     alexnet,
+    build_network,
     convmixer,
     create_model,
-    initialize,
     keras_settings,
     lenet,
     noise_shapes,
@@ -37,8 +39,7 @@ from towers.models import (
     speedrun,
     wide_resnet,
 )
-from towers.models.flops import flops_per_image
-from towers.models.whitening import Whitening
+from towers.models.speedrun import Whitening
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import Phase
 from towers.parallel import strategies
@@ -317,8 +318,8 @@ def drawn_filters(values):
 def test_another_seed_draws_every_kernel_anew(name):
     drawn = {}
     for seed in (0, 1, 0):
-        initialize(narrow(name), seed)
-        again, drawn[seed] = drawn.get(seed), arrays(narrow(name))
+        again = drawn.get(seed)
+        drawn[seed] = arrays(create(name, width=NARROW, seed=seed))
     first, second = drawn[0], drawn[1]
     kernels = [path for path in first if path.endswith("/kernel")]
     if name in SPEEDRUNS:  # whose other kernels are an identity or come from the data
@@ -369,7 +370,7 @@ def test_whitening_makes_patches_independent_of_each_other():
     smooth = rng.normal(size=(200, 9, 11, 3)).cumsum(axis=1).cumsum(axis=2)
     images = (smooth / smooth.std()).astype(np.float32)
     model = create("speedrun", (9, 11, 3), width=NARROW)
-    adapt(model, lambda: images)
+    adapt(model, lambda: [images[:130], images[130:]])
     own = model.get_layer("whitening")
     assert not own.kernel.trainable and own.bias.trainable
     outputs = own(images).numpy().reshape(-1, 24).astype(np.float64)
@@ -380,8 +381,23 @@ def test_whitening_makes_patches_independent_of_each_other():
     signs = np.block([[half, -half], [-half, half]])
     np.testing.assert_allclose(moments, signs, atol=1e-5)
     before = own.kernel.numpy()
-    adapt(model, lambda: images)
+    adapt(model, lambda: [images[:130], images[130:]])
     np.testing.assert_array_equal(own.kernel, before)
+
+
+def test_whitening_holds_a_few_images_at_a_time():
+    """At 224x224 the 5,000 images would be 3 GB."""
+    model = create("speedrun", (96, 96, 3), width=NARROW)
+    draw = np.random.default_rng(0).standard_normal
+    arrays = (draw((50, 96, 96, 3), np.float32) for _ in range(20))
+    tracemalloc.start()
+    try:
+        adapt(model, lambda: arrays)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.any(model.get_layer("whitening").kernel)
+    assert peak < 20 * 50 * 96 * 96 * 3 * 4 / 2
 
 
 def test_images_are_read_only_for_layers_that_want_them():
@@ -476,10 +492,11 @@ def test_initial_parameters_of_cnn_are_the_tutorials(cnn, name):
 
 def test_two_layers_of_one_shape_begin_differently():
     dense = keras.layers.Dense
-    model = keras.Sequential(
-        [keras.Input((8,)), dense(8, name="first"), dense(8, name="second")]
+    model = build_network(
+        lambda: keras.Sequential(
+            [keras.Input((8,)), dense(8, name="first"), dense(8, name="second")]
+        )
     )
-    initialize(model, seed=0)
     first, second = (x.kernel.numpy() for x in model.layers)
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.5
 
@@ -739,11 +756,3 @@ def test_networks_that_are_not_trained_in_halves_here_can_be_split(name):
 def test_two_columns_are_not_split_in_three():
     with pytest.raises(ConfigError, match="2 groups of channels"):
         Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
-
-
-# Noise.
-
-
-def test_noise_shapes_are_the_inputs_besides_the_images(cnn):
-    assert noise_shapes(cnn) == {}
-    assert noise_shapes(networks.plain_network().model) == {"dropout1_noise": (12,)}

@@ -15,7 +15,6 @@ from towers import build, models
 from towers.config import Config
 from towers.config.choices import FAMILY, MODELS
 from towers.errors import ConfigError
-from towers.models.variables import count_bytes
 from towers.run import sizes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -200,12 +199,17 @@ def test_what_is_counted_is_never_initialized():
         drawn.append(shape)
         return keras.ops.zeros(shape, dtype)
 
+    def refuse(*numbers):
+        assert numbers == (4 * (3 * 5 + 5), 0)
+        raise ConfigError("too large")
+
     drawn = []
-    assert count_bytes(create) == (4 * (3 * 5 + 5), 0)
+    with pytest.raises(ConfigError, match="too large"):
+        models.build_network(create, check_bytes=refuse)
     with keras.StatelessScope():
         pass
     assert not drawn
-    create()
+    models.build_network(create)
     assert drawn == [(3, 5)]
 
 
@@ -221,8 +225,8 @@ def test_a_network_that_needs_its_values_is_built_without_a_count(tmp_path):
         images = keras.Input(SHAPE, name="images")
         return keras.Model(images, Constant(name="constant")(images))
 
-    assert count_bytes(create) is None
-    assert create().count_params() == 3
+    model = models.build_network(create, check_bytes=lambda *_: pytest.fail("counted"))
+    assert model.count_params() == 3
 
 
 # What is called a lower bound is one, and the commands.

@@ -57,7 +57,7 @@ TABLES = tuple(
 )
 
 # All that parallel/ may import: no data set, no network, no Config.
-LAYERS = ("models.activations", "models.convolution", "models.layers")
+LAYERS = ("models.convolution", "models.cpu_kernels", "models.layers")
 LOWER = ("data.part", "data.tta", "models.variables", *LAYERS)
 BELOW_PARALLEL = ("errors", "optim", "parallel", *LOWER)
 

@@ -12,7 +12,7 @@ from recipes import Recipe, create_trainer
 
 from towers.config.choices import TTA
 from towers.data.tta import create_tta
-from towers.models import initialize, keras_settings
+from towers.models import build_network
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.evaluator import RAW, least_confident
@@ -51,13 +51,14 @@ def test_transforms_are_those_of_numpy(name):
 
 def linear_network():
     """To which a pixel's place matters."""
-    with keras_settings(), tf.device("CPU:0"):
+
+    def create():
         images = keras.Input(networks.IMAGE_SHAPE, name="images")
         x = keras.layers.Flatten(name="flatten")(images)
         logits = keras.layers.Dense(networks.NUM_CLASSES, name="logits")(x)
-        model = keras.Model(images, logits)
-        initialize(model, seed=1)
-    return networks.Network(model, [], {})
+        return keras.Model(images, logits)
+
+    return networks.Network(build_network(create, seed=1), [], {})
 
 
 PLACES = [

@@ -28,8 +28,8 @@ class Job:
     """What is trained, by names in `networks` and `recipes`.
 
     Attributes:
-        network: plain, local or sync; the others have batch normalization. Or one of
-            `keras.applications`, keras:NAME, with moments of the whole batch.
+        network: plain, local or sync; the others have batch normalization. Or
+            keras:NAME or FILE.py:NAME, with moments of the whole batch.
         optimizer: of the oracle.
         accumulate_steps: micro-batches of a step.
         batch_size: of a micro-batch.
@@ -57,7 +57,7 @@ class Job:
     def create_network(self):
         import networks
 
-        if self.network.startswith("keras:"):
+        if ":" in self.network:
             return networks.application(self.network, self.dtype)
         kind = "plain" if self.network == "plain" else "residual"
         return networks.NETWORKS[kind](self.dtype)
@@ -71,7 +71,7 @@ class Job:
         import networks
 
         images = self.accumulate_steps * self.batch_size
-        if self.network.startswith("keras:"):
+        if ":" in self.network:
             return networks.application_batches(self.create_network(), images)
         return networks.random_batches(10, images, seed=self.seed)
 

@@ -50,9 +50,11 @@ _WRITE_SECS = 2.0
 
 
 class TowersError(Exception):
-    """The base of all errors that end a run with one line instead of a traceback."""
+    """The base of all errors that end a run with one line instead of a traceback; or,
+    where several mistakes come at once, a line in `lines` for each."""
 
     exit_code = 1
+    lines: tuple[str, ...] = ()
 
 
 class ConfigError(TowersError, ValueError):
@@ -174,7 +176,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def report(program: str, error: Exception, folder: str | None = None) -> int:
-    """Prints an error: one line on standard error, or three for a defect.
+    """Prints an error: a line on standard error for a mistake, or three for a defect.
 
     Args:
         program: begins each line.
@@ -187,7 +189,8 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
     """
     is_foreseen = isinstance(error, TowersError)
     if is_foreseen:
-        lines = [one_line(error, MOST_CHARACTERS - len(f"{program}: "))]
+        most = MOST_CHARACTERS - len(f"{program}: ")
+        lines = [one_line(line, most) for line in error.lines or [error]]
     else:
         lines = _defect(error, folder)
 

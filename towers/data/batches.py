@@ -7,7 +7,7 @@ towers there are.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -303,18 +303,19 @@ class EvalBatches:
         }
 
 
-def some_images(source: Source, augment: Augment) -> np.ndarray:
-    """Images from all parts of the source, augmented as in an evaluation.
+def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
+    """Images from all parts of the source, augmented as in an evaluation, in arrays of
+    at most 100.
 
     Raises:
         DataError: one cannot be read.
     """
     count = min(source.num_examples, NUM_ADAPT_IMAGES)
     places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
+    batches = EvalBatches(Subset(source, places), augment, batch_size=100)
     with data_errors_of_tensorflow():
-        batches = EvalBatches(Subset(source, places), augment, batch_size=50).stream()
-        images = [x["images"][x["weights"] > 0] for x in batches.as_numpy_iterator()]
-    return np.concatenate(images)
+        for batch in batches.stream().as_numpy_iterator():
+            yield batch["images"][batch["weights"] > 0]
 
 
 def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:

@@ -13,17 +13,17 @@ from towers.data.augment import TUTORIAL_SIZE
 from towers.errors import ConfigError
 from towers.evaluation import RestoredRun
 from towers.models import keras_settings
-from towers.models.activations import Gelu
-from towers.models.check import IMAGES
+from towers.models.applications import ReverseChannels
+from towers.models.cpu_kernels import channel_bands
+from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import (
     Dropout,
+    Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    channel_bands,
 )
-from towers.models.stock_layers import LayerScale, ReverseChannels
-from towers.models.whitening import Whitening
+from towers.models.speedrun import Whitening
 
 
 def stock_network(model: keras.Model) -> keras.Model:
@@ -57,6 +57,8 @@ def _replacement(layer: layers.Layer) -> Callable:
     layer of towers is derived from."""
     if type(layer) in _REPLACEMENTS:
         return _REPLACEMENTS[type(layer)](layer)
+    if type(layer).__name__ == "LayerScale" and _package(type(layer)) == "keras":
+        return _layer_scale(layer)
     if _package(type(layer)) not in ("keras", "towers"):
         return layer  # the user's
     return _of_keras(layer)
@@ -150,13 +152,15 @@ _REPLACEMENTS = {
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,
-    LayerScale: _layer_scale,
     LocalResponseNormalization: _local_response_normalization,
     PadChannels: lambda layer: (
         lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
     ),
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
     Whitening: _whitening,
+    WithNoise: lambda layer: (
+        lambda inputs, **_: layer.call_of(_replacement(layer.layer), inputs)
+    ),
 }
 
 

@@ -5,21 +5,19 @@ these for every network in the same way. Weight decay is the `kernel_regularizer
 layers that a network marks.
 """
 
-import contextlib
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from towers.config import choices, factories
 from towers.errors import ConfigError
 from towers.models import applications
-from towers.models.check import IMAGES, check_network
 from towers.models.convolution import set_device_kind
+from towers.models.keras_networks import IMAGES, rebuild
 from towers.models.layers import BatchNormalization
-from towers.models.variables import count_bytes
+from towers.models.variables import build_network
+from towers.models.variables import keras_settings as keras_settings
 
 POLICIES = {
     "float32": "float32",
@@ -68,7 +66,7 @@ def create_model(
     decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
 
     def create():
-        return factories.create(
+        model = factories.create(
             "model",
             name,
             image_shape=image_shape,
@@ -76,72 +74,13 @@ def create_model(
             width=width,
             regularizer=decay,
         )
-
-    def create_on_cpu():
-        with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
-            return create()
-
-    if check_bytes:
-        num_bytes = count_bytes(create_on_cpu)
-        if num_bytes:
-            check_bytes(*num_bytes)
-    with keras_settings(POLICIES[precision]), tf.device("CPU:0"):
-        model = create()
         if choices.find("model", name).is_in_a_file:
-            check_network(name, model, create(), image_shape, num_classes)
-        set_device_kind(model, device_kind)
-        initialize(model, seed)
+            model = rebuild(f"model={name}", model, image_shape, num_classes)
+        return model
+
+    model = build_network(create, seed, POLICIES[precision], check_bytes)
+    set_device_kind(model, device_kind)
     return model
-
-
-@contextlib.contextmanager
-def keras_settings(policy: str = "float32"):
-    """Keras' global settings fixed while a model is built, whatever keras.json says."""
-    before = (
-        keras.config.dtype_policy(),
-        keras.config.floatx(),
-        keras.config.image_data_format(),
-    )
-    keras.config.set_floatx("float32")
-    keras.config.set_image_data_format("channels_last")
-    keras.config.set_dtype_policy(policy)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[1])
-        keras.config.set_image_data_format(before[2])
-        keras.config.set_dtype_policy(before[0])
-
-
-# Attribute of a layer with a kernel -> that with its initializer. A separable
-# convolution has two kernels.
-INITIALIZERS = {
-    "kernel": ("kernel_initializer", "depthwise_initializer"),
-    "depthwise_kernel": ("depthwise_initializer",),
-    "pointwise_kernel": ("pointwise_initializer",),
-}
-
-
-def initialize(model: keras.Model, seed: int) -> None:
-    """Draws every kernel anew from its layer's own initializer and (seed, layer name).
-
-    Keras draws initial values from a global generator; two networks built in one
-    process would otherwise differ.
-    """
-    for layer in model.layers:
-        for attribute, names in INITIALIZERS.items():
-            kernel = getattr(layer, attribute, None)
-            initializers = (getattr(layer, name, None) for name in names)
-            initializer = next(filter(None, initializers), None)
-            if kernel is None or initializer is None:
-                continue
-            settings = initializer.get_config()
-            if "seed" not in settings:
-                continue
-            path = layer.name if attribute == "kernel" else kernel.path
-            settings["seed"] = zlib.crc32(f"{seed}/{path}".encode()) & 0x7FFFFFFF
-            create = type(initializer).from_config(settings)
-            kernel.assign(create(kernel.shape, kernel.dtype))
 
 
 def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
@@ -152,9 +91,9 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
         frozen: names of the parameters that are not trained.
 
     Raises:
-        ConfigError: a layer is not of `towers.models.layers` and would go on moving.
+        ConfigError: a layer is of another class and would go on moving.
     """
-    for layer in model.layers:
+    for layer in model._flatten_layers():
         if not isinstance(layer, keras.layers.BatchNormalization):
             continue
         names = {variable.path for variable in layer.trainable_variables}
@@ -163,24 +102,22 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
         if not isinstance(layer, BatchNormalization):
             raise ConfigError(
                 f"freeze: the moving averages of layer {layer.name!r} cannot be "
-                "frozen; make it a towers.models.layers.BatchNormalization"
+                "frozen; make it a keras.layers.BatchNormalization"
             )
         layer.is_frozen = True
 
 
-def adapt(model: keras.Model, images: Callable[[], np.ndarray]) -> None:
+def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
     """Sets the state of layers that take it from the data, such as whitening.
 
     Args:
         model: the network.
-        images: gives augmented training images [n, *image_shape]; called only where
-            there is such a layer.
+        images: gives arrays of augmented training images [n, *image_shape]; called only
+            where there is such a layer.
     """
-    layers = [layer for layer in model.layers if hasattr(layer, "adapt")]
-    if layers:
-        examples = images()
-        for layer in layers:
-            layer.adapt(examples)
+    for layer in model.layers:
+        if hasattr(layer, "adapt"):
+            layer.adapt(images())
 
 
 def pixel_moments(
@@ -207,8 +144,9 @@ def pretrained(name: str) -> dict[str, np.ndarray]:
     Raises:
         OSError: they are not on this machine and cannot be fetched.
     """
-    with keras_settings(), tf.device("CPU:0"):
-        return applications.pretrained(choices.find("model", name).options["name"])
+    name = choices.find("model", name).options["name"]
+    model = build_network(lambda: applications.create_pretrained(name))
+    return {variable.path: variable.numpy() for variable in model.variables}
 
 
 def noise_shapes(model: keras.Model) -> dict[str, tuple[int, ...]]:

@@ -3,8 +3,8 @@
 import keras
 from keras import layers
 
+from towers.models.blocks import check_image_size, scaled
 from towers.models.layers import Dropout, GroupedConv2D, LocalResponseNormalization
-from towers.models.sizes import check_image_size, scaled
 
 # Sides of an image from which on the first convolution is that of the paper.
 LARGE = 64

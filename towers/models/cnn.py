@@ -3,9 +3,9 @@
 import keras
 from keras import layers
 
+from towers.models.blocks import scaled
 from towers.models.convolution import SameConv2D
 from towers.models.layers import LocalResponseNormalization
-from towers.models.sizes import scaled
 
 
 def create_model(

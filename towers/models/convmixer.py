@@ -3,10 +3,14 @@
 import keras
 from keras import layers
 
-from towers.models.activations import Gelu
-from towers.models.blocks import classifier, normalization, uniform
-from towers.models.layers import GroupedConv2D
-from towers.models.sizes import check_image_size, scaled
+from towers.models.blocks import (
+    check_image_size,
+    classifier,
+    normalization,
+    scaled,
+    uniform,
+)
+from towers.models.layers import Gelu, GroupedConv2D
 
 
 def create_model(

@@ -1,9 +1,9 @@
-"""Convolutions for CPUs: with fewer operations, and without a fault of oneDNN."""
+"""Layers that convolve in the way that suits a kind of device."""
 
 import keras
 import tensorflow as tf
 
-from towers.models import winograd
+from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms cost about what
 # the products save; larger images have not been measured (`benchmarks.convolutions`).
@@ -16,11 +16,11 @@ MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 class SameConv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
-    Many channels are convolved by `winograd` on a CPU, in float32 or float64; in 16
-    bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the
-    gradient of a kernel of many channels is computed as matrix products. A trace has no
-    device, so the kind of device is an argument; on the other kind the layer computes
-    the same, only slower.
+    Many channels are convolved by `winograd_conv2d` on a CPU, in float32 or float64; in
+    16 bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the gradient
+    of a kernel of many channels is computed as matrix products. A trace has no device,
+    so the kind of device is an argument; on the other kind the layer computes the same,
+    only slower.
 
     Args:
         filters, kernel_size: as of `keras.layers.Conv2D`, the second 3 or 5.
@@ -28,10 +28,6 @@ class SameConv2D(keras.layers.Conv2D):
             number is odd; they are not computed, so that images [n, 7, 5, c] become
             [n, 6, 4, filters]. With kernels of 3x3 only.
         device_kind: CPU or GPU; `set_device_kind` sets it for a whole network.
-
-    Raises:
-        ValueError: strides, dilation, groups or another order of axes are given, or a
-            pool after another kernel.
     """
 
     def __init__(
@@ -45,19 +41,6 @@ class SameConv2D(keras.layers.Conv2D):
         super().__init__(filters, kernel_size, padding="same", **kwargs)
         self.before_pool = before_pool
         self.device_kind = device_kind
-        possible = {
-            "kernel_size": [(3, 3)] if before_pool else [(3, 3), (5, 5)],
-            "strides": [(1, 1)],
-            "dilation_rate": [(1, 1)],
-            "groups": [1],
-            "data_format": ["channels_last"],
-        }
-        for name, values in possible.items():
-            if getattr(self, name) not in values:
-                raise ValueError(
-                    f"{name}={getattr(self, name)}, before_pool={before_pool}: "
-                    f"SameConv2D has {values} only; use keras.layers.Conv2D"
-                )
 
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
@@ -71,7 +54,7 @@ class SameConv2D(keras.layers.Conv2D):
             and height * width <= MOST_PIXELS
             and inputs.dtype in (tf.float32, tf.float64)
         ):
-            return winograd.convolution(inputs, kernel, *kept)
+            return winograd_conv2d(inputs, kernel, *kept)
         by_products = (
             is_for_cpu
             and min(channels, self.filters) >= LEAST_CHANNELS_OF_PRODUCTS
@@ -79,7 +62,7 @@ class SameConv2D(keras.layers.Conv2D):
             and inputs.dtype == tf.bfloat16
         )
         if by_products or kept != (height, width):
-            return convolution(inputs, kernel, *kept, by_products)
+            return conv2d_cpu(inputs, kernel, *kept, by_products)
         return super().convolution_op(inputs, kernel)
 
     def compute_output_shape(self, input_shape):
@@ -128,69 +111,3 @@ def _is_pointwise_with_strides(layer):
         and layer.groups == 1
         and layer.data_format == "channels_last"
     )
-
-
-def convolution(
-    images: tf.Tensor, kernel: tf.Tensor, height: int, width: int, by_products: bool
-) -> tf.Tensor:
-    """The first rows and columns of a convolution with zeros around the images, whose
-    gradients are not TensorFlow's own.
-
-    The gradient of the images is written as a convolution: TensorFlow's takes three
-    times as long where the padding differs from side to side.
-
-    Args:
-        images: [n, rows, columns, channels].
-        kernel: [size, size, channels, filters], of an odd size, same dtype.
-        height, width: how many rows and columns, at most size // 2 less than there are.
-        by_products: compute the gradient of the kernel as matrix products.
-
-    Returns:
-        [n, height, width, filters].
-    """
-    size = kernel.shape[0]
-    half = size // 2
-    dropped = [images.shape[1] - height, images.shape[2] - width]
-    zeros = [[0, 0], *([half, half - some] for some in dropped), [0, 0]]
-    zeros_of_gradient = [[0, 0], *([half, half + some] for some in dropped), [0, 0]]
-    kernel_gradient = _kernel_gradient_by_products if by_products else _kernel_gradient
-
-    @tf.custom_gradient
-    def convolve(images, kernel):
-        def gradient(upstream):
-            turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
-            return (
-                tf.nn.conv2d(upstream, turned, 1, zeros_of_gradient),
-                kernel_gradient(tf.pad(images, zeros), upstream, kernel.shape),
-            )
-
-        return tf.nn.conv2d(images, kernel, 1, zeros), gradient
-
-    return convolve(images, kernel)
-
-
-def _kernel_gradient(padded, upstream, shape):
-    return tf.raw_ops.Conv2DBackpropFilter(
-        input=padded,
-        filter_sizes=shape,
-        out_backprop=upstream,
-        strides=[1, 1, 1, 1],
-        padding="VALID",
-    )
-
-
-def _kernel_gradient_by_products(padded, upstream, shape):
-    """One product for each pixel of the kernel, of all pixels that it is laid on."""
-    size, _, channels, filters = shape
-    height, width = upstream.shape[1:3]
-    upstream = tf.reshape(upstream, [-1, filters])
-    windows = [
-        padded[:, row : row + height, column : column + width]
-        for row in range(size)
-        for column in range(size)
-    ]
-    products = [
-        tf.matmul(tf.reshape(x, [-1, channels]), upstream, transpose_a=True)
-        for x in windows
-    ]
-    return tf.reshape(tf.stack(products), shape)

@@ -3,15 +3,15 @@
 import keras
 
 from towers.errors import ConfigError, nearest
-from towers.models.check import IMAGES
+from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import Dropout
 
 
 def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     """The network from its images alone to its logits, or to the output of a layer.
 
-    Dropout layers, which change nothing in inference, and their inputs of noise are
-    left out. The other layers are shared with the model.
+    Dropout layers, which change nothing in inference, and all inputs of noise are left
+    out. The other layers are shared with the model.
 
     Raises:
         ConfigError: there is no such layer.
@@ -23,8 +23,12 @@ def without_noise(model: keras.Model, layer: str = "") -> keras.Model:
     def call(operation, inputs, *args, **kwargs):
         if isinstance(operation, Dropout):
             return inputs[0]
-        outputs[operation.name] = operation(inputs, *args, **kwargs)
-        return outputs[operation.name]
+        if isinstance(operation, WithNoise):
+            output = operation.call_of(operation.layer, inputs)
+        else:
+            output = operation(inputs, *args, **kwargs)
+        outputs[operation.name] = output
+        return output
 
     # `layer.output` may be of another network that the layer is part of as well.
     clone = keras.models.clone_model(

@@ -2,21 +2,19 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
+
+from towers.models.cpu_kernels import gelu, local_response_normalization
 
 
 class LocalResponseNormalization(keras.layers.Layer):
     """x / (bias + alpha * sum of squares over channels within depth_radius) ** beta.
 
-    Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`. The sum
-    over neighboring channels is a product with a band matrix of ones, that is a 1x1
-    convolution, and the gradient is written out; on a CPU this is faster than
-    TensorFlow's own kernel, and it runs in any float type.
+    Krizhevsky et al. 2012, section 3.3, in the parametrization of `tf.nn.lrn`.
 
     With `groups`, channels have no neighbors beyond their own group: this is
     the normalization of the two columns of that paper, one on each GPU.
@@ -56,91 +54,14 @@ class LocalResponseNormalization(keras.layers.Layer):
         }
 
 
-def local_response_normalization(
-    x: tf.Tensor,
-    depth_radius: int,
-    bias: float,
-    alpha: float,
-    beta: float,
-    groups: int = 1,
-    before: Sequence[tf.Tensor] = (),
-    after: Sequence[tf.Tensor] = (),
-) -> tf.Tensor:
-    """`tf.nn.lrn` of floats [..., channels] in any float type, with its gradient.
+class Gelu(keras.layers.Layer):
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016)."""
 
-    Args:
-        before, after: the channels next to those of x, in their order, where x is a
-            slice of the whole tensor; they are read and not normalized.
+    def call(self, inputs):
+        return gelu(inputs)
 
-    Raises:
-        ValueError: the groups do not divide the channels.
-    """
-    channels = x.shape[-1]
-    if channels % groups:
-        raise ValueError(f"{groups} groups do not divide {channels} channels")
-    pieces = [*before, x, *after]
-    center = len(before)
-    bands = channel_bands(
-        [p.shape[-1] for p in pieces], center, depth_radius, groups, x.dtype
-    )
-
-    def product(values, band, transpose=False):
-        flat = tf.reshape(values, [-1, values.shape[-1]])
-        summed = tf.matmul(flat, band, transpose_b=transpose)
-        shape = tf.concat([tf.shape(values)[:-1], [summed.shape[-1]]], 0)
-        return tf.reshape(summed, shape)
-
-    def power(denominator):
-        if beta == 0.75:
-            # Two square roots cost a tenth of a general power.
-            root = tf.math.rsqrt(denominator)
-            return root * tf.sqrt(root)
-        return denominator ** tf.constant(-beta, denominator.dtype)
-
-    @tf.custom_gradient
-    def normalize(*pieces):
-        x = pieces[center]
-        sums = [product(p * p, b) for p, b in zip(pieces, bands, strict=True)]
-        denominator = bias + alpha * (tf.add_n(sums) if len(sums) > 1 else sums[0])
-        scale = power(denominator)
-
-        def gradient(upstream):
-            inner = upstream * x * scale / denominator
-            gradients = [
-                (-2 * alpha * beta) * p * product(inner, b, transpose=True)
-                for p, b in zip(pieces, bands, strict=True)
-            ]
-            gradients[center] += upstream * scale
-            return gradients
-
-        return x * scale, gradient
-
-    return normalize(*pieces)
-
-
-def channel_bands(sizes, center, depth_radius, groups, dtype):
-    """Per piece a matrix [its channels, channels of the center piece], 1 for those
-    within the radius, else 0.
-
-    Args:
-        sizes: channels of each piece.
-        center: index of the piece that is normalized.
-        groups: of the center piece; the channels of other pieces are in none.
-    """
-    starts = np.cumsum([0, *sizes])
-    places = [
-        np.arange(size) + first for size, first in zip(sizes, starts, strict=False)
-    ]
-    bands = []
-    for place in places:
-        is_near = np.abs(place[:, None] - places[center]) <= depth_radius
-        if groups > 1:
-            first, second = (
-                p * groups // sizes[center] for p in (place, places[center])
-            )
-            is_near &= first[:, None] == second
-        bands.append(tf.constant(is_near, dtype))
-    return bands
+    def compute_output_shape(self, input_shape):
+        return input_shape
 
 
 class Dropout(keras.layers.Layer):
@@ -159,16 +80,19 @@ class Dropout(keras.layers.Layer):
 
     def call(self, inputs, training=False):
         x, noise = inputs
-        if not training:
-            return x
-        keep = tf.cast(noise >= self.rate, x.dtype)
-        return x * keep * tf.constant(1 / (1 - self.rate), x.dtype)
+        return dropped(x, noise, self.rate) if training else x
 
     def compute_output_shape(self, input_shape):
         return input_shape[0]
 
     def get_config(self):
         return super().get_config() | {"rate": self.rate}
+
+
+def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
+    """Floats, of which those are kept and scaled whose noise is at least the rate."""
+    keep = tf.cast(noise >= rate, x.dtype)
+    return x * keep * tf.constant(1 / (1 - rate), x.dtype)
 
 
 class BatchNormalization(keras.layers.BatchNormalization):

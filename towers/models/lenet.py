@@ -3,7 +3,7 @@
 import keras
 from keras import layers
 
-from towers.models.sizes import check_image_size, scaled
+from towers.models.blocks import check_image_size, scaled
 
 
 def create_model(

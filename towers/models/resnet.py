@@ -7,9 +7,8 @@ offsets of the normalizations are not.
 import keras
 from keras import layers
 
-from towers.models.blocks import classifier, convolution, normalization
+from towers.models.blocks import classifier, conv, normalization, scaled
 from towers.models.layers import PadChannels
-from towers.models.sizes import scaled
 
 
 def create_resnet18(
@@ -27,7 +26,7 @@ def create_resnet18(
     """
 
     def shortcut(x, filters, stride, name):
-        x = convolution(x, filters, 1, stride, f"{name}_shortcut_conv", regularizer)
+        x = conv(x, filters, 1, stride, f"{name}_shortcut_conv", regularizer)
         return normalization(x, f"{name}_shortcut_norm")
 
     stages = [(scaled(count, width), 2) for count in (64, 128, 256, 512)]
@@ -83,7 +82,7 @@ def create_imagenet_resnet(
         blocks: number of blocks of each stage.
     """
     images = keras.Input(image_shape, name="images")
-    x = convolution(images, scaled(64, width), 7, 2, "stem_conv", regularizer)
+    x = conv(images, scaled(64, width), 7, 2, "stem_conv", regularizer)
     x = normalization(x, "stem_norm")
     x = layers.ReLU(name="stem_relu")(x)
     x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
@@ -107,7 +106,7 @@ def create_imagenet_resnet(
 def _resnet(name, image_shape, num_classes, stages, regularizer, shortcut_fn):
     """The stem, stages of (channels, blocks), pooling and the classifier."""
     images = keras.Input(image_shape, name="images")
-    x = convolution(images, stages[0][0], 3, 1, "stem_conv", regularizer)
+    x = conv(images, stages[0][0], 3, 1, "stem_conv", regularizer)
     x = normalization(x, "stem_norm")
     x = layers.ReLU(name="stem_relu")(x)
     for stage, (filters, blocks) in enumerate(stages, start=1):
@@ -128,10 +127,10 @@ def _resnet(name, image_shape, num_classes, stages, regularizer, shortcut_fn):
 def _basic_block(x, filters, *, stride, name, regularizer, shortcut_fn):
     """Two 3x3 convolutions, and the sum with the shortcut (figure 2)."""
     shortcut = shortcut_fn(x, filters, stride, name) if shortcut_fn else x
-    x = convolution(x, filters, 3, stride, f"{name}_conv1", regularizer)
+    x = conv(x, filters, 3, stride, f"{name}_conv1", regularizer)
     x = normalization(x, f"{name}_norm1")
     x = layers.ReLU(name=f"{name}_relu1")(x)
-    x = convolution(x, filters, 3, 1, f"{name}_conv2", regularizer)
+    x = conv(x, filters, 3, 1, f"{name}_conv2", regularizer)
     x = normalization(x, f"{name}_norm2")
     x = layers.Add(name=f"{name}_add")([shortcut, x])
     return layers.ReLU(name=f"{name}_relu2")(x)
@@ -141,16 +140,15 @@ def _bottleneck(x, inner, outer, *, stride, has_projection, name, regularizer):
     """Convolutions of 1x1, 3x3 and 1x1, and the sum with the shortcut (figure 5)."""
     shortcut = x
     if has_projection:
-        conv = f"{name}_shortcut_conv"
-        shortcut = convolution(x, outer, 1, stride, conv, regularizer)
+        shortcut = conv(x, outer, 1, stride, f"{name}_shortcut_conv", regularizer)
         shortcut = normalization(shortcut, f"{name}_shortcut_norm")
-    x = convolution(x, inner, 1, 1, f"{name}_conv1", regularizer)
+    x = conv(x, inner, 1, 1, f"{name}_conv1", regularizer)
     x = normalization(x, f"{name}_norm1")
     x = layers.ReLU(name=f"{name}_relu1")(x)
-    x = convolution(x, inner, 3, stride, f"{name}_conv2", regularizer)
+    x = conv(x, inner, 3, stride, f"{name}_conv2", regularizer)
     x = normalization(x, f"{name}_norm2")
     x = layers.ReLU(name=f"{name}_relu2")(x)
-    x = convolution(x, outer, 1, 1, f"{name}_conv3", regularizer)
+    x = conv(x, outer, 1, 1, f"{name}_conv3", regularizer)
     x = normalization(x, f"{name}_norm3", gamma_initializer="zeros")
     x = layers.Add(name=f"{name}_add")([shortcut, x])
     return layers.ReLU(name=f"{name}_relu3")(x)

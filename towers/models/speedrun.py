@@ -1,17 +1,19 @@
 """The network of the fastest trainings on CIFAR-10 (Jordan 2024, arXiv:2404.00498)."""
 
+from collections.abc import Iterable
+
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from towers.models.activations import Gelu
-from towers.models.blocks import uniform
+from towers.models.blocks import check_image_size, scaled, uniform
 from towers.models.convolution import SameConv2D
-from towers.models.layers import BatchNormalization
-from towers.models.sizes import check_image_size, scaled
-from towers.models.whitening import Whitening
+from towers.models.layers import BatchNormalization, Gelu
 
 WHITENING_SIZE = 2
+# Of which patches are made at a time: they take 8 k bytes each.
+PIECE_PIXELS = 100 * 32 * 32
 SMALLEST_IMAGE = 9  # one pixel is left after the last pool
 
 
@@ -118,3 +120,89 @@ class PartlyIdentity(keras.initializers.Initializer):
 
     def get_config(self):
         return {"seed": self.seed}
+
+
+class Whitening(keras.layers.Layer):
+    """Projects patches on the eigenvectors of their second moments, and on the negated
+    ones, each divided by the root of its eigenvalue; adds a bias, which is trained.
+
+    The filters are part of the model's state and not trained. They are zero until
+    `adapt` is called. After tysam-code's hlb-CIFAR10 and Jordan 2024,
+    arXiv:2404.00498, section 3.2.
+
+    Args:
+        size: height and width of a patch, in pixels.
+        epsilon: added to the eigenvalues.
+        bias_regularizer: of the bias.
+    """
+
+    def __init__(self, size, epsilon=5e-4, bias_regularizer=None, **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+        self.epsilon = epsilon
+        self.bias_regularizer = keras.regularizers.get(bias_regularizer)
+
+    def build(self, input_shape):
+        channels = input_shape[-1]
+        filters = 2 * self.size**2 * channels
+        self.kernel = self.add_weight(
+            shape=(self.size, self.size, channels, filters),
+            initializer="zeros",
+            trainable=False,
+            name="kernel",
+        )
+        self.bias = self.add_weight(
+            shape=(filters,),
+            initializer="zeros",
+            regularizer=self.bias_regularizer,
+            name="bias",
+        )
+
+    def call(self, inputs):
+        whitened = tf.nn.conv2d(inputs, tf.convert_to_tensor(self.kernel), 1, "VALID")
+        return tf.nn.bias_add(whitened, tf.convert_to_tensor(self.bias))
+
+    def compute_output_shape(self, input_shape):
+        count, height, width, channels = input_shape
+        less = self.size - 1
+        return count, height - less, width - less, 2 * self.size**2 * channels
+
+    def adapt(self, arrays: Iterable[np.ndarray]) -> None:
+        """Computes the filters from arrays of float images [n, height, width, c]."""
+        values, vectors = np.linalg.eigh(second_moments(arrays, self.size))
+        # The sign of an eigenvector is arbitrary: here its largest entry is positive.
+        largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))]
+        vectors = vectors * np.sign(largest) / np.sqrt(values + self.epsilon)
+        filters = np.concatenate([vectors, -vectors], axis=1)
+        self.kernel.assign(filters.reshape(self.kernel.shape))
+
+    def get_config(self):
+        return super().get_config() | {
+            "size": self.size,
+            "epsilon": self.epsilon,
+            "bias_regularizer": keras.regularizers.serialize(self.bias_regularizer),
+        }
+
+
+def second_moments(arrays: Iterable[np.ndarray], size: int) -> np.ndarray:
+    """The mean of the outer products of all patches of size x size pixels.
+
+    Args:
+        arrays: images [n, height, width, channels] each.
+
+    Returns:
+        float64 [k, k], k = size * size * channels, rows by row, column and channel.
+    """
+    total, count = 0.0, 0
+    for images in arrays:
+        height, width, channels = images.shape[1:]
+        piece = max(1, PIECE_PIXELS // (height * width))
+        for first in range(0, len(images), piece):
+            patches = np.lib.stride_tricks.sliding_window_view(
+                np.asarray(images[first : first + piece], np.float64),
+                (size, size),
+                axis=(1, 2),
+            )
+            flat = np.moveaxis(patches, 3, -1).reshape(-1, size * size * channels)
+            total, count = total + flat.T @ flat, count + len(flat)
+    return total / count

@@ -1,9 +1,10 @@
-"""A network's variables: their names in checkpoints, and their size."""
+"""A network is built, and its variables are named and get their initial values."""
 
 import contextlib
 import math
-import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import tensorflow as tf
@@ -31,31 +32,109 @@ def variable_names(variables: list[keras.Variable]) -> list[str]:
     return names
 
 
-def count_bytes(create: Callable[[], keras.Model]) -> tuple[int, int] | None:
-    """Bytes of the trainable and of all other variables of a network, from their
-    shapes; none is allocated.
+def build_network(
+    create: Callable[[], keras.Model],
+    seed: int = 0,
+    policy: str = "float32",
+    check_bytes: Callable[[int, int], None] | None = None,
+) -> keras.Model:
+    """A network on the CPU whose initial values are functions of (seed, name).
+
+    Keras numbers automatic names, and draws initial values, through a process. Here
+    `create` runs in a new thread, where the numbers begin anew, and makes variables
+    without values, which are drawn when their names are known. Values that `create` has
+    assigned, such as those of a file, stay.
 
     Args:
-        create: builds the network.
-
-    Returns:
-        None where it can only be built with its values.
+        create: builds the network. Where it cannot do so without values, it is called a
+            second time, after Keras' generators have been set to the seed.
+        seed: of the initial values.
+        policy: Keras' policy of types.
+        check_bytes: called with the bytes of the trainable and of all other variables
+            before they are allocated.
     """
-    sizes = []
 
-    def count():
-        # The error of a network that is wrong is that of the real one.
-        with (
-            contextlib.suppress(Exception),
-            keras.StatelessScope(initialize_variables=False),
-        ):
-            model = create()
-            for part in (model.trainable_variables, model.non_trainable_variables):
-                numbers = (math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in part)
-                sizes.append(sum(numbers))
+    def without_values():
+        scope = keras.StatelessScope(initialize_variables=False)
+        with _settled(policy):
+            with scope:
+                model = create()
+        return model, scope
 
-    # Keras would initialize the variables later, in the thread that has made them.
-    thread = threading.Thread(target=count)
-    thread.start()
-    thread.join()
-    return tuple(sizes) if len(sizes) == 2 else None
+    def with_values():
+        with _settled(policy):
+            keras.utils.set_random_seed(_seed(seed, ""))
+            return create()
+
+    try:
+        model, scope = _in_new_thread(without_values)
+    except Exception:  # the error of a network that is wrong is raised again
+        return _in_new_thread(with_values)
+    if check_bytes:
+        parts = model.trainable_variables, model.non_trainable_variables
+        check_bytes(*(sum(map(_num_bytes, part)) for part in parts))
+    with _settled(policy):
+        for variable in model.variables:
+            _initialize(variable, scope.get_current_value(variable), seed)
+    return model
+
+
+@contextlib.contextmanager
+def keras_settings(policy: str = "float32") -> Iterator[None]:
+    """Keras' global settings fixed while a model is built, whatever keras.json says."""
+    before = (
+        keras.config.dtype_policy(),
+        keras.config.floatx(),
+        keras.config.image_data_format(),
+    )
+    keras.config.set_floatx("float32")
+    keras.config.set_image_data_format("channels_last")
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[1])
+        keras.config.set_image_data_format(before[2])
+        keras.config.set_dtype_policy(before[0])
+
+
+@contextlib.contextmanager
+def _settled(policy):
+    with keras_settings(policy), tf.device("CPU:0"):
+        yield
+
+
+def _in_new_thread(function):
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
+def _num_bytes(variable):
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
+
+
+def _initialize(variable, value, seed):
+    """Gives a variable its first value: the assigned one, or one that is drawn."""
+    if variable._initializer is None:  # of a network that was built before
+        return
+    if value is not None:
+        variable._initializer = lambda shape, dtype: value
+    else:
+        number = _seed(seed, variable.path.removesuffix("/kernel"))
+        variable._initializer = _with_seed(variable._initializer, number)
+    variable._deferred_initialize()
+
+
+def _with_seed(initializer, number):
+    if isinstance(initializer, keras.initializers.Initializer):
+        settings = initializer.get_config()
+        if "seed" in settings:
+            return type(initializer).from_config(settings | {"seed": number})
+        if type(initializer).__module__.startswith("keras."):
+            return initializer
+    keras.utils.set_random_seed(number)  # of a function or a class of the user
+    return initializer
+
+
+def _seed(seed, name):
+    return zlib.crc32(f"{seed}/{name}".encode()) & 0x7FFFFFFF

@@ -3,8 +3,7 @@
 import keras
 from keras import layers
 
-from towers.models.blocks import classifier, convolution, normalization
-from towers.models.sizes import scaled
+from towers.models.blocks import classifier, conv, normalization, scaled
 
 
 def create_model(
@@ -24,7 +23,7 @@ def create_model(
     if rest:
         raise ValueError(f"depth={depth}: must be 6n + 4")
     images = keras.Input(image_shape, name="images")
-    x = convolution(images, scaled(16, width), 3, 1, "stem_conv", regularizer)
+    x = conv(images, scaled(16, width), 3, 1, "stem_conv", regularizer)
     for stage, count in enumerate((16, 32, 64), start=1):
         for block in range(1, blocks + 1):
             x = _block(
@@ -48,9 +47,9 @@ def _block(x, filters, *, stride, is_first, name, regularizer):
     x = normalization(x, f"{name}_norm1")
     x = layers.ReLU(name=f"{name}_relu1")(x)
     if is_first:
-        shortcut = convolution(x, filters, 1, stride, f"{name}_shortcut", regularizer)
-    x = convolution(x, filters, 3, stride, f"{name}_conv1", regularizer)
+        shortcut = conv(x, filters, 1, stride, f"{name}_shortcut", regularizer)
+    x = conv(x, filters, 3, stride, f"{name}_conv1", regularizer)
     x = normalization(x, f"{name}_norm2")
     x = layers.ReLU(name=f"{name}_relu2")(x)
-    x = convolution(x, filters, 3, 1, f"{name}_conv2", regularizer)
+    x = conv(x, filters, 3, 1, f"{name}_conv2", regularizer)
     return layers.Add(name=f"{name}_add")([shortcut, x])

@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
+import inspect
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+from keras import layers as keras_layers
 
 from towers import models
 from towers.errors import CheckpointError
-from towers.models.automatic_names import match_layers, split_number
 from towers.output import say
 from towers.run import checkpoints
 from towers.run.folder import RunFolder
@@ -44,7 +46,7 @@ def start_from(run: Run) -> None:
     run.trainer.load(state)
     say(f"starting from {len(taken)} variables of {weights.path}")
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
-    for stem in sorted({split_number(name)[0] for name in unknown}):
+    for stem in sorted({_split_number(name)[0] for name in unknown}):
         say(f"not taken: layers {stem}, {stem}_1, ...: there are more or fewer there")
     for name, stored in drawn:
         shapes = f"{list(state[name].shape)} is {list(stored.shape)} there"
@@ -109,10 +111,53 @@ def _shape_as_depthwise(shape):
 
 
 def _with_automatic_names(weights, state):
-    """A file for a network of Keras; the names of all other networks are explicit."""
+    """A file for a network of Keras, or of the user; names of others are explicit."""
     names = [owner.rpartition("/")[2] for owner in _layers(state)]
-    layers = match_layers(names, weights.layer_names())
+    layers = _match_layers(names, weights.layer_names())
     return dataclasses.replace(weights, layers=layers)
+
+
+def _match_layers(ours: Iterable[str], theirs: Iterable[str]) -> dict[str, str | None]:
+    """Pairs the layers with automatic names, such as conv2d_3, of one network that was
+    built twice. Keras numbers them per class through a process, in the order in which
+    they are made.
+
+    Returns:
+        Our name -> their name; None where they have another number of layers of the
+        class, so that it cannot be known. Explicit names, and classes that they do not
+        have, are left out.
+    """
+    ours, theirs = _by_stem(ours), _by_stem(theirs)
+    pairs = {}
+    for stem in ours.keys() & theirs.keys():
+        is_known = len(ours[stem]) == len(theirs[stem])
+        their_names = theirs[stem] if is_known else [None] * len(ours[stem])
+        pairs |= zip(ours[stem], their_names, strict=True)
+    return pairs
+
+
+def _by_stem(names):
+    """Stem -> the automatic names of it, in the order of their numbers."""
+    classes = inspect.getmembers(keras_layers, inspect.isclass)
+    stems = {_snake_case(name) for name, _ in classes}
+    groups = {}
+    for name in sorted(set(names), key=_split_number):
+        stem, _ = _split_number(name)
+        if stem in stems:
+            groups.setdefault(stem, []).append(name)
+    return groups
+
+
+def _split_number(name):
+    """conv2d_3 -> conv2d and 3; the number of conv2d is 0."""
+    match = re.fullmatch(r"(.*?)(?:_(\d{1,9}))?", name, re.DOTALL)
+    return match[1], int(match[2] or 0)
+
+
+def _snake_case(name):
+    """The stem of Keras' automatic names: conv2d of Conv2D, re_lu of ReLU."""
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
 @contextlib.contextmanager
@@ -128,7 +173,8 @@ def _source(config, state) -> Iterator[Weights]:
         return
     with open_weights(path) as weights:
         if weights is not None:
-            if config.choice_of("model").own_moments:
+            model = config.choice_of("model")
+            if model.own_moments or model.is_in_a_file:
                 weights = _with_automatic_names(weights, state)
             yield weights
             return

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.models import layers
+from towers.models import cpu_kernels, layers
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 
@@ -30,7 +30,7 @@ def local_response_normalization(
         )
 
         def normalize(*pieces, place):
-            return layers.local_response_normalization(
+            return cpu_kernels.local_response_normalization(
                 pieces[place],
                 layer.depth_radius,
                 layer.bias,

@@ -12,10 +12,10 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
-from towers.models.activations import Gelu
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     Dropout,
+    Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,

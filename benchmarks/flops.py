@@ -6,7 +6,7 @@ import keras
 from keras import layers
 
 from towers.models.convolution import SameConv2D
-from towers.models.whitening import Whitening
+from towers.models.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
 UNCOUNTED = (layers.BatchNormalization,)

@@ -1,0 +1,217 @@
+"""Operations for CPUs against their formulas, the oracle, and TensorFlow's
+own."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from convolved import ours_and_theirs, random
+from test_layers import SHAPE, random_images, value_and_gradient
+
+from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
+from towers.models.cpu_kernels import (
+    conv2d_cpu,
+    gelu,
+    local_response_normalization,
+    winograd_conv2d,
+)
+
+# Winograd.
+
+
+@pytest.mark.parametrize("size,bound", [(3, 1e-11), (5, 1e-10)])
+@pytest.mark.parametrize("height", range(1, 10))
+def test_outputs_and_gradients_equal_the_oracle(height, size, bound):
+    for width in (1, 2, 4, 11):
+        sizes = (height, width)
+        for actual, theirs in ours_and_theirs(
+            winograd_conv2d, sizes, sizes, 3, 5, tf.float64, size
+        ):
+            np.testing.assert_allclose(actual, theirs, atol=bound)
+
+
+@pytest.mark.parametrize("sizes,kept", [((7, 5), (6, 4)), ((15, 3), (14, 2))])
+def test_the_first_rows_and_columns_alone_equal_the_oracle(sizes, kept):
+    for actual, theirs in ours_and_theirs(
+        winograd_conv2d, sizes, kept, 4, 3, tf.float64
+    ):
+        np.testing.assert_allclose(actual, theirs, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    "length,channels", [*((n, LEAST_CHANNELS) for n in (4, 6, 7, 14)), (4, 512)]
+)
+@pytest.mark.parametrize("size,bound", [(3, 1e-5), (5, 5e-5)])
+def test_in_float32_few_digits_are_lost(length, channels, size, bound):
+    sizes, filters = (length, length), LEAST_FILTERS[size]
+    for actual, theirs in ours_and_theirs(
+        winograd_conv2d, sizes, sizes, channels, filters, tf.float32, size
+    ):
+        error = np.max(np.abs(actual - theirs))
+        assert error < bound * np.max(np.abs(theirs))
+
+
+# Other convolutions.
+
+
+@pytest.mark.parametrize("by_products", [False, True])
+@pytest.mark.parametrize(
+    "sizes,kept,size",
+    [
+        ((7, 5), (6, 4), 3),
+        ((4, 6), (4, 6), 3),
+        ((5, 6), (5, 6), 5),
+        ((1, 2), (1, 2), 3),
+    ],
+)
+def test_gradients_in_other_words_equal_the_oracle(sizes, kept, size, by_products):
+    convolve = functools.partial(conv2d_cpu, by_products=by_products)
+    outputs, *gradients = ours_and_theirs(convolve, sizes, kept, 3, 4, tf.float64, size)
+    np.testing.assert_allclose(*outputs, atol=1e-12)
+    for ours, theirs in gradients:
+        np.testing.assert_allclose(ours, theirs, atol=1e-11)
+
+
+def test_gradients_by_products_are_as_exact_as_bfloat16():
+    """Where the CPU has no products of bfloat16, also parts of a sum are rounded."""
+    x, kernel, upstream = (
+        tf.cast(random(shape, seed), tf.bfloat16)
+        for seed, shape in enumerate([(5, 7, 7, 16), (3, 3, 16, 8), (5, 6, 6, 8)])
+    )
+    with tf.GradientTape() as tape:
+        tape.watch(kernel)
+        y = conv2d_cpu(x, kernel, 6, 6, by_products=True)
+    actual = tf.cast(tape.gradient(y, kernel, upstream), tf.float64)
+    padded = np.pad(tf.cast(x, tf.float64), [(0, 0), (1, 1), (1, 1), (0, 0)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    theirs = np.einsum(
+        "nhwcij,nhwf->ijcf", windows[:, :6, :6], tf.cast(upstream, tf.float64)
+    )
+    assert np.max(np.abs(actual - theirs)) < 2**-7 * np.max(np.abs(theirs))
+
+
+# Gelu.
+
+
+def of_formula(x):
+    """x times the normal distribution function, and the derivative."""
+    cdf = np.vectorize(lambda x: 0.5 * math.erfc(-x / math.sqrt(2)))(x)
+    return x * cdf, cdf + x * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+@pytest.mark.parametrize(
+    "dtype,tolerance",
+    [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 0.01), ("float16", 2e-3)],
+)
+def test_gelu_and_its_gradient_equal_the_formula(dtype, tolerance):
+    x = np.concatenate([np.linspace(-8, 8, 1001), [0.0, 1e-30, -10.0, 10.0]])
+    upstream = np.random.default_rng(0).normal(size=x.shape)
+    inputs, scales = tf.cast(x, dtype), tf.cast(upstream, dtype)
+
+    @tf.function
+    def value_and_gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            value = gelu(inputs)
+        return value, tape.gradient(value, inputs, scales)
+
+    value, gradient = value_and_gradient()
+    assert value.dtype == gradient.dtype == dtype
+    # What a narrow type makes of the inputs is not the function's.
+    value_wanted, slope = of_formula(tf.cast(inputs, tf.float64).numpy())
+    gradient_wanted = tf.cast(scales, tf.float64).numpy() * slope
+    bounds = {"rtol": tolerance, "atol": tolerance}
+    value, gradient = (tf.cast(t, tf.float64) for t in (value, gradient))
+    np.testing.assert_allclose(value, value_wanted, **bounds)
+    np.testing.assert_allclose(gradient, gradient_wanted, **bounds)
+
+
+@pytest.mark.parametrize("device", ["/CPU:0", "/CPU:1"])
+def test_gelu_runs_where_it_is_put(device):
+    with tf.device(device):
+        value = gelu(tf.ones([4]))
+    assert value.device.endswith(device.replace("/CPU", "CPU"))
+
+
+# Local response normalization.
+
+# depth_radius, bias, alpha, beta
+CONSTANTS = [
+    (4, 1.0, 0.001 / 9, 0.75),  # the tutorial's
+    (2, 2.0, 1e-2, 0.75),  # Krizhevsky et al., with a larger alpha
+    (5, 1.0, 1.0, 0.5),  # TensorFlow's defaults
+    (1, 1.5, 0.3, 1.0),
+    (0, 1.0, 0.3, 0.6),
+    (100, 1.0, 0.1, 0.75),  # the band reaches over all channels
+]
+
+
+@pytest.mark.parametrize("constants", CONSTANTS)
+def test_normalization_and_its_gradient_equal_those_of_tensorflow(constants):
+    x, upstream = random_images(), random_images(seed=1)
+    actual = value_and_gradient(
+        lambda x: local_response_normalization(x, *constants), x, upstream
+    )
+    expected = value_and_gradient(
+        lambda x: tf.nn.local_response_normalization(x, *constants), x, upstream
+    )
+    for ours, theirs in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("constants", CONSTANTS)
+def test_normalization_equals_its_formula_in_float64(constants):
+    radius, bias, alpha, beta = constants
+    x = random_images(np.float64)
+    expected = np.empty_like(x)
+    for channel in range(SHAPE[-1]):
+        near = x[..., max(0, channel - radius) : channel + radius + 1]
+        denominator = (bias + alpha * np.square(near).sum(axis=-1)) ** beta
+        expected[..., channel] = x[..., channel] / denominator
+    actual = local_response_normalization(tf.constant(x), *constants)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+def test_normalization_takes_any_number_of_axes_and_of_images():
+    constants = CONSTANTS[0]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None, None, 12])])
+    def normalize(x):
+        return local_response_normalization(x, *constants)
+
+    x = random_images()
+    expected = local_response_normalization(tf.constant(x), *constants)
+    np.testing.assert_allclose(normalize(x), expected, rtol=1e-6)
+    flat = local_response_normalization(tf.constant(x.reshape(-1, 12)), *constants)
+    np.testing.assert_allclose(flat, tf.reshape(expected, [-1, 12]), rtol=1e-6)
+
+
+def test_half_width_images_stay_half_width():
+    x = tf.cast(random_images(), tf.bfloat16)
+    actual = local_response_normalization(x, *CONSTANTS[0])
+    assert actual.dtype == tf.bfloat16
+    expected = local_response_normalization(tf.cast(x, tf.float32), *CONSTANTS[0])
+    np.testing.assert_allclose(tf.cast(actual, tf.float32), expected, rtol=2e-2)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_normalization_in_groups_is_that_of_each_group(groups):
+    constants = (2, 2.0, 1e-2, 0.75)
+    x, upstream = random_images(), random_images(seed=1)
+    actual = value_and_gradient(
+        lambda x: local_response_normalization(x, *constants, groups), x, upstream
+    )
+    each = [
+        value_and_gradient(
+            lambda x: tf.nn.local_response_normalization(x, *constants), *of_group
+        )
+        for of_group in zip(
+            np.split(x, groups, -1), np.split(upstream, groups, -1), strict=True
+        )
+    ]
+    for ours, theirs in zip(actual, zip(*each, strict=True), strict=True):
+        np.testing.assert_allclose(
+            ours, np.concatenate(theirs, -1), rtol=1e-5, atol=1e-5
+        )

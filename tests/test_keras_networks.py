@@ -1,0 +1,301 @@
+"""Networks as people write them with Keras: Sequential, automatic names, dropout, own
+layers."""
+
+import fnmatch
+import functools
+import pathlib
+
+import keras
+import networks
+import numpy as np
+import pytest
+import written_networks
+from keras import layers
+from recipes import Recipe, assert_close, create_trainer
+from worker_processes import Job, WorkerProcesses
+
+from towers import models
+from towers.errors import ConfigError, report
+from towers.models import noise_shapes
+from towers.parallel import strategies
+
+SIDE, NUM_CLASSES = networks.APPLICATION_SIDE, networks.NUM_CLASSES
+FILE = pathlib.Path(__file__).with_name("written_networks.py")
+WRITTEN = {name: f"{FILE}:{name}" for name in ("sequential", "attention")}
+every_network = pytest.mark.parametrize("name", WRITTEN)
+
+
+def create(name, image_shape=(SIDE, SIDE, 3), **options):
+    name = WRITTEN.get(name, name)
+    return models.create_model(
+        name, image_shape=image_shape, num_classes=NUM_CLASSES, **options
+    )
+
+
+@every_network
+def test_initial_values_depend_on_the_seed_and_names_alone(name):
+    first = create(name, seed=1)
+    keras.utils.set_random_seed(7)
+    layers.Dense(3), layers.MultiHeadAttention(2, 3)  # which Keras numbers
+    again, other = (create(name, seed=seed) for seed in (1, 2))
+    for ours, same, different in zip(
+        first.variables, again.variables, other.variables, strict=True
+    ):
+        assert ours.path == same.path
+        np.testing.assert_array_equal(ours, same, err_msg=ours.path)
+        is_constant = not np.std(ours) > 0
+        assert is_constant == np.array_equal(ours, different), ours.path
+    drawn = [v.numpy().ravel()[:12] for v in first.variables if np.std(v) > 0]
+    assert not any(np.array_equal(x, y) for x in drawn for y in drawn if x is not y)
+
+
+def test_values_that_a_function_draws_or_sets_itself(tmp_path):
+    """A function as initializer, a value instead of one, and weights of a file."""
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import keras, numpy as np
+from keras import layers
+
+class Own(layers.Layer):
+    def build(self, _):
+        self.w = self.add_weight((3,), initializer=lambda s, dtype: np.random.rand(*s))
+        if LAYERS_WITH_VALUES:
+            self.v = keras.Variable(np.random.rand(3), name="v")
+
+    def call(self, x):
+        return x * self.w
+
+def create(image_shape, num_classes):
+    model = keras.Sequential([keras.Input(image_shape), Own(), layers.Flatten(),
+                              layers.Dense(4), layers.Dense(num_classes)])
+    model.layers[2].set_weights([np.ones(s) for s in [(12, 4), (4,)]])
+    return model
+LAYERS_WITH_VALUES = False
+""")
+    for line in ("", "LAYERS_WITH_VALUES = True\n"):
+        file.write_text(file.read_text() + line)
+        one, two = (create(f"{file}:create", (2, 2, 3), seed=3) for _ in range(2))
+        for ours, theirs in zip(one.variables, two.variables, strict=True):
+            np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
+        assert np.all(one.get_layer("dense").kernel == 1)
+        assert np.std(one.get_layer("dense_1").kernel) > 0
+
+
+@every_network
+def test_names_begin_with_the_layer(name):
+    model = create(name)
+    names = [layer.name for layer in model.layers]
+    assert {v.path.partition("/")[0] for v in model.variables} <= set(names)
+    paths = {v.path for v in model.variables}
+    if name == "sequential":
+        assert {"conv2d/kernel", "conv2d_1/kernel", "dense/bias"} <= paths
+    else:
+        assert {"block/scale", "positions/embedding/embeddings"} <= paths
+
+
+def test_shared_layers_and_networks_keep_their_names(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        """
+import keras
+from keras import layers
+
+def create(image_shape, num_classes):
+    first, second = (
+        keras.Sequential([layers.Dense(3, name="same"), layers.Dropout(0.5)])
+        for _ in range(2)
+    )
+    images = keras.Input(image_shape)
+    x = layers.Flatten()(images)
+    shared = layers.Dense(3)
+    x = shared(first(shared(x[:, :3])))
+    return keras.Model(images, layers.Dense(num_classes)(second(first(x))))
+"""
+    )
+    model = create(f"{file}:create", (2, 2, 3))
+    paths = [v.path for v in model.variables if v.path.endswith("kernel")]
+    assert sorted(paths) == ["dense/kernel", "dense_1/kernel", "same/kernel",
+                             "same_1/kernel"]  # fmt: skip
+    assert sorted(noise_shapes(model)) == [
+        "dropout_1_noise", "dropout_again_noise", "dropout_noise"
+    ]  # fmt: skip
+
+
+@every_network
+def test_the_logits_are_those_of_keras(name):
+    shape = (SIDE, SIDE, 3)
+    stock = models.build_network(
+        functools.partial(getattr(written_networks, name), shape, NUM_CLASSES)
+    )
+    model = create(name)
+    values = [v for v in stock.variables if "seed_generator" not in v.path]
+    for ours, theirs in zip(model.variables, values, strict=True):
+        ours.assign(theirs)
+    images = np.random.default_rng(0).normal(size=(3, *shape)).astype(np.float32)
+    noises = [np.zeros((3, *x), np.float32) for x in noise_shapes(model).values()]
+    expected = stock(images, training=False)
+    np.testing.assert_allclose(model([images, *noises]), expected, atol=1e-6)
+
+
+def test_noise_is_an_input_wherever_keras_draws():
+    assert noise_shapes(create("sequential")) == {
+        "spatial_dropout2d_noise": (1, 1, 6),
+        "gaussian_noise_noise": (7, 7, 6),
+        "dropout_noise": (12,),
+    }
+    assert noise_shapes(create("attention")) == {
+        "multi_head_attention_noise": (2, 16, 16),
+        "block_noise": (2, 16, 16),
+        "block_noise_1": (16, 4),
+        "block_noise_2": (16, 4),
+    }
+
+
+@pytest.mark.parametrize(
+    "layer,stddev",
+    [(layers.GaussianNoise(0.3), 0.3), (layers.GaussianDropout(0.2), 1)],
+)
+def test_gaussian_noise_is_normal(layer, stddev):
+    shape = (100, 100, 3)
+
+    def rebuilt():
+        stack = [keras.Input(shape), layer, layers.Flatten(), layers.Dense(3)]
+        return models.rebuild("model=mine", keras.Sequential(stack), shape, 3)
+
+    noise = np.random.default_rng(0).random((1, *shape), np.float32)
+    noise[0, 0, 0] = 0
+    inputs = [np.full((1, *shape), 2.0, np.float32), noise]
+    changed = np.ravel(models.build_network(rebuilt).layers[2](inputs, training=True))
+    assert np.mean(changed) == pytest.approx(2, abs=0.02)
+    assert np.std(changed) == pytest.approx(stddev, rel=0.02)
+    assert np.all(np.diff(changed[np.argsort(noise.ravel())]) >= 0)
+
+
+def test_normalization_in_a_layer_of_the_user_is_frozen(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("""
+import keras
+from keras import layers
+
+class Normal(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+def create(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape), Normal(), layers.Flatten(),
+                             layers.Dense(num_classes)])
+""")
+    model = create(f"{file}:create", (2, 2, 3))
+    [images] = networks.random_batches(1, 4, image_shape=(2, 2, 3), noise_shapes={})
+    state = [v.value for v in model.non_trainable_variables]
+    for frozen, is_still in (("none", False), ("normal/batch_normalization/*", True)):
+        names = fnmatch.filter([v.path for v in model.trainable_variables], frozen)
+        models.freeze_normalization(model, frozenset(names))
+        _, after = model.stateless_call(
+            model.trainable_variables, state, images["images"], training=True
+        )
+        same = [np.array_equal(x, y) for x, y in zip(state, after, strict=True)]
+        assert same == 2 * [is_still]
+
+
+# Training, in float64, where sums over other parts of a batch are as good as equal.
+
+
+def trained(name, strategy, num_devices, **options):
+    network = networks.application(WRITTEN[name])
+    batches = networks.application_batches(network, 12)
+    options["sync_batch_norm"] = name == "sequential"
+    trainer = create_trainer(
+        strategy, network, Recipe(), batches, num_devices, **options
+    )
+    before = trainer.state()
+    trainer.train(2)
+    after = trainer.state()
+    moved = {k for k in before if not np.array_equal(before[k], after[k])}
+    assert {k for k in before if k.startswith("params/")} <= moved
+    return after
+
+
+@every_network
+def test_towers_and_replicas_train_it_to_the_same_state(name):
+    one, again = (trained(name, strategies.towers, 1) for _ in range(2))
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, again[key], err_msg=key)
+    assert_close(trained(name, strategies.towers, 3), one, 1e-9)
+    assert_close(trained(name, strategies.replicated, 2), one, 1e-9)
+
+
+@pytest.mark.slow
+@every_network
+def test_two_workers_train_it_to_the_same_state(name, tmp_path):
+    job = Job(WRITTEN[name], batch_size=12, dtype="float64", calls=(2,))
+    with WorkerProcesses(2, tmp_path) as workers:
+        state = workers.do(job)
+    one = job.create_trainer(strategies.towers, 1, job.batches())
+    one.train(2)
+    assert_close({k: v for k, v in state.items() if k in one.state()}, one.state())
+
+
+# Refusals.
+
+NETWORK = """
+import keras
+from keras import layers
+
+def create(image_shape, num_classes):
+    return keras.Sequential([{}])
+"""
+
+
+def refusal(folder, stack):
+    path = folder / "mine.py"
+    path.write_text(NETWORK.format(stack))
+    with pytest.raises(ConfigError) as caught:
+        create(f"{path}:create", (4, 4, 3))
+    lines = str(caught.value).splitlines()
+    assert all(line.startswith(f"model={path}:create: ") for line in lines)
+    return [line.partition("create: ")[2] for line in lines]
+
+
+@pytest.mark.parametrize(
+    "head,line",
+    [
+        ("layers.Dense(num_classes, activation='softmax')", "'dense' (Dense)"),
+        ("layers.Dense(num_classes), layers.Softmax()", "'softmax' (Softmax)"),
+        ("layers.Dense(num_classes), layers.Activation('softmax', name='end')",
+         "'end' (Activation)"),
+        ("layers.Dense(num_classes, activation=__import__('tensorflow').nn.softmax)",
+         "'dense' (Dense)"),
+        ("keras.Sequential([layers.Dense(num_classes, activation='softmax')])",
+         "'dense' (Dense)"),
+    ],
+)  # fmt: skip
+def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
+    assert refusal(tmp_path, f"layers.Flatten(), {head}") == [
+        f"layer {line} gives probabilities; the loss takes logits: leave its softmax "
+        "out"
+    ]
+
+
+def test_what_is_no_network_is_refused(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def create():\n    return 3")
+    with pytest.raises(ConfigError, match="mine.py:create: gave int; return a Functio"):
+        create(f"{file}:create")
+
+
+def test_all_complaints_come_at_once(tmp_path, capsys):
+    stack = "keras.Input((8, 8, 3)), layers.RandomFlip(), layers.Flatten(), "
+    stack += "layers.Dense(3, activation='sigmoid')"
+    lines = refusal(tmp_path, stack)
+    words = ["(8, 8, 3)", "'random_flip'", "(None, 3)", "sigmoid"]
+    for line, word in zip(lines, words, strict=True):
+        assert word in line
+    with pytest.raises(ConfigError) as caught:
+        create(f"{tmp_path}/mine.py:create", (4, 4, 3))
+    assert report("run_train.py", caught.value) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
