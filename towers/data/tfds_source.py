@@ -36,6 +36,7 @@ class Prepared:
         num_examples: of the split.
         place: of the split, for messages.
         num_classes: labels are below it.
+        labels: of all images; None where they are not known before they are read.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class Prepared:
         num_examples: int,
         place: str,
         num_classes: int,
+        labels: np.ndarray | None = None,
     ):
+        self.labels = labels
         self._read = read
         self._num_examples = num_examples
         self._place = place
@@ -239,4 +242,4 @@ def _open_split(folder, builder, split, keys, num_classes):
         int(info.splits[split].num_bytes),
         examples,
     )
-    return Prepared(copy.read, len(copy), place, num_classes)
+    return Prepared(copy.read, len(copy), place, num_classes, copy.labels)
