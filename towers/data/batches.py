@@ -40,6 +40,8 @@ class TrainBatches:
         noise_shapes: per dropout layer, the name of its noise and the shape of one
             image's.
         mix: mixes the images of a step, all G of them, and their labels.
+        order: (seed, epoch) -> the order of an epoch, int64 [num_examples], in which
+            examples may be repeated; by default each comes once.
     """
 
     source: Source
@@ -51,6 +53,7 @@ class TrainBatches:
     )
     mix: Mix | None = None
     part: Part | None = None
+    order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
 
     def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
         """The batch of a step.
@@ -149,7 +152,9 @@ class TrainBatches:
 
     def _draw(self, step, indices):
         """The random numbers of the images that are read."""
-        epochs = self._positions(step) // self.source.num_examples
+        epochs = self._positions(step)
+        if self.order is None:
+            epochs //= self.source.num_examples
         ranges = None if self._is_whole else self._read_ranges
         return randomness.Draw(self.seed, step, indices, epochs, ranges)
 
@@ -213,6 +218,8 @@ class TrainBatches:
         return orders.map(streams.plain(lambda order: tf.gather(order, read)))
 
     def _order(self, epoch):
+        if self.order is not None:
+            return self.order(self.seed, epoch)
         return randomness.permutation(
             self.seed, "order", epoch, self.source.num_examples
         )

@@ -32,7 +32,14 @@ def uniform(
     seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
 ) -> tf.Tensor:
     """float32 of the shape, uniform over the multiples of 2**-23 in [0, 1)."""
-    bits = tf.random.stateless_uniform(
+    return _fractions(random_bits(seed, purpose, counter, shape))
+
+
+def random_bits(
+    seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
+) -> tf.Tensor:
+    """uint32 of the shape, all values equally likely."""
+    return tf.random.stateless_uniform(
         shape,
         key(seed, purpose, counter),
         minval=None,
@@ -40,7 +47,6 @@ def uniform(
         dtype=tf.uint32,
         alg=ALGORITHM,
     )
-    return _fractions(bits)
 
 
 def uniform_rows(
@@ -134,7 +140,8 @@ class Draw:
         seed: of the run.
         step: int64 scalar.
         indices: int64 [n], which examples of the source the step's images are.
-        epochs: int64 [n], the epoch of each.
+        epochs: int64 [n], the epoch of each; where one may come several times in an
+            epoch, a number of its own for each time.
         ranges: [first, end) in the images of the whole step, where only some of them
             are made here, see `towers.data.part`.
     """

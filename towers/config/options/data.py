@@ -66,6 +66,12 @@ class DataOptions:
         at_least=0,
         below=1,
     )
+    sampler: str = option(
+        "shuffle",
+        "Order of an epoch: every image once (shuffle), or as many drawn with "
+        "replacement, all classes equally likely (balanced).",
+        choices=("shuffle", "balanced"),
+    )
     augment: str = option(
         "tutorial",
         f"Augmentation: {choices.explained('augment')}.",

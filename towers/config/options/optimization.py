@@ -81,6 +81,11 @@ class OptimizationOptions:
     label_smoothing: float = option(
         0.0, "Probability spread evenly over all classes.", at_least=0, below=1
     )
+    class_weights: str = option(
+        "",
+        "Weights of the classes in the training loss: balanced for weights inverse to "
+        "the number of images, or a JSON file of names and weights; empty for none.",
+    )
     param_rates: str = option(
         "",
         "Factors on the learning rate of parameters by name, the first pattern that "
