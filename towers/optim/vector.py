@@ -84,8 +84,9 @@ class Layout:
         """The vectors of arrays in the order of the model."""
         vectors = []
         for members in self.members:
-            pieces = [_padded(arrays[i], self._list[i]) for i in members]
-            vectors.append(tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0])
+            pieces = [_flat(arrays[i], self._list[i]) for i in members]
+            whole = tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0]
+            vectors.append(tf.reshape(whole, [-1, COLUMNS]))
         return vectors
 
     def read(self, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -167,8 +168,8 @@ def _unpadded(rows, place):
     return tf.reshape(rows, place.shape)
 
 
-def _padded(array, place):
+def _flat(array, place):
+    if len(place.shape) != 1:
+        array = tf.reshape(array, [-1])
     padding = -place.size % COLUMNS
-    if padding:
-        array = tf.pad(tf.reshape(array, [-1]), [[0, padding]])
-    return tf.reshape(array, [place.num_rows, COLUMNS])
+    return tf.pad(array, [[0, padding]]) if padding else array
