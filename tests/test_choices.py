@@ -59,7 +59,7 @@ def public_functions(package, returns):
             "dataset",
             "towers.data",
             DataSet,
-            {"cifar:load", "official:load", "from_arrays", "read_prepared"},
+            set(),
         ),
         ("schedule", "towers.optim", Schedule, {"create_schedule", "scaled"}),
     ],

@@ -40,10 +40,20 @@ class Choice:
 
 
 DATASETS = {
-    "cifar10": Choice("towers.data.cifar10:load", "60,000 color images, 10 classes"),
-    "cifar100": Choice("towers.data.cifar100:load", "the same, 100 classes"),
-    "mnist": Choice("towers.data.mnist:load", "70,000 gray digits"),
-    "fashion_mnist": Choice("towers.data.mnist:load_fashion", "70,000 gray clothes"),
+    "cifar10": Choice(
+        "towers.data.published:load",
+        "60,000 color images, 10 classes",
+        {"name": "cifar10"},
+    ),
+    "cifar100": Choice(
+        "towers.data.published:load", "the same, 100 classes", {"name": "cifar100"}
+    ),
+    "mnist": Choice(
+        "towers.data.published:load", "70,000 gray digits", {"name": "mnist"}
+    ),
+    "fashion_mnist": Choice(
+        "towers.data.published:load", "70,000 gray clothes", {"name": "fashion_mnist"}
+    ),
     "image_folder": Choice(
         "towers.data.image_folder:load",
         "a folder of image files per class",
@@ -55,7 +65,7 @@ DATASETS = {
     ),
     "synthetic": Choice("towers.data.synthetic:load", "noise, for timing"),
     "tfds:NAME": Choice(
-        "towers.data.tfds_source:load",
+        "towers.data.tfds:load",
         "any that tensorflow-datasets has prepared",
     ),
 }
