@@ -56,10 +56,8 @@ class ArraySource:
         labels = np.asarray(labels)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise ValueError(
-                f"labels must be integers [n], got {labels.dtype} {list(labels.shape)}"
-            )
+        if labels.ndim != 1:
+            raise ValueError(f"labels must be integers [n], got {list(labels.shape)}")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
         with tf.device("CPU:0"):
