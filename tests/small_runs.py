@@ -119,6 +119,7 @@ class _WatchedSource:
     def __init__(self, source: Source, before_read: Callable[[], None]):
         self.num_examples = source.num_examples
         self.image_shape = source.image_shape
+        self.labels = source.labels
         self._source = source
         self._before_read = before_read
 

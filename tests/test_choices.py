@@ -62,7 +62,7 @@ def public_functions(package, returns):
             "dataset",
             "towers.data",
             DataSet,
-            {"cifar:load", "official:load", "from_arrays", "read_prepared"},
+            set(),
         ),
         ("schedule", "towers.optim", Schedule, {"create_schedule", "scaled"}),
     ],
@@ -245,6 +245,23 @@ def test_options_that_a_file_does_not_read_are_reported(tmp_path):
     options = {"momentum": 0.5, "rho": 0.5, "optimizer_options": "strength:2"}
     lines = checks.ignored_options(Config(optimizer=path, **options))
     assert lines == [f"rho=0.5 has no effect with optimizer={path}"]
+
+
+@pytest.mark.parametrize("part", ["train", "evaluate"])
+def test_an_augmentation_with_a_state_is_refused(tmp_path, part):
+    body = f"""
+import dataclasses, keras
+from towers.data import augment
+
+def create(image_shape, mean, deviation):
+    plain = augment.none(image_shape, mean, deviation)
+    flip = keras.layers.RandomFlip("horizontal", seed=1)
+    flipped = lambda images, *draw: flip(plain.evaluate(images), training=True)
+    return dataclasses.replace(plain, {part}=flipped)
+"""
+    path = write(tmp_path, body) + ":create"
+    with pytest.raises(ConfigError, match=f"^augment={path}: its {part} gives other"):
+        build.build(Config(dataset="synthetic", augment=path, width=0.1))
 
 
 def test_an_augmentation_in_a_file_makes_the_batches(tmp_path):

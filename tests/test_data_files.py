@@ -12,10 +12,10 @@ from corruptions import time_limit
 from pictures import chunk, write_folder
 from test_log import Full
 
-from towers.data import cifar10, image_folder, indexed
+from towers.data import image_folder, indexed, published
 from towers.data.decoding import Decoding
-from towers.data.idx import read_idx
 from towers.data.image_files import ImageFiles
+from towers.data.published import read_idx
 from towers.data.unlabeled import read_files
 from towers.errors import DataError
 
@@ -42,12 +42,12 @@ def sparse(path, content=b""):
 def names_of_classes(folder, plant):
     plant(folder / "batches.meta.txt")
     (folder / "test_batch.bin").touch()
-    cifar10.load(str(folder))
+    published.load("cifar10", str(folder))
 
 
 def archive(folder, plant):
     plant(folder / "cifar-10-binary.tar.gz")
-    cifar10.load(str(folder))
+    published.load("cifar10", str(folder))
 
 
 def idx_file(folder, plant):

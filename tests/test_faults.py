@@ -19,7 +19,7 @@ from full_pipes import fill
 from marks import slow
 from small_runs import assert_equal_states, records
 
-from towers.data.cifar10 import CIFAR10
+from towers.data.published import PUBLISHED
 from towers.run import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -541,17 +541,18 @@ def no_data(folder):
 
 
 def pickled_data(folder):
-    (folder / CIFAR10.pickled_folder).mkdir()
+    (folder / "cifar-10-batches-py").mkdir()
     content = pickle.dumps(Exploding(folder / "executed"))
-    for name in CIFAR10.pickled_files:
-        (folder / CIFAR10.pickled_folder / name).write_bytes(content)
+    for name in ("data_batch_1", "test_batch"):
+        (folder / "cifar-10-batches-py" / name).write_bytes(content)
 
 
 def truncated_data(folder):
-    images = folder / CIFAR10.folder
+    images = folder / "cifar-10-batches-bin"
     images.mkdir()
-    for name, num_records in CIFAR10.files.items():
-        (images / name).write_bytes(bytes(3073 * num_records))
+    for of_split in PUBLISHED["cifar10"].files.values():
+        for name, num_records in of_split.items():
+            (images / name).write_bytes(bytes(3073 * num_records))
     with open(images / "data_batch_3.bin", "r+b") as file:
         file.truncate(1_000_000)
 
@@ -561,7 +562,7 @@ def truncated_data(folder):
     "lay_out,messages",
     [
         (no_data, ["CIFAR-10 was not found", "--dataset=embedded", "--data_dir"]),
-        (pickled_data, [CIFAR10.pickled_folder, CIFAR10.folder]),
+        (pickled_data, ["cifar-10-batches-py", "cifar-10-batches-bin"]),
         (truncated_data, ["data_batch_3.bin"]),
     ],
 )
@@ -574,6 +575,7 @@ def test_rows_19_21_and_22_bad_data_exit_3(fails, tmp_path, lay_out, messages):
         "HTTPS_PROXY": "http://127.0.0.1:9",
         "HTTP_PROXY": "http://127.0.0.1:9",
         "TFDS_DATA_DIR": str(tmp_path / "empty"),
+        "KERAS_HOME": str(tmp_path / "empty"),
         "HOME": str(tmp_path),
     }
     flags = ["--dataset=cifar10", "--data_dir=data", "--workdir=run", "--device=cpu"]

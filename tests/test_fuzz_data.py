@@ -4,6 +4,7 @@ Hypothesis makes the bytes, the same ones every time: a few in the fast tests, t
 in the slow ones.
 """
 
+import dataclasses
 import gzip
 import io
 import os
@@ -24,14 +25,11 @@ from pictures import WEBP, bmp, gif, png, random_pixels
 from prepared_sets import features, random_examples, store
 from test_weights import WRITERS, create_theirs, empty_state, fill
 
-from towers.data import image_folder, indexed, tfds, tfds_source
-from towers.data.cifar10 import CIFAR10
+from towers.data import image_folder, indexed, tfds
 from towers.data.decoding import Decoding
 from towers.data.encoded import EncodedSource
-from towers.data.idx import read_idx
-from towers.data.official import compare_names
 from towers.data.pixels import decode
-from towers.data.records import read_records
+from towers.data.published import PUBLISHED, read_cifar, read_idx
 from towers.errors import (
     MOST_CHARACTERS,
     DataError,
@@ -89,26 +87,30 @@ def changed(draw, contents):
 
 @few_and_many
 def test_any_file_of_records(tmp_path, num_examples):
-    record = bytes([3]) + bytes(range(256)) * 12
-    path = tmp_path / "data_batch_1.bin"
+    record, name = bytes([3]) + bytes(range(256)) * 12, "data_batch_1.bin"
+    files = {"train": {name: 2}, "test": {name: 2}}
+    small = dataclasses.replace(PUBLISHED["cifar10"], files=files)
 
     def read(content):
-        path.write_bytes(content)
-        images, labels = read_records(str(path), 2, CIFAR10.label_counts)
+        (tmp_path / name).write_bytes(content)
+        (images, labels), *_ = read_cifar(small, str(tmp_path))
         assert images.tobytes() and (labels < 10).all()
 
     fuzz(num_examples, changed([2 * record, record]), read)
 
 
 @few_and_many
-def test_any_names_of_classes(num_examples):
-    many = st.just(30 * ["\x1b" + 300 * "x"])
-    strategy = many | st.lists(st.text(max_size=300), max_size=30)
-    fuzz(
-        num_examples,
-        strategy,
-        lambda names: compare_names(CIFAR10.official, "names.txt", tuple(names)),
-    )
+def test_any_names_of_classes(tmp_path, num_examples):
+    """No file of records is there, so that all end in a DataError."""
+    path = tmp_path / PUBLISHED["cifar10"].names_file
+    (tmp_path / "test_batch.bin").touch()
+    many = st.just("\n".join(30 * ["\x1b" + 300 * "x"]))
+
+    def read(text):
+        path.write_bytes(text.encode(errors="surrogatepass"))
+        read_cifar(PUBLISHED["cifar10"], str(tmp_path))
+
+    fuzz(num_examples, many | st.text(max_size=300), read)
 
 
 @few_and_many
@@ -239,10 +241,11 @@ def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, reader)
     def read(changed_content):
         path.write_bytes(changed_content)
         if reader == "in_memory":
-            data_set = tfds.read_prepared(str(folder))
+            (train, _), (test, _), *_ = tfds.read_arrays(str(folder), (8, 6, 3))
+            assert len(train) + len(test) <= 5
         else:
-            data_set = tfds_source.load("shapes", str(prepared))
-        assert data_set.train.num_examples + data_set.test.num_examples <= 5
+            data_set = tfds.load("shapes", str(prepared))
+            assert data_set.train.num_examples + data_set.test.num_examples <= 5
 
     try:
         fuzz(num_examples, changed([content]), read)

@@ -14,7 +14,7 @@ from small_runs import half_way, small_config, use
 
 from towers import data, training
 from towers.config.storage import from_json
-from towers.data import tfds, tfds_source
+from towers.data import tfds
 from towers.data.decoding import Decoding
 from towers.errors import CheckpointError, TowersError
 from towers.run.metrics import last_accuracy, read_metrics
@@ -38,7 +38,6 @@ ALLOWED = {
     ("towers/parallel/devices.py", "importlib"): "metadata: versions of packages",
     ("towers/run/checkpoint_files.py", "importlib"): "metadata: versions of packages",
     ("towers/config/flags.py", "importlib"): "metadata: versions for --version",
-    ("towers/data/download.py", "subprocess"): "our own function in a new process",
     ("towers/export/__init__.py", "importlib"): "find_spec: is a package installed",
     ("towers/export/comparison.py", "subprocess"): "a list: load_in_new_process.py",
     ("towers/export/load_in_new_process.py", "load_model"): "just written",
@@ -196,7 +195,7 @@ def prepared(stored, tmp_path, monkeypatch):
 
 
 def load(folder):
-    return tfds_source.load("shapes", str(folder.parent.parent), Decoding())
+    return tfds.load("shapes", str(folder.parent.parent), Decoding())
 
 
 def test_no_prepared_file_is_unpickled(prepared, bomb):
@@ -241,7 +240,9 @@ FORMS = ["class", "snake_case", "legacy", "nested", "in_a_string"]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("read", [load, lambda folder: tfds.read_prepared(str(folder))])
+@pytest.mark.parametrize(
+    "read", [load, lambda folder: tfds.read_arrays(str(folder), (8, 6, 3))]
+)
 def test_a_module_that_prepared_data_name_is_not_imported(
     form, read, prepared, tmp_path, monkeypatch
 ):

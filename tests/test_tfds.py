@@ -1,24 +1,290 @@
-"""Data sets prepared by tensorflow-datasets: found, and read into memory."""
+"""Data sets that tensorflow-datasets itself has written into a folder: tfds:NAME, and
+what is read into memory."""
 
 import json
 import os
+import pathlib
+import shutil
 import socket
 
 import numpy as np
 import pytest
 from prepared_sets import CLASSES, all_of, features, message, random_examples, store
 
-from towers.data import tfds
+from towers import data
+from towers.data import indexed, tfds
+from towers.data.decoding import Decoding, Survey
+
+FORMATS = ["tfrecord", "array_record"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_at_home(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "shared"))
+    for name in ("create_connection", "getaddrinfo"):  # the network is not asked
+        monkeypatch.setattr(socket, name, None)
+
+
+def spec(**changes):
+    return features(id=None, **changes)
+
+
+def load(data_dir, name="shapes", **decoding):
+    return tfds.load(name, str(data_dir), Decoding(**decoding))
+
+
+def refusal(data_dir, name="shapes"):
+    return message(load, data_dir, name)
+
+
+def pairs(images, labels):
+    """Images with their labels in an order of their own: TFDS shuffles them."""
+    both = zip(images, labels, strict=True)
+    return sorted((np.asarray(image).tobytes(), int(label)) for image, label in both)
+
+
+def stored_pairs(examples):
+    return pairs([x["image"] for x in examples], [x["label"] for x in examples])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    home = tmp_path_factory.mktemp("stored")
+    store(home, random_examples(6, 0), random_examples(2, 1), spec=spec())
+    return home
 
 
 @pytest.fixture
-def no_network(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was asked")
+def prepared(stored, tmp_path):
+    """The folder of a data set of six and two images, to do with as one likes."""
+    shutil.copytree(stored / "shapes", tmp_path / "shapes")
+    return str(tmp_path / "shapes" / "1.2.3")
 
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_what_was_stored_is_read(tmp_path, file_format, capsys):
+    train, test = random_examples(13, 0), random_examples(5, 1)
+    folder = store(tmp_path, train, test, spec=spec(), file_format=file_format)
+    capsys.readouterr()
+    data_set = data.load("tfds:shapes", str(tmp_path))
+    copies = [f"{folder}/towers-{split}.bin" for split in ("train", "test")]
+    said = capsys.readouterr().out
+    if file_format == "tfrecord":
+        for path, line in zip(copies, said.splitlines(), strict=True):
+            assert line.startswith("copying 0.0 MB to ") and line.endswith(" once ...")
+            assert path in line and os.path.exists(path)
+    else:
+        assert not said and not any(map(os.path.exists, copies))
+    assert data_set.name == "tfds:shapes" and data_set.class_names == tuple(CLASSES)
+    assert data_set.train.image_shape == (8, 6, 3)
+    assert pairs(*all_of(data_set.train)) == stored_pairs(train)
+    assert pairs(*all_of(data_set.test)) == stored_pairs(test)
+    pixels = np.stack([x["image"] for x in train])
+    np.testing.assert_allclose(data_set.mean, pixels.mean((0, 1, 2)))
+    np.testing.assert_allclose(data_set.deviation, pixels.std((0, 1, 2)))
+    assert data_set.origin == (
+        f"tensorflow-datasets shapes/1.2.3 in {folder} (split test for testing)"
+    )
+
+    again = data.load("tfds:shapes", str(tmp_path))
+    np.testing.assert_array_equal(all_of(again.train)[0], all_of(data_set.train)[0])
+    assert not capsys.readouterr().out
+
+
+def test_images_of_any_size_and_other_features(tmp_path):
+    from tensorflow_datasets import features as kinds
+
+    rng = np.random.default_rng(0)
+    examples = [
+        {
+            "photo": rng.integers(0, 256, (8, 20 + i, 1)).astype(np.uint8),
+            "kind": i % 3,
+            "note": "x",
+        }
+        for i in range(12)
+    ]
+    features = kinds.FeaturesDict(
+        {
+            "photo": kinds.Image(shape=(None, None, 1)),
+            "kind": kinds.ClassLabel(num_classes=3),
+            "note": kinds.Text(),
+        }
+    )
+    for file_format in FORMATS:
+        name = f"set_{file_format}"
+        store(tmp_path, examples, None, name, features, file_format=file_format)
+        assert "sizes differ: resized to 64x64" in load(tmp_path, name).origin
+        data_set = load(tmp_path, name, image_size=8)
+        assert data_set.train.image_shape == (8, 8, 1)
+        assert data_set.class_names == ("0", "1", "2")
+        counts = data_set.train.num_examples, data_set.test.num_examples
+        assert counts == (11, 1) and "10% held out for testing" in data_set.origin
+        actual = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
+        # What is 8 pixels high is cropped and no more where the width is even.
+        even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
+        cropped = [x["photo"][:, (x["photo"].shape[1] - 8) // 2 :][:, :8] for x in even]
+        assert set(pairs(cropped, [x["kind"] for x in even])) <= set(actual)
+
+
+def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path):
+    hidden = [{**x, "label": -1} for x in random_examples(4, 1)]
+    splits = {"test": hidden, "validation": random_examples(3, 2)}
+    train = random_examples(5, 0)
+    for file_format in FORMATS:
+        name = f"set_{file_format}"
+        store(
+            tmp_path, train, None, name, spec(), file_format=file_format, others=splits
+        )
+        data_set = load(tmp_path, name)
+        assert pairs(*all_of(data_set.test)) == stored_pairs(splits["validation"])
+        assert "(split validation for testing)" in data_set.origin
+
+
+def test_a_configuration_is_named_after_a_slash(prepared, tmp_path, monkeypatch):
+    (tmp_path / "sets" / "parent").mkdir(parents=True)
+    (tmp_path / "shapes").rename(tmp_path / "sets" / "parent" / "small")
+    assert load(tmp_path / "sets", "parent/small").train.num_examples == 6
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    assert load("", "parent/small").test.num_examples == 2
+    text = refusal(tmp_path / "sets", "parent")
+    assert (
+        "is prepared as parent/small" in text and "--dataset=tfds:parent/small" in text
+    )
+
+
+def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
+    text = refusal(tmp_path, "flowers")
+    assert text.startswith("tfds:flowers was not found: no flowers/VERSION in ")
+    assert str(tmp_path) in text and str(tmp_path / "shared") in text
+    assert text.endswith("tfds build flowers --file_format=array_record")
+
+
+def test_row_19_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    (tmp_path / "flowers").mkdir()
+    monkeypatch.setattr("os.listdir", refuse)
+    text = refusal(tmp_path, "flowers")
+    assert text == f"{tmp_path}/flowers: cannot be read: Permission denied"
+
+
+def test_what_is_no_set_of_labeled_images_is_refused(tmp_path):
+    from tensorflow_datasets import features as kinds
+
+    some = [{**x, "other": x["label"]} for x in random_examples(2, 0)]
+    real = [{**x, "image": np.zeros((8, 6, 1), np.float32)} for x in some]
+    names = kinds.ClassLabel(names=CLASSES)
+    for name, examples, wrong, expected in (
+        ("a", some, spec(label=None), "its features are image (Image)"),
+        ("b", some, spec(image=None), "its features are label (ClassLabel)"),
+        ("c", some, spec(other=names), "other (ClassLabel)"),
+        (
+            "d",
+            real,
+            spec(image=kinds.Image(shape=(8, 6, 1), dtype=np.float32)),
+            "is of type float32; only images of 8 or 16 bits",
+        ),
+    ):
+        store(tmp_path, examples, None, f"set_{name}", wrong)
+        assert expected in refusal(tmp_path, f"set_{name}")
+
+
+def test_row_21_a_label_out_of_range_is_named(tmp_path):
+    examples = random_examples(6, 0)
+    folder = store(tmp_path, examples, examples, spec=spec())
+    load(tmp_path)
+    with np.load(f"{folder}/towers-train.npz") as index:
+        changed = dict(index)
+    changed["labels"][4] = 3
+    np.savez(f"{folder}/towers-train.npz", **changed)
+    text = refusal(tmp_path)
+    assert text.startswith(
+        f"{folder}: split 'train', image 4 (counted from 0): has the "
+    )
+    assert "has the label 3, expected 0 to 2" in text
+    survey = Survey()
+    load(tmp_path, survey=survey)
+    assert len(survey.faults) == 1
+
+
+# The copy.
+
+
+@pytest.mark.parametrize("name", ["train.tfrecord", "test.tfrecord"])
+def test_damaged_records_are_found_when_they_are_copied(prepared, tmp_path, name):
+    path = f"{prepared}/shapes-{name}-00000-of-00001"
+    with open(path, "r+b") as file:
+        file.seek(150)
+        file.write(b"xyz")
+    assert refusal(tmp_path).startswith(f"{prepared}: tensorflow-datasets cannot read ")
+    split = name.split(".")[0]
+    left = [x for x in os.listdir(prepared) if x.startswith(f"towers-{split}")]
+    assert left == [f"towers-{split}.lock"]
+
+
+@pytest.mark.parametrize(
+    "ending,change",
+    [
+        ("bin", lambda x: x[:-1]),
+        ("bin", lambda x: x + b"\0"),
+        ("npz", lambda x: x[:-1]),
+        ("npz", lambda x: b""),
+    ],
+)
+def test_a_damaged_copy_is_refused(prepared, tmp_path, ending, change):
+    load(tmp_path)
+    path = pathlib.Path(f"{prepared}/towers-train.{ending}")
+    path.write_bytes(change(path.read_bytes()))
+    assert f"delete {prepared}/towers-train.*" in refusal(tmp_path)
+
+
+def test_the_copy_of_something_else_is_made_anew(prepared, tmp_path, capsys):
+    load(tmp_path)
+    before = os.stat(f"{prepared}/towers-train.bin").st_ino
+    with np.load(f"{prepared}/towers-train.npz") as index:
+        np.savez(f"{prepared}/towers-train.npz", **{**index, "origin": "another"})
+    capsys.readouterr()
+    load(tmp_path)
+    assert capsys.readouterr().out.count("copying") == 1
+    assert os.stat(f"{prepared}/towers-train.bin").st_ino != before
+
+
+class Usage:
+    free = 5
+
+
+def test_a_disk_that_is_too_small_is_told_with_both_numbers(
+    prepared, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(indexed.shutil, "disk_usage", lambda folder: Usage())
+    text = refusal(tmp_path)
+    assert "needs 1000" in text and text.endswith("bytes, and 5 are free")
+
+
+def test_a_copy_that_is_not_used_any_more_is_closed(tmp_path):
+    examples = [(b"ab", 0), (b"cde", 1)]
+    path = str(tmp_path / "copy")
+    copy = indexed.open_or_copy(path, "of a test", 2, 5, lambda: examples)
+    assert copy.read(1) == (b"cde", 1)
+    descriptor = copy._file.fileno()
+    del copy
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_folder_that_cannot_be_written_is_named(prepared, tmp_path, monkeypatch):
+    def refuse(path, *args, **kwargs):
+        if str(path).endswith(".lock"):
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path, *args, **kwargs)
+
+    opened = open
+    monkeypatch.setattr("builtins.open", refuse)
+    text = refusal(tmp_path)
+    assert text.startswith(f"{prepared}: a copy that can be indexed, of ")
+    assert text.endswith("would be written there: Permission denied")
 
 
 # Found.
@@ -42,41 +308,36 @@ def test_default_folder_follows_the_environment(monkeypatch):
     assert tfds.default_dir() == os.path.expanduser("~/tensorflow_datasets")
 
 
-# Read.
+# Read into memory.
 
 
-def test_what_was_stored_is_read_in_the_order_of_the_ids(tmp_path, no_network):
-    train, test = random_examples(13, 0), random_examples(5, 1)
-    folder = store(tmp_path, train, test)
-    assert tfds.find_prepared("shapes", str(tmp_path)) == folder
-    data_set = tfds.read_prepared(folder)
-    for source, stored in ((data_set.train, train), (data_set.test, test)):
-        images, labels = all_of(source)
-        np.testing.assert_array_equal(images, [x["image"] for x in stored])
-        np.testing.assert_array_equal(labels, [x["label"] for x in stored])
-    images = np.stack([x["image"] for x in train])
-    np.testing.assert_allclose(data_set.mean, images.mean((0, 1, 2)))
-    np.testing.assert_allclose(data_set.deviation, images.std((0, 1, 2)))
-    assert data_set.name == "shapes" and data_set.class_names == tuple(CLASSES)
-    assert data_set.origin == f"tensorflow-datasets shapes/1.2.3 in {folder}"
+def in_memory(folder):
+    return tfds.read_arrays(folder, (8, 6, 3))
 
 
-def test_without_ids_everything_comes_once_and_in_the_same_order(tmp_path, no_network):
-    train, test = random_examples(40, 0), random_examples(1, 1)
-    folder = store(tmp_path, train, test, spec=features(id=None))
-    images, labels = all_of(tfds.read_prepared(folder).train)
-    again, _ = all_of(tfds.read_prepared(folder).train)
-    np.testing.assert_array_equal(images, again)
-    actual = sorted((x.tobytes(), y) for x, y in zip(images, labels, strict=True))
-    assert actual == sorted((x["image"].tobytes(), x["label"]) for x in train)
-
-
-def test_other_features_are_left_alone(tmp_path, no_network):
+def test_what_was_stored_is_in_memory_in_the_order_of_the_ids(tmp_path):
     from tensorflow_datasets import features as kinds
 
-    examples = [{**x, "note": "x"} for x in random_examples(3, 0)]
-    folder = store(tmp_path, examples, examples, spec=features(note=kinds.Text()))
-    assert tfds.read_prepared(folder).train.num_examples == 3
+    train, test = (
+        [{**x, "note": "x"} for x in random_examples(*args)]
+        for args in ((13, 0), (5, 1))
+    )
+    folder = store(tmp_path, train, test, spec=features(note=kinds.Text()))
+    *splits, origin, names = in_memory(folder)
+    for (images, labels), stored in zip(splits, (train, test), strict=True):
+        np.testing.assert_array_equal(images, [x["image"] for x in stored])
+        np.testing.assert_array_equal(labels, [x["label"] for x in stored])
+        assert images.dtype == np.uint8 and labels.dtype == np.int32
+    assert names == tuple(CLASSES)
+    assert origin == f"tensorflow-datasets shapes/1.2.3 in {folder}"
+
+
+def test_without_ids_everything_comes_once_and_in_the_same_order(tmp_path):
+    train, test = random_examples(40, 0), random_examples(1, 1)
+    folder = store(tmp_path, train, test, spec=spec())
+    (images, labels), *_ = in_memory(folder)
+    np.testing.assert_array_equal(images, in_memory(folder)[0][0])
+    assert pairs(images, labels) == stored_pairs(train)
 
 
 def spoil_one_bit(folder):
@@ -132,30 +393,29 @@ def change_count(folder, count):
         lambda folder: change_count(folder, "6"),
     ],
 )
-def test_damaged_folder_is_refused(tmp_path, no_network, damage):
+@pytest.mark.parametrize("read", [in_memory, lambda folder: load(f"{folder}/../..")])
+def test_a_damaged_folder_is_refused(tmp_path, damage, read):
     folder = store(tmp_path, random_examples(5, 0), random_examples(5, 1))
     damage(folder)
-    assert message(tfds.read_prepared, folder).startswith(f"{folder}: ")
+    assert message(read, folder).startswith(f"{tmp_path}/shapes/1.2.3: ")
 
 
-def test_what_is_no_set_of_labeled_images_is_refused(tmp_path, no_network):
+def test_what_is_no_published_data_set_is_refused(tmp_path):
     from tensorflow_datasets import features as kinds
 
     some = random_examples(2, 0)
     wide = [{**x, "image": np.zeros((8, 6, 3), np.uint16)} for x in some]
-    for name, examples, test, spec, expected in (
-        ("a", some, None, features(), "has no split 'test', only train"),
-        ("b", some, some, features(label=None), "no classes under 'label'"),
-        ("c", some, some, features(image=None), "no images under 'image'"),
-        ("d", some, some, features(label=kinds.Scalar(np.int64)), "no classes under"),
-        ("e", some, some, features(image=kinds.Image()), "found uint8 [None, None, 3]"),
+    for name, examples, test, changes, expected in (
+        ("a", some, None, {}, "has no split 'test', only train"),
+        ("b", some, some, {"image": kinds.Image()}, "found uint8 [None, None, 3]"),
         (
-            "f",
+            "c",
             wide,
             wide,
-            features(image=kinds.Image(shape=(8, 6, 3), dtype=np.uint16)),
+            {"image": kinds.Image(shape=(8, 6, 3), dtype=np.uint16)},
             "found uint16 [8, 6, 3]",
         ),
     ):
-        folder = store(tmp_path, examples, test, name=f"set_{name}", spec=spec)
-        assert expected in message(tfds.read_prepared, folder)
+        spec_of_it = features(**changes)
+        folder = store(tmp_path, examples, test, name=f"set_{name}", spec=spec_of_it)
+        assert expected in message(in_memory, folder)

@@ -11,6 +11,7 @@ from towers import data, models
 from towers.config import Config, factories
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
+from towers.data.classes import BalancedOrder, class_weights, labels_for
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.part import Part, shares
@@ -143,6 +144,7 @@ def build(
             models.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
             part,
+            create_order(config, train_source),
         )
 
     # Update; of an evaluation without schedules.
@@ -166,6 +168,14 @@ def _hold_out(config, source):
         return hold_out(source, config.validation_fraction, config.seed)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+
+
+def create_order(config: Config, source: Source) -> BalancedOrder | None:
+    """The order of an epoch, None for each image once. Labels that are not known are a
+    ConfigError."""
+    if config.sampler == "shuffle":
+        return None
+    return BalancedOrder(labels_for(source, f"sampler={config.sampler}"))
 
 
 def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
@@ -331,11 +341,19 @@ def create_trainer(
         config.batch_size,
         **options,
     )
+    loss_fn = functools.partial(
+        losses.cross_entropy, label_smoothing=config.label_smoothing
+    )
+    batches, train_loss_fn = parts.train_batches, loss_fn
+    if batches is not None and config.class_weights:
+        weights = class_weights(
+            config.class_weights, batches.source, parts.data.class_names
+        )
+        train_loss_fn = functools.partial(loss_fn, class_weights=weights)
     task = Task(
         model=parts.model,
-        loss_fn=functools.partial(
-            losses.cross_entropy, label_smoothing=config.label_smoothing
-        ),
+        loss_fn=train_loss_fn,
+        eval_loss_fn=loss_fn,
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
@@ -347,9 +365,9 @@ def create_trainer(
         skip_not_finite=config.on_nonfinite == "skip",
     )
     feed = None
-    if parts.train_batches is not None:
+    if batches is not None:
         lead_devices = devices.towers[:: strategy.num_shards]
-        feed = create_feed(config, parts.train_batches, lead_devices, strategy.sizes)
+        feed = create_feed(config, batches, lead_devices, strategy.sizes)
     if not choice.asynchronous:
         return SynchronousTrainer(task, strategy, feed, workers)
     return AsynchronousTrainer(

@@ -60,10 +60,16 @@ class Choice:
 
 
 DATASETS = {
-    "cifar10": Choice("data.cifar10:load", "60,000 color images, 10 classes"),
-    "cifar100": Choice("data.cifar100:load", "the same, 100 classes"),
-    "mnist": Choice("data.mnist:load", "70,000 gray digits"),
-    "fashion_mnist": Choice("data.mnist:load_fashion", "70,000 gray clothes"),
+    "cifar10": Choice(
+        "data.published:load", "60,000 color images, 10 classes", {"name": "cifar10"}
+    ),
+    "cifar100": Choice(
+        "data.published:load", "the same, 100 classes", {"name": "cifar100"}
+    ),
+    "mnist": Choice("data.published:load", "70,000 gray digits", {"name": "mnist"}),
+    "fashion_mnist": Choice(
+        "data.published:load", "70,000 gray clothes", {"name": "fashion_mnist"}
+    ),
     "image_folder": Choice(
         "data.image_folder:load", "a folder of image files per class"
     ),
@@ -71,9 +77,7 @@ DATASETS = {
         "data.embedded:load", "12,000 drawn images, 10,000 for training", {"seed": 0}
     ),
     "synthetic": Choice("data.synthetic:load", "noise, for timing"),
-    "tfds:NAME": Choice(
-        "data.tfds_source:load", "any that tensorflow-datasets has prepared"
-    ),
+    "tfds:NAME": Choice("data.tfds:load", "any that tensorflow-datasets has prepared"),
 }
 
 AUGMENTS = {

@@ -87,6 +87,12 @@ class Config:
         "evaluations during training then use it, and the best step is kept.",
         BELOW_1,
     )
+    sampler: str = option(
+        "shuffle",
+        "Order of an epoch: every image once (shuffle), or as many drawn with "
+        "replacement, all classes equally likely (balanced).",
+        choices=("shuffle", "balanced"),
+    )
     augment: str = option("tutorial", "Augmentation", table="augment")
     color_jitter: float = option(
         0.0,
@@ -187,6 +193,11 @@ class Config:
     )
     label_smoothing: float = option(
         0.0, "Probability spread evenly over all classes.", BELOW_1
+    )
+    class_weights: str = option(
+        "",
+        "Weights of the classes in the training loss: balanced for weights inverse to "
+        "the number of images, or a JSON file of names and weights; empty for none.",
     )
     param_rates: str = option(
         "",

@@ -37,11 +37,12 @@ def load(
             training images, `train` being None.
 
     Raises:
-        DataError: it is not there, or not what it should be.
+        DataError: it is not there, or not what it should be, such as a label outside of
+            the classes; with a survey the labels are not compared.
         ConfigError: a function in a file gives no DataSet.
     """
     from towers.data.decoding import Decoding
-    from towers.data.sources import DataSet
+    from towers.data.sources import DataSet, validate_labels
 
     data_set = factories.create(
         "dataset",
@@ -58,4 +59,6 @@ def load(
             f"dataset={name}: gave {type(data_set).__name__}; return a "
             "towers.data.sources.DataSet"
         )
+    if survey is None:
+        validate_labels(data_set)
     return data_set

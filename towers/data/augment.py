@@ -9,17 +9,23 @@ numbers, uniform in [0, 1); they hold no state of their own.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from towers.config import factories
-from towers.data.randomness import Draw
+from towers.config.choices import find
+from towers.data.randomness import Draw, uniform
 from towers.errors import ConfigError
 
 TUTORIAL_SIZE = 24
 PADDING = 4
+
+# Images, and values of them at most, on which an augmentation in a file is tried.
+NUM_TRIED = 32
+MOST_TRIED_VALUES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +152,8 @@ def create_augment(
         mean, deviation: of the training images, per channel.
 
     Raises:
-        ValueError: it does not fit the images.
+        ValueError: it does not fit the images, or one in a file has a state: called
+            twice with the same arguments it gives different images.
     """
     augment = factories.create(
         "augment", name, image_shape=image_shape, mean=mean, deviation=deviation
@@ -156,7 +163,34 @@ def create_augment(
             f"augment={name}: gave {type(augment).__name__}; return a "
             "towers.data.augment.Augment"
         )
+    if find("augment", name).is_in_a_file:
+        _validate_stateless(name, augment, image_shape)
     return augment
+
+
+def _validate_stateless(name, augment, image_shape):
+    """Refuses an augmentation that gives other images for the same arguments, such as a
+    layer of Keras with a generator of its own."""
+    count = max(2, min(NUM_TRIED, MOST_TRIED_VALUES // math.prod(image_shape)))
+    with tf.device("CPU:0"):
+        indices = tf.range(count, dtype=tf.int64)
+        step = tf.constant(0, tf.int64)
+        draw = Draw(0, step, indices, tf.zeros_like(indices))
+        images = 256 * uniform(0, "images", step, [count, *image_shape])
+        images = tf.cast(images, tf.uint8)
+        for part in ("train", "train_on_crops", "evaluate"):
+            function = getattr(augment, part)
+            if function is None:
+                continue
+            more = () if part == "evaluate" else (draw,)
+            first, second = (np.asarray(function(images, *more)) for _ in range(2))
+            if not np.array_equal(first, second, equal_nan=True):
+                raise ConfigError(
+                    f"augment={name}: its {part} gives other images when it is called "
+                    "again with the same seed and step; take all random numbers from "
+                    "draw(purpose, shape), not from a layer or a generator that has a "
+                    "state"
+                )
 
 
 def standardize(

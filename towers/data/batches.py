@@ -16,7 +16,7 @@ from towers.data import randomness, streams
 from towers.data.augment import Augment
 from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
-from towers.data.part import Part, places, shares
+from towers.data.part import Part, shares
 from towers.data.sources import Source, Subset
 from towers.errors import data_errors_of_tensorflow
 
@@ -36,10 +36,11 @@ class TrainBatches:
         augment: the augmentation of their images.
         seed: of the order and of all random numbers.
         images_per_step: images of one step over all towers, G.
-        part: which of them are made here; by default all.
-        noise_shapes: per dropout layer, the name of its noise and the shape of one
-            image's.
+        noise_shapes: name of the noise of a dropout layer -> its shape for one image.
         mix: mixes the images of a step, all G of them, and their labels.
+        part: which images of every (micro-)batch are made here; None for all.
+        order: (seed, epoch) -> the order of an epoch, int64 [num_examples], in which
+            examples may be repeated; by default each comes once.
     """
 
     source: Source
@@ -51,24 +52,25 @@ class TrainBatches:
     )
     mix: Mix | None = None
     part: Part | None = None
+    order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
 
     def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
         """The batch of a step.
 
         Args:
             step: int64 scalar, 0 for the first.
-            orders: what `orders` gives for the step's first epoch, where it is known.
+            orders: `orders` of the step's first epoch; None to draw them here.
 
         Returns:
-            "images" float32 [n, height, width, channels], "labels" int32 [n] or, where
-            images are mixed, float32 [n, num_classes], and the noise of each dropout
-            layer, float32 [n, ...]; n is G, or the images of the part.
+            "images" float32 [n, height, width, channels]; "labels" int32 [n], or
+            float32 [n, num_classes] of mixed images; the noise of each dropout layer,
+            float32 [n, ...]. n is G, or the number of images of the part.
         """
         return self.process(step, self._read(step, self.indices(step, orders)))
 
     def split(self, sizes: Sequence[int]) -> list["TrainBatches"]:
-        """The batches of several towers: so many images of every (micro-)batch for
-        each, one after the other."""
+        """The batches of several towers, which follow each other in every
+        (micro-)batch; `sizes` are the images of each."""
         part = self.part or Part.all_of(sum(sizes))
         return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
 
@@ -77,13 +79,13 @@ class TrainBatches:
         return step * self.images_per_step // self.source.num_examples
 
     def orders(self, epoch: tf.Tensor) -> tf.Tensor:
-        """int64 [epochs, num_examples]: the orders of an epoch and of as many after it
-        as a batch that begins in it may reach."""
+        """int64 [epochs, num_examples]: the orders of an epoch and of those after it
+        that a batch which begins in this epoch may reach."""
         most_epochs = (self.images_per_step - 2) // self.source.num_examples + 2
         return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
 
     def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
-        """int64: which examples step number `step` reads, see `_read_ranges`."""
+        """int64 [images that are read]: the examples of a step."""
         length = self.source.num_examples
         positions = self._positions(step)
         first_epoch = self.first_epoch(step)
@@ -95,10 +97,12 @@ class TrainBatches:
     def stream(
         self, first_step: int, share: Callable[[Batch], list[Batch]] | None = None
     ) -> tf.data.Dataset:
-        """The batches of all steps from `first_step` on, read ahead by `tf.data`; with
-        `share` tuples of the pieces that it makes of them.
+        """The batches of all steps from `first_step` on, read ahead by `tf.data`:
+        reading, processing and the consumer of the stream overlap.
 
-        Reading, processing and the consumer of the stream overlap.
+        Args:
+            first_step: 0 for the first of all.
+            share: splits a batch; the elements are then tuples of its pieces.
         """
         steps = _count(first_step)
         batches = tf.data.Dataset.zip(steps, self._stored(first_step))
@@ -113,7 +117,7 @@ class TrainBatches:
         return _read_ahead(batches)
 
     def stored_stream(self, first_step: int) -> tf.data.Dataset:
-        """As `stream`, of the stored examples that `process` makes a batch of."""
+        """The stored examples of all steps from `first_step` on, for `process`."""
         return _read_ahead(self._stored(first_step))
 
     def process(self, step: tf.Tensor, stored: Batch) -> Batch:
@@ -121,11 +125,11 @@ class TrainBatches:
 
         Args:
             step: int64 scalar, best on the host.
-            stored: of the examples that are read, "indices" int64 [n], "images" uint8
-                [n, height, width, channels], "labels", integers [n].
+            stored: "indices" int64 [n], "images" uint8 [n, height, width, channels] and
+                "labels", integers [n], of the examples that are read.
 
         Returns:
-            As a call; labels that are not mixed keep their dtype.
+            The batch, as a call gives it; labels that are not mixed keep their dtype.
         """
         images, labels = stored["images"], stored["labels"]
         draw = self._draw(step, stored["indices"])
@@ -133,10 +137,11 @@ class TrainBatches:
         train = on_crops if self._reads_crops else self.augment.train
         images = train(images, draw)
         if self.mix is not None:
-            images, labels = map(self._wanted, self.mix(images, labels, draw))
+            mixed = self.mix(images, labels, draw)
+            images, labels = map(self._without_previous, mixed)
         batch = {"images": images, "labels": labels}
         if not self._is_whole:
-            draw = dataclasses.replace(draw, ranges=self._ranges())
+            draw = dataclasses.replace(draw, rows=self._rows())
         for name, shape in self.noise_shapes.items():
             batch[name] = draw(name, [images.shape[0], *shape])
         return batch
@@ -149,27 +154,27 @@ class TrainBatches:
 
     def _draw(self, step, indices):
         """The random numbers of the images that are read."""
-        epochs = self._positions(step) // self.source.num_examples
-        ranges = None if self._is_whole else self._read_ranges
-        return randomness.Draw(self.seed, step, indices, epochs, ranges)
+        epochs = self._positions(step)
+        if self.order is None:
+            epochs //= self.source.num_examples
+        rows = None if self._is_whole else self._read_rows
+        return randomness.Draw(self.seed, step, indices, epochs, rows)
 
     @property
     def _is_whole(self):
         return self.part is None or self.part.is_whole
 
-    def _ranges(self, before=0):
-        """Places in the step of the images that are made here, as `Part.ranges`."""
+    def _rows(self, with_previous=False):
         part = self.part or Part.all_of(self.images_per_step)
-        return part.ranges(self.images_per_step // part.whole, before)
+        return part.rows(self.images_per_step // part.whole, with_previous)
 
     @property
-    def _read_ranges(self):
-        """Those of the images that are read: each mixed image takes part of the one
-        before it."""
-        return self._ranges(before=int(self.mix is not None))
+    def _read_rows(self):
+        """The images that are read: a mixed image takes part of the one before it."""
+        return self._rows(with_previous=self.mix is not None)
 
-    def _wanted(self, values):
-        """The images that are made, of those that are read to be mixed."""
+    def _without_previous(self, values):
+        """The values of the images of the part alone."""
         if self._is_whole:
             return values
         shape = values.shape[1:]
@@ -185,7 +190,7 @@ class TrainBatches:
         )
 
     def _read(self, step, indices):
-        size = len(places(self._read_ranges))
+        size = sum(map(len, self._read_rows))
         if self._reads_crops:
             numbers = draw_numbers(self._draw(step, indices), size)
             images, labels = self.source.read_crops(indices, *numbers)
@@ -209,21 +214,24 @@ class TrainBatches:
         orders = epochs.rebatch(self.images_per_step, drop_remainder=True)
         if self._is_whole:
             return orders
-        read = places(self._read_ranges)
-        return orders.map(streams.plain(lambda order: tf.gather(order, read)))
+        rows = _numbers(self._read_rows)
+        return orders.map(streams.plain(lambda order: tf.gather(order, rows)))
 
     def _order(self, epoch):
+        if self.order is not None:
+            return self.order(self.seed, epoch)
         return randomness.permutation(
             self.seed, "order", epoch, self.source.num_examples
         )
 
     def _positions(self, step):
         """int64: places in the endless stream of the images that are read."""
-        if self._is_whole:
-            offsets = tf.constant(np.arange(self.images_per_step))
-        else:
-            offsets = tf.constant(places(self._read_ranges))
+        offsets = tf.constant(_numbers(self._read_rows))
         return step * self.images_per_step + offsets
+
+
+def _numbers(rows):
+    return np.concatenate([np.arange(x.start, x.stop, dtype=np.int64) for x in rows])
 
 
 def _count(first):
@@ -238,10 +246,10 @@ def _read_ahead(batches):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EvalBatches:
-    """Every example exactly once, in order, in batches of one shape.
+    """The batches of an evaluation: every example exactly once, in order.
 
-    The last batch is filled up with example 0; "weights", float32 [batch], is 1
-    for an example that counts and 0 for one that fills.
+    All have one shape. The last one is filled up with example 0; "weights", float32
+    [batch], is 1 for an example that counts and 0 for one that fills.
 
     Attributes:
         source: the examples.
@@ -260,7 +268,7 @@ class EvalBatches:
         return -(-self.source.num_examples // self.batch_size)
 
     def split(self, num_towers: int) -> list["EvalBatches"]:
-        """The batches of several towers, of which small ones may be left out."""
+        """The batches of several towers; no more of them than images of a batch."""
         part = self.part or Part.all_of(self.batch_size)
         sizes = shares(part.size, min(part.size, num_towers))
         return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
@@ -283,29 +291,30 @@ class EvalBatches:
         return _read_ahead(batches)
 
     @property
-    def _range(self):
-        [(begin, end)] = (self.part or Part.all_of(self.batch_size)).ranges(1)
-        return begin, end
+    def _rows(self):
+        [rows] = (self.part or Part.all_of(self.batch_size)).rows(1)
+        return rows
 
     def _read(self, first):
-        positions = first + tf.range(*self._range, dtype=tf.int64)
+        rows = self._rows
+        positions = first + tf.range(rows.start, rows.stop, dtype=tf.int64)
         counts = positions < self.source.num_examples
         images, labels = self.source.read(tf.where(counts, positions, 0))
         return images, labels, counts
 
     def _process(self, images, labels, counts):
-        begin, end = self._range
-        images = tf.ensure_shape(images, [end - begin, *self.source.image_shape])
+        size = len(self._rows)
+        images = tf.ensure_shape(images, [size, *self.source.image_shape])
         return {
             "images": self.augment.evaluate(images),
-            "labels": tf.ensure_shape(labels, [end - begin]),
+            "labels": tf.ensure_shape(labels, [size]),
             "weights": tf.cast(counts, tf.float32),
         }
 
 
 def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
-    """Images from all parts of the source, augmented as in an evaluation, in arrays of
-    at most 100.
+    """Images at equal distances in the source, augmented as in an evaluation, in arrays
+    of at most 100.
 
     Raises:
         DataError: one cannot be read.
@@ -319,7 +328,11 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
 
 
 def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Splits a source at random into the rest and a held-out fraction."""
+    """Splits a source into the rest and a held-out fraction, drawn at random.
+
+    Raises:
+        ValueError: nothing is left on one side.
+    """
     order = randomness.permutation(
         seed, "hold_out", tf.constant(0), source.num_examples
     ).numpy()

@@ -137,6 +137,11 @@ class EncodedSource:
         """As `sources.checksum`."""
         return self._encoded.checksum() if hasattr(self._encoded, "checksum") else None
 
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Integers [num_examples]; None where the images would have to be read."""
+        return getattr(self._encoded, "labels", None)
+
     def place(self, index: int) -> str:
         """The location of an image, such as its path."""
         return self._encoded.place(index)

@@ -38,7 +38,7 @@ class IndexedFile:
     def __init__(self, path: str):
         self._path = path + ".bin"
         try:
-            self._offsets, self._labels, self.origin = _read_index(path + ".npz")
+            self._offsets, self.labels, self.origin = _read_index(path + ".npz")
             self._file = open_data_file(self._path)
             weakref.finalize(self, self._file.close)
             size = os.fstat(self._file.fileno()).st_size
@@ -50,16 +50,16 @@ class IndexedFile:
         if size != self._offsets[-1]:
             raise DataError(
                 f"{self._path}: expected {self._offsets[-1]} bytes of "
-                f"{len(self._labels)} images, found {size}; delete {path}.*"
+                f"{len(self.labels)} images, found {size}; delete {path}.*"
             )
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def read(self, index: int) -> tuple[bytes, int]:
         first, end = map(int, self._offsets[index : index + 2])
         content = os.pread(self._file.fileno(), end - first, first)
-        return content, int(self._labels[index])
+        return content, int(self.labels[index])
 
     def place(self, index: int) -> str:
         return f"{self._path}: image {index} (counted from 0)"

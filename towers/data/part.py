@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -37,33 +35,30 @@ class Part:
     def is_whole(self) -> bool:
         return self.size == self.whole
 
-    def ranges(self, count: int, before: int = 0) -> list[tuple[int, int]]:
-        """The places of the part in `count` (micro-)batches, one after the other.
+    def rows(self, num_micro_batches: int, with_previous: bool = False) -> list[range]:
+        """The images of the part among those of a step, in order.
 
         Args:
-            count: of the (micro-)batches.
-            before: images that come before each piece of the part and are wanted too; 0
-                or 1. Before the first image of all is the last one.
+            num_micro_batches: of a step; their images follow each other.
+            with_previous: add the image before each piece of the part, which is mixed
+                with its first one. The first image of a step is mixed with the last.
 
         Returns:
-            [first, end) of each piece, in order.
+            Ranges: one for each micro-batch, or one of all images where the part is the
+            whole batch. The last image is a range of its own where it is added.
         """
+        num_images = num_micro_batches * self.whole
         if self.is_whole:
-            return [(0, count * self.whole)]
-        ranges = []
-        for number in range(count):
-            first = number * self.whole + self.first
-            if before and first == 0:
-                ranges.append((count * self.whole - 1, count * self.whole))
-                ranges.append((0, self.size))
-            else:
-                ranges.append((first - before, first + self.size))
-        return ranges
-
-
-def places(ranges: list[tuple[int, int]]) -> np.ndarray:
-    """int64: the places in ranges, one after the other."""
-    return np.concatenate([np.arange(*pair, dtype=np.int64) for pair in ranges])
+            return [range(num_images)]
+        rows = []
+        for first in range(self.first, num_images, self.whole):
+            end = first + self.size
+            if with_previous and first == 0:
+                rows.append(range(num_images - 1, num_images))
+            elif with_previous:
+                first -= 1
+            rows.append(range(first, end))
+        return rows
 
 
 def shares(num_images: int, num_towers: int) -> list[int]:

@@ -32,7 +32,14 @@ def uniform(
     seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
 ) -> tf.Tensor:
     """float32 of the shape, uniform over the multiples of 2**-23 in [0, 1)."""
-    bits = tf.random.stateless_uniform(
+    return _fractions(random_bits(seed, purpose, counter, shape))
+
+
+def random_bits(
+    seed: int, purpose: str, counter: tf.Tensor, shape: Sequence[int]
+) -> tf.Tensor:
+    """uint32 of the shape, all values equally likely."""
+    return tf.random.stateless_uniform(
         shape,
         key(seed, purpose, counter),
         minval=None,
@@ -40,7 +47,6 @@ def uniform(
         dtype=tf.uint32,
         alg=ALGORITHM,
     )
-    return _fractions(bits)
 
 
 def uniform_rows(
@@ -48,41 +54,41 @@ def uniform_rows(
     purpose: str,
     counter: tf.Tensor,
     shape: Sequence[int],
-    ranges: Sequence[tuple[int, int]],
+    rows: Sequence[range],
 ) -> tf.Tensor:
-    """The rows of `uniform` in ranges of the first axis; no others are drawn. Not under
-    XLA, which makes another key of a seed.
+    """Some rows of `uniform`; no others are drawn. Not under XLA, which makes another
+    key of a seed.
 
     Philox makes four numbers of each value of a counter that it counts up (Salmon et
     al. 2011), so that drawing can begin anywhere.
 
     Args:
         shape: of a row.
-        ranges: [first, end) each.
+        rows: ranges of the first axis, without steps.
 
     Returns:
-        float32 [rows, *shape].
+        float32 [number of rows, *shape].
     """
     length = math.prod(shape)
     with tf.device("CPU:0"):
         seeds = key(seed, purpose, counter)
         philox = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds)
     pieces = []
-    for first, end in ranges:
-        skipped = first * length // 4
+    for some in rows:
+        skipped = some.start * length // 4
         with tf.device("CPU:0"):
             low, high = tf.unstack(philox.counter)
             begin = low + tf.constant(skipped, tf.uint64)
             high += tf.cast(begin < low, tf.uint64)  # the carry
             begin = tf.stack([begin, high])
         bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[end * length - 4 * skipped],
+            shape=[some.stop * length - 4 * skipped],
             key=philox.key,
             counter=begin,
             alg=_PHILOX,
             dtype=tf.uint32,
         )
-        pieces.append(bits[first * length - 4 * skipped :])
+        pieces.append(bits[some.start * length - 4 * skipped :])
     return _fractions(tf.reshape(tf.concat(pieces, 0), [-1, *shape]))
 
 
@@ -134,22 +140,22 @@ class Draw:
         seed: of the run.
         step: int64 scalar.
         indices: int64 [n], which examples of the source the step's images are.
-        epochs: int64 [n], the epoch of each.
-        ranges: [first, end) in the images of the whole step, where only some of them
-            are made here, see `towers.data.part`.
+        epochs: int64 [n], the epoch of each; where one may come several times in an
+            epoch, a number of its own for each time.
+        rows: which images of the step these are, see `Part.rows`; None for all.
     """
 
     seed: int
     step: tf.Tensor
     indices: tf.Tensor
     epochs: tf.Tensor
-    ranges: Sequence[tuple[int, int]] | None = None
+    rows: Sequence[range] | None = None
 
     def __call__(self, purpose: str, shape: Sequence[int]) -> tf.Tensor:
         """float32 of the shape, whose first axis is the images; anew in each step."""
-        if self.ranges is None:
+        if self.rows is None:
             return uniform(self.seed, purpose, self.step, shape)
-        return uniform_rows(self.seed, purpose, self.step, shape[1:], self.ranges)
+        return uniform_rows(self.seed, purpose, self.step, shape[1:], self.rows)
 
     def of_examples(self, purpose: str, count: int) -> tf.Tensor:
         """float32 [n, count], for each example the same in every epoch."""

@@ -9,10 +9,14 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import DataError, printable
+from towers.errors import DataError, data_errors_of_tensorflow, printable
 
 # Held out of a data set that has no images for testing.
 TEST_FRACTION = 0.1
+
+# Examples whose labels are read where a source does not list them; read at once.
+NUM_SAMPLED = 1000
+NUM_READ = 50
 
 # Characters of a path in a message, so that the rest of it is read.
 MOST_SHOWN = 200
@@ -22,7 +26,9 @@ class Source(Protocol):
     """Labeled images that can be read in any order.
 
     `read` is made of TensorFlow operations, so the same source is read by `tf.data`
-    and inside a compiled step.
+    and inside a compiled step. A source may also have `labels`, integers
+    [num_examples], where they are known without reading the images; None says that
+    `read` refuses a label that is out of range.
     """
 
     num_examples: int
@@ -47,13 +53,20 @@ class ArraySource:
                 "images must be uint8 [n, height, width, channels], "
                 f"got {images.dtype} {list(images.shape)}"
             )
+        labels = np.asarray(labels)
         if len(images) != len(labels):
             raise ValueError(f"{len(images)} images but {len(labels)} labels")
+        if labels.ndim != 1:
+            raise ValueError(f"labels must be integers [n], got {list(labels.shape)}")
         self.num_examples = len(images)
         self.image_shape = tuple(images.shape[1:])
         with tf.device("CPU:0"):
             self._images = tf.constant(images)
             self._labels = tf.constant(labels, tf.int32)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self._labels.numpy()
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +76,7 @@ class ArraySource:
     @property
     def checksum(self) -> int:
         """As `checksum`: of the labels."""
-        return zlib.crc32(self._labels.numpy().astype("<i4"))
+        return zlib.crc32(self.labels.astype("<i4"))
 
     def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return tf.gather(self._images, indices), tf.gather(self._labels, indices)
@@ -113,6 +126,11 @@ class Subset:
             self._indices = tf.constant(indices, tf.int64)
 
     @property
+    def labels(self) -> np.ndarray | None:
+        labels = self._source.labels
+        return None if labels is None else labels[self._places]
+
+    @property
     def num_bytes(self) -> int | None:
         """Of the images, in memory; None where they do not lie there."""
         if num_bytes(self._source) is None:
@@ -154,6 +172,11 @@ def checksum(source: Source) -> int | None:
     """A CRC-32 of the labels of a source, or of the names of its files, in their order;
     None where neither is known without reading the images."""
     return getattr(source, "checksum", None)
+
+
+def known_labels(source: Source) -> np.ndarray | None:
+    """The labels of all examples; None where the images would have to be read."""
+    return getattr(source, "labels", None)
 
 
 def place_of(source: Source, index: int) -> str:
@@ -199,6 +222,48 @@ class DataSet:
         """Height, width, channels of the training images, or of the test images where
         there are no others."""
         return (self.test if self.train is None else self.train).image_shape
+
+
+def validate_labels(data_set: DataSet) -> None:
+    """Refuses labels outside of the classes.
+
+    Those of a source that has no `labels` are read of NUM_SAMPLED examples, at equal
+    distances.
+
+    Raises:
+        DataError: names the first one and the number of classes.
+    """
+    num_classes = len(data_set.class_names)
+    for split, source in (("training", data_set.train), ("test", data_set.test)):
+        if source is None:
+            continue
+        indices = np.arange(source.num_examples)
+        if hasattr(source, "labels"):
+            labels = source.labels
+            if labels is None:
+                continue
+        else:
+            indices = indices[:: max(1, len(indices) // NUM_SAMPLED)]
+            labels = _read_labels(source, indices)
+        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        if wrong.size:
+            index, label = int(indices[wrong[0]]), labels[wrong[0]]
+            place = place_of(source, index)
+            raise DataError(
+                f"{data_set.name}: {split} image {index} (counted from 0"
+                f"{f', {shown(place)}' if place else ''}) has the label {label}, "
+                f"expected 0 to {num_classes - 1} for {num_classes} classes"
+                + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")
+            )
+
+
+def _read_labels(source, indices):
+    labels = []
+    with data_errors_of_tensorflow(), tf.device("CPU:0"):
+        for first in range(0, len(indices), NUM_READ):
+            some = tf.constant(indices[first : first + NUM_READ], tf.int64)
+            labels.append(source.read(some)[1].numpy())
+    return np.concatenate(labels) if labels else np.zeros(0, np.int32)
 
 
 def shown(text: str, most: int = MOST_SHOWN) -> str:

@@ -1,26 +1,41 @@
 """Data sets of labeled images that tensorflow-datasets (TFDS) has prepared.
 
+`tfds:NAME` takes any with one image and one label, of any size; images are decoded when
+they are read. Prepared as array_record it is read in place. Other formats cannot be
+indexed: their encoded images are copied once into a file next to them. Published data
+sets are read into memory.
+
 TFDS is imported inside the functions, since most runs do without it. Finding and
 reading a prepared folder needs no network.
 """
 
 import contextlib
+import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from towers.data import indexed
+from towers.data.decoding import AS_STORED, Decoding
+from towers.data.encoded import EncodedSource, sampled_moments, settle_size
 from towers.data.sources import (
-    ArraySource,
+    TEST_FRACTION,
     DataSet,
-    channel_moments,
+    data_folder,
     shown,
+    split_off_test,
 )
 from towers.errors import DataError, TowersError, one_line
+
+PREFIX = "tfds:"
+TEST_SPLITS = ("test", "validation")
+
+Examples = tuple[np.ndarray, np.ndarray]
 
 
 def default_dir() -> str:
@@ -108,7 +123,211 @@ def _only_own_features(folder: str) -> Iterator[None]:
         FeatureConnector.cls_from_name = original
 
 
-def read_prepared(folder: str) -> DataSet:
+def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
+    """Opens a prepared data set, without the network.
+
+    Without a split `test` or `validation` that has labels, a tenth of the split `train`
+    is held out for testing, drawn at random, the same in every run.
+
+    Args:
+        name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
+        data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
+            folder of tensorflow-datasets comes next.
+        decoding: size of the images, and their cache.
+
+    Returns:
+        Sources of uint8 [n, height, width, 1 or 3]. Mean and standard
+        deviation are those of a sample; see `encoded.SAMPLE`.
+
+    Raises:
+        DataError: it is not there, is damaged, or has no image with a label.
+    """
+    folder = _find(name, data_dir)
+    with reading(folder) as builder:
+        image_key, label_key = _image_and_label(folder, builder.info)
+        image, label = (builder.info.features[key] for key in (image_key, label_key))
+
+        def open_split(split):
+            keys, num_classes = (image_key, label_key), label.num_classes
+            return _open_split(folder, builder, split, keys, num_classes)
+
+        _require_split(folder, builder.info, "train")
+        train_images = open_split("train")
+        channels = 1 if image.shape[-1] == 1 else 3
+        decoding, image_shape, note = settle_size(train_images, channels, decoding)
+        train = EncodedSource(train_images, image_shape, decoding)
+        for split in TEST_SPLITS:
+            images = split in builder.info.splits and open_split(split)
+            if images and images.is_labeled():
+                left = decoding.cache_mb - train.cache_mb
+                smaller = dataclasses.replace(decoding, cache_mb=left)
+                test = EncodedSource(images, image_shape, smaller)
+                origin = f"split {split} for testing"
+                break
+        else:
+            # The labels are not known before all images are read.
+            train, test = split_off_test(train, np.zeros(len(train_images)), folder)
+            origin = f"{TEST_FRACTION:.0%} held out for testing"
+    mean, deviation = sampled_moments(train)
+    if note:
+        origin += f"; {note}"
+    return DataSet(
+        name=PREFIX + name,
+        train=train,
+        test=test,
+        class_names=tuple(map(shown, label.names)),
+        mean=mean,
+        deviation=deviation,
+        origin=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",
+    )
+
+
+def _image_and_label(folder: str, info: Any) -> tuple[str, str]:
+    """The keys of the features to learn from: the supervised ones, else the only image
+    and the only label."""
+    import tensorflow_datasets as tfds
+
+    features = info.features
+    images, labels = (
+        [key for key, feature in features.items() if isinstance(feature, kind)]
+        for kind in (tfds.features.Image, tfds.features.ClassLabel)
+    )
+    supervised = info.supervised_keys
+    if supervised and supervised[0] in images and supervised[1] in labels:
+        images, labels = [supervised[0]], [supervised[1]]
+    if len(images) != 1 or len(labels) != 1:
+        raise DataError(
+            f"{folder}: one image with one class label is needed, but its features are "
+            + shown(", ".join(f"{k} ({type(v).__name__})" for k, v in features.items()))
+        )
+    image = features[images[0]]
+    if image.np_dtype not in (np.uint8, np.uint16):
+        raise DataError(
+            f"{folder}: {images[0]} is of type {np.dtype(image.np_dtype)}; only images "
+            "of 8 or 16 bits are read"
+        )
+    return images[0], labels[0]
+
+
+def _find(name: str, data_dir: str) -> str:
+    """The prepared folder, in `data_dir` or in the default one."""
+    root, shared = data_folder(data_dir), default_dir()
+    for place in (root, shared):
+        prepared = find_prepared(name, place)
+        if prepared:
+            return prepared
+    configs = [
+        f"{name}/{entry}"
+        for place in (root, shared)
+        for entry in _entries(os.path.join(place, name))
+        if find_prepared(f"{name}/{entry}", place)
+    ]
+    if configs:
+        raise DataError(
+            f"{PREFIX}{name} is prepared as {', '.join(configs)}; choose one of them: "
+            f"--dataset={PREFIX}{configs[0]}"
+        )
+    raise DataError(
+        f"{PREFIX}{name} was not found: no {name}/VERSION in {root} (--data_dir) or "
+        f"{shared}; to prepare it, on a machine with a network: tfds build {name} "
+        "--file_format=array_record"
+    )
+
+
+def _entries(folder):
+    """The names in a folder, sorted; none where there is no folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error
+
+
+class Prepared:
+    """The images of one split, an `Encoded` that checks the labels.
+
+    Args:
+        read: index -> encoded image, label.
+        num_examples: of the split.
+        place: of the split, for messages.
+        num_classes: labels are below it.
+        labels: of all images; None where they are not known before they are read.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], tuple[bytes, int]],
+        num_examples: int,
+        place: str,
+        num_classes: int,
+        labels: np.ndarray | None = None,
+    ):
+        self.labels = labels
+        self._read = read
+        self._num_examples = num_examples
+        self._place = place
+        self._num_classes = num_classes
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        content, label = self._read(index)
+        if not 0 <= label < self._num_classes:
+            raise ValueError(
+                f"has the label {label}, expected 0 to {self._num_classes - 1}"
+            )
+        return content, label
+
+    def is_labeled(self) -> bool:
+        """True where the first image has a label; hidden labels are -1."""
+        try:
+            return self._read(0)[1] != -1
+        except (OSError, ValueError):
+            return True
+
+    def place(self, index: int) -> str:
+        return f"{self._place}, image {index} (counted from 0)"
+
+
+def _open_split(folder, builder, split, keys, num_classes):
+    """The encoded images of a split, in the order of its files."""
+    import tensorflow_datasets as tfds
+
+    info = builder.info
+    place = f"{folder}: split '{split}'"
+    as_stored = {keys[0]: tfds.decode.SkipDecoding()}
+    if info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
+        examples = builder.as_data_source(split, decoders=as_stored)
+
+        def read(index):
+            try:
+                example = examples[index]
+            except Exception as error:  # Any error of array_record.
+                raise ValueError(f"cannot be read: {one_line(error)}") from error
+            return example[keys[0]], int(example[keys[1]])
+
+        return Prepared(read, len(examples), place, num_classes)
+
+    def examples():
+        stored = _stream(builder, split, keys, as_stored)
+        for example in stored.prefetch(100).as_numpy_iterator():
+            yield example[keys[0]], int(example[keys[1]])
+
+    copy = indexed.open_or_copy(
+        os.path.join(folder, f"towers-{split}"),
+        f"{info.full_name} {split}: {keys[0]}, {keys[1]}",
+        info.splits[split].num_examples,
+        int(info.splits[split].num_bytes),
+        examples,
+    )
+    return Prepared(copy.read, len(copy), place, num_classes, copy.labels)
+
+
+def read_arrays(
+    folder: str, image_shape: tuple[int, int, int]
+) -> tuple[Examples, Examples, str, tuple[str, ...]]:
     """Reads the splits `train` and `test` of a prepared folder into memory.
 
     The examples come in the order of their feature `id` where they have one, which in
@@ -117,88 +336,77 @@ def read_prepared(folder: str) -> DataSet:
 
     Args:
         folder: as `find_prepared` gives it.
+        image_shape: that the images must have.
+
+    Returns:
+        uint8 images [n, *image_shape] and int32 labels [n] of either split, the origin,
+        and the names of the classes.
 
     Raises:
-        DataError: the folder is damaged, or it does not hold uint8 images of one shape
-            under `image` and classes under `label` in both splits.
+        DataError: the folder is damaged, or does not hold uint8 images of that shape
+            with one label.
     """
     with reading(folder) as builder:
-        shape, class_names = _image_and_classes(folder, builder.info)
-        train = _read_split(folder, builder, "train", shape, len(class_names))
-        test = _read_split(folder, builder, "test", shape, len(class_names))
-    mean, deviation = channel_moments(train[0])
-    return DataSet(
-        name=builder.name,
-        train=ArraySource(*train),
-        test=ArraySource(*test),
-        class_names=class_names,
-        mean=mean,
-        deviation=deviation,
-        origin=f"tensorflow-datasets {builder.info.full_name} in {folder}",
-    )
-
-
-def _image_and_classes(folder: str, info: Any) -> tuple[tuple, tuple[str, ...]]:
-    """Shape of the images and names of the classes, or DataError."""
-    import tensorflow_datasets as tfds
-
-    features = info.features
-    image, label = (
-        features[key] if key in features else None for key in ("image", "label")
-    )
-    if not isinstance(image, tfds.features.Image):
-        raise DataError(f"{folder}: has no images under 'image'")
-    if not isinstance(label, tfds.features.ClassLabel):
-        raise DataError(f"{folder}: has no classes under 'label'")
-    if image.np_dtype != np.uint8 or None in image.shape:
-        raise DataError(
-            f"{folder}: only uint8 images of one shape can be read, "
-            f"found {np.dtype(image.np_dtype)} {list(image.shape)}"
-        )
-    for split in ("train", "test"):
-        if split not in info.splits:
+        keys = _image_and_label(folder, builder.info)
+        image, label = (builder.info.features[key] for key in keys)
+        if image.np_dtype != np.uint8 or image.shape != image_shape:
             raise DataError(
-                f"{folder}: has no split '{split}', only "
-                f"{shown(', '.join(info.splits))}"
+                f"{folder}: expected uint8 images of {list(image_shape)}, found "
+                f"{np.dtype(image.np_dtype)} {list(image.shape)}"
             )
-    return tuple(image.shape), tuple(label.names)
+        train, test = (
+            _read_split(folder, builder, split, keys) for split in ("train", "test")
+        )
+        origin = f"tensorflow-datasets {builder.info.full_name} in {folder}"
+        return train, test, origin, tuple(label.names)
 
 
-def _read_split(
-    folder: str, builder: Any, split: str, shape: tuple, num_classes: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 images [n, *shape] and int32 labels [n] of one split."""
+def _read_split(folder, builder, split, keys):
+    _require_split(folder, builder.info, split)
+    num_examples = builder.info.splits[split].num_examples
+    if "id" in builder.info.features:
+        keys = (*keys, "id")
+    columns = [[] for _ in keys]
+    with tf.device("CPU:0"):
+        batches = _stream(builder, split, keys).batch(1000).prefetch(2)
+        for batch in batches.as_numpy_iterator():
+            for column, key in zip(columns, keys, strict=True):
+                column.append(batch[key])
+    # TFDS counts too, but not what the metadata say beyond what there is.
+    found = sum(map(len, columns[0]))
+    if found != num_examples or not found:
+        raise DataError(
+            f"{folder}: split '{split}' should have {num_examples} examples, found "
+            f"{found}"
+        )
+    images, labels, *ids = map(np.concatenate, columns)
+    if ids:
+        order = np.argsort(ids[0], kind="stable")
+        images, labels = images[order], labels[order]
+    return images, labels.astype(np.int32)
+
+
+def _require_split(folder, info, split):
+    if split not in info.splits:
+        raise DataError(
+            f"{folder}: has no split '{split}', only {shown(', '.join(info.splits))}"
+        )
+
+
+def _stream(
+    builder: Any,
+    split: str,
+    keys: Sequence[str],
+    decoders: Mapping[str, Any] | None = None,
+) -> tf.data.Dataset:
+    """These features of a split, in the order of its files."""
     import tensorflow_datasets as tfds
 
-    keys = [key for key in ("image", "label", "id") if key in builder.info.features]
-    with tf.device("CPU:0"):
-        examples = builder.as_dataset(
-            split=split,
-            shuffle_files=False,
-            decoders=tfds.decode.PartialDecoding(dict.fromkeys(keys, True)),
-            read_config=tfds.ReadConfig(try_autocache=False),
-        )
-        num_examples = builder.info.splits[split].num_examples
-        images = np.empty((num_examples, *shape), np.uint8)
-        labels = np.empty(num_examples, np.int32)
-        ids = np.zeros(num_examples, object)
-        done = 0
-        for batch in examples.batch(1000).prefetch(2).as_numpy_iterator():
-            end = done + len(batch["label"])
-            images[done:end] = batch["image"]
-            labels[done:end] = batch["label"]
-            ids[done:end] = batch.get("id", 0)
-            done = end
-    # TFDS counts too; should it fail to, the rest of the arrays would be uninitialized.
-    if done != num_examples:
-        raise DataError(
-            f"{folder}: split '{split}' should have {num_examples} examples, "
-            f"found {done}"
-        )
-    if num_examples and not 0 <= labels.min() <= labels.max() < num_classes:
-        raise DataError(
-            f"{folder}: split '{split}' has labels {labels.min()} to {labels.max()}, "
-            f"expected 0 to {num_classes - 1}"
-        )
-    order = np.argsort(ids, kind="stable")
-    return images[order], labels[order]
+    return builder.as_dataset(
+        split=split,
+        shuffle_files=False,
+        decoders=tfds.decode.PartialDecoding(
+            dict.fromkeys(keys, True), decoders=decoders
+        ),
+        read_config=tfds.ReadConfig(try_autocache=False),
+    )

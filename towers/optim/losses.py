@@ -9,7 +9,10 @@ from towers.optim.vector import Layout
 
 
 def cross_entropy(
-    logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float = 0.0
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
 ) -> tf.Tensor:
     """Softmax cross-entropy of each image.
 
@@ -21,6 +24,8 @@ def cross_entropy(
         labels: integers [n], or of mixed images floats [n, num_classes] whose rows add
             up to 1.
         label_smoothing: in [0, 1).
+        class_weights: per class a factor on its term of the sum over the classes, as in
+            PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
 
     Returns:
         float32 (or float64) [n].
@@ -30,13 +35,17 @@ def cross_entropy(
     labels, num_classes = tf.convert_to_tensor(labels), logits.shape[-1]
     if labels.dtype.is_floating:
         targets = tf.cast(labels, logits.dtype) * (1 - label_smoothing)
-    elif label_smoothing == 0:
+    elif label_smoothing == 0 and class_weights is None:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     else:
         targets = tf.one_hot(
             labels, num_classes, 1 - label_smoothing, 0.0, dtype=logits.dtype
         )
     targets += label_smoothing / num_classes
+    if class_weights is not None:
+        # The fused operation takes the targets to add up to 1 in its gradient.
+        targets *= tf.constant(class_weights, logits.dtype)
+        return -tf.reduce_sum(targets * tf.nn.log_softmax(logits), axis=-1)
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
 

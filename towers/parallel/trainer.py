@@ -39,6 +39,7 @@ class Task:
     Attributes:
         model: a single-device Functional model; its variables are the initial values.
         loss_fn: (logits, labels) -> the loss of each image.
+        eval_loss_fn: that of evaluations; None for the same.
         update_fn: from the mean gradient to the next parameters.
         micro_batch_size: images over all towers that are computed at once; a step has
             several such batches with `accumulate_steps`.
@@ -61,6 +62,7 @@ class Task:
     accumulate_steps: int = 1
     phases: Sequence[Phase] = ()
     tta: TestTimeAugmentation = TestTimeAugmentation()
+    eval_loss_fn: LossFn | None = None
     compile_towers: bool = False
     sync_batch_norm: bool = False
     scale_loss: bool = False
@@ -125,7 +127,7 @@ class Trainer(abc.ABC):
         self.evaluator = Evaluator(
             strategy.fetch,
             self.network if size > 1 else whole_network,
-            task.loss_fn,
+            task.eval_loss_fn or task.loss_fn,
             lead_devices,
             task.tta,
             workers,

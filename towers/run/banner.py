@@ -11,6 +11,7 @@ import tensorflow as tf
 import towers
 from towers.config import Config, non_defaults
 from towers.config.checks import ignored_options
+from towers.data import classes
 from towers.data.sources import DataSet
 from towers.optim.phases import image_size
 from towers.parallel.devices import Devices
@@ -80,7 +81,11 @@ def start_banner(
             ("memory", f"{device} {size / 1e6:.1f} MB of variables")
             for device, size in trainer.variable_bytes().items()
         ]
-    remarks = [*devices.remarks, *few_images(config, devices, trainer.sizes)]
+    remarks = [
+        *devices.remarks,
+        *few_images(config, devices, trainer.sizes),
+        *classes.few_images(data),
+    ]
     lines += [("note", remark) for remark in remarks]
     warnings = ignored_options(config) + small_crops(
         config.augment, image_shape, data.image_shape

@@ -1,0 +1,196 @@
+"""Classes with few images: the banner, weights of the loss, balanced orders."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import small_runs
+import tensorflow as tf
+from small_runs import small_config, small_data
+
+from towers import build
+from towers.data.augment import none, translate_flip
+from towers.data.batches import TrainBatches
+from towers.data.classes import BalancedOrder, class_weights, few_images
+from towers.data.resident import Resident
+from towers.data.sources import ArraySource, Subset
+from towers.errors import ConfigError
+from towers.optim.losses import cross_entropy
+from towers.parallel.devices import Devices
+from towers.training import train
+
+MEAN, DEVIATION = (100.0,) * 3, (50.0,) * 3
+# 200 examples of four classes, one of which has none.
+LABELS = np.random.default_rng(0).permutation([0] * 170 + [1] * 25 + [3] * 5)
+
+
+def source_of(labels, shape=(6, 6, 3)):
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (len(labels), *shape), dtype=np.uint8)
+    return ArraySource(images, labels)
+
+
+# The banner.
+
+
+def test_classes_with_few_images_are_named():
+    data_set = small_data()
+    assert few_images(data_set) == []
+    labels = np.repeat([0, 1, 2, 4], [40, 30, 3, 4])
+    [line] = few_images(dataclasses.replace(data_set, train=source_of(labels)))
+    assert "c 3, d 0 of 40 training images;" in line and "test" not in line
+    test = Subset(source_of(labels), np.arange(40))
+    [line] = few_images(dataclasses.replace(data_set, test=test))
+    assert "b 0, c 0, d 0, e 0 of 40 test images;" in line
+
+
+# Weights.
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_weighted_loss_is_the_weighted_sum_over_the_classes(smoothing):
+    rng = np.random.default_rng(2)
+    logits, weights = rng.normal(size=(20, 4)), rng.random(4) * 3
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    labels = rng.integers(0, 4, 20)
+    mixed = rng.dirichlet(np.ones(4), 20)
+    for given, targets in ((labels, np.eye(4)[labels]), (mixed, mixed)):
+        targets = weights * ((1 - smoothing) * targets + smoothing / 4)
+        variable = tf.constant(logits)
+        with tf.GradientTape() as tape:
+            tape.watch(variable)
+            loss = cross_entropy(variable, tf.constant(given), smoothing, weights)
+        np.testing.assert_allclose(loss, -(targets * log_p).sum(1), rtol=1e-12)
+        gradient = np.exp(log_p) * targets.sum(1, keepdims=True) - targets
+        np.testing.assert_allclose(tape.gradient(loss, variable), gradient, atol=1e-12)
+
+
+def test_balanced_weights_are_inverse_to_the_images_and_have_the_mean_1():
+    weights = np.array(class_weights("balanced", source_of(LABELS), tuple("abcd")))
+    np.testing.assert_allclose(weights[[1, 3]] / weights[0], [170 / 25, 170 / 5])
+    assert weights[LABELS].mean() == pytest.approx(1)
+
+
+def test_weights_of_a_file(tmp_path):
+    path = tmp_path / "weights.json"
+    path.write_text(json.dumps({"d": 2.5, "a": 0}))
+    assert class_weights(str(path), source_of(LABELS), tuple("abcd")) == (0, 1, 1, 2.5)
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, "No such file or directory; give balanced, or a JSON file"),
+        ("{", "Expecting property name"),
+        ("[1, 2]", "an object of classes and weights is expected"),
+        ('{"shop": 1}', "there is no class 'shop'; did you mean 'ship'?"),
+        ('{"ship": -1}', "the weight of ship must be a number of at least 0, is -1"),
+        ('{"ship": NaN}', "is nan"),
+        ('{"ship": "2"}', "is '2'"),
+    ],
+)
+def test_a_file_that_has_no_weights_is_refused(tmp_path, content, words):
+    path = tmp_path / "weights.json"
+    if content:
+        path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        class_weights(str(path), source_of(LABELS), ("ship", "cat"))
+    assert str(caught.value).startswith(f"class_weights={path}: ")
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_weights_reach_the_loss_of_the_training_alone(monkeypatch, tmp_path):
+    small_runs.use(monkeypatch)
+    path = tmp_path / "weights.json"
+    path.write_text(json.dumps({name: 3 for name in "abcde"}))
+    losses, evaluated = [], []
+    for weights in ("", str(path)):
+        config = small_config(class_weights=weights, weight_decay=0.0)
+        parts = build.build(config)
+        trainer = build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
+        batches = build.EvalBatches(parts.data.test, parts.augment, 10)
+        feed = build.create_eval_feed(batches, trainer)
+        evaluated.append(trainer.evaluate(feed, 3, (False,), lambda: None))
+        losses.append(float(trainer.train(1)["loss"]))
+    assert losses[1] == pytest.approx(3 * losses[0], rel=1e-5)
+    assert evaluated[0] == evaluated[1]
+
+
+# Balanced orders.
+
+
+def test_every_class_that_has_images_is_equally_likely():
+    order = BalancedOrder(LABELS)
+    epochs = np.array([order(7, tf.constant(epoch, tf.int64)) for epoch in range(200)])
+    assert epochs.shape == (200, 200)
+    shares = np.bincount(LABELS[epochs].reshape(-1), minlength=4) / epochs.size
+    np.testing.assert_allclose(shares, [1 / 3, 1 / 3, 0, 1 / 3], atol=0.01)
+    for label in (0, 1, 3):  # and in a class every image
+        counts = np.bincount(epochs.reshape(-1), minlength=200)[LABELS == label]
+        expected = epochs.size / 3 / len(counts)
+        assert np.all(np.abs(counts - expected) < 5 * np.sqrt(expected))
+    assert len(np.unique(epochs, axis=0)) == 200
+    np.testing.assert_array_equal(order(7, tf.constant(3, tf.int64)), epochs[3])
+    assert np.any(order(8, tf.constant(3, tf.int64)) != epochs[3])
+
+
+def test_balanced_batches_are_functions_of_seed_and_step_however_they_are_made():
+    source = source_of(LABELS)
+    augment = translate_flip(source.image_shape, MEAN, DEVIATION)
+    batches = TrainBatches(source, augment, 3, 32, order=BalancedOrder(LABELS))
+    for first in (0, 5):  # the second batch reaches over the end of an epoch
+        streamed = batches.stream(first).take(3)
+        resident = Resident(batches.split([20, 12]), ["/CPU:0"] * 2)
+        towers = zip(*(x.stream(first) for x in batches.split([20, 12])), strict=True)
+        for step, (batch, pieces) in enumerate(zip(streamed, towers, strict=False)):
+            expected = batches(tf.constant(first + step, tf.int64))
+            for name, values in expected.items():
+                for parts in (pieces, resident.batches_of(first + step)):
+                    joined = tf.concat(
+                        [tf.cast(x[name], values.dtype) for x in parts], 0
+                    )
+                    np.testing.assert_array_equal(joined, values)
+                np.testing.assert_array_equal(batch[name], values)
+
+
+def test_an_image_that_is_repeated_in_an_epoch_is_augmented_anew():
+    source = source_of([0] * 40 + [1], shape=(12, 12, 3))
+    augment = translate_flip(source.image_shape, MEAN, DEVIATION)
+    order = BalancedOrder(source.labels)
+    batch = TrainBatches(source, augment, 0, 40, order=order)(tf.constant(0, tf.int64))
+    repeated = batch["images"].numpy()[batch["labels"].numpy() == 1]
+    assert len(repeated) > 10
+    assert len(np.unique(repeated.reshape(len(repeated), -1), axis=0)) > 5
+
+
+def test_a_balanced_run_is_continued_exactly(monkeypatch, tmp_path):
+    small_runs.use(monkeypatch)
+    config = small_config(sampler="balanced", class_weights="balanced")
+    whole = train(tmp_path / "whole", config)
+    train(tmp_path / "parts", dataclasses.replace(config, max_steps=3))
+    parts = train(tmp_path / "parts", config)
+    for name, value in whole.state.items():
+        np.testing.assert_array_equal(value, parts.state[name], err_msg=name)
+
+
+@pytest.mark.parametrize("option", ["sampler", "class_weights"])
+def test_labels_that_are_not_known_are_refused(monkeypatch, option):
+    class Unlisted:
+        def __init__(self, source):
+            self.num_examples, self.image_shape = source.num_examples, (8, 8, 3)
+            self.read = source.read
+
+    data_set = small_data()
+    data_set = dataclasses.replace(data_set, train=Unlisted(data_set.train))
+    small_runs.use(monkeypatch, data_set=data_set)
+    config = small_config(**{option: "balanced"})
+    with pytest.raises(ConfigError, match=f"^{option}=balanced: the labels of this"):
+        parts = build.build(config)
+        build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
+
+
+def test_the_default_order_has_each_image_once():
+    batches = TrainBatches(source_of(LABELS), none((6, 6, 3), MEAN, DEVIATION), 3, 200)
+    indices = batches.indices(tf.constant(0, tf.int64))
+    np.testing.assert_array_equal(np.sort(indices), np.arange(200))

@@ -1,0 +1,637 @@
+"""CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: files written here byte by byte, what
+tensorflow-datasets prepared, and downloads from a server on this machine.
+
+With TOWERS_TEST_DATA naming a folder that holds `cifar-10-batches-bin`, the real pixels
+are read too.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import http.server
+import io
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+from prepared_sets import all_of, message
+
+from towers import data
+from towers.data import published, tfds
+from towers.data.published import PUBLISHED
+
+COUNTS = {"cifar10": [4] * 6, "cifar100": [7, 3], "mnist": [11, 4]}
+COUNTS["fashion_mnist"] = COUNTS["mnist"]
+CIFAR = ["cifar10", "cifar100"]
+MNIST = ["mnist", "fashion_mnist"]
+every_set = pytest.mark.parametrize("name", PUBLISHED)
+each_cifar = pytest.mark.parametrize("name", CIFAR)
+
+
+@pytest.fixture(autouse=True)
+def small_and_nothing_at_home(monkeypatch, tmp_path):
+    """Files of few records; no data set in the usual places, no proxy, no network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "shared"))
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    for kind in ("http", "https", "all", "no"):
+        monkeypatch.delenv(f"{kind}_proxy", raising=False)
+        monkeypatch.delenv(f"{kind}_PROXY".upper(), raising=False)
+    for name, known in list(PUBLISHED.items()):
+        counts = iter(COUNTS[name])
+        files = {
+            split: {file: next(counts) for file in of_split}
+            for split, of_split in known.files.items()
+        }
+        monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(known, files=files))
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError("Network is unreachable")
+
+    for name in ("create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+
+
+def records(name, count, rng):
+    """(images, labels, bytes) of one file of CIFAR."""
+    images = rng.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
+    labels = rng.integers(0, 100 if name == "cifar100" else 10, count)
+    content = bytearray()
+    for image, label in zip(images, labels, strict=True):
+        content += bytes([19, label] if name == "cifar100" else [label])
+        for channel in range(3):
+            content += bytes(image[:, :, channel].reshape(-1).tolist())
+    return images, labels, bytes(content)
+
+
+def official(name):
+    """File -> bytes; and per split the images and labels."""
+    rng, files, splits = np.random.default_rng(0), {}, []
+    for of_split in PUBLISHED[name].files.values():
+        images, labels = [], []
+        for stem, count in of_split.items():
+            if name in CIFAR:
+                some, their_labels, files[stem] = records(name, count, rng)
+            else:
+                some = rng.integers(0, 256, (count, 28, 28, 1)).astype(np.uint8)
+                their_labels = rng.integers(0, 10, count)
+                head = struct.pack(">iiii", 0x803, count, 28, 28)
+                files[f"{stem}-images-idx3-ubyte"] = head + some.tobytes()
+                head = struct.pack(">ii", 0x801, count)
+                files[f"{stem}-labels-idx1-ubyte"] = head + bytes(their_labels.tolist())
+            images.append(some)
+            labels.append(their_labels)
+        splits.append((np.concatenate(images), np.concatenate(labels)))
+    return files, splits
+
+
+def write(folder, files, packed=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if packed:
+            name, content = f"{name}.gz", gzip.compress(content)
+        (folder / name).write_bytes(content)
+
+
+def archive_of(name, files):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for path, content in {"../outside": b"x", **files}.items():
+            member = tarfile.TarInfo(f"{PUBLISHED[name].folders[0]}/{path}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def change(monkeypatch, name, **changes):
+    changed = dataclasses.replace(PUBLISHED[name], **changes)
+    monkeypatch.setitem(PUBLISHED, name, changed)
+
+
+def assert_holds(data_set, splits):
+    for source, (images, labels) in zip(
+        (data_set.train, data_set.test), splits, strict=True
+    ):
+        assert source.image_shape == images.shape[1:]
+        found_images, found_labels = all_of(source)
+        np.testing.assert_array_equal(found_images, images)
+        np.testing.assert_array_equal(found_labels, labels)
+    images = splits[0][0]
+    np.testing.assert_allclose(data_set.mean, images.mean((0, 1, 2)))
+    np.testing.assert_allclose(data_set.deviation, images.std((0, 1, 2)))
+
+
+# Official files.
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "name, place", [(n, p) for n, x in PUBLISHED.items() for p in (*x.folders, ".")]
+)
+def test_official_files_are_found_and_read(tmp_path, no_network, name, place, packed):
+    files, splits = official(name)
+    write(tmp_path / "data" / place, files, packed and name in MNIST)
+    data_set = data.load(name)
+    assert_holds(data_set, splits)
+    assert data_set.name == name
+    assert data_set.class_names == PUBLISHED[name].class_names
+    assert data_set.origin.startswith(f"{tmp_path / 'data' / place} (official ")
+
+
+def test_the_table_is_that_of_the_data_sets(monkeypatch):
+    """As tensorflow-datasets has it: addresses, checksums, classes, examples."""
+    import tensorflow_datasets
+
+    package = os.path.dirname(tensorflow_datasets.__file__)
+    names = {
+        "cifar10": ("airplane", "dog", "truck"),
+        "cifar100": ("apple", "bed", "worm"),
+        "mnist": ("0", "5", "9"),
+        "fashion_mnist": ("T-shirt/top", "Sandal", "Ankle boot"),
+    }
+    monkeypatch.undo()
+    for name, known in PUBLISHED.items():
+        with open(os.path.join(package, "url_checksums", f"{name}.txt")) as file:
+            sums = {url: sha256 for url, _, sha256, _ in map(str.split, file)}
+        assert {known.url(x): y for x, y in known.archives.items()} == sums
+        classes = known.class_names
+        assert (classes[0], classes[5], classes[-1]) == names[name]
+        assert len(set(classes)) == (100 if name == "cifar100" else 10)
+        counts = [sum(x.values()) for x in known.files.values()]
+        assert counts == ([50_000, 10_000] if name in CIFAR else [60_000, 10_000])
+
+
+BIN, IMAGES, LABELS = "data_batch_3.bin", "images-idx3-ubyte", "labels-idx1-ubyte"
+WRONG = [
+    ("cifar10", BIN, lambda x: b"", "found 0: record 0 and those after it are missing"),
+    ("cifar10", BIN, lambda x: x[:9219], "record 3 and those after it are missing"),
+    ("cifar10", BIN, lambda x: x[:-1], "it breaks off in record 3, after 3072 of its"),
+    ("cifar10", BIN, lambda x: x + b"\0", "found 12293: it goes on after record 3, th"),
+    ("cifar10", BIN, lambda x: x[:6146] + b"\x0a" + x[6147:], "record 2 (counted from"),
+    ("cifar100", "train.bin", lambda x: b"\x14" + x[1:], "coarse label 20, expected 0"),
+    ("cifar100", "test.bin", lambda x: x[:1] + b"d" + x[2:], "fine label 100, expect"),
+    ("mnist", f"train-{IMAGES}", lambda x: x[:3], "magic number is 0x000008, expecte"),
+    ("mnist", f"train-{IMAGES}", lambda x: b"PK" + x[2:], "magic number is 0x504b0803"),
+    ("mnist", f"train-{LABELS}", lambda x: x[:3] + b"\3" + x[4:], "0x00000803, expect"),
+    ("mnist", f"train-{IMAGES}", lambda x: x[:9], "breaks off in its header, after 9"),
+    ("mnist", f"t10k-{IMAGES}", lambda x: x[:7] + b"\5" + x[8:], "holds 5x28x28 (reco"),
+    ("mnist", f"train-{IMAGES}", lambda x: x[:-785], "it breaks off in record 9 (reco"),
+    ("mnist", f"t10k-{IMAGES}", lambda x: x + b"\0", "it goes on after record 3, the "),
+    ("mnist", f"t10k-{LABELS}", lambda x: x[:-2] + b"\x0a\0", "record 2 (counted from"),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name, file, damage, words", WRONG)
+def test_row_21_wrong_files_are_named(tmp_path, name, file, damage, words, packed):
+    files, _ = official(name)
+    is_packed = packed and name in MNIST
+    write(tmp_path, files | {file: damage(files[file])}, is_packed)
+    text = message(data.load, name, str(tmp_path))
+    assert text.startswith(f"{tmp_path / file}{'.gz' * is_packed}: ") and words in text
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda x: x[:-20], lambda x: b"no archive", lambda x: x[:40] + b"x" * 99]
+)
+def test_row_20_damaged_packed_files(tmp_path, damage):
+    write(tmp_path, official("mnist")[0], packed=True)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    text = message(data.load, "mnist", str(tmp_path))
+    assert text.startswith(f"{path}: cannot be read: ")
+
+
+@every_set
+def test_row_21_missing_file(tmp_path, name):
+    files, _ = official(name)
+    for missing in files:
+        write(tmp_path / missing, {k: v for k, v in files.items() if k != missing})
+        text = message(data.load, name, str(tmp_path / missing))
+        assert text.startswith(str(tmp_path / missing)) and missing in text
+        assert "No such file" in text or "is missing" in text
+
+
+@each_cifar
+def test_the_file_of_class_names_is_compared(tmp_path, name):
+    files, splits = official(name)
+    names, known = list(PUBLISHED[name].class_names), PUBLISHED[name].names_file
+    write(tmp_path, files | {known: "\n".join([*names, "", ""]).encode()})
+    assert_holds(data.load(name, str(tmp_path)), splits)
+    (tmp_path / known).write_text("\n".join(names[::-1]))
+    text = message(data.load, name, str(tmp_path))
+    assert text.startswith(f"{tmp_path / known}: these are not the classes of CIFAR")
+
+
+@pytest.mark.parametrize("name, other", [MNIST, MNIST[::-1]])
+def test_the_files_of_the_other_set_are_refused(tmp_path, name, other):
+    """The files do not say whose they are, but the first labels are known."""
+    files, _ = official(name)
+    labels = f"train-{LABELS}"
+    files[labels] = files[labels][:8] + bytes(PUBLISHED[other].first_labels) + b"\0"
+    write(tmp_path, files)
+    text = message(data.load, name, str(tmp_path))
+    assert f"--dataset={other} reads them" in text
+    assert data.load(other, str(tmp_path)).name == other
+
+
+def test_data_dir_that_is_a_file(tmp_path):
+    (tmp_path / "x.tar.gz").touch()
+    text = message(data.load, "cifar10", str(tmp_path / "x.tar.gz"))
+    assert "x.tar.gz is not a folder" in text
+
+
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        ("cifar10", "cifar-10-batches-py/data_batch_1"),
+        ("cifar10", "data_batch_1"),
+        ("cifar10", "cifar-10-batches-bin/data_batch_1"),
+        ("cifar10", "cifar-10-python.tar.gz"),
+        ("cifar100", "cifar-100-python/train"),
+        ("cifar100", "test"),
+    ],
+)
+def test_row_22_pickled_layout_is_refused(tmp_path, no_network, name, place):
+    class MakeFolder:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    pickled = tmp_path / place
+    pickled.parent.mkdir(exist_ok=True)
+    pickled.write_bytes(pickle.dumps(MakeFolder()))
+    text = message(data.load, name, str(tmp_path))
+    assert "pickled layout" in text and f"{PUBLISHED[name].folders[0]}/*.bin" in text
+    assert str(tmp_path / place.split("/")[0]) in text
+    assert not (tmp_path / "executed").exists()
+
+
+# The archives of CIFAR.
+
+
+def write_archive(monkeypatch, folder, name, files):
+    content = archive_of(name, files)
+    [archive] = PUBLISHED[name].archives
+    write(folder, {archive: content})
+    sums = {archive: hashlib.sha256(content).hexdigest()}
+    change(monkeypatch, name, archives=sums)
+    return folder / archive, content
+
+
+@each_cifar
+def test_an_archive_is_read_in_place(tmp_path, monkeypatch, no_network, name):
+    files, splits = official(name)
+    path, _ = write_archive(monkeypatch, tmp_path / "home", name, files)
+    data_set = data.load(name, str(tmp_path / "home"))
+    assert_holds(data_set, splits)
+    assert data_set.origin == f"{path} (official archive, checked)"
+    assert os.listdir(tmp_path / "home") == [path.name]
+    assert not (tmp_path / "outside").exists()
+
+
+def test_row_20_archive_with_wrong_sum(tmp_path, monkeypatch):
+    path, content = write_archive(monkeypatch, tmp_path, "cifar10", {})
+    path.write_bytes(content[:-9])
+    text = message(data.load, "cifar10", str(tmp_path))
+    for sums in (content, content[:-9]):
+        assert hashlib.sha256(sums).hexdigest() in text
+    assert text.startswith(f"{path}: expected sha256 ") and "delete it and" in text
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [(None, "is missing"), (b"\0" * 99, "breaks off"), (b"\x0a" * 12292, "label 10")],
+)
+def test_an_archive_with_a_bad_member(tmp_path, monkeypatch, content, words):
+    files, _ = official("cifar10")
+    files["data_batch_5.bin"] = content
+    files = {name: x for name, x in files.items() if x is not None}
+    path, _ = write_archive(monkeypatch, tmp_path, "cifar10", files)
+    text = message(data.load, "cifar10", str(tmp_path))
+    assert text.startswith(f"{path}: data_batch_5.bin") and words in text
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"\x1f\x8b\x08\x00torn", b""])
+def test_an_archive_that_is_none(tmp_path, monkeypatch, content):
+    path, _ = write_archive(monkeypatch, tmp_path, "cifar10", {})
+    path.write_bytes(content)
+    sums = {path.name: hashlib.sha256(content).hexdigest()}
+    change(monkeypatch, "cifar10", archives=sums)
+    assert str(path) in message(data.load, "cifar10", str(tmp_path))
+
+
+# Prepared by tensorflow-datasets.
+
+
+@every_set
+def test_what_tensorflow_datasets_prepares_is_read(
+    tmp_path, monkeypatch, no_network, name
+):
+    """The real builder reads the small files."""
+    import tensorflow_datasets
+    from tensorflow_datasets.image_classification import mnist
+
+    files, splits = official(name)
+    known = PUBLISHED[name]
+    if name == "cifar100":
+        files["fine_label_names.txt"] = "\n".join(known.class_names).encode()
+        files["coarse_label_names.txt"] = "\n".join(map(str, range(20))).encode()
+    elif name == "cifar10":
+        files["batches.meta.txt"] = "\n".join(known.class_names).encode()
+    place = known.folders[0] if name in CIFAR else "."
+    write(tmp_path / "files" / place, files)
+    paths = {key: str(tmp_path / "files" / stem) for key, stem in (
+        ("train_data", f"train-{IMAGES}"), ("train_labels", f"train-{LABELS}"),
+        ("test_data", f"t10k-{IMAGES}"), ("test_labels", f"t10k-{LABELS}"),
+    )}  # fmt: skip
+    monkeypatch.setattr(
+        tensorflow_datasets.download.DownloadManager,
+        "download_and_extract",
+        lambda self, url: str(tmp_path / "files") if name in CIFAR else paths,
+    )
+    monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", COUNTS["mnist"][0], raising=False)
+    monkeypatch.setattr(mnist, "_TEST_EXAMPLES", COUNTS["mnist"][1], raising=False)
+    tensorflow_datasets.builder(
+        name, data_dir=tmp_path / "shared"
+    ).download_and_prepare()
+    for data_dir in ("", str(tmp_path / "shared")):
+        data_set = data.load(name, data_dir)
+        assert data_set.name == name and data_set.class_names == known.class_names
+        assert data_set.origin.startswith(f"tensorflow-datasets {name}/")
+        if name in CIFAR:  # the others have no numbers by which they could be sorted
+            assert_holds(data_set, splits)
+        else:
+            assert sorted(all_of(data_set.train)[1]) == sorted(splits[0][1])
+
+
+def test_a_prepared_folder_of_something_else_is_refused(tmp_path, no_network):
+    import tensorflow_datasets
+
+    kinds = tensorflow_datasets.features
+    example = {"image": np.zeros((28, 28, 1), np.uint8), "label": 0}
+    for name, shape, words in (
+        ("cifar10", (28, 28, 1), "expected uint8 images of [32, 32, 3], found uint8 ["),
+        ("mnist", (28, 28, 1), "these are not the classes of MNIST"),
+    ):
+        builder = tensorflow_datasets.dataset_builders.store_as_tfds_dataset(
+            name=name,
+            version="3.0.2",
+            features=kinds.FeaturesDict(
+                {
+                    "image": kinds.Image(shape=shape),
+                    "label": kinds.ClassLabel(names=PUBLISHED["cifar10"].class_names),
+                }
+            ),
+            split_datasets={"train": [(0, example)], "test": [(0, example)]},
+            data_dir=tmp_path,
+        )
+        text = message(data.load, name, str(tmp_path))
+        assert text.startswith(str(builder.data_path)) and words in text
+
+
+# No data and no network.
+
+
+@every_set
+def test_row_19_no_network(tmp_path, no_network, name):
+    tfds.default_dir()  # Imports are not counted.
+    start = time.monotonic()
+    text = message(data.load, name, str(tmp_path / "none"))
+    assert time.monotonic() - start < 2
+    known = PUBLISHED[name]
+    for words in (
+        f"{known.title} was not found: no {known.folders[0]}, ",
+        f"{tmp_path / 'none'} (no such folder), ",
+        str(tmp_path / "shared"),
+        str(tmp_path / "keras"),
+        "cannot be reached (Network is unreachable)",
+        f"from {known.address} on a machine with",
+        "--data_dir",
+        "--dataset=embedded needs no data",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize("function", ["getaddrinfo", "create_connection"])
+def test_row_19_network_that_never_answers(tmp_path, monkeypatch, function):
+    tfds.default_dir()
+    over = threading.Event()
+    monkeypatch.setattr(socket, function, lambda *_, **__: over.wait(60))
+    start = time.monotonic()
+    text = message(data.load, "cifar10")
+    assert time.monotonic() - start < 2
+    over.set()
+    assert "no answer within 1.2 s" in text
+
+
+def test_row_19_proxy_that_is_down(tmp_path, monkeypatch):
+    tfds.default_dir()
+    with socket.socket() as unused:  # Bound but not listening: refuses.
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+        start = time.monotonic()
+        text = message(data.load, "cifar10", str(tmp_path))
+        assert time.monotonic() - start < 2
+    assert f"proxy 127.0.0.1:{port}: " in text and "Connection refused" in text
+
+
+# Downloads.
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves files by their names, by `send`."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Request)
+        self.files, self.requests = {}, []
+        self.send = lambda request, content: request.send(content)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}/"
+        threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
+
+
+class Request(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.requests.append(self.path)
+        name = self.path.rsplit("/", 1)[-1]
+        if name in self.server.files:
+            self.server.send(self, self.server.files[name])
+        else:
+            self.send_error(404)
+
+    def log_message(self, *args):
+        pass
+
+    def send(self, content, length=None):
+        self.send_response(200)
+        self.send_header("Content-Length", len(content) if length is None else length)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def put_on(server, monkeypatch, name):
+    """The archives of the small data set lie on the server; gives its examples."""
+    files, splits = official(name)
+    contents = [archive_of(name, files)]
+    if name in MNIST:
+        contents = [gzip.compress(files[key]) for key in sorted(files)]
+    archives = PUBLISHED[name].archives
+    server.files = dict(zip(map(os.path.basename, archives), contents, strict=True))
+    sums = [hashlib.sha256(x).hexdigest() for x in contents]
+    change(
+        monkeypatch,
+        name,
+        address=server.address,
+        archives=dict(zip(archives, sums, strict=True)),
+    )
+    return splits
+
+
+@every_set
+@pytest.mark.parametrize("data_dir", ["", "mine"])
+def test_what_is_not_there_is_downloaded(
+    tmp_path, monkeypatch, server, capfd, name, data_dir
+):
+    splits = put_on(server, monkeypatch, name)
+    capfd.readouterr()
+    assert_holds(data.load(name, data_dir), splits)
+    folder = tmp_path / (data_dir or "keras/datasets")
+    lines = capfd.readouterr().out.splitlines()
+    for archive, line in zip(PUBLISHED[name].archives, lines, strict=True):
+        place = f"{server.address}{os.path.basename(archive)} to {folder / archive}"
+        assert line == f"downloading {place} ..."
+    left = [path.name for path in folder.rglob("*") if path.is_file()]
+    assert sorted(left) == sorted([*server.files, ".towers-download.lock"])
+    count = len(server.requests)
+    assert_holds(data.load(name, data_dir), splits)
+    assert len(server.requests) == count and socket.getdefaulttimeout() is None
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        (
+            lambda request, x: request.send(x[:-1] + b"?"),
+            "expected sha256 {}, found {}",
+        ),
+        (lambda request, x: request.send(x[:50], len(x)), "got only 50 out of"),
+        (lambda request, x: request.send_error(403), "403 -- Forbidden"),
+    ],
+)
+def test_row_20_a_bad_download_then_a_clean_second_try(
+    tmp_path, monkeypatch, server, spoil, words
+):
+    splits = put_on(server, monkeypatch, "cifar10")
+    [(name, content)] = server.files.items()
+    sums = [hashlib.sha256(x).hexdigest() for x in (content, content[:-1] + b"?")]
+    good, server.send = server.send, spoil
+    text = message(data.load, "cifar10", "mine")
+    assert text.startswith(server.address + name)
+    assert words.format(*sums) in text and "to get it, fetch" in text
+    assert os.listdir(tmp_path / "mine") == [".towers-download.lock"]
+    server.send = good
+    (tmp_path / "mine" / f"{name}.partial").write_bytes(b"left by a kill")
+    assert_holds(data.load("cifar10", "mine"), splits)
+
+
+def test_a_download_that_stands_still_ends(tmp_path, monkeypatch, server):
+    over = threading.Event()
+    put_on(server, monkeypatch, "cifar10")
+    server.send = lambda request, x: (request.send(x[:50], len(x)), over.wait(60))
+    monkeypatch.setattr(published, "STALL_SECS", 0.3)
+    start = time.monotonic()
+    text = message(data.load, "cifar10", "mine")
+    assert time.monotonic() - start < 5 and "timed out" in text
+    over.set()
+
+
+def test_a_proxy_is_asked_in_place_of_the_host(tmp_path, monkeypatch, server):
+    splits = put_on(server, monkeypatch, "mnist")
+    change(monkeypatch, "mnist", address="http://host.invalid/")
+    monkeypatch.setattr(urllib.request, "_opener", None)  # one per process
+    monkeypatch.setenv("http_proxy", server.address)
+    assert_holds(data.load("mnist", "mine"), splits)
+    assert {x.rsplit("/", 1)[0] for x in server.requests} == {"http://host.invalid"}
+    monkeypatch.setenv("no_proxy", "host.invalid")
+    assert "host.invalid cannot be reached" in message(data.load, "mnist", "other")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, server):
+    put_on(server, monkeypatch, "cifar10")
+    (tmp_path / "keras").touch()
+    assert message(data.load, "cifar10").startswith(
+        f"{tmp_path}/keras/datasets: cannot"
+    )
+
+
+def test_row_39_a_signal_ends_a_download(tmp_path, server):
+    over, begun = threading.Event(), threading.Event()
+    server.files["x"] = b"x"
+    server.send = lambda *_: (begun.set(), over.wait(60))
+    script = (
+        "from towers.run.signals import exit_on_signals; exit_on_signals()\n"
+        "from towers.data import published\n"
+        f"published.fetch({server.address + 'x'!r}, '', {str(tmp_path / 'x')!r})"
+    )
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", script],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+        stack.callback(process.kill)
+        assert begun.wait(60)
+        process.terminate()
+        assert process.wait(10) == 75
+        over.set()
+
+
+# Real pixels.
+
+REAL_DIR = os.environ.get("TOWERS_TEST_DATA", "")
+
+
+@pytest.mark.skipif(
+    not os.path.isdir(os.path.join(REAL_DIR, "cifar-10-batches-bin")),
+    reason="TOWERS_TEST_DATA names no folder with cifar-10-batches-bin",
+)
+def test_real_pixels(monkeypatch):
+    monkeypatch.undo()
+    data_set = data.load("cifar10", REAL_DIR)
+    folder = os.path.join(REAL_DIR, "cifar-10-batches-bin")
+    first = np.memmap(os.path.join(folder, "data_batch_1.bin"), np.uint8, "r")
+    last = np.memmap(os.path.join(folder, "test_batch.bin"), np.uint8, "r")
+    images, labels = all_of(data_set.train)
+    assert labels[0] == first[0] and np.bincount(labels).tolist() == [5_000] * 10
+    assert images[0, 5, 7].tolist() == [
+        first[1 + channel * 1024 + 5 * 32 + 7] for channel in range(3)
+    ]
+    images, labels = all_of(data_set.test)
+    assert labels[9_999] == last[9_999 * 3073] and images[-1, 31, 31, 2] == last[-1]
+    np.testing.assert_allclose(data_set.mean, (125.3, 123.0, 113.9), atol=0.5)

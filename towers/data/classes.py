@@ -1,0 +1,127 @@
+"""Classes with few images: which they are, weights of the loss, balanced orders."""
+
+import json
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data.files import read_data_file
+from towers.data.paths import reason
+from towers.data.randomness import random_bits
+from towers.data.sources import DataSet, Source, known_labels, shown
+from towers.errors import ConfigError, nearest
+
+BALANCED = "balanced"
+
+# A class is named that has fewer images than this share of the largest class's.
+FEW = 0.1
+MOST_NAMED = 5
+
+# Of a file of weights.
+MOST_FILE_BYTES = 2**24
+
+
+def few_images(data_set: DataSet) -> list[str]:
+    """A line that names the classes with few images; none where there are no such."""
+    num_classes, named = len(data_set.class_names), []
+    for split, source in (("training", data_set.train), ("test", data_set.test)):
+        labels = source and known_labels(source)
+        if labels is None:
+            continue
+        counts = np.bincount(labels, minlength=num_classes)
+        few = np.flatnonzero(counts < FEW * counts.max())
+        names = [f"{shown(data_set.class_names[i], 40)} {counts[i]:,}" for i in few]
+        if names[MOST_NAMED:]:
+            names = [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
+        if names:
+            named.append(f"{', '.join(names)} of {counts.max():,} {split} images")
+    if not named:
+        return []
+    return [
+        "few images of some classes, beside the largest: "
+        f"{'; '.join(named)}; see --class_weights and --sampler"
+    ]
+
+
+def class_weights(
+    text: str, source: Source, class_names: tuple[str, ...]
+) -> tuple[float, ...]:
+    """The weights of the classes in the loss.
+
+    Args:
+        text: "balanced" for weights that are inverse to the number of images and whose
+            mean over the images is 1; or a JSON file, an object of names of classes and
+            numbers, 1 for a class that it lacks.
+        source: the training images.
+        class_names: in the order of the labels.
+
+    Returns:
+        A weight for each class, at least 0.
+
+    Raises:
+        ConfigError: the labels are not known, or the file is none of weights.
+    """
+    if text == BALANCED:
+        labels = labels_for(source, f"class_weights={BALANCED}")
+        counts = np.bincount(labels, minlength=len(class_names))
+        weights = len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        return tuple(weights.tolist())
+    option = f"class_weights={shown(text)}"
+    try:
+        weights = json.loads(read_data_file(text, MOST_FILE_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{option}: {reason(error)}; give {BALANCED}, or a JSON file such as "
+            f'{{"{shown(class_names[0], 40)}": 2.0}}'
+        ) from None
+    if not isinstance(weights, dict):
+        raise ConfigError(f"{option}: an object of classes and weights is expected")
+    for name, weight in weights.items():
+        if name not in class_names:
+            raise ConfigError(
+                f"{option}: there is no class {shown(name, 40)!r}; "
+                f"{nearest(name, class_names)}".rstrip("; ")
+            )
+        if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+            raise ConfigError(
+                f"{option}: the weight of {shown(name, 40)} must be a number of at "
+                f"least 0, is {weight!r:.40}"
+            )
+    return tuple(float(weights.get(name, 1)) for name in class_names)
+
+
+def labels_for(source: Source, option: str) -> np.ndarray:
+    """The labels of all training images, or a ConfigError that names the option."""
+    labels = known_labels(source)
+    if labels is None:
+        raise ConfigError(
+            f"{option}: the labels of this data set are known only when its images "
+            "are read; prepare it as tfrecord, not array_record, or give its source a "
+            "list `labels`"
+        )
+    return labels
+
+
+class BalancedOrder:
+    """Orders of an epoch in which all classes are equally likely: every place has a
+    class drawn at random, and an example of it, with replacement.
+
+    Args:
+        labels: of all examples; a class without any is left out.
+    """
+
+    def __init__(self, labels: np.ndarray):
+        _, counts = np.unique(labels, return_counts=True)
+        with tf.device("CPU:0"):
+            self._by_class = tf.constant(np.argsort(labels, kind="stable"), tf.int64)
+            self._firsts = tf.constant(np.cumsum(counts) - counts, tf.int64)
+            self._counts = tf.constant(counts, tf.int64)
+
+    def __call__(self, seed: int, epoch: tf.Tensor) -> tf.Tensor:
+        """int64 [num_examples]: a function of the seed and the epoch."""
+        shape = [*self._by_class.shape, 2]
+        bits = tf.cast(random_bits(seed, "balanced order", epoch, shape), tf.int64)
+        classes = bits[:, 0] % len(self._counts)
+        places = bits[:, 1] % tf.gather(self._counts, classes)
+        return tf.gather(self._by_class, tf.gather(self._firsts, classes) + places)
