@@ -98,7 +98,9 @@ def build(
     num_examples = total_steps = 0
     if train_source is not None:
         if config.validation_fraction:
-            train_source, held_out = _hold_out(config, train_source)
+            train_source, held_out = hold_out(
+                train_source, config.validation_fraction, config.seed
+            )
             eval_split = "validation", held_out
         num_examples = train_source.num_examples
         images = num_images(config.num_epochs, num_examples)
@@ -136,6 +138,10 @@ def build(
             ),
             create_model=lambda size: create_model(size, size),
         )
+        order = None  # each image once
+        if config.sampler != "shuffle":
+            labels = labels_for(train_source, f"sampler={config.sampler}")
+            order = BalancedOrder(labels)
         train_batches = TrainBatches(
             train_source,
             augment,
@@ -144,7 +150,7 @@ def build(
             models.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
             part,
-            create_order(config, train_source),
+            order,
         )
 
     # Update; of an evaluation without schedules.
@@ -161,21 +167,6 @@ def build(
         total_steps=total_steps,
         part=part,
     )
-
-
-def _hold_out(config, source):
-    try:
-        return hold_out(source, config.validation_fraction, config.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def create_order(config: Config, source: Source) -> BalancedOrder | None:
-    """The order of an epoch, None for each image once. Labels that are not known are a
-    ConfigError."""
-    if config.sampler == "shuffle":
-        return None
-    return BalancedOrder(labels_for(source, f"sampler={config.sampler}"))
 
 
 def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
@@ -278,12 +269,10 @@ def create_update(
         config.lists["optimizer_options"],
         **config.options_of("optimizer"),
     )
-    decays = ()
+    decays, learning_rate_fn, rate_fns = (), schedules.constant(0.0), ()
     if optimizer.takes_decay:
-        decays = param_rates.scale_decays(
-            losses.pop_weight_decay(model.trainable_variables), matched
-        )
-    learning_rate_fn, rate_fns = schedules.constant(0.0), ()
+        own = losses.pop_weight_decay(model.trainable_variables)
+        decays = param_rates.scale_decays(own, matched)
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
             matched,
@@ -341,14 +330,12 @@ def create_trainer(
         config.batch_size,
         **options,
     )
-    loss_fn = functools.partial(
-        losses.cross_entropy, label_smoothing=config.label_smoothing
-    )
-    batches, train_loss_fn = parts.train_batches, loss_fn
+    smoothing, batches = config.label_smoothing, parts.train_batches
+    loss_fn = functools.partial(losses.cross_entropy, label_smoothing=smoothing)
+    train_loss_fn = loss_fn
     if batches is not None and config.class_weights:
-        weights = class_weights(
-            config.class_weights, batches.source, parts.data.class_names
-        )
+        class_names = parts.data.class_names
+        weights = class_weights(config.class_weights, batches.source, class_names)
         train_loss_fn = functools.partial(loss_fn, class_weights=weights)
     task = Task(
         model=parts.model,
@@ -370,22 +357,16 @@ def create_trainer(
         feed = create_feed(config, batches, lead_devices, strategy.sizes)
     if not choice.asynchronous:
         return SynchronousTrainer(task, strategy, feed, workers)
-    return AsynchronousTrainer(
-        task,
-        strategy,
-        feed,
-        workers,
-        **{name: all_options[name] for name in choice.trainer_options},
-    )
+    options = {name: all_options[name] for name in choice.trainer_options}
+    return AsynchronousTrainer(task, strategy, feed, workers, **options)
 
 
 def automatic_all_reduce(config: Config, devices: Devices) -> str:
     """The algorithm that all_reduce=auto stands for: NCCL where it can be, which is
     between physical GPUs."""
     are_physical = devices.kind == "GPU" and not config.device_memory_mb
-    are_several = len(devices.towers) > 1
     in_full = config.all_reduce_dtype == "float32"
-    return "nccl" if are_physical and are_several and in_full else "star"
+    return "nccl" if are_physical and in_full and len(devices.towers) > 1 else "star"
 
 
 def create_feed(
@@ -393,9 +374,9 @@ def create_feed(
 ) -> Feed:
     """The batches of each tower: resident on its (first) device, copied to it ahead
     where that is a GPU, or those of the host; `sizes` are the images per tower."""
-    per_tower, size = batches.split(sizes), num_bytes(batches.source)
+    per_tower = batches.split(sizes)
     if config.input == "resident":
-        if size is None:
+        if num_bytes(batches.source) is None:
             raise ConfigError(
                 f"input=resident with dataset={config.dataset}: its images are read "
                 "from files when they are wanted; set --input=stream"
@@ -408,7 +389,7 @@ def create_feed(
     first = per_tower[0]
     if not runs_on(devices[0], first.process, first.stored_stream(0).element_spec):
         return Streams([own.stream for own in per_tower], devices)
-    if config.input == "auto" and size is not None and size <= MOST_RESIDENT_BYTES:
+    if config.input == "auto" and _fits(batches.source):
         return Resident(per_tower, devices)
     return Streams(
         [own.stored_stream for own in per_tower],
@@ -417,13 +398,18 @@ def create_feed(
     )
 
 
+def _fits(source):
+    size = num_bytes(source)
+    return size is not None and size <= MOST_RESIDENT_BYTES
+
+
 def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
     """The batches of an evaluation of each tower: resident on GPUs where the images
     fit, else from the host."""
     devices = trainer.devices[:: trainer.strategy.num_shards]
-    per_tower, size = batches.split(len(devices)), num_bytes(batches.source)
+    per_tower = batches.split(len(devices))
     devices = devices[: len(per_tower)]
-    if "GPU" in devices[0] and size is not None and size <= MOST_RESIDENT_BYTES:
+    if "GPU" in devices[0] and _fits(batches.source):
         return Resident(per_tower, devices)
     datasets = [own.stream() for own in per_tower]
     return Streams([lambda _, x=x: x for x in datasets], devices)

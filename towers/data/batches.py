@@ -18,7 +18,7 @@ from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
 from towers.data.part import Part, shares
 from towers.data.sources import Source, Subset
-from towers.errors import data_errors_of_tensorflow
+from towers.errors import ConfigError, data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
 
@@ -331,14 +331,14 @@ def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source
     """Splits a source into the rest and a held-out fraction, drawn at random.
 
     Raises:
-        ValueError: nothing is left on one side.
+        ConfigError: nothing is left on one side.
     """
     order = randomness.permutation(
         seed, "hold_out", tf.constant(0), source.num_examples
     ).numpy()
     count = round(fraction * source.num_examples)
     if not 0 < count < source.num_examples:
-        raise ValueError(
+        raise ConfigError(
             f"validation_fraction={fraction} of {source.num_examples} images leaves "
             "nothing on one side"
         )
