@@ -2,12 +2,9 @@
 
 import collections
 import contextlib
-import errno
 import itertools
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -21,12 +18,8 @@ from towers.data.sources import shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
-from towers.evaluation.restored import (
-    configure_devices,
-    kinds_of_parameters,
-    read_run,
-)
-from towers.evaluation.tables import FORMS, create_table
+from towers.evaluation.restored import configure_devices, kinds_of_parameters, read_run
+from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
 from towers.output import remark
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
@@ -107,52 +100,6 @@ def predict(
                 counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
             write(names, labels, outputs)
     _report(counts, paths)
-
-
-@contextlib.contextmanager
-def create_features_file(
-    path: str,
-) -> Iterator[Callable[[Sequence[str], Sequence[int], np.ndarray], None]]:
-    """The function that adds a row for each of the n images of a batch to an `.npz`
-    file, from their paths, labels [n], -1 where there is none, and activations
-    [n, ...].
-
-    The file, or that which a link leads to, has "features", "labels" (int64) and
-    "names" (texts). It is written at the end; until then a nameless temporary file has
-    the activations.
-
-    Raises:
-        OSError: the file cannot be written, or something else stands there, such as
-            /dev/null, which a rename would replace.
-    """
-    path = os.path.realpath(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "is there and no file")
-    names, all_labels, shape, dtype = [], [], (), None
-    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as rows:
-
-        def write(paths, labels, features):
-            nonlocal shape, dtype
-            shape, dtype = features.shape[1:], features.dtype
-            names.extend(paths)
-            all_labels.extend(labels)
-            rows.write(features.tobytes())
-
-        yield write
-        if not names:
-            return
-        rows.flush()
-        features = np.memmap(rows, dtype, "r", shape=(len(names), *shape))
-        labels = np.array(all_labels, np.int64)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                np.savez(file, features=features, labels=labels, names=names)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
 
 
 def _outputs(batch, size, run, predictor):
