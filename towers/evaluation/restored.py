@@ -16,8 +16,7 @@ from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
 from towers.models.inference import without_noise
 from towers.output import say
-from towers.parallel import devices as parallel_devices
-from towers.parallel.devices import Devices
+from towers.parallel import devices
 from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
@@ -121,24 +120,24 @@ class RestoredRun:
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
     """See `towers.load_run`."""
     with contextlib.suppress(ConfigError):  # devices that were made before stay
-        parallel_devices.configure(_free_device("auto", RunFolder(workdir), say), 1)
+        devices.configure(_free_device("auto", RunFolder(workdir), say), 1)
     return read_run(workdir, step=step)
 
 
 def configure_devices(
     config: Config, folder: RunFolder, log: Callable[[str], None] = say
-) -> Devices:
+) -> devices.Devices:
     """The devices of an evaluation or a prediction. ConfigError where the machine does
     not have those of the options."""
-    devices = parallel_devices.configure(
+    chosen = devices.configure(
         _free_device(config.device, folder, log),
         config.num_towers,
         config.device_order,
         config.device_memory_mb,
     )
-    for remark in devices.remarks:
+    for remark in chosen.remarks:
         log(remark)
-    return devices
+    return chosen
 
 
 def _free_device(device, folder, log):

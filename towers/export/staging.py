@@ -62,14 +62,14 @@ def staged(
     folder = output.parent / f".tmp-{output.name}-{os.getpid()}"
     path = folder / output.name
     try:
-        try:
-            files.make_folders(output.parent)
-            files.remove(folder)  # of a killed process with the same id
-            os.mkdir(folder)
-        except OSError as error:
-            raise ConfigError(
-                f"{output} cannot be written: {error.strerror}; choose another --output"
-            ) from None
+        files.make_folders(output.parent)
+        files.remove(folder)  # of a killed process with the same id
+        os.mkdir(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{output} cannot be written: {error.strerror}; choose another --output"
+        ) from None
+    try:
         yield path
         validate_output(output, suffix, overwrite)  # minutes later
         files.sync_all(path)
