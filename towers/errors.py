@@ -24,6 +24,9 @@ from collections.abc import Callable, Iterable, Iterator
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
 
+# The environment variable with the name of a job, which its restarts keep.
+JOB = "TOWERS_JOB"
+
 # Characters of a message, its line break not counted.
 MOST_CHARACTERS = 400
 

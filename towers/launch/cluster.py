@@ -11,13 +11,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from towers.errors import ConfigError, Preempted
+from towers.errors import JOB, ConfigError, Preempted
 from towers.launch import output
 from towers.launch.machine import Share, divide, free_ports
 from towers.launch.output import say
 from towers.launch.worker import Worker
 from towers.run import signals
-from towers.run.folder import JOB
 
 # After the failure of a worker its heartbeats end the others. SIGTERM then ends those
 # that still wait for it to start; a save is finished first.

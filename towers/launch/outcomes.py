@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from towers.errors import ConfigError, WorkerLostError
+from towers.errors import JOB, ConfigError, WorkerLostError
 from towers.launch.cluster import GRACE_SECS, LASTING, Escalation, worst
 from towers.launch.machine import Share, held_port
 from towers.launch.worker import Worker
-from towers.run.folder import JOB
 
 _TICK_SECS = 1.0  # between two polls of the `Outcomes`
 

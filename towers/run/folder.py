@@ -24,7 +24,7 @@ from towers.config import (
     replace,
 )
 from towers.config.options import check_path
-from towers.errors import ConfigError, RunFolderError
+from towers.errors import JOB, ConfigError, RunFolderError
 from towers.run import files
 from towers.run.lock import Lock, holder
 
@@ -42,8 +42,6 @@ _LEFTOVER = re.compile(
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
-
-JOB = "TOWERS_JOB"
 
 # Environment variables with the name of a job whose restarts keep it: what our
 # launchers set, and Slurm's, which several commands of one allocation share.
