@@ -47,7 +47,8 @@ class Parts:
         train_batches: step -> batch; None for an evaluation.
         augment: the augmentation of the images.
         eval_split: name and source of the images that evaluations during training use:
-            "validation" where a part of the training set is held out, else "test".
+            "validation" where the data set has such or a part of the training set is
+            held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
@@ -96,10 +97,15 @@ def build(
     train_source, eval_split = data_set.train, ("test", data_set.test)
     augment = create_augmentation(config, data_set)
     try:
-        if config.validation_fraction and train_source is not None:
-            train_source, held_out = hold_out(
-                train_source, config.validation_fraction, config.seed
-            )
+        if data_set.validation is not None:
+            eval_split = "validation", data_set.validation
+            if config.validation_fraction:
+                raise ValueError(
+                    f"validation_fraction={config.validation_fraction}: the data set "
+                    "has images for validation; leave the option out"
+                )
+        elif config.validation_fraction and train_source is not None:
+            train_source, held_out = hold_out(train_source, config.validation_fraction)
             eval_split = "validation", held_out
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -205,6 +211,7 @@ def load_data_set(
         image_size=config.image_size,
         image_cache_mb=config.image_cache_mb,
         max_image_pixels=config.max_image_pixels,
+        bad_images=config.bad_images,
         trained=dataset_info if test_only else None,
     )
     if dataset_info is not None:

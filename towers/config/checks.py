@@ -204,9 +204,9 @@ def _fields_read_by(config, option):
 def _read_by(option, name):
     """The arguments that a choice's signature names; None where it takes any."""
     names = factories.argument_names(factories.resolve(option, name))
-    if names and "decoding" in names:
-        # Those that `decoding` holds.
-        names += ("image_size", "image_cache_mb", "max_image_pixels")
+    if names and "image_options" in names:
+        # Those that `image_options` holds.
+        names += ("image_size", "image_cache_mb", "max_image_pixels", "bad_images")
     if names and "asynchronous" in find(option, name).traits:
         names += ("async_scale_gradients", "max_staleness")  # read by its trainer
     return names

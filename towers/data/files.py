@@ -4,7 +4,6 @@ A link is followed. Only a regular file is read: a FIFO or a device is neither w
 for nor read without an end.
 """
 
-import contextlib
 import errno
 import os
 import stat
@@ -61,36 +60,6 @@ def read_image_file(path: str, max_pixels: int) -> bytes:
                 "--max_image_pixels"
             )
         return file.read(num_bytes)
-
-
-def create_data_file(path: str) -> BinaryIO:
-    """A new file that is open for writing; what had the name, such as a link, loses it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
-    return open(path, "xb")
-
-
-def open_lock_file(path: str) -> BinaryIO:
-    """A regular file to lock, made where it is missing, and never written to.
-
-    Raises:
-        OSError: it cannot be opened, or is a link or another thing than a file.
-    """
-
-    def open_no_link(path, flags):
-        return _open_at_once(path, flags | os.O_NOFOLLOW)
-
-    file = open(path, "ab", opener=open_no_link)
-    try:
-        _regular_size(file, path)
-    except BaseException:
-        file.close()
-        raise
-    return file
 
 
 def _open_at_once(path, flags):

@@ -1,20 +1,26 @@
 """`tfds:NAME`: any prepared data set of tensorflow-datasets with an image and a label,
 of any size, decoded when it is read.
 
-Prepared as array_record it is read in place. Other formats cannot be indexed: their
-encoded images are copied once into a file next to them.
+What is prepared as array_record or tfrecord is read in place.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from towers.data import indexed, tfds
-from towers.data.decoding import AS_STORED, Decoding
-from towers.data.encoded import EncodedSource, sampled_moments, settle_size
+from towers.data import tfds
+from towers.data.cached import (
+    CachedSource,
+    ImageCache,
+    leave_out_bad_images,
+    sampled_moments,
+    settle_size,
+)
+from towers.data.image_files import ImageOptions
+from towers.data.paths import reason
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -22,6 +28,7 @@ from towers.data.sources import (
     shown,
     split_off_test,
 )
+from towers.data.tfrecord import Records
 from towers.errors import DataError, one_line
 
 PREFIX = "tfds:"
@@ -29,7 +36,7 @@ TEST_SPLITS = ("test", "validation")
 
 
 class Prepared:
-    """The images of one split, an `Encoded` that checks the labels.
+    """The images of one split, an `ImageFiles` that checks the labels.
 
     Args:
         read: index -> encoded image, label.
@@ -72,7 +79,9 @@ class Prepared:
         return f"{self._place}, image {index} (counted from 0)"
 
 
-def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
+def load(
+    name: str, data_dir: str = "", image_options: ImageOptions | None = None
+) -> DataSet:
     """Opens a prepared data set, without the network.
 
     Without a split `test` or `validation` that has labels, a tenth of the split `train`
@@ -82,15 +91,16 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
         data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
             folder of tensorflow-datasets comes next.
-        decoding: size of the images, and their cache.
+        image_options: size of the images, and their cache.
 
     Returns:
         Sources of uint8 [n, height, width, 1 or 3]. Mean and standard
-        deviation are those of a sample; see `encoded.SAMPLE`.
+        deviation are those of a sample; see `cached.SAMPLE`.
 
     Raises:
         DataError: it is not there, is damaged, or has no image with a label.
     """
+    options = (image_options or ImageOptions()).with_survey()
     folder = _find(name, data_dir)
     with tfds.reading(folder) as builder:
         image_key, label_key = image_and_label(folder, builder.info)
@@ -107,23 +117,22 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
             )
         train_images = open_split("train")
         channels = 1 if image.shape[-1] == 1 else 3
-        decoding, image_shape, note = settle_size(train_images, channels, decoding)
-        train = EncodedSource(train_images, image_shape, decoding)
+        options, image_shape, note = settle_size(train_images, channels, options)
+        cache = ImageCache(options.cache_mb)
+        train = CachedSource(train_images, image_shape, options, cache)
         for split in TEST_SPLITS:
             images = split in builder.info.splits and open_split(split)
             if images and images.is_labeled():
-                left = decoding.cache_mb - train.cache_mb
-                smaller = dataclasses.replace(decoding, cache_mb=left)
-                test = EncodedSource(images, image_shape, smaller)
+                test = CachedSource(images, image_shape, options, cache)
                 origin = f"split {split} for testing"
                 break
         else:
             # The labels are not known before all images are read.
             train, test = split_off_test(train, np.zeros(len(train_images)), folder)
             origin = f"{TEST_FRACTION:.0%} held out for testing"
+        (train, test), bad_images = leave_out_bad_images([train, test], options)
+        origin += f"{'; ' if note else ''}{note}{bad_images}"
     mean, deviation = sampled_moments(train)
-    if note:
-        origin += f"; {note}"
     return DataSet(
         name=PREFIX + name,
         train=train,
@@ -220,23 +229,29 @@ def _open_split(folder, builder, split, keys, num_classes):
 
         return Prepared(read, len(examples), place, num_classes)
 
-    def examples():
-        stored = builder.as_dataset(
-            split=split,
-            shuffle_files=False,
-            decoders=tfds.decode.PartialDecoding(
-                dict.fromkeys(keys, True), decoders=as_stored
-            ),
-            read_config=tfds.ReadConfig(try_autocache=False),
+    if info.file_format is not tfds.core.FileFormat.TFRECORD:
+        raise DataError(
+            f"{folder}: is prepared as {info.file_format.value}, and only array_record "
+            "and tfrecord are read: tfds build --file_format=array_record"
         )
-        for example in stored.prefetch(100).as_numpy_iterator():
-            yield example[keys[0]], int(example[keys[1]])
+    try:
+        records = Records([os.fspath(x) for x in info.splits[split].filepaths])
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place}: {reason(error)}") from error
+    if len(records) != info.splits[split].num_examples:
+        raise DataError(
+            f"{place} should have {info.splits[split].num_examples} examples, found "
+            f"{len(records)}"
+        )
 
-    copy = indexed.open_or_copy(
-        os.path.join(folder, f"towers-{split}"),
-        f"{info.full_name} {split}: {keys[0]}, {keys[1]}",
-        info.splits[split].num_examples,
-        int(info.splits[split].num_bytes),
-        examples,
-    )
-    return Prepared(copy.read, len(copy), place, num_classes)
+    def read(index):
+        content = records.read(index)
+        try:
+            features = tf.train.Example.FromString(content).features.feature
+            [image] = features[keys[0]].bytes_list.value
+            [label] = features[keys[1]].int64_list.value
+        except Exception as error:  # Any error of protobuf.
+            raise ValueError(f"is no record of an image: {one_line(error)}") from error
+        return image, int(label)
+
+    return Prepared(read, len(records), place, num_classes)
