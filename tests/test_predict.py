@@ -172,8 +172,8 @@ def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     out, err = capfd.readouterr()
     assert [row["path"] for row in csv.DictReader(io.StringIO(out))] == paths
     for name, words in {
-        "broken.png": "it is no PNG, JPEG",
-        "photo.heic": "it is no PNG, JPEG",
+        "broken.png": "it is no JPEG, PNG",
+        "photo.heic": "it is no JPEG, PNG",
         "waiting.jpg": "is no file",
         "lost.png": "No such file",
         "loop": "is a link to a folder that it is in",
@@ -191,7 +191,7 @@ def test_one_path_of_any_kind_is_taken_and_none_is_refused(
         predict(workdir, paths, form="json")
         outputs.append(capfd.readouterr().out)
     assert json.loads(outputs[0])["path"] == path and len(set(outputs)) == 1
-    with pytest.raises(DataError, match="no image; of a folder the .png, .jpg"):
+    with pytest.raises(DataError, match="no image; of a folder the JPEG, PNG"):
         predict(workdir, [str(tmp_path)])
 
 

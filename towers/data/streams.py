@@ -6,9 +6,10 @@ call (TensorFlow 2.21: of 60 iterators six seconds old one took 2.7 s and one 0.
 delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed here.
 """
 
-import concurrent.futures
 import contextlib
+import functools
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 
@@ -40,7 +41,20 @@ MOST_BATCH_BYTES = 10**9
 # than tracing them.
 plain = tf.autograph.experimental.do_not_convert
 
-readers = concurrent.futures.ThreadPoolExecutor(NUM_READERS, "images")
+_calls = queue.SimpleQueue()
+
+
+@functools.cache
+def _start_readers():
+    """Starts the threads that read images. No lock is held where they are given work: a
+    garbage collection may there delete another stream, which waits for its reads."""
+
+    def run():
+        while True:
+            _calls.get()()
+
+    for number in range(NUM_READERS):
+        threading.Thread(target=run, name=f"reader {number}", daemon=True).start()
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:
@@ -57,25 +71,33 @@ def num_reads(num_images: int, num_bytes: int) -> int:
 def call_in_readers(function: Callable[[int], None], count: int) -> None:
     """Calls a function with 0 to count - 1, each in the next reader that is free. The
     readers are those of all streams. An error ends the calls, and is raised."""
-    numbers = iter(range(count))
-    failed = threading.Event()
+    _start_readers()
+    numbers, ended, has_failed = iter(range(count)), queue.SimpleQueue(), []
 
     def work():
-        for number in numbers:
-            if failed.is_set():
-                return
-            if not threading.main_thread().is_alive():
-                raise RuntimeError("the interpreter ends")
-            try:
+        error = None
+        try:
+            for number in numbers:
+                if has_failed:
+                    break
+                if not threading.main_thread().is_alive():
+                    raise RuntimeError("the interpreter ends")
                 function(number)
-            except BaseException:
-                failed.set()
-                raise
+        except BaseException as caught:
+            error = caught
+            has_failed.append(True)
+        ended.put(error)
 
-    calls = [readers.submit(work) for _ in range(min(count, NUM_READERS))]
-    concurrent.futures.wait(calls)
-    for call in calls:
-        call.result()
+    num_workers = min(count, NUM_READERS)
+    for _ in range(num_workers):
+        _calls.put(work)
+    errors = [ended.get() for _ in range(num_workers)]
+    for error in errors:
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, errors  # no cycle with the traceback
 
 
 class Memory:

@@ -7,6 +7,7 @@ batch that is computed.
 import collections
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -55,17 +56,16 @@ def read_files(
             return ImageFile(path, None, reason(error))
         return ImageFile(path, image)
 
-    pending = collections.deque()
+    pool, pending = ThreadPoolExecutor(streams.NUM_READERS), collections.deque()
     try:
         for path in paths:
-            pending.append(streams.readers.submit(read, path))
+            pending.append(pool.submit(read, path))
             if len(pending) > AHEAD * streams.NUM_READERS:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
-        for call in pending:
-            call.cancel()
+        pool.shutdown(cancel_futures=True)
 
 
 class Labels:
