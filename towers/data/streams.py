@@ -7,7 +7,8 @@ delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed 
 """
 
 import contextlib
-import functools
+import gc
+import itertools
 import os
 import queue
 import threading
@@ -41,20 +42,46 @@ MOST_BATCH_BYTES = 10**9
 # than tracing them.
 plain = tf.autograph.experimental.do_not_convert
 
+# Between two collections of garbage.
+COLLECT_SECS = 0.1
+
 _calls = queue.SimpleQueue()
 
 
-@functools.cache
+_starting = threading.Lock()
+_started = []
+
+
 def _start_readers():
-    """Starts the threads that read images. No lock is held where they are given work: a
-    garbage collection may there delete another stream, which waits for its reads."""
+    """Starts the threads that read images, and one that collects garbage.
 
-    def run():
-        while True:
-            _calls.get()()
+    A collection deletes iterators of `tf.data`, which waits for the reads that are
+    under way. In a reader it would wait for itself, so it has a thread of its own.
+    """
+    if _started:
+        return
+    with _starting:
+        if _started:
+            return
+        gc.disable()
+        for run in [_read_images] * NUM_READERS + [_collect_garbage]:
+            thread = threading.Thread(target=run, args=[_calls], daemon=True)
+            thread.start()
+            _started.append(thread)
 
-    for number in range(NUM_READERS):
-        threading.Thread(target=run, name=f"reader {number}", daemon=True).start()
+
+def _read_images(calls):
+    while True:
+        calls.get()()
+
+
+def _collect_garbage(_):
+    """As Python does: the young generations more often than the old ones."""
+    ended = threading.Event()
+    for number in itertools.count(1):
+        ended.wait(COLLECT_SECS)
+        if gc.get_count()[0] > gc.get_threshold()[0]:
+            gc.collect(2 if number % 100 == 0 else 1 if number % 10 == 0 else 0)
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:
