@@ -135,6 +135,9 @@ def test_row_36_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_f
     def stale(descriptor):
         raise OSError(errno.ESTALE, "Stale file handle")
 
+    def failing(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
     with folder.lock() as lock:
         lock.check()
         with monkeypatch.context() as patch:
@@ -143,6 +146,8 @@ def test_row_36_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_f
                 lock.check()
             except RunFolderError as error:
                 caught = error
+            patch.setattr(os, "fstat", failing)
+            lock.check()  # nobody has taken the folder
         assert "no longer the folder" in str(caught)
 
 
@@ -161,6 +166,24 @@ def test_folders_do_not_lock_each_other(folder, other_process, tmp_path):
 
 
 # Making and clearing.
+
+
+def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert RunFolder("~/run").path == tmp_path / "run"
+    for workdir in ("/", "//", "/usr/..", ""):
+        with pytest.raises(ConfigError, match="^workdir"):
+            RunFolder(workdir)
+
+
+@pytest.mark.parametrize("place", ["", "cat", "train/dog/run", "runs/photos"])
+def test_no_run_lies_among_class_folders(tmp_path, place):
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    for data in ("photos", "link"):
+        with pytest.raises(ConfigError, match="where folders are classes"):
+            folder = RunFolder(tmp_path / "photos" / place)
+            folder.validate_outside_of(tmp_path / data)
+    RunFolder(tmp_path / "photos2").validate_outside_of(tmp_path / "photos")
 
 
 def test_create_makes_the_folder_and_leaves_what_is_there(folder):
@@ -213,7 +236,7 @@ def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
 def test_clear_removes_what_runs_write_and_nothing_else(folder):
     written = [folder.config, folder.dataset_info, folder.metrics, folder.result]
     written += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
-    written += [folder.tensorboard / "train" / "events"]
+    written += [folder.tensorboard / "train" / "events.out.tfevents.1.host"]
     notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]
     for path in written + notes:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -235,6 +235,24 @@ def test_training_goes_on_where_nobody_reads_the_output(tmp_path):
     assert (tmp_path / "end").exists()
 
 
+def test_a_launcher_whose_output_nobody_reads_goes_on_and_stops(tmp_path):
+    worker = "print(20000 * ('x' * 100 + '\\n'), flush=True)\n"
+    worker += "pathlib.Path(f'end-{me}').touch()\nif me: time.sleep(1000)"
+    command = [sys.executable, "-Sc", WORKER + worker]
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, json.dumps([command, 2, {"grace_secs": 0.1}])],
+        cwd=tmp_path,
+        env=ENVIRON,
+        stdout=subprocess.PIPE,  # and never read
+    ) as process:
+        patience = time.monotonic() + WAIT_SECS
+        while len(list(tmp_path.glob("end-*"))) < 2:
+            assert time.monotonic() < patience
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(WAIT_SECS) == 75
+
+
 # Signals.
 
 COUNTING = """
@@ -456,6 +474,17 @@ while True:
     first, last = launcher.err.splitlines()  # none of the signal that was sent before
     assert first.endswith("; SIGKILL to 1, still running")
     assert last == "towers.launch: worker 1 did not end in time and was killed"
+
+
+def test_workers_that_all_ignore_the_stop_are_killed(start):
+    source = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    launcher = start(
+        source + "print('ready', flush=True)\nwait_for('never')", 2, grace_secs=0.1
+    )
+    launcher.wait_for("ready", 2)
+    launcher.process.terminate()
+    assert launcher.wait() == 6
+    assert "stopped; SIGKILL to 0, 1, still running" in launcher.err
 
 
 def test_workers_that_notice_in_time_are_left_alone(start):

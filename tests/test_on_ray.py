@@ -134,7 +134,7 @@ def run(source, folder, outcomes, **options):
     def ask(method, *arguments):
         return getattr(outcomes, method)(*arguments)
 
-    run_worker(command, str(folder), Share(gpus=""), 2, ask, **options)
+    run_worker(command, str(folder), Share(gpus=""), 2, ask, "job", **options)
 
 
 def failing(code):

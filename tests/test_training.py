@@ -25,7 +25,13 @@ from towers import training
 from towers.config import FIELDS, Config
 from towers.config.cluster import Cluster
 from towers.data import synthetic
-from towers.errors import ConfigError, DataError, NumericError, WorkerLostError
+from towers.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    NumericError,
+    WorkerLostError,
+)
 from towers.evaluation import evaluate
 from towers.parallel import devices
 from towers.parallel.devices import Devices
@@ -274,12 +280,40 @@ def test_overwrite_starts_again_and_keeps_other_files(half_way):
     assert (half_way / "notes.txt").read_text() == "mine"
 
 
+def test_overwrite_keeps_what_no_run_wrote(half_way, capfd):
+    mine = ["checkpoints/mine/a.txt", "tensorboard/mydata/a.txt", "checkpoints/b.txt"]
+    for name in mine:
+        (half_way / name).parent.mkdir(exist_ok=True)
+        (half_way / name).write_text("mine")
+    train(half_way, small_config(max_steps=2), overwrite=True)
+    assert all((half_way / name).read_text() == "mine" for name in mine)
+    assert f"{half_way / 'checkpoints/mine'} stays" in capfd.readouterr().out
+    assert saved_steps(half_way) == [2]
+
+
+@pytest.mark.parametrize("job", ["TOWERS_JOB", "SLURM_JOB_ID"])
+def test_a_restart_of_the_same_job_overwrites_once(half_way, job, monkeypatch, capfd):
+    monkeypatch.setenv(job, "17")
+    train(half_way, small_config(max_steps=2), overwrite=True)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert train(half_way, small_config(max_steps=3), overwrite=True).step == 3
+    assert "restored step 2" in capfd.readouterr().out
+    monkeypatch.setenv(job, "18")
+    train(half_way, small_config(max_steps=3), overwrite=True)
+    assert "restored" not in capfd.readouterr().out
+
+
 def test_overwrite_removes_nothing_where_the_new_run_cannot_start(
     half_way, monkeypatch
 ):
     before = snapshot(half_way)
     with pytest.raises(ConfigError, match="augment=tutorial"):
         train(half_way, small_config(augment="tutorial"), overwrite=True)
+
+    for source in (half_way / "nothing", half_way / "notes.txt"):
+        with pytest.raises(CheckpointError):
+            train(half_way, small_config(init_from=str(source)), overwrite=True)
+        assert saved_steps(half_way) == [5]
 
     def missing(data_dir):
         raise DataError("no data")

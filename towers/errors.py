@@ -7,6 +7,7 @@ towers; its exit code is DEFECT.
 Here is also how a process ends together with its parent.
 """
 
+import _thread
 import contextlib
 import ctypes
 import difflib
@@ -204,13 +205,21 @@ def _flush_stdout():
 def write_in_time(write: Callable[[], None]) -> None:
     """Calls a function that writes to a stream, and waits a short time for its end: a
     pipe that nobody reads would hold up the end of the process forever."""
-    thread = threading.Thread(target=write, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # there is no room for a thread
+    begun, ended = threading.Event(), threading.Event()
+
+    def run():
+        begun.set()
         write()
-    else:
-        thread.join(_WRITE_SECS)
+        ended.set()
+
+    # `threading.Thread.start` waits forever for a thread that lacks memory to begin.
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        return write()
+    if not begun.wait(_WRITE_SECS):
+        return write()
+    ended.wait(_WRITE_SECS)
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 
 from absl import flags
@@ -100,7 +101,9 @@ def run(
         prefix="towers-ray-", ignore_cleanup_errors=True
     ) as notes:
         trainer = TensorflowTrainer(
-            functools.partial(run_worker, command, folder, share, num_workers, ask),
+            functools.partial(
+                run_worker, command, folder, share, num_workers, ask, str(uuid.uuid4())
+            ),
             scaling_config=train.ScalingConfig(
                 num_workers=num_workers,
                 use_gpu=bool(gpus_per_worker),

@@ -152,6 +152,8 @@ def config_of_flags(
     default = None if {"dataset", "data_dir"} & set(given) else DEFAULT_RECIPE
     name = recipe or default
     stem = pathlib.Path(name).stem if name else "default"
+    if workdir == "":
+        raise ConfigError("--workdir is empty; give a folder, or leave it away")
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
     stored = None if recipe else stored_config(path)
     remark = ""

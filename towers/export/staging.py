@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import zipfile
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -28,8 +29,7 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
         raise ConfigError(
             f"output={output}: {output.parent} is a file; choose another --output"
         )
-    file = output if suffix else output / "saved_model.pb"
-    is_export = os.path.isfile(file) and not os.path.islink(output)
+    is_export = not os.path.islink(output) and _is_export(output, suffix)
     if is_export and not overwrite:
         raise ConfigError(
             f"{output} exists; --overwrite replaces it, --output names another"
@@ -39,6 +39,20 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
             f"{output} is {files.kind(output)} and no such export, so it is not "
             "replaced; move it away or choose another --output"
         )
+
+
+def _is_export(output, suffix):
+    """Whether the file or folder has the class names as `writers` write them."""
+    file = output if suffix else output / "saved_model.pb"
+    if not os.path.isfile(file):
+        return False
+    name = {".keras": "class_names.json", ".tflite": "labels.txt"}.get(suffix)
+    if name is None:
+        return b"class_names" in file.read_bytes()
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return name in archive.namelist()
 
 
 @contextlib.contextmanager

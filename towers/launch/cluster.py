@@ -8,13 +8,16 @@ import os
 import select
 import signal
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from towers.errors import ConfigError, Preempted
+from towers.launch import output
 from towers.launch.machine import Share, divide, free_ports
 from towers.launch.output import say
 from towers.launch.worker import Worker
 from towers.run import signals
+from towers.run.folder import JOB
 
 # After the failure of a worker its heartbeats end the others. SIGTERM then ends those
 # that still wait for it to start; a save is finished first.
@@ -52,7 +55,7 @@ def worst(codes: Sequence[int]) -> int:
 
 
 class Escalation:
-    """The signals to workers that run on after another one has failed.
+    """The signals to workers that run on after another one has failed, or after a stop.
 
     Args:
         grace_secs: they have so long to end by themselves, at most NOTICE_SECS, and so
@@ -69,7 +72,8 @@ class Escalation:
         self._clock, self._since = clock, None
 
     def due(self, code: int, is_stop: bool) -> signal.Signals | None:
-        """The next signal, when it is time; the first call says that one has failed.
+        """The next signal, when it is time; the first call says that one has failed, or
+        that all are to end.
 
         Args:
             code: the worst exit code so far, see `worst`.
@@ -81,7 +85,8 @@ class Escalation:
         if not self._signals:
             return None
         number, secs = self._signals[0]
-        if number == signal.SIGKILL and is_stop and code == Preempted.exit_code:
+        stopped = is_stop and code in (0, Preempted.exit_code)
+        if number == signal.SIGKILL and stopped:
             secs *= SAVE_FACTOR
         if now - self._since < secs:
             return None
@@ -107,6 +112,7 @@ class Cluster:
     ):
         self._command, self._shares = command, shares
         self._grace_secs = grace_secs
+        self._job = str(uuid.uuid4())
         self._workers: list[Worker] = []
         self.stopped_by: int | None = None
 
@@ -142,7 +148,7 @@ class Cluster:
             if self.stopped_by is not None:
                 break
             task = {"type": "worker", "index": index}
-            environ = {"PYTHONUNBUFFERED": "1"} | os.environ
+            environ = {"PYTHONUNBUFFERED": "1", JOB: self._job} | os.environ
             environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
             self._workers.append(Worker(index, self._command, environ, share))
         if self.stopped_by is not None:  # the last one may have missed it
@@ -161,11 +167,13 @@ class Cluster:
             late = [worker for worker in running if worker not in ended]
             code = worst([0, *(worker.code for worker in failed)])
             is_stop = self.stopped_by is not None
-            if failed and late and (number := escalation.due(code, is_stop)):
+            if not late or not (failed or is_stop):
+                continue
+            if number := escalation.due(code, is_stop):
                 sent = [str(worker.index) for worker in late if worker.send(number)]
                 if sent:
-                    names = ", ".join(sent)
-                    say(f"{failed[0]}; {number.name} to {names}, still running")
+                    why = failed[0] if failed else "stopped"
+                    say(f"{why}; {number.name} to {', '.join(sent)}, still running")
         return ended
 
 
@@ -203,12 +211,14 @@ def launch(
             codes = [worker.code for worker in ended] or [Preempted.exit_code]
             code = worst(codes)
             if not code:
-                return 0
+                break
             cause = "stopped by a signal before the workers were started"
             if ended:
                 cause = str(ended[codes.index(code)])
             may_pass = not set(codes) & set(LASTING) and cluster.stopped_by is None
             if not may_pass or restart > max_restarts:
                 say(cause)
-                return code
+                break
             say(f"{cause}; restart {restart} of {max_restarts}: all workers start anew")
+        output.finish(lambda: cluster.stopped_by is not None)
+    return code

@@ -13,6 +13,7 @@ from towers.errors import ConfigError, WorkerLostError
 from towers.launch.cluster import GRACE_SECS, LASTING, Escalation, worst
 from towers.launch.machine import Share, held_port
 from towers.launch.worker import Worker
+from towers.run.folder import JOB
 
 _TICK_SECS = 1.0  # between two polls of the `Outcomes`
 
@@ -59,6 +60,7 @@ def run_worker(
     share: Share,
     num_workers: int,
     ask: Callable[..., Any],
+    job: str,
     grace_secs: float = GRACE_SECS,
 ) -> None:
     """Runs a command as one of the workers, and waits for the end of all.
@@ -69,12 +71,13 @@ def run_worker(
         share: the GPUs that it sees.
         num_workers: of the cluster.
         ask: calls a method of the `Outcomes`, by its name.
+        job: a name that all workers and restarts share.
         grace_secs: after the failure of another worker, see `Escalation`.
 
     Raises:
         WorkerLostError: all workers are to be started anew.
     """
-    environ = {"PYTHONUNBUFFERED": "1"} | os.environ
+    environ = {"PYTHONUNBUFFERED": "1", JOB: job} | os.environ
     environ.pop("TF_USE_LEGACY_KERAS", None)  # set by Ray
     place = json.loads(environ["TF_CONFIG"])
     index = place["task"]["index"]
@@ -129,5 +132,5 @@ def _wait(worker, ask, escalation):
         if stops:  # Ray blocks SIGINT
             worker.send(signal.SIGTERM)
         code, _ = cause_of(outcomes)
-        if code and (number := escalation.due(code, stops)):
+        if (code or stops) and (number := escalation.due(code, stops)):
             worker.send(number)

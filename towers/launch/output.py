@@ -1,14 +1,21 @@
 """The output of the workers and of the launcher, in whole lines."""
 
 import contextlib
+import math
 import os
+import queue
 import select
+import threading
+import time
+from collections.abc import Callable
 
 from towers.errors import one_line
 
 PROGRAM = "towers.launch"
 
-_MOST_BYTES = 2**20  # of a line; the rest is printed as the next one
+# Of a line, whose rest is printed as the next one; and of lines that nobody reads.
+_MOST_BYTES = 2**20
+_LATE_SECS = 1.0
 
 
 class Stream:
@@ -50,8 +57,56 @@ def say(line: str) -> None:
     _write(2, f"{PROGRAM}: {one_line(line)}\n".encode())
 
 
+def finish(is_stopped: Callable[[], bool]) -> None:
+    """Waits for those who read; after a stop no longer than _LATE_SECS."""
+    stopped_at = math.inf
+    while any(writer.num_bytes for writer in _writers.values()):
+        if is_stopped():
+            stopped_at = min(stopped_at, time.monotonic())
+        if time.monotonic() - stopped_at > _LATE_SECS:
+            break
+        time.sleep(0.01)
+
+
+class _Writer:
+    """Writes in a thread of its own, so that who does not read holds nothing up.
+
+    What comes while _MOST_BYTES wait is lost, and counted. Where nobody reads any more,
+    training goes on in silence.
+    """
+
+    def __init__(self, target: int):
+        self.num_bytes = self._num_lost = 0
+        self._target, self._queue = target, queue.SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def write(self, data: bytes) -> None:
+        if self.num_bytes + len(data) > _MOST_BYTES:
+            self._num_lost += data.count(b"\n")
+            return
+        if self._num_lost:
+            lost = f"{PROGRAM}: {self._num_lost} lines are lost: nobody read them\n"
+            data, self._num_lost = lost.encode() + data, 0
+        self.num_bytes += len(data)
+        self._queue.put(data)
+
+    def _run(self):
+        while True:
+            data = self._queue.get()
+            _write_all(self._target, data)
+            self.num_bytes -= len(data)
+
+
+_writers: dict[int, _Writer] = {}
+
+
 def _write(target, data):
-    """Writes all; where nobody reads any more, training goes on in silence."""
+    if target not in _writers:
+        _writers[target] = _Writer(target)
+    _writers[target].write(data)
+
+
+def _write_all(target, data):
     with contextlib.suppress(OSError):
         while data:
             try:

@@ -1,5 +1,6 @@
 """Jobs in the background, one at a time, such as writing a checkpoint."""
 
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -8,12 +9,39 @@ from collections.abc import Callable
 _LATE_SECS = 60.0
 
 
+class JobThread:
+    """A thread that calls one function after the other.
+
+    It starts at once: with no memory left, `threading.Thread.start` waits forever for a
+    thread that cannot begin. And glibc keeps freed memory for each thread, such as the
+    buffers of a save.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str):
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A daemon: where a job never ends, the interpreter can still end.
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Calls a function, which raises no error, after those before."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Ends the thread after its last job."""
+        self._jobs.put(None)
+
+    def _run(self):
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # and the state that it holds
+
+
 class Background:
     """Runs jobs one after another in one thread; a context manager that waits for the
     last one.
-
-    The thread is always the same one: glibc keeps freed memory per thread, such as the
-    buffers of a save.
 
     The error of a job is raised once, by the next call of `submit`, `check` or `wait`.
 
@@ -23,8 +51,7 @@ class Background:
 
     def __init__(self, say: Callable[[str], None] = print):
         self._say = say
-        self._thread: threading.Thread | None = None
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = JobThread("background")
         self._is_idle = threading.Event()
         self._is_idle.set()
         self._error: BaseException | None = None
@@ -35,14 +62,8 @@ class Background:
         try:
             self.wait()
         finally:
-            if self._thread is None:
-                # A daemon: where a job never ends, the interpreter can still end.
-                self._thread = threading.Thread(
-                    target=self._run, name="background", daemon=True
-                )
-                self._thread.start()
             self._is_idle.clear()
-            self._jobs.put(job)
+            self._thread.submit(functools.partial(self._do, job))
 
     def check(self) -> None:
         """Raises the error of a finished job; does not wait."""
@@ -59,13 +80,12 @@ class Background:
         if error is not None:
             raise error
 
-    def _run(self):
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except BaseException as error:
-                self._error = error
-            del job  # and the state that it holds
+    def _do(self, job):
+        try:
+            job()
+        except BaseException as error:
+            self._error = error
+        finally:
             self._is_idle.set()
 
     def __enter__(self):
@@ -82,4 +102,4 @@ class Background:
                 raise
             self._say(str(late))  # the run ends because of an error already
         finally:
-            self._jobs.put(None)
+            self._thread.end()

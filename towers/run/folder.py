@@ -40,6 +40,16 @@ _LEFTOVER = re.compile(
     r"\.(config\.json\.|dataset_info\.json\.|metrics\.jsonl\.|writable-)[0-9]+"
 )
 
+# What a run writes in its folders; anything else there is its user's own.
+_CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
+_EVENTS = re.compile(r"events\.out\.tfevents\..*")
+
+JOB = "TOWERS_JOB"
+
+# Environment variables with the name of a job whose restarts keep it: what our
+# launchers set, and Slurm's, which several commands of one allocation share.
+_JOBS = JOB, "SLURM_JOB_ID"
+
 
 class RunFolder:
     """Paths of a run, and its small JSON files.
@@ -50,14 +60,20 @@ class RunFolder:
 
     def __init__(self, workdir: str | os.PathLike):
         check_path("workdir", workdir)
-        self.path = pathlib.Path(workdir)
+        if not os.fspath(workdir):
+            raise ConfigError("workdir is empty; give the folder of a run")
+        self.path = pathlib.Path(os.path.expanduser(workdir))
+        if os.path.realpath(self.path) == os.sep:
+            raise ConfigError(f"workdir={workdir}: is the root; choose another folder")
         self.config = self.path / "config.json"
         self.dataset_info = self.path / "dataset_info.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
+        self.boards = self.tensorboard / "train", self.tensorboard / "eval"
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
+        self._job = self.path / ".overwritten-by"
 
     def create(self) -> None:
         """Makes the folder, or refuses one that cannot be written or where something
@@ -81,11 +97,20 @@ class RunFolder:
             ) from None
         self.check()
 
+    def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
+        """Raises ConfigError where the folder is, or is in, one of class folders: it
+        would be a class."""
+        data = os.path.realpath(os.path.expanduser(data_dir))
+        if pathlib.Path(os.path.realpath(self.path)).is_relative_to(data):
+            raise ConfigError(
+                f"workdir={self.path} is in data_dir={data_dir}, where folders are "
+                "classes; choose another --workdir"
+            )
+
     def check(self) -> None:
         """Refuses a folder in which something else, such as a link, stands in the place
         of a run's file or folder, or that cannot be looked into."""
-        boards = (self.tensorboard / kind for kind in ("train", "eval"))
-        folders = (self.checkpoints, self.tensorboard, *boards)
+        folders = (self.checkpoints, self.tensorboard, *self.boards)
         expected = dict.fromkeys(self._files(), "a file")
         expected |= dict.fromkeys(folders, "a folder")
         for path, kind in expected.items():
@@ -99,20 +124,38 @@ class RunFolder:
         reports = self.metrics, self.result, self.mistakes
         return self.config, self.dataset_info, *reports
 
-    def clear(self) -> None:
-        """Removes the files of earlier runs, and nothing else that is in the folder.
+    def clear(self) -> list[pathlib.Path]:
+        """Removes what earlier runs wrote, and nothing else that is in the folder.
+
+        Returns:
+            What was left in the folders of a run, as no run wrote it.
 
         Raises:
             ConfigError: something cannot be removed.
         """
-        for path in (self.checkpoints, self.tensorboard, *self._files()):
-            try:
-                files.remove(path)
-            except OSError as error:
-                raise ConfigError(
-                    f"{path} cannot be removed: {error.strerror or error}; remove it "
-                    "yourself or choose another --workdir"
-                ) from None
+        kept = _clear(self.checkpoints, _CHECKPOINT)
+        for board in self.boards:
+            kept += _clear(board, _EVENTS)
+        kept += _clear(self.tensorboard, None)
+        for path in self._files():
+            _remove(path, files.remove)
+        return [path for path in kept if path not in self.boards]
+
+    def is_restarted(self) -> bool:
+        """Whether this process is a restart of the job that began the run with
+        --overwrite: its launcher repeats the arguments."""
+        try:
+            begun_by = files.read_bytes(self._job).decode().splitlines()
+        except (OSError, ValueError):
+            return False
+        restarted = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
+        jobs = [os.environ.get(name) for name in _JOBS[: 1 + restarted]]
+        return any(job in begun_by for job in jobs if job)
+
+    def note_job(self) -> None:
+        """Notes the job that begins a run with --overwrite, see `is_restarted`."""
+        jobs = filter(None, map(os.environ.get, _JOBS))
+        files.write_text(self._job, "\n".join(jobs))
 
     def remove_leftovers(self) -> None:
         """Removes temporary files that killed processes left; to be called under the
@@ -268,6 +311,33 @@ def config_to_continue(
         if overwrite:
             return None
         raise
+
+
+def _clear(folder, written):
+    """Removes what a pattern names in a folder, and the folder where it is empty then;
+    returns the rest."""
+    if _kind(folder) != "a folder":
+        _remove(folder, files.remove)
+        return []
+    kept = []
+    for path in sorted(folder.iterdir()):
+        if written and written.fullmatch(path.name):
+            _remove(path, files.remove)
+        else:
+            kept.append(path)
+    if not kept:
+        _remove(folder, os.rmdir)
+    return kept
+
+
+def _remove(path, remove):
+    try:
+        remove(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be removed: {error.strerror or error}; remove it yourself "
+            "or choose another --workdir"
+        ) from None
 
 
 def _check_kind(path, kind):

@@ -1,5 +1,6 @@
 """The lock of the process that trains in a run's folder."""
 
+import errno
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ from towers.run import files
 
 _NAME = ".lock"
 _MOST_BYTES = 4096
+_GONE = errno.ENOENT, errno.ENOTDIR, errno.ESTALE
 
 
 class Lock:
@@ -98,12 +100,15 @@ class Lock:
 
     def check(self) -> None:
         """Raises RunFolderError where the folder is no longer the one that was locked:
-        it was removed, moved or replaced, and perhaps another process trains there."""
+        it was removed, moved or replaced, and perhaps another process trains there.
+
+        Of any other error of the disk nothing is concluded: the next check may be told
+        more, and a save fails with its own error."""
         try:
             own = os.fstat(self._file.fileno())
             is_in_place = os.path.samestat(os.lstat(self._path), own)
-        except OSError:
-            is_in_place = False
+        except OSError as error:
+            is_in_place = error.errno not in _GONE
         if not is_in_place:
             raise RunFolderError(
                 f"{self._path.parent} is no longer the folder that this run locked: it "

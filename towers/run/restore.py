@@ -135,10 +135,9 @@ def check_dataset(
         info.check_training(data)
 
 
-def restore(run: Run, checkpoint: Checkpoint | None) -> None:
+def load_values(run: Run, checkpoint: Checkpoint | None) -> None:
     """Continues from a checkpoint; without one, starts from the parameters that
     `init_from` names, if any."""
-    unwritten = []
     if checkpoint is not None:
         stored = checkpoint.trainer_state
         run.trainer.load(
@@ -147,10 +146,14 @@ def restore(run: Run, checkpoint: Checkpoint | None) -> None:
         run.step = run.saved_step = checkpoint.step
         run.best, run.pending_record = stored["best"], stored.get("unfinished")
         run.stopwatch = stopwatch_of(stored)
-        unwritten = stored.get("unwritten", [])
         say(f"restored step {run.step} from {checkpoint.path}")
     elif run.config.init_from:
         start_from(run)
+
+
+def open_metrics(run: Run, checkpoint: Checkpoint | None) -> None:
+    """Continues the metrics of a run where the checkpoint has them."""
+    unwritten = checkpoint.trainer_state.get("unwritten", []) if checkpoint else []
     # A step whose record is unfinished is evaluated and logged once more.
     run.reports.open_metrics(run.step - bool(run.pending_record), unwritten)
     run.accuracy = last_accuracy(run.folder.metrics, run.step)

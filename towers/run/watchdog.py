@@ -7,6 +7,7 @@ and the clock.
 
 import contextlib
 import faulthandler
+import functools
 import signal
 import threading
 import time
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 
 from towers.errors import Preempted, StuckError, write_in_time
 from towers.run import signals
+from towers.run.background import JobThread
 
 # After a signal: how long an interruptible activity may go on, and after how long a
 # step that computes is reported.
@@ -102,7 +104,7 @@ class Watchdog:
         self._starting, self._stuck_after_secs = starting, stuck_after_secs
         self._say = say
         self._clock = AwakeClock() if clock is None else clock
-        self._handlers = {}
+        self._handlers, self._thread = {}, None
         self.stopped_by: str | None = None
         self.progress_at = time.time()
 
@@ -113,10 +115,13 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         if threading.current_thread() is threading.main_thread():
             self._handlers = signals.catch(self._on_signal)
+        self._thread = JobThread("worker")
         return self
 
     def __exit__(self, *_) -> None:
         signals.restore(self._handlers)
+        if self._thread:
+            self._thread.end()
 
     def _on_signal(self, number, frame):
         self.stopped_by = signal.Signals(number).name
@@ -163,12 +168,17 @@ class Watchdog:
                 activity. Its thread ends silently when it leaves that.
             StuckError: the function made no progress for `stuck_after_secs`.
         """
-        worker = _Worker(function, args)
+        worker, thread = _Worker(function, args), self._thread or JobThread("worker")
+        thread.submit(worker.work)
         try:
             self._watch(worker)
         except BaseException:
             worker.abandon()
+            self._thread = None
             raise
+        finally:
+            if thread is not self._thread:
+                thread.end()
         return worker.result()
 
     def _watch(self, worker):
@@ -227,7 +237,7 @@ class _Abandoned(BaseException):
 
 
 class _Worker:
-    """A function in a thread of its own.
+    """A function that another thread calls.
 
     Entering an activity, leaving it and abandoning the worker exclude each other by
     `lock`. An abandoned worker raises `_Abandoned` when it next enters or leaves an
@@ -249,20 +259,18 @@ class _Worker:
         self.beats = 0
         self._is_abandoned = False
         self._result, self._error = None, None
-        # A daemon: where the function never returns, the interpreter can still end.
-        threading.Thread(
-            target=self._run, args=(function, args), name="worker", daemon=True
-        ).start()
+        self._call = functools.partial(function, *args)
 
-    def _run(self, function, args):
+    def work(self) -> None:
         _local.worker = self
         try:
-            self._result = function(*args)
+            self._result = self._call()
         except _Abandoned:
             pass
         except BaseException as error:
             self._error = error
         finally:
+            del self._call
             self.ended.set()
 
     def result(self) -> Any:

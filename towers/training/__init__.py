@@ -38,8 +38,9 @@ from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
     check_changes,
     check_dataset,
+    load_values,
     newest_checkpoint,
-    restore,
+    open_metrics,
 )
 from towers.run.run import Run, save
 from towers.run.watchdog import Watchdog
@@ -70,9 +71,14 @@ def train(
     with contextlib.ExitStack() as stack:
         # Folder. Of several workers the chief alone uses it.
         if is_chief:
+            if config.dataset == "image_folder":
+                folder.validate_outside_of(config.data_dir or "data")
             folder.create()
             wait_secs = 0.0 if cluster is None else LOCK_SECS
             lock = stack.enter_context(folder.lock(wait_secs))
+            if overwrite and folder.is_restarted():
+                say("a restart of the job that began it: the run continues")
+                overwrite = False
             checkpoint = None if overwrite else newest_checkpoint(folder)
             check_changes(config, folder, checkpoint, allow_change)
             lock.check()
@@ -141,11 +147,13 @@ def train(
 
         # Restore.
         if is_chief:
+            load_values(run, checkpoint)
             if overwrite:  # only now that everything else is known to be in order
                 lock.check()
-                folder.clear()
-                reports.file(folder.config, to_json(config))
-            restore(run, checkpoint)
+                for path in folder.clear():
+                    say(f"{path} stays: no run wrote it")
+                folder.note_job()
+            open_metrics(run, checkpoint)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, run.dataset_info.to_json())
         watchdog.run(start_from_chief, run)
