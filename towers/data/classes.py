@@ -97,8 +97,7 @@ def labels_for(source: Source, option: str) -> np.ndarray:
     if labels is None:
         raise ConfigError(
             f"{option}: the labels of this data set are known only when its images "
-            "are read; prepare it as tfrecord, not array_record, or give its source a "
-            "list `labels`"
+            "are read; take image_folder, or give its source a list `labels`"
         )
     return labels
 
