@@ -160,6 +160,23 @@ class CachedSource:
         """int32 [num_examples]; None where they are not known before they are read."""
         return getattr(self._files, "labels", None)
 
+    def read_labels(self, indices: np.ndarray) -> np.ndarray:
+        """int32 [n], of images that are not decoded.
+
+        Raises:
+            DataError: one cannot be read.
+        """
+        labels = np.empty(len(indices), np.int32)
+
+        def read(place):
+            try:
+                labels[place] = self._files.read(int(indices[place]))[1]
+            except (OSError, ValueError, MemoryError) as error:
+                refuse(self._files, int(indices[place]), error, None)
+
+        streams.call_in_readers(read, len(indices))
+        return labels
+
     @property
     def checksum(self) -> int | None:
         """As `sources.checksum`."""

@@ -36,7 +36,7 @@ class Source(Protocol):
 
     A source may also have `labels`, integers [num_examples], where they are known
     without reading the images; None says that `read` refuses a label that is out of
-    range.
+    range, and that `read_labels` takes an array of indices and gives their labels.
     """
 
     num_examples: int
@@ -157,6 +157,10 @@ class Subset:
         """int32 [num_examples]; None where they are not known before they are read."""
         labels = self._source.labels
         return None if labels is None else labels[self._places]
+
+    def read_labels(self, indices: np.ndarray) -> np.ndarray:
+        """Integers [n], where `labels` is None."""
+        return self._source.read_labels(self._places[indices])
 
     @property
     def checksum(self) -> int | None:
