@@ -319,3 +319,14 @@ def test_a_crop_of_a_photo_is_what_pillow_cuts_out(kind, orientation):
         found = read_image(content, (side, side, 3), crop)
         assert np.abs(found.astype(int) - expected).max() <= 4
         assert sizes == [(height, width)]
+
+
+@pytest.mark.parametrize("height,width", [(49, 49), (49, 56), (103, 110), (98, 98)])
+def test_the_middle_is_never_larger_than_the_image(height, width):
+    """Of these sizes 8 / (8 / height) is larger than the height."""
+    content, left = file_of(smooth(height, width), "PNG"), (width - height) / 2
+    expected = by_pillow(content).resize(
+        (8, 8), Image.Resampling.BILINEAR, (left, 0, left + height, height)
+    )
+    found = read_image(content, (8, 8, 3))
+    assert np.abs(found.astype(int) - expected).max() <= 1

@@ -196,7 +196,9 @@ def _turned(size, orientation):
 def _middle(full_size, size):
     """Top, left, height, width of the largest part with the proportions of a size."""
     scale = max(new / old for new, old in zip(size, full_size, strict=True))
-    part = [new / scale for new in size]
+    part = [  # not larger than the image by rounding
+        min(old, new / scale) for new, old in zip(size, full_size, strict=True)
+    ]
     return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)
 
 
@@ -204,9 +206,9 @@ def _stored_box(box, full_size, orientation):
     """A part of the upright image as one of the stored pixels."""
     top, left, height, width = box
     if orientation in (3, 4, 7, 8):
-        top = full_size[0] - top - height
+        top = max(0.0, full_size[0] - top - height)  # negative by rounding
     if orientation in (2, 3, 6, 7):
-        left = full_size[1] - left - width
+        left = max(0.0, full_size[1] - left - width)
     if orientation in SIDEWAYS:
         return left, top, width, height
     return top, left, height, width
