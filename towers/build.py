@@ -47,7 +47,8 @@ class Parts:
         train_batches: step -> batch; None for an evaluation.
         augment: the augmentation of the images.
         eval_split: name and source of the images that evaluations during training use:
-            "validation" where a part of the training set is held out, else "test".
+            "validation" where the data set has such or a part of the training set is
+            held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
@@ -95,11 +96,21 @@ def build(
     data_set = load_data_set(config, dataset_info, test_only=test_only)
     train_source, eval_split = data_set.train, ("test", data_set.test)
     augment = create_augmentation(config, data_set)
+    try:
+        if data_set.validation is not None:
+            eval_split = "validation", data_set.validation
+            if config.validation_fraction:
+                raise ValueError(
+                    f"validation_fraction={config.validation_fraction}: the data set "
+                    "has images for validation; leave the option out"
+                )
+        elif config.validation_fraction and train_source is not None:
+            train_source, held_out = hold_out(train_source, config.validation_fraction)
+            eval_split = "validation", held_out
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     num_examples = total_steps = 0
     if train_source is not None:
-        if config.validation_fraction:
-            train_source, held_out = _hold_out(config, train_source)
-            eval_split = "validation", held_out
         num_examples = train_source.num_examples
         images = num_images(config.num_epochs, num_examples)
         total_steps = max(1, math.ceil(images / config.images_per_step))
@@ -161,13 +172,6 @@ def build(
         total_steps=total_steps,
         part=part,
     )
-
-
-def _hold_out(config, source):
-    try:
-        return hold_out(source, config.validation_fraction, config.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def create_order(config: Config, source: Source) -> BalancedOrder | None:

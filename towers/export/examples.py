@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from towers.build import load_data_set
 from towers.data import unlabeled
-from towers.data.decoding import Decoding
-from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk
+from towers.data.paths import FORMATS_TEXT, Paths, check_paths, walk
 from towers.data.sources import Source, shown
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
 from towers.evaluation import RestoredRun
@@ -87,11 +86,12 @@ def _read_files(run, paths):
     if not names:
         raise DataError(
             f"images={shown(','.join(paths))}: no image; of a folder the "
-            f"{ENDINGS_TEXT} files are taken"
+            f"{FORMATS_TEXT} files are taken"
         )
     spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
-    decoding = Decoding(max_pixels=run.config.max_image_pixels)
-    files = list(unlabeled.read_files(spaced, run.image_shape, decoding))
+    files = list(
+        unlabeled.read_files(spaced, run.image_shape, run.config.max_image_pixels)
+    )
     for file in files:
         if file.image is None:
             fail(file.path, file.fault)
