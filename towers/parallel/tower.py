@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from towers.models.layers import taking_moments
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel.compilation import Compilation, optimized_for_cpu
+from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.reduce import in_dtype, squared_norm
-from towers.parallel.traced import TracedOnce
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
 # of mixed images floats [n, num_classes].
