@@ -73,7 +73,7 @@ class AsynchronousTrainer(Trainer):
         if self._is_compiled:
             return
         copy = self._copy
-        values = Values(*map(_specs, (copy.params, copy.state, copy.counts)))
+        values = Values(*map(_specs, (copy.params, copy.state, copy.integers)))
         batches = [
             {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
             for batch in self._feed.batches_of(0)
@@ -91,7 +91,7 @@ class AsynchronousTrainer(Trainer):
         ]
         tower = tf.TensorSpec([], tf.int32)
         norm = tf.TensorSpec([], values.params[0].dtype)
-        state = values.state, values.counts
+        state = values.state, values.integers
         self._apply_call = _traced(self._update, tower, norm, values.params, state)
         self._averages_call = _traced(self._move_averages)
         self._is_compiled = True
@@ -110,7 +110,7 @@ class AsynchronousTrainer(Trainer):
         with tf.device(self._copy.device):
             # They are copied here, and not while the lock is held.
             gradients = [tf.identity(gradient) for gradient in gradients]
-            state = tf.nest.map_structure(tf.identity, (result.state, result.counts))
+            state = tf.nest.map_structure(tf.identity, (result.state, result.integers))
         metrics = {
             "loss": result.loss,
             "total_loss": total_loss,
@@ -122,7 +122,7 @@ class AsynchronousTrainer(Trainer):
 
     def _update(self, tower, norm, gradients, state):
         """One update of the shared variables."""
-        copy, (state, counts) = self._copy, state
+        copy, (state, integers) = self._copy, state
         layout, update_fn = copy.layout.params, self._update_fn
         with tf.device(copy.device):
             [step] = copy.read([copy.step])
@@ -135,11 +135,11 @@ class AsynchronousTrainer(Trainer):
             params, slots = update_fn(
                 layout, step, params, slots, scaled, norm, squares
             )
-            counts = [
+            integers = [
                 tf.where(tower == 0, new, old)
-                for new, old in zip(counts, copy.read(copy.counts), strict=True)
+                for new, old in zip(integers, copy.read(copy.integers), strict=True)
             ]
-            values = [*params, *state, *counts, *sum(slots.values(), [])]
+            values = [*params, *state, *integers, *sum(slots.values(), [])]
             # The averages are the last but the number of steps.
             for variable, value in zip(copy.variables(), values, strict=False):
                 variable.assign(value, read_value=False)

@@ -234,6 +234,6 @@ def may_apply(
     """
     older = list(in_flight.values())[: list(in_flight).index(tower)]
     return all(
-        num_updates + 1 + place - fetched <= max_staleness
-        for place, fetched in enumerate(older)
+        num_updates + 1 + index - fetched <= max_staleness
+        for index, fetched in enumerate(older)
     )

@@ -158,7 +158,7 @@ class Evaluator:
         """Per kind the outputs for one batch, in the graph."""
         size = batch["weights"].shape[0]
         with tf.device(HOST):
-            batch = batch | {"places": tf.range(size)}
+            batch = batch | {"rows": tf.range(size)}
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
         return [self._predict_kind(batch, pieces, self._fetch(kind)) for kind in kinds]
 
@@ -174,7 +174,7 @@ class Evaluator:
                 # The others keep their prediction.
                 outputs["logits_tta"] = tf.tensor_scatter_nd_update(
                     tf.cast(outputs["logits"], tf.float64),
-                    tf.concat([piece["places"] for piece in pieces], 0)[:, tf.newaxis],
+                    tf.concat([piece["rows"] for piece in pieces], 0)[:, tf.newaxis],
                     tf.concat(means, 0),
                 )
         return outputs

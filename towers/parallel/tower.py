@@ -28,7 +28,7 @@ class TowerResult(NamedTuple):
     Attributes:
         gradients: of the loss, vectors.
         state: vectors of the new model state.
-        counts: its entries that are not floats.
+        integers: its entries that are not floats.
         loss: mean cross-entropy over the share, a scalar. Weight decay does not depend
             on the images: it is added once, to the mean over the towers.
         correct: number of images whose largest logit is the label's, float scalar.
@@ -36,7 +36,7 @@ class TowerResult(NamedTuple):
 
     gradients: list[tf.Tensor]
     state: list[tf.Tensor]
-    counts: list[tf.Tensor]
+    integers: list[tf.Tensor]
     loss: tf.Tensor
     correct: tf.Tensor
 
@@ -117,9 +117,9 @@ def tower_gradients(
     ]
     if loss_scale is not None:
         gradients = unscaled(gradients, loss_scale)
-    state, counts = layout.pack_state(new_state)
+    state, integers = layout.pack_state(new_state)
     state = layout.move(values.state, state, moments)
-    return TowerResult(gradients, state, counts, loss, correct)
+    return TowerResult(gradients, state, integers, loss, correct)
 
 
 def check_complete(

@@ -135,9 +135,9 @@ class ShardedNetwork:
 
     def _walk(self, model, fetched, tape, training):
         size, variables = len(self._grid[0]), []
-        for place, values in enumerate(fetched):
-            layout = self._layouts[place % size]
-            group, shard = divmod(place, size)
+        for index, values in enumerate(fetched):
+            layout = self._layouts[index % size]
+            group, shard = divmod(index, size)
             with tf.device(self._grid[group][shard]):
                 params = layout.params.views(values.params)
                 variables.append((params, layout.state_views(values)))

@@ -29,18 +29,18 @@ def local_response_normalization(
             tape, values, stop, min(starts[-1], stop + radius), value.device
         )
 
-        def normalize(*pieces, place):
+        def normalize(*pieces, index):
             return cpu_kernels.local_response_normalization(
-                pieces[place],
+                pieces[index],
                 layer.depth_radius,
                 layer.bias,
                 layer.alpha,
                 layer.beta,
-                before=pieces[:place],
-                after=pieces[place + 1 :],
+                before=pieces[:index],
+                after=pieces[index + 1 :],
             )
 
-        normalize = functools.partial(normalize, place=len(before))
+        normalize = functools.partial(normalize, index=len(before))
         outputs += tape.apply(value.device, normalize, [*before, value, *after])
     return outputs
 

@@ -19,14 +19,14 @@ from towers.parallel.sharding.sync_batch_norm import normalized
 ShardValues = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
 
 
-def _variable_places(model):
-    """Layer name -> the places of its parameters and of its state in the model's."""
-    places = {id(v): i for i, v in enumerate(model.trainable_variables)}
-    state_places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
+def _variable_indices(model):
+    """Layer name -> the indices of its parameters and of its state in the model's."""
+    indices = {id(v): i for i, v in enumerate(model.trainable_variables)}
+    state_indices = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
     return {
         layer.name: (
-            [places[id(v)] for v in layer.trainable_variables],
-            [state_places[id(v)] for v in layer.non_trainable_variables],
+            [indices[id(v)] for v in layer.trainable_variables],
+            [state_indices[id(v)] for v in layer.non_trainable_variables],
         )
         for layer in model.layers
     }
@@ -77,7 +77,7 @@ class Walk:
         self._model, self._shards, self._tape = model, shards, tape
         self._devices = devices[: len(variables)]
         self._training, self._combine_moments = training, combine_moments
-        self._places = _variable_places(model)
+        self._indices = _variable_indices(model)
         self.params = [
             [
                 [Value(param, device, differentiable=training) for param in params]
@@ -149,9 +149,9 @@ class Walk:
     def _call(self, layer, group, shard, args, kwargs, tensors):
         """A layer on one device, on the tape."""
         layer_shard = self._shards.of(layer, shard)
-        param_places, state_places = self._places.get(layer.name, ([], []))
-        params = [self.params[group][shard][i] for i in param_places]
-        state = [self.state[group][shard][i] for i in state_places]
+        param_indices, state_indices = self._indices.get(layer.name, ([], []))
+        params = [self.params[group][shard][i] for i in param_indices]
+        state = [self.state[group][shard][i] for i in state_indices]
         inputs = [tensor.values[group][shard] for tensor in tensors]
 
         def function(*values):
@@ -177,8 +177,8 @@ class Walk:
 
         device = self._devices[group][shard]
         output, *new_state = self._tape.apply(device, function, params + inputs)
-        for place, value in zip(state_places, new_state, strict=True):
-            self.state[group][shard][place] = value.tensor
+        for index, value in zip(state_indices, new_state, strict=True):
+            self.state[group][shard][index] = value.tensor
         return output
 
     # Layouts of the channels.
@@ -242,15 +242,15 @@ class Walk:
     def _normalize(self, layer, group, shard, value, moments):
         device = self._devices[group][shard]
         layer_shard = self._shards.of(layer, shard)
-        param_places, state_places = self._places[layer.name]
-        params = [self.params[group][shard][i] for i in param_places]
+        param_indices, state_indices = self._indices[layer.name]
+        params = [self.params[group][shard][i] for i in param_indices]
         moments = [self._tape.move(moment, device) for moment in moments]
         momentum = layer_shard.momentum
         with tf.device(device):
-            for place, moment in zip(state_places, moments, strict=True):
-                before = self.state[group][shard][place]
+            for index, moment in zip(state_indices, moments, strict=True):
+                before = self.state[group][shard][index]
                 after = before * momentum + moment.tensor * (1 - momentum)
-                self.state[group][shard][place] = after
+                self.state[group][shard][index] = after
         return normalized(self._tape, layer_shard, value, moments, params)
 
 
