@@ -24,6 +24,7 @@ from recipes import (
     assert_some_are_clipped,
     clip_norm_for,
     create_trainer,
+    record_events,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -42,8 +43,21 @@ from towers.run import run, watchdog
 WAIT_SECS = 30  # for what should come at once
 
 
-def create(network, recipe, batches, num_towers, cls=AsynchronousTrainer, **options):
-    return create_trainer(cls, network, recipe, batches, num_towers, **options)
+def create(
+    network,
+    recipe,
+    batches,
+    num_towers,
+    cls=AsynchronousTrainer,
+    record=None,
+    **options,
+):
+    class Recorded(cls):
+        def _restart(self):
+            super()._restart()
+            record_events(self.coordinator, [] if record is None else record)
+
+    return create_trainer(Recorded, network, recipe, batches, num_towers, **options)
 
 
 # The replay.
