@@ -52,12 +52,15 @@ def create(
     record=None,
     **options,
 ):
-    class Recorded(cls):
-        def _restart(self):
-            super()._restart()
-            record_events(self.coordinator, [] if record is None else record)
+    if record is not None:
 
-    return create_trainer(Recorded, network, recipe, batches, num_towers, **options)
+        class Recorded(cls):
+            def _restart(self):
+                super()._restart()
+                record_events(self.coordinator, record)
+
+        cls = Recorded
+    return create_trainer(cls, network, recipe, batches, num_towers, **options)
 
 
 # The replay.

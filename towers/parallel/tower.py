@@ -172,15 +172,16 @@ def tower_counts(
     }
 
 
+def model_input(batch: Mapping[str, tf.Tensor], x: keras.KerasTensor) -> tf.Tensor:
+    """An input of a model; an evaluation has no noise, and needs none."""
+    value = batch.get(x.name)
+    if value is None:
+        value = tf.zeros([tf.shape(batch["images"])[0], *x.shape[1:]], x.dtype)
+    return value
+
+
 def _inputs(model, batch):
-    """The model's inputs in its order; an evaluation has no noise, and needs none."""
-    images = batch["images"]
-    inputs = []
-    for x in model.inputs:
-        value = batch.get(x.name)
-        if value is None:
-            value = tf.zeros([tf.shape(images)[0], *x.shape[1:]], x.dtype)
-        inputs.append(value)
+    inputs = [model_input(batch, x) for x in model.inputs]
     return inputs if len(inputs) > 1 else inputs[0]
 
 
