@@ -32,17 +32,16 @@ class Compilation:
     """How the step is compiled.
 
     Attributes:
-        calls_step: the loop calls the step, which is then optimized by itself.
+        on_cpus: the loop calls the step, which is then optimized by itself, and the
+            host asks after each step whether it was taken, which is cheaper there than
+            to select between old and new values.
         optimizes_towers: Grappler optimizes the towers' trace, and nothing else.
-        waits: the host asks after each step whether it was taken. On CPUs that is
-            cheaper than to select between old and new values.
         xla: XLA compiles the forward and backward part of each tower, and on GPUs the
             update, where it saves launches.
     """
 
-    calls_step: bool
-    optimizes_towers: bool
-    waits: bool
+    on_cpus: bool
+    optimizes_towers: bool = False
     xla: bool = False
 
     def step_options(self):
@@ -52,12 +51,12 @@ class Compilation:
     def loop_options(self):
         """A context in which the loop is called: one of a call has nothing to
         optimize."""
-        return disabled() if self.calls_step else contextlib.nullcontext()
+        return disabled() if self.on_cpus else contextlib.nullcontext()
 
 
-CPU_TOWERS = Compilation(calls_step=True, optimizes_towers=True, waits=True)
-CPU_STEP = Compilation(calls_step=True, optimizes_towers=False, waits=True)
-GPU_LOOP = Compilation(calls_step=False, optimizes_towers=False, waits=False)
+CPU_TOWERS = Compilation(on_cpus=True, optimizes_towers=True)
+CPU_STEP = Compilation(on_cpus=True)
+GPU_LOOP = Compilation(on_cpus=False)
 
 
 def choose(

@@ -151,14 +151,14 @@ class Loop:
             with tf.control_dependencies([computing]):
                 awaited = tf.nest.map_structure(_colocated_identity, awaited)
             batches = self.feed.batches(awaited, number)
-            if self._compilation.calls_step:
+            if self._compilation.on_cpus:
                 with tf.device(HOST), self._compilation.step_options():
                     is_taken, metrics = self._step_call(phase, batches, metrics)
             else:
                 is_taken, metrics = self._train_step(phase, batches, metrics)
             with tf.device(HOST):
                 # Where the host must not wait, it goes on as if all were taken.
-                taken = is_taken if self._compilation.waits else taken
+                taken = is_taken if self._compilation.on_cpus else taken
                 return begun + 1, taken, wait_secs, metrics
 
         # A loop's condition is where the loop is, its variables where they begin.

@@ -98,7 +98,7 @@ class Step:
         with tf.device(home):
             running = self.guard.is_running()
             total_loss, metrics = self._metrics(mean, norm, decay)
-            if not self.compilation.waits:
+            if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, before)
             # A tower that is not finite makes the mean so.
             is_finite = tf.math.is_finite(norm + total_loss)
@@ -115,7 +115,7 @@ class Step:
             self._update(results, mean, gradients, norm, _sum(squares), is_taken)
             return tf.constant(0)
 
-        if self.compilation.waits:
+        if self.compilation.on_cpus:
             tf.cond(verdict.updates, update, lambda: tf.constant(0))
         else:
             update(verdict.updates)
@@ -165,7 +165,7 @@ class Step:
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
                     update = functools.partial(self.update_fn, copy.layout.params)
-                    if self.compilation.xla and not self.compilation.waits:
+                    if self.compilation.xla and not self.compilation.on_cpus:
                         update = tf.function(update, autograph=False, jit_compile=True)
                     updated = update(
                         copy.read([copy.step])[0],
