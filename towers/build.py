@@ -281,9 +281,11 @@ def create_update(
     )
     decays = ()
     if optimizer.takes_decay:
-        decays = param_rates.scale_decays(
-            losses.pop_weight_decay(model.trainable_variables), matched
-        )
+        try:
+            decays = losses.pop_weight_decay(model.trainable_variables)
+        except ValueError as error:
+            raise ConfigError(f"optimizer={config.optimizer}: {error}") from None
+        decays = param_rates.scale_decays(decays, matched)
     learning_rate_fn, rate_fns = schedules.constant(0.0), ()
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
@@ -333,7 +335,9 @@ def create_trainer(
     options = factories.named_by(create_strategy, all_options)
     if choice.processes:
         options["workers"] = workers
-    elif options.get("all_reduce") == "auto":
+    if options.get("all_reduce_dtype") == "float32":
+        options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
+    if not choice.processes and options.get("all_reduce") == "auto":
         options["all_reduce"] = automatic_all_reduce(config, devices)
     strategy = create_strategy(
         Initial.of(parts.model),

@@ -3,7 +3,7 @@
 Such a step makes no update. With dynamic loss scaling the factor on the loss is halved
 while that may help; with `--on_nonfinite=skip` the step is counted and the next batch
 is another one; else the run ends with an error. All of that is decided on the device of
-the gradients, which the host need not wait for: after a step that may not be taken
+the first copy, which the host need not wait for: after a step that may not be taken
 nothing changes any more, until the host looks and raises the error.
 
 Dynamic loss scaling is for gradients in float16, which vanish below 6e-8. The loss is

@@ -2,9 +2,9 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. `towers` and `replicated` differ in two arguments: one copy on the
-parameter device, which all towers read and which alone gets the mean, or a copy on
-every device, read by its own tower, and the mean for all.
+whole batch. `towers` and `replicated` differ in copies, readers and targets: one copy
+on the parameter device, which all towers read and which alone gets the mean, or a copy
+on every device, read by its own tower, and the mean for all.
 """
 
 import dataclasses
@@ -165,7 +165,8 @@ def replicated(
     tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
 
     Args:
-        all_reduce: a key of `reduce.ALGORITHMS`, or auto for star.
+        all_reduce: a key of `reduce.ALGORITHMS`; auto is star, but see
+            `build.automatic_all_reduce`.
         all_reduce_dtype: what travels, such as bfloat16; empty for the gradients' type.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
