@@ -159,7 +159,8 @@ class TracedOnce:
         specs = tf.nest.map_structure(_spec, arguments)
         signature = key, tuple(tf.nest.flatten(specs))
         if signature not in self._traces:
-            self._traces[signature] = self._trace(key, specs)
+            call = tf.function(functools.partial(self._function, key), autograph=False)
+            self._traces[signature] = self._read(call.get_concrete_function(*specs))
         function, results, computed, definition = self._traces[signature]
 
         graph = tf.compat.v1.get_default_graph()
@@ -182,11 +183,9 @@ class TracedOnce:
         values |= zip(computed, copies, strict=True)
         return tf.nest.map_structure(lambda x: values[x], results)
 
-    def _trace(self, key, specs):
+    def _read(self, function):
         """The function, of which nothing runs; names of its results and of those that
         are computed; what these need, and what has an effect."""
-        call = tf.function(functools.partial(self._function, key), autograph=False)
-        function = call.get_concrete_function(*specs)
         # The outputs are identities, which a copy does without.
         sources = [_source(x) for x in function.outputs]
         results = [x.name for x in sources]
