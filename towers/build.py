@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
+import tensorflow as tf
 
 from towers import data, models
 from towers.config import Config, factories
@@ -27,7 +28,7 @@ from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
-from towers.parallel.feed import Feed, Streams, runs_on
+from towers.parallel.feed import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
@@ -423,6 +424,30 @@ def create_feed(
         devices,
         [own.process for own in per_tower],
     )
+
+
+def runs_on(
+    device: str,
+    process: Callable[[tf.Tensor, Batch], Batch],
+    elements: Mapping[str, tf.TensorSpec],
+) -> bool:
+    """Whether a device has a kernel for every operation of `process` (see `Streams`)
+    on `elements` of its stream, by trying it."""
+    zeros = {
+        # int32 tensors of a GPU are in host memory.
+        k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
+        for k, x in elements.items()
+    }
+    before = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device(device):
+            tf.function(process, autograph=False)(tf.constant(0, tf.int64), zeros)
+    except tf.errors.InvalidArgumentError:
+        return False
+    finally:
+        tf.config.set_soft_device_placement(before)
+    return True
 
 
 def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
