@@ -18,6 +18,7 @@ from towers.data.image_files import FolderFiles, ImageOptions
 from towers.data.mixing import create_mix
 from towers.data.part import Part
 from towers.data.sources import ArraySource
+from towers.errors import ConfigError
 
 WAIT_SECS = 30  # for what should come at once
 MOMENTS = ((100.0,) * 3, (50.0,) * 3)
@@ -466,11 +467,9 @@ def test_what_is_held_out_goes_by_the_names_wherever_the_folder_is(tmp_path):
 def test_a_fraction_that_leaves_nothing_is_refused_with_both_numbers(
     num_examples, fraction
 ):
-    with pytest.raises(ValueError) as caught:
+    words = f"validation_fraction={fraction} of {num_examples} images"
+    with pytest.raises(ConfigError, match=words):
         hold_out(source(num_examples), fraction)
-    assert f"validation_fraction={fraction} of {num_examples} images" in str(
-        caught.value
-    )
 
 
 def test_training_never_sees_held_out_images():

@@ -15,8 +15,8 @@ from marks import slow
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 
+from towers import load_run
 from towers.errors import ConfigError
-from towers.evaluation import devices as evaluation_devices
 from towers.parallel import devices
 from towers.parallel.devices import configure, unused_gpu
 from towers.run.folder import RunFolder
@@ -307,9 +307,11 @@ def test_a_training_of_the_run_on_the_gpus_has_them_alone(four_gpus, tmp_path):
     folder = RunFolder(tmp_path)
     with folder.lock() as lock:
         lock.describe(device="GPU")
-        evaluation_devices.configure_one(folder, print)
+        with pytest.raises(ConfigError, match="holds no run"):
+            load_run(tmp_path)
         assert told() == ("", False, [])
-    evaluation_devices.configure_one(folder, print)
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_run(tmp_path)
     assert told() == ("0", True, [])
 
 

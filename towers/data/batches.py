@@ -20,7 +20,7 @@ from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
 from towers.data.part import Part, shares
 from towers.data.sources import Source, Subset, known_labels, place_of
-from towers.errors import data_errors_of_tensorflow
+from towers.errors import ConfigError, data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
 
@@ -336,12 +336,12 @@ def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
     the numbers of the images), and is the same for every seed of a run.
 
     Raises:
-        ValueError: nothing is left on one side.
+        ConfigError: nothing is left on one side.
     """
     num_examples = source.num_examples
     count = round(fraction * num_examples)
     if not 0 < count < num_examples:
-        raise ValueError(
+        raise ConfigError(
             f"validation_fraction={fraction} of {num_examples} images leaves "
             "nothing on one side"
         )

@@ -20,8 +20,11 @@ from towers.data.sources import shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
-from towers.evaluation import devices
-from towers.evaluation.restored import kinds_of_parameters, read_run
+from towers.evaluation.restored import (
+    configure_devices,
+    kinds_of_parameters,
+    read_run,
+)
 from towers.evaluation.tables import FORMS, create_table
 from towers.models.inference import without_noise
 from towers.output import remark
@@ -59,15 +62,14 @@ def predict(
     folder = RunFolder(workdir)
     config = config or folder.prediction_config(step)
     *_, kind = kinds_of_parameters(config, use_ema)
-    used = devices.configure(config, folder, remark)
+    devices = configure_devices(config, folder, remark)
     run = read_run(workdir, step=step, log=remark)
     sizes.check_batch(config, config.batch_size, run.input_shape)
-    network = run.network("averages" if kind == AVERAGES else "params")
-    model = without_noise(network, features)
+    model = without_noise(run.network(kind), features)
     tta = "none" if features else config.tta
     if tta != config.tta:
         remark(f"tta={config.tta} is not used for features")
-    predictor = create_predictor(model, used.towers, create_tta(tta))
+    predictor = create_predictor(model, devices.towers, create_tta(tta))
     words = "moving averages of the parameters" if kind == AVERAGES else "parameters"
     words += f" of step {run.step}"
     words += f", test-time augmentation {tta}" if tta != "none" else ""
