@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 from towers import load_run
 from towers.errors import ConfigError
 from towers.parallel import devices
-from towers.parallel.devices import configure, missing_cuda_packages
+from towers.parallel.devices import configure, unused_gpu
 from towers.run.folder import RunFolder
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -325,6 +325,13 @@ REQUIREMENTS = [
 ]
 
 
+@pytest.fixture
+def gpu_of_the_driver(monkeypatch, tmp_path):
+    (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.setattr(devices, "DRIVER_GPUS", tmp_path)
+
+
+@pytest.mark.usefixtures("gpu_of_the_driver")
 def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
     monkeypatch,
 ):
@@ -335,22 +342,25 @@ def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
 
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIREMENTS)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert missing_cuda_packages() == ["nvidia-nccl-cu12"]
+    assert unused_gpu() == (
+        "the driver sees 1 GPU(s) that TensorFlow cannot use: missing: "
+        "nvidia-nccl-cu12; pip install 'towers[cuda]'"
+    )
 
 
+@pytest.mark.usefixtures("gpu_of_the_driver")
 def test_a_tensorflow_without_such_an_extra_misses_nothing(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
-    assert missing_cuda_packages() == []
+    assert "look at the driver's version" in unused_gpu()
 
 
+@pytest.mark.usefixtures("gpu_of_the_driver")
 def test_the_installed_tensorflow_names_its_cuda_packages(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    missing = missing_cuda_packages()
-    assert len(missing) > 5
-    assert all(name.startswith("nvidia-") for name in missing)
+    assert unused_gpu().count("nvidia-") > 5
 
 
 @without_gpu

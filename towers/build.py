@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
+import tensorflow as tf
 
 from towers import data, models
 from towers.config import Config, factories
@@ -27,7 +28,7 @@ from towers.optim.update import Update
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
-from towers.parallel.feed import Feed, Streams, runs_on
+from towers.parallel.feed import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
@@ -47,7 +48,8 @@ class Parts:
         train_batches: step -> batch; None for an evaluation.
         augment: the augmentation of the images.
         eval_split: name and source of the images that evaluations during training use:
-            "validation" where a part of the training set is held out, else "test".
+            "validation" where the data set has such or a part of the training set is
+            held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
@@ -95,13 +97,18 @@ def build(
     data_set = load_data_set(config, dataset_info, test_only=test_only)
     train_source, eval_split = data_set.train, ("test", data_set.test)
     augment = create_augmentation(config, data_set)
+    if data_set.validation is not None:
+        eval_split = "validation", data_set.validation
+        if config.validation_fraction:
+            raise ConfigError(
+                f"validation_fraction={config.validation_fraction}: the data set has "
+                "images for validation; leave the option out"
+            )
+    elif config.validation_fraction and train_source is not None:
+        train_source, held_out = hold_out(train_source, config.validation_fraction)
+        eval_split = "validation", held_out
     num_examples = total_steps = 0
     if train_source is not None:
-        if config.validation_fraction:
-            train_source, held_out = hold_out(
-                train_source, config.validation_fraction, config.seed
-            )
-            eval_split = "validation", held_out
         num_examples = train_source.num_examples
         images = num_images(config.num_epochs, num_examples)
         total_steps = max(1, math.ceil(images / config.images_per_step))
@@ -271,7 +278,10 @@ def create_update(
     )
     decays, learning_rate_fn, rate_fns = (), schedules.constant(0.0), ()
     if optimizer.takes_decay:
-        own = losses.pop_weight_decay(model.trainable_variables)
+        try:
+            own = losses.pop_weight_decay(model.trainable_variables)
+        except ValueError as error:
+            raise ConfigError(f"optimizer={config.optimizer}: {error}") from None
         decays = param_rates.scale_decays(own, matched)
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
@@ -321,7 +331,9 @@ def create_trainer(
     options = factories.named_by(create_strategy, all_options)
     if choice.processes:
         options["workers"] = workers
-    elif options.get("all_reduce") == "auto":
+    if options.get("all_reduce_dtype") == "float32":
+        options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
+    if not choice.processes and options.get("all_reduce") == "auto":
         options["all_reduce"] = automatic_all_reduce(config, devices)
     strategy = create_strategy(
         Initial.of(parts.model),
@@ -396,6 +408,30 @@ def create_feed(
         devices,
         [own.process for own in per_tower],
     )
+
+
+def runs_on(
+    device: str,
+    process: Callable[[tf.Tensor, Batch], Batch],
+    elements: Mapping[str, tf.TensorSpec],
+) -> bool:
+    """Whether a device has a kernel for every operation of `process` (see `Streams`)
+    on `elements` of its stream, by trying it."""
+    zeros = {
+        # int32 tensors of a GPU are in host memory.
+        k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
+        for k, x in elements.items()
+    }
+    before = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device(device):
+            tf.function(process, autograph=False)(tf.constant(0, tf.int64), zeros)
+    except tf.errors.InvalidArgumentError:
+        return False
+    finally:
+        tf.config.set_soft_device_placement(before)
+    return True
 
 
 def _fits(source):

@@ -12,7 +12,6 @@ import tensorflow as tf
 from towers.config import Config
 from towers.config.options import check_path
 from towers.data import paths as image_paths
-from towers.data.decoding import Decoding
 from towers.data.paths import Paths
 from towers.data.sources import shown
 from towers.data.tta import create_tta
@@ -77,8 +76,7 @@ def predict(
 
     def readable_images():
         found = image_paths.walk(paths, fail)
-        decoding = Decoding(max_pixels=config.max_image_pixels)
-        for file in read_files(found, run.image_shape, decoding):
+        for file in read_files(found, run.image_shape, config.max_image_pixels):
             if file.image is None:
                 fail(file.path, file.fault)
             else:
@@ -134,7 +132,7 @@ def _report(counts, paths):
     if not counts["read"]:
         raise DataError(
             f"{shown(', '.join(paths))}: no image; of a folder the "
-            f"{image_paths.ENDINGS_TEXT} files are taken"
+            f"{image_paths.FORMATS_TEXT} files are taken"
         )
 
 

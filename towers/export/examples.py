@@ -6,8 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.build import load_data_set
-from towers.data.decoding import Decoding
-from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk
+from towers.data.paths import FORMATS_TEXT, Paths, check_paths, walk
 from towers.data.sources import Source, shown
 from towers.data.unlabeled import read_files
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
@@ -82,11 +81,11 @@ def _read_files(run, paths):
     if not names:
         raise DataError(
             f"images={shown(','.join(paths))}: no image; of a folder the "
-            f"{ENDINGS_TEXT} files are taken"
+            f"{FORMATS_TEXT} files are taken"
         )
     spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
-    images, decoding = [], Decoding(max_pixels=run.config.max_image_pixels)
-    for path, image, fault in read_files(spaced, run.image_shape, decoding):
+    images, most = [], run.config.max_image_pixels
+    for path, image, fault in read_files(spaced, run.image_shape, most):
         if image is None:
             fail(path, fault)
         images.append(image)
