@@ -25,6 +25,7 @@ from towers.optim import losses, optimizers, param_rates, schedules
 from towers.optim.epochs import num_images
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
+from towers.parallel import devices as parallel_devices
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
@@ -298,6 +299,17 @@ def create_update(
         ema_decay=config.ema_decay,
         decays=decays,
         rate_fns=rate_fns,
+    )
+
+
+def configure_devices(config: Config, device: str = "") -> Devices:
+    """The devices of the towers, on another kind of device than the config's where one
+    is given. ConfigError where the machine does not have them."""
+    return parallel_devices.configure(
+        device or config.device,
+        config.num_towers,
+        config.device_order,
+        config.device_memory_mb,
     )
 
 

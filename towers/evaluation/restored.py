@@ -129,12 +129,7 @@ def configure_devices(
 ) -> devices.Devices:
     """The devices of an evaluation or a prediction. ConfigError where the machine does
     not have those of the options."""
-    chosen = devices.configure(
-        _free_device(config.device, folder, log),
-        config.num_towers,
-        config.device_order,
-        config.device_memory_mb,
-    )
+    chosen = build.configure_devices(config, _free_device(config.device, folder, log))
     for remark in chosen.remarks:
         log(remark)
     return chosen
