@@ -1,7 +1,8 @@
 """A folder of images of your own, with a network that Keras has trained on ImageNet.
 
     python run_train.py --config=photos_finetune --data_dir=ROOT \
-        --freeze='conv*,expanded*' --num_epochs=5 --workdir=runs/head
+        --freeze='conv*,expanded*' --param_rates= --num_epochs=5 \
+        --workdir=runs/head
     python run_train.py --config=photos_finetune --data_dir=ROOT --init_from=runs/head
 
 The first command trains the head alone, the second all layers, those below the head at
