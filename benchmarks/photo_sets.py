@@ -4,17 +4,13 @@
 
 writes ROOT/SET/train/CLASS and ROOT/SET/test/CLASS, of the same four classes:
 - `docs`: as docs/draw_photos.py draws them.
-- `backgrounds`: things stand on any ground, or before stripes and blots of any color,
-  with two other things far away.
-- `scales`: from a sixth of the shorter side to nearly all of it, anywhere, often cut
-  off, with bars in front.
-- `imbalanced`: both, every other photo gray, and of the last class a quarter as many
-  for training.
+- `backgrounds`: on any ground, or before stripes and blots, two other things far away.
+- `scales`: a sixth to nearly all of the shorter side, often cut off, bars in front.
+- `imbalanced`: both, every other photo gray, trees a quarter as many for training.
 
     python -m benchmarks.photo_sets ROOT --train --seeds=5
 
-trains on each, `python run_train.py --data_dir=ROOT/SET --seed=...` and what is given
-after `--`, and prints the accuracies on the images for testing.
+trains on each, with the flags that follow `--`, and prints the test accuracies.
 """
 
 import argparse
@@ -29,7 +25,6 @@ import numpy as np
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(REPOSITORY / "docs"))
 
-import draw_photos  # noqa: E402
 import scenes  # noqa: E402
 
 SETS = ("docs", "backgrounds", "scales", "imbalanced")
@@ -50,7 +45,7 @@ def pattern(canvas: scenes.Canvas, horizon: float) -> None:
 
 
 def photograph(kind: str, class_name: str, rng: np.random.Generator):
-    """A photograph of a set, a Pillow image in color, upright."""
+    """A photograph of a set, a Pillow image, upright."""
     if kind == "docs":
         return scenes.photograph(class_name, rng)
     least, most = scenes.LONGER_SIDE
@@ -81,9 +76,7 @@ def photograph(kind: str, class_name: str, rng: np.random.Generator):
             left, wide = canvas.uniform(0, canvas.width), canvas.uniform(0.01, 0.06)
             canvas.box(canvas.color(COLORS), left, 0, left + wide, canvas.height)
     image = scenes.exposed(canvas.image.reduce(2), rng)
-    if kind == "imbalanced" and rng.random() < 0.5:
-        image = image.convert("L").convert("RGB")
-    return image
+    return image.convert("L" if kind == "imbalanced" and rng.random() < 0.5 else "RGB")
 
 
 def write_set(folder: pathlib.Path, kind: str) -> None:
@@ -91,12 +84,10 @@ def write_set(folder: pathlib.Path, kind: str) -> None:
         for label, class_name in enumerate(scenes.SCENES):
             to = folder / part / class_name
             to.mkdir(parents=True, exist_ok=True)
-            is_rare = (kind, part, label) == ("imbalanced", "train", 3)
-            for number in range(count // 4 if is_rare else count):
+            rare = 4 if (kind, part, label) == ("imbalanced", "train", 3) else 1
+            for number in range(count // rare):
                 rng = np.random.default_rng([part_number, label, number])
-                path = to / f"{number:02}.jpg"
-                image = photograph(kind, class_name, rng)
-                draw_photos.save(image, path, "RGB", 1)
+                photograph(kind, class_name, rng).save(to / f"{number:02}.jpg")
 
 
 def train_sets(root: pathlib.Path, seeds: int, flags: list[str]) -> None:
@@ -106,28 +97,25 @@ def train_sets(root: pathlib.Path, seeds: int, flags: list[str]) -> None:
         for seed in range(seeds):
             workdir = root / "runs" / f"{kind}_{seed}"
             program = [sys.executable, str(REPOSITORY / "run_train.py"), "--overwrite"]
-            program += [f"--data_dir={root / kind}", f"--seed={seed}", *flags]
-            subprocess.run(
-                [*program, f"--workdir={workdir}"], check=True, capture_output=True
-            )
+            program += [f"--data_dir={root / kind}", f"--workdir={workdir}"]
+            program += [f"--seed={seed}", *flags]
+            subprocess.run(program, check=True, capture_output=True)
             result = json.loads((workdir / "result.json").read_text())
             figures.append(result[result["reported"]])
         secs = (time.perf_counter() - started) / seeds
         each = " ".join(f"{x:.3f}" for x in figures)
-        mean = f"{np.mean(figures):.3f} | {min(figures):.3f}"
-        print(f"| {kind} | {mean} | {each} | {secs:.0f} |", flush=True)
+        row = f"{np.mean(figures):.3f} | {min(figures):.3f} | {each} | {secs:.0f}"
+        print(f"| {kind} | {row} |", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser()
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("flags", nargs="*", help="of run_train.py, after --")
+    parser.add_argument("flags", nargs="*")
     options = parser.parse_args()
     if options.train:
         train_sets(options.root, options.seeds, options.flags)
-    else:
-        for kind in SETS:
-            write_set(options.root / kind, kind)
+    for kind in () if options.train else SETS:
+        write_set(options.root / kind, kind)

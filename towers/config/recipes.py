@@ -17,7 +17,7 @@ from towers.errors import ConfigError, nearest, one_line
 # The recipes of a command without --config: of one that names no data set, and of one
 # that names a folder of images.
 DEFAULT_RECIPE = "quickstart"
-PHOTO_RECIPE = "photos"
+PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
 
 class CommandLine(NamedTuple):
@@ -98,11 +98,15 @@ def config_of_flags(
 
 
 def _remark(name, folder):
-    """Names the recipe that the command does not name, and the others."""
+    """Names the recipe that the command does not name, and the way to others."""
+    if name == PHOTO_RECIPE:
+        return (
+            "no --config, and the data set is a folder of images: training the recipe "
+            f"{name}; --config={FINETUNE_RECIPE} starts from a trained network"
+        )
     others = ", ".join(n for n in recipe_names(folder) if n != name)
-    why = "a folder of images" if name == PHOTO_RECIPE else "no --dataset"
     return (
-        f"no --config and {why}: training the recipe {name}; other recipes are "
+        f"no --config and no --dataset: training the recipe {name}; other recipes are "
         f"{others}, and --help lists the flags"
     )
 
