@@ -5,12 +5,12 @@
 writes ROOT/SET/train/CLASS and ROOT/SET/test/CLASS, of the same four classes:
 - `docs`: as docs/draw_photos.py draws them.
 - `backgrounds`: on any ground, or before stripes and blots, two other things far away.
-- `scales`: a sixth to nearly all of the shorter side, often cut off, bars in front.
+- `scales`: a sixth to nearly all of the shorter side, often cut off, behind bars.
 - `imbalanced`: both, every other photo gray, trees a quarter as many for training.
 
     python -m benchmarks.photo_sets ROOT --train --seeds=5
 
-trains on each, with the flags that follow `--`, and prints the test accuracies.
+trains on each, with the other flags given, and prints the test accuracies.
 """
 
 import argparse
@@ -113,9 +113,8 @@ if __name__ == "__main__":
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("flags", nargs="*")
-    options = parser.parse_args()
+    options, flags = parser.parse_known_args()
     if options.train:
-        train_sets(options.root, options.seeds, options.flags)
+        train_sets(options.root, options.seeds, flags)
     for kind in () if options.train else SETS:
         write_set(options.root / kind, kind)

@@ -26,8 +26,8 @@ CLASSES = ("boat", "house", "sun", "tree")
 LEAST_CORRECT = 16
 
 # The export and the run compute alike, but for pixels halfway between two values, which
-# were seen to change a probability by 0.0004.
-TOLERANCE = 0.002
+# were seen to change a probability by 0.0015.
+TOLERANCE = 0.005
 # Pillow and TensorFlow decode JPEG files differently, and towers large ones at a
 # reduced scale: about 1 of 255, which was seen to change a probability by 0.006.
 JPEG_TOLERANCE = 0.05
@@ -153,8 +153,8 @@ def check_forms(folder):
         labels = [CLASSES.index(row["label"]) for row in csv.DictReader(file)]
     with np.load(folder / "features.npz") as file:
         np.testing.assert_array_equal(file["labels"], labels)
-        # 192 units in a network of a quarter of the width, after a rectifier.
-        assert file["features"].shape == (240, 48) and file["features"].min() == 0
+        # 256 filters in a network of a quarter of the width.
+        assert file["features"].shape == (240, 64)
 
 
 def check_variety(photos):
