@@ -10,6 +10,7 @@ import threading
 
 import pytest
 from absl import flags
+from PIL import Image
 
 import towers
 from towers.config import FIELDS, Config, synonyms
@@ -85,6 +86,35 @@ def test_flags_that_name_a_data_set_stand_on_the_defaults(recipes, flag):
     command = config_of_flags(None, recipes, given(flag, "--seed=3"))
     assert command.config == Config(**given(flag), seed=3)
     assert (command.workdir, command.remark) == (pathlib.Path("runs/default"), "")
+
+
+@pytest.mark.parametrize("part", ["", "train"])
+@pytest.mark.parametrize("size,expected", [(28, 32), (120, 64)])
+def test_a_folder_of_images_stands_on_the_recipe_photos(
+    recipes, tmp_path, part, size, expected
+):
+    write_recipe(recipes, "photos", 'Config(dataset="image_folder", width=0.25)')
+    for name in ("cat", "dog"):
+        (tmp_path / "own" / part / name).mkdir(parents=True)
+        for number in range(100):
+            image = Image.new("RGB", (size, size + 9))
+            image.save(tmp_path / "own" / part / name / f"{number}.jpg")
+    folder = f"--data_dir={tmp_path / 'own'}"
+    for more in ([], ["--dataset=image_folder"]):
+        command = config_of_flags(None, recipes, given(folder, *more))
+        config = command.config
+        assert (config.dataset, config.width) == ("image_folder", 0.25)
+        # 200 images 50 times are the 10,000 that it is to see.
+        assert (config.image_size, config.num_epochs) == (expected, 50.0)
+        assert command.workdir == pathlib.Path("runs/photos")
+        assert command.origins["image_size"] == "chosen for the images"
+        assert "photos" in command.remark
+    flags_first = given(folder, "--image_size=48", "--model=resnet50")
+    config = config_of_flags(None, recipes, flags_first).config
+    assert (config.image_size, config.width) == (48, 1.0)
+    # Neither a folder of other things nor another data set is one.
+    for other in ([f"--data_dir={tmp_path}"], [folder, "--dataset=mnist"]):
+        assert config_of_flags(None, recipes, given(*other)).remark == ""
 
 
 def test_other_flags_alone_stand_on_the_quickstart_and_that_is_said(recipes):

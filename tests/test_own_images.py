@@ -121,6 +121,24 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
     check_forms(tmp_path)
 
 
+def test_a_folder_of_photos_trains_and_continues_by_the_same_command(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(12):
+            path = tmp_path / "photos" / name / f"{number}.png"
+            Image.new("RGB", (30, 40), (10 * number, 99, 0)).save(path)
+    first, second = (
+        typed(f"python run_train.py --data_dir=photos --max_steps={steps}", tmp_path)
+        for steps in (1, 2)
+    )
+    assert "chosen for the images: image_size=32, num_epochs=100.0" in first
+    assert "run folder:" in second and "step 2 of" in second
+    run = tmp_path / "runs" / "photos"
+    config = json.loads((run / "config.json").read_text())
+    assert (config["dataset"], config["image_size"]) == ("image_folder", 32)
+    assert config["num_epochs"] == 100
+
+
 def check_forms(folder):
     """The commands of "Predict", where the walk-through has left its photos and run."""
     [block] = blocks_of("Predict")
@@ -131,8 +149,8 @@ def check_forms(folder):
         labels = [CLASSES.index(row["label"]) for row in csv.DictReader(file)]
     with np.load(folder / "features.npz") as file:
         np.testing.assert_array_equal(file["labels"], labels)
-        # 192 units in a network of a quarter of the width, after a rectifier.
-        assert file["features"].shape == (240, 48) and file["features"].min() == 0
+        # 256 filters in a network of a quarter of the width.
+        assert file["features"].shape == (240, 64)
 
 
 def check_variety(photos):

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 from towers.config.config import FIELDS, Config, check_names, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option
+from towers.config.photos import photo_options
 from towers.errors import ConfigError, nearest, one_line
 
-# The recipe of a command without --config that names no data set.
+# The recipes of a command without --config: of one that names no data set, and of one
+# that names a folder of images.
 DEFAULT_RECIPE = "quickstart"
+PHOTO_RECIPE, FINETUNE_RECIPE = "photos", "photos_finetune"
 
 
 class CommandLine(NamedTuple):
@@ -44,8 +47,9 @@ def config_of_flags(
     """The Config of a command line.
 
     The flags stand on the recipe; without --config on the config of the run in the
-    run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, or with flags
-    that name a data set on the defaults.
+    run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, with a folder
+    of images on PHOTO_RECIPE and `photo_options`, or with flags that name another data
+    set on the defaults.
 
     Args:
         recipe: the value of --config, or None.
@@ -60,7 +64,14 @@ def config_of_flags(
     """
     for name, value in given.items():
         check_option(FIELDS[name], value)  # before TensorFlow is imported
-    default = None if {"dataset", "data_dir"} & set(given) else DEFAULT_RECIPE
+    dataset, data_dir = given.get("dataset"), given.get("data_dir")
+    default, chosen = None, {}
+    if dataset is None and data_dir is None:
+        default = DEFAULT_RECIPE
+    elif not recipe and dataset in (None, "image_folder"):
+        options = photo_options(data_dir or "")
+        if options or dataset:
+            default, chosen = PHOTO_RECIPE, options or {}
     name = recipe or default
     stem = pathlib.Path(name).stem if name else "default"
     if workdir == "":
@@ -72,16 +83,32 @@ def config_of_flags(
         base, layer = stored, "run folder"
     elif name:
         base, layer = load_recipe(name, folder), f"recipe {stem}"
+        if "model" in given and name == default == PHOTO_RECIPE:
+            chosen |= {"width": Config.width}  # the recipe's is for its own network
+        base = dataclasses.replace(base, **chosen)
         if not recipe:
-            others = ", ".join(n for n in recipe_names(folder) if n != name)
-            remark = (
-                f"no --config and no --dataset: training the recipe {name}; other "
-                f"recipes are {others}, and --help lists the flags"
-            )
+            remark = _remark(name, folder)
     else:
         base, layer = Config(), "default"
-    origins = dict.fromkeys(non_defaults(base), layer) | dict.fromkeys(given, "flags")
+    origins = dict.fromkeys(non_defaults(base), layer)
+    if stored is None:
+        origins |= dict.fromkeys(origins.keys() & chosen, "chosen for the images")
+    origins |= dict.fromkeys(given, "flags")
     return CommandLine(dataclasses.replace(base, **given), path, origins, remark)
+
+
+def _remark(name, folder):
+    """Names the recipe that the command does not name, and the way to others."""
+    if name == PHOTO_RECIPE:
+        return (
+            "no --config, and the data set is a folder of images: training the recipe "
+            f"{name}; --config={FINETUNE_RECIPE} starts from a trained network"
+        )
+    others = ", ".join(n for n in recipe_names(folder) if n != name)
+    return (
+        f"no --config and no --dataset: training the recipe {name}; other recipes are "
+        f"{others}, and --help lists the flags"
+    )
 
 
 def load_recipe(name: str, folder: pathlib.Path) -> Config:

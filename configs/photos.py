@@ -1,0 +1,35 @@
+"""A folder of images of your own, from scratch, in minutes on a CPU.
+
+    python run_train.py --data_dir=ROOT
+
+ROOT/CLASS/*.jpg or ROOT/train/CLASS/*.jpg. Without --config the size of the images
+and the number of epochs are chosen from the folder (towers/config/photos.py); those
+here are for a few hundred images. docs/own_images.md goes through it with drawn photos.
+
+Measured: benchmarks/2026-11-24-photos_recipe.md.
+"""
+
+from towers.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        dataset="image_folder",
+        image_size=64,
+        augment="random_resized_crop",
+        color_jitter=0.3,
+        model="speedrun",
+        width=0.25,
+        optimizer="muon",
+        learning_rate=0.06,
+        momentum=0.9,
+        weight_decay=0.01,
+        schedule="cosine",
+        warmup_epochs=2.0,
+        class_weights="balanced",
+        clip_norm=1.0,
+        ema_decay=0.97,
+        batch_size=32,
+        num_epochs=40.0,
+        eval_every_epochs=10.0,
+    )

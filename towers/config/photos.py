@@ -1,0 +1,61 @@
+"""Options for a folder of photos, from its number of images and their size."""
+
+import os
+import statistics
+from typing import Any
+
+from PIL import Image
+
+from towers.data.paths import ENDINGS, is_folder
+
+SAMPLE = 100  # images whose size is read
+# Images to train on, all epochs together, and the bounds of the epochs.
+IMAGES_SEEN = 10_000
+EPOCHS = (15, 100)
+
+
+def photo_options(data_dir: str) -> dict[str, Any] | None:
+    """Size of the images, and number of epochs; None where there are not two folders
+    with images, the classes, in the folder or in its `train/`."""
+    root = os.path.expanduser(data_dir or "data")
+    train = os.path.join(root, "train")
+    try:
+        folders = _subfolders(train if os.path.isdir(train) else root)
+        classes = [images for images in map(_images, folders) if images]
+    except OSError:  # loading the data set says what is wrong
+        return None
+    if len(classes) < 2:
+        return None
+    paths = sorted(sum(classes, []))
+    sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
+    sides = [min(size) for size in sizes if size]
+    least, most = EPOCHS
+    return {
+        "image_size": _image_size(statistics.median(sides or [64]), len(paths)),
+        "num_epochs": float(min(max(IMAGES_SEEN // len(paths), least), most)),
+    }
+
+
+def _image_size(side: float, num_images: int) -> int:
+    """By the median of the shorter sides."""
+    if side < 48:
+        return 32
+    return 128 if side >= 128 and num_images >= 10_000 else 64
+
+
+def _subfolders(folder):
+    with os.scandir(folder) as entries:
+        return [x.path for x in entries if is_folder(x) and not x.name.startswith(".")]
+
+
+def _images(folder):
+    with os.scandir(folder) as entries:
+        return [x.path for x in entries if x.name.lower().endswith(ENDINGS)]
+
+
+def _size(path):
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None  # loading the data set names the file
