@@ -73,16 +73,19 @@ def train(
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
 
-    It may be called in any thread; in the main one Ctrl-C, SIGTERM and SIGHUP save.
+    It may be called in any thread; in the main one Ctrl-C, SIGTERM and SIGHUP save
+    first.
 
     Args:
         workdir: the run's folder; made where it is missing.
         config: of the run.
         overwrite: start again; the files of an earlier run there are removed.
-        allow_change: fields whose change makes it another run, and is meant.
+        allow_change: fields that may differ from the stored config although their
+            change makes it another run.
         cluster: the workers of the run, of which this process is one; by default those
             that TF_CONFIG or Slurm describe, if any. The chief alone uses the folder.
-        allow_public_address: of workers; their server knows no passwords.
+        allow_public_address: whether workers may have public addresses; their server
+            knows no passwords.
         origins: option -> the layer of a command that set it, for the start banner,
             which lists the others under "config".
 
