@@ -96,10 +96,13 @@ def train_sets(root: pathlib.Path, seeds: int, flags: list[str]) -> None:
         figures, started = [], time.perf_counter()
         for seed in range(seeds):
             workdir = root / "runs" / f"{kind}_{seed}"
-            program = [sys.executable, str(REPOSITORY / "run_train.py"), "--overwrite"]
-            program += [f"--data_dir={root / kind}", f"--workdir={workdir}"]
-            program += [f"--seed={seed}", *flags]
-            subprocess.run(program, check=True, capture_output=True)
+            data = f"--data_dir={root / kind}"
+            for program in (
+                ["run_train.py", "--overwrite", data, f"--seed={seed}", *flags],
+                ["run_eval.py"],
+            ):
+                program = [sys.executable, *program, f"--workdir={workdir}"]
+                subprocess.run(program, cwd=REPOSITORY, check=True, capture_output=True)
             result = json.loads((workdir / "result.json").read_text())
             figures.append(result[result["reported"]])
         secs = (time.perf_counter() - started) / seeds
@@ -115,6 +118,6 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=5)
     options, flags = parser.parse_known_args()
     if options.train:
-        train_sets(options.root, options.seeds, flags)
+        train_sets(options.root.resolve(), options.seeds, flags)
     for kind in () if options.train else SETS:
         write_set(options.root / kind, kind)
