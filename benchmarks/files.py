@@ -32,7 +32,7 @@ from benchmarks import measure, trainers
 from towers import build, data
 from towers.config import Config
 from towers.data import check, image_folder
-from towers.data.image_files import ImageFiles
+from towers.data.image_files import FolderFiles
 
 FILES_OF_A_CLASS = 1000
 NUM_CONTENTS = 100
@@ -77,10 +77,10 @@ def report(name: str, stage: Callable[[], object], chosen) -> None:
     print(measure.table_row(name, *row), flush=True)
 
 
-def listed(folder: pathlib.Path, chosen) -> ImageFiles:
+def listed(folder: pathlib.Path, chosen) -> FolderFiles:
     train = str(folder / "train")
     skipped = image_folder.Skipped()
-    return ImageFiles(train, image_folder._list_classes(train, skipped, print))
+    return FolderFiles(train, image_folder._list_classes(train, skipped, print))
 
 
 def as_strings(folder: pathlib.Path, chosen) -> list[str]:

@@ -1,5 +1,6 @@
 """The same training by a trainer and by the oracle, and comparisons of the two."""
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import tensorflow as tf
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update
 from towers.parallel import compilation, strategies
+from towers.parallel.coordinator import Coordinator
 from towers.parallel.copies import Initial
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE
@@ -99,6 +101,23 @@ class Recipe:
             **options,
             **self.hyperparameters,
         )
+
+
+def record_events(coordinator: Coordinator, record: list[tuple[str, int, int]]) -> None:
+    """Appends each ("fetch" or "apply", tower, number of that tower's update counted
+    from 0) in the order in which they take place."""
+
+    def recorded(event, hold):
+        @contextlib.contextmanager
+        def holding(tower):
+            with hold(tower) as value:
+                yield value
+                record.append((event, tower, coordinator.begun[tower] - 1))
+
+        return holding
+
+    coordinator.fetch = recorded("fetch", coordinator.fetch)
+    coordinator.apply = recorded("apply", coordinator.apply)
 
 
 TASK = {field.name for field in dataclasses.fields(Task)}

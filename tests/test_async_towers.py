@@ -24,6 +24,7 @@ from recipes import (
     assert_some_are_clipped,
     clip_norm_for,
     create_trainer,
+    record_events,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -42,7 +43,23 @@ from towers.run import run, watchdog
 WAIT_SECS = 30  # for what should come at once
 
 
-def create(network, recipe, batches, num_towers, cls=AsynchronousTrainer, **options):
+def create(
+    network,
+    recipe,
+    batches,
+    num_towers,
+    cls=AsynchronousTrainer,
+    record=None,
+    **options,
+):
+    if record is not None:
+
+        class Recorded(cls):
+            def _restart(self):
+                super()._restart()
+                record_events(self.coordinator, record)
+
+        cls = Recorded
     return create_trainer(cls, network, recipe, batches, num_towers, **options)
 
 

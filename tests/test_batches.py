@@ -12,10 +12,13 @@ from marks import slow
 from towers.config.choices import AUGMENTS
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import EvalBatches, TrainBatches, hold_out
+from towers.data.cached import CachedSource
 from towers.data.distortions import extend
+from towers.data.image_files import FolderFiles, ImageOptions
 from towers.data.mixing import create_mix
 from towers.data.part import Part
 from towers.data.sources import ArraySource
+from towers.errors import ConfigError
 
 WAIT_SECS = 30  # for what should come at once
 MOMENTS = ((100.0,) * 3, (50.0,) * 3)
@@ -427,58 +430,50 @@ def test_the_parts_of_an_evaluation_count_each_example_once():
     assert sorted(counted) == list(range(10))
 
 
-def held_out_labels(num_examples, fraction, seed):
-    examples = source(num_examples)
-    parts = hold_out(examples, fraction, seed)
-    images, labels = zip(
-        *(part.read(tf.range(part.num_examples, dtype=tf.int64)) for part in parts),
-        strict=True,
-    )
-    everything, _ = examples.read(tf.range(num_examples, dtype=tf.int64))
-    for part, part_images, part_labels in zip(parts, images, labels, strict=True):
-        assert part.image_shape == examples.image_shape
-        np.testing.assert_array_equal(part_images, tf.gather(everything, part_labels))
-    return [part_labels.numpy() for part_labels in labels]
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.99])
+def test_of_each_class_a_fraction_is_held_out(fraction):
+    labels = np.repeat(np.arange(4), [100, 40, 50, 10])
+    images = np.arange(200, dtype=np.uint8).reshape(200, 1, 1, 1)
+    rest, held_out = hold_out(ArraySource(images, labels), fraction)
+    numbers = [
+        x.read(tf.range(x.num_examples, dtype=tf.int64))[0].numpy().ravel()
+        for x in (rest, held_out)
+    ]
+    np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), np.arange(200))
+    counts = np.bincount(labels[numbers[1]], minlength=4)
+    np.testing.assert_allclose(counts, fraction * np.bincount(labels), atol=1)
+    assert counts.sum() == round(200 * fraction)
+    # From everywhere in a class: the mean of places with a deviation of 29.
+    places = numbers[1][labels[numbers[1]] == 0]
+    assert abs(places.mean() - 49.5) < 4 * 29 / len(places) ** 0.5
 
 
-@pytest.mark.parametrize("fraction,count", [(0.1, 10), (0.5, 50), (0.999, 99)])
-def test_held_out_images_and_the_rest_are_all_and_do_not_overlap(fraction, count):
-    count = min(count, 99)
-    rest, held_out = held_out_labels(100, fraction if count < 99 else 0.99, 0)
-    assert len(held_out) == count
-    np.testing.assert_array_equal(
-        np.sort(np.concatenate([rest, held_out])), np.arange(100)
-    )
+def test_what_is_held_out_goes_by_the_names_wherever_the_folder_is(tmp_path):
+    """Also where other images are added, but for a few."""
 
+    def held_out(folder, names):
+        files = FolderFiles(str(folder), {"ant": names, "bee": names})
+        source = CachedSource(files, (8, 6, 3), ImageOptions())
+        _, chosen = hold_out(source, 0.25)
+        return {chosen.place(i)[len(str(folder)) :] for i in range(chosen.num_examples)}
 
-def test_held_out_images_depend_on_the_seed_alone():
-    first, again, other = (held_out_labels(100, 0.3, seed)[1] for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert 3 <= len(set(first) & set(other)) <= 16  # 9 at random
-
-
-def test_held_out_images_come_from_everywhere():
-    counts = np.zeros(100)
-    for seed in range(60):
-        counts[held_out_labels(100, 0.3, seed)[1]] += 1
-    # Each is held out 18 times of 60, with a standard deviation of 3.5.
-    np.testing.assert_allclose(counts, 18, atol=5 * 3.5)
-    assert abs(np.corrcoef(counts, np.arange(100))[0, 1]) < 0.4
+    names = b"".join(b"%03d.png\0" % i for i in range(40))
+    first = held_out(tmp_path, names)
+    assert len(first) == 20 and held_out(tmp_path / "else", names) == first
+    assert len(first - held_out(tmp_path, b"0.png\0" + names)) <= 2
 
 
 @pytest.mark.parametrize("num_examples,fraction", [(10, 0.01), (10, 0.99), (1, 0.5)])
 def test_a_fraction_that_leaves_nothing_is_refused_with_both_numbers(
     num_examples, fraction
 ):
-    with pytest.raises(ValueError) as caught:
-        hold_out(source(num_examples), fraction, 0)
-    assert f"validation_fraction={fraction} of {num_examples} images" in str(
-        caught.value
-    )
+    words = f"validation_fraction={fraction} of {num_examples} images"
+    with pytest.raises(ConfigError, match=words):
+        hold_out(source(num_examples), fraction)
 
 
 def test_training_never_sees_held_out_images():
-    rest, held_out = hold_out(source(20), 0.25, 0)
+    rest, held_out = hold_out(source(20), 0.25)
     augment = create_augment("none", rest.image_shape, *MOMENTS)
     batches = TrainBatches(rest, augment, 0, 6)
     seen = np.concatenate([at(batches, step)["labels"] for step in range(10)])

@@ -2,9 +2,9 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -14,8 +14,8 @@ from pictures import png, png_file, random_pixels, write_folder
 from test_log import Full
 
 from towers.config.choices import DATASETS
-from towers.data import check, streams
 from towers.data.__main__ import main
+from towers.data.cached import progress
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -85,30 +85,9 @@ def test_large_images_are_shrunk_in_the_picture(run, root, tmp_path):
     np.testing.assert_array_equal(picture[2:202, 2:136], expected)
 
 
-def test_every_core_decodes(monkeypatch):
-    """Each read waits until as many others have begun as there are cores."""
-    num_cores = 2 * streams.NUM_CALLS
-    monkeypatch.setattr("os.cpu_count", lambda: num_cores)
-    monkeypatch.setattr(streams, "NUM_THREADS", num_cores)
-    together = threading.Barrier(num_cores)
-
-    def read(indices):
-        together.wait(timeout=60)
-        return np.zeros((len(indices), 2, 2, 3), np.uint8), np.zeros(1, np.int32)
-
-    class Source:
-        num_examples, image_shape = 2 * num_cores, (2, 2, 3)
-
-        def read(self, indices):
-            return tf.numpy_function(read, [indices], [tf.uint8, tf.int32])
-
-    monkeypatch.setattr(check, "BATCH_SIZE", 1)
-    assert check.read_through(Source(), 1).labels.tolist() == [2 * num_cores]
-
-
 def test_the_progress_of_a_long_check_is_said():
     secs, lines = iter([0, 10, 30, 30, 59, 60, 61]), []
-    count_read = check.progress(1_100_000, lines.append, lambda: next(secs))
+    count_read = progress(1_100_000, lines.append, lambda: next(secs))
     for _ in range(4):
         count_read(1000)
     assert lines == [
@@ -119,17 +98,17 @@ def test_the_progress_of_a_long_check_is_said():
 
 def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
     (root / "train" / "ant" / "00.png").write_bytes(b"")
-    (root / "train" / "cat" / "01.png").write_bytes(png(random_pixels(0))[:-15])
+    (root / "train" / "cat" / "01.png").write_bytes(png(random_pixels(0))[:-40])
     (root / "test" / "cat" / "00.png").write_bytes(b"GIF")
     code, lines, errors = run()
     assert code == 3
     faults = [line.removeprefix("fault       ") for line in lines if "fault " in line]
     assert [fault.split(": ")[0].removeprefix(f"{root}/") for fault in faults] == [
+        "test/cat/00.png",
         "train/ant/00.png",
         "train/cat/01.png",
-        "test/cat/00.png",
     ]
-    assert "cannot be decoded: Invalid PNG" in faults[1]
+    assert "cannot be decoded: " in faults[2]
     assert "            ant       11        2" in lines
     assert "            cat        2        0" in lines
     assert "stored as   8x6 (15)" in lines
@@ -152,10 +131,11 @@ def test_photos_of_many_sizes_need_no_option(run, root):
 
 
 def test_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
-    (root / "train" / "cat" / "x.tiff").touch()
+    (root / "train" / "cat" / "x.jp2").touch()
     (root / "train" / "cat" / "gone.png").symlink_to(root / "nowhere")
     (root / "train" / "more").mkdir()
     (root / "train" / "more" / "deep").mkdir()
+    (root / "train" / "more" / "deep" / "notes.txt").touch()
     (root / "train" / "more" / "0.png").write_bytes(png(random_pixels(0)))
     (root / "train" / "y.png").touch()
     code, lines, (error,) = run()
@@ -164,8 +144,7 @@ def test_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
         line.split()[1].removeprefix(f"{root}/") for line in lines if "fault" in line
     }
     assert faults == {
-        f"train/{name}:"
-        for name in ("cat/x.tiff", "cat/gone.png", "more/deep", "y.png")
+        f"train/{name}:" for name in ("cat/x.jp2", "cat/gone.png", "more/deep", "y.png")
     }
     assert error.startswith("towers.data: 4 of 23 images of image_folder cannot be")
 
@@ -188,7 +167,7 @@ def test_many_sizes_are_summed_up_and_a_sample_is_said_to_be_one(
     for i in range(6):
         content = png(random_pixels(i, 8 + i, 20 - i))
         (root / "train" / "ant" / f"0{i}.png").write_bytes(content)
-    monkeypatch.setattr("towers.data.encoded.SAMPLE", 3)
+    monkeypatch.setattr("towers.data.cached.SAMPLE", 3)
     code, lines, _ = run("--image_size=8")
     assert code == 0
     sizes = "7 sizes: heights 8 to 13, widths 6 to 20, shorter sides 6 to 13"
@@ -206,11 +185,22 @@ def test_a_data_set_in_memory_is_described_too(tmp_path, monkeypatch, capfd):
 
 
 def test_row_23_what_cannot_be_listed_ends_in_one_line(run, root):
+    shutil.rmtree(root / "train" / "cat")
     (root / "train" / "eel").mkdir()
     code, lines, errors = run()
     assert (code, lines) == (3, [])
     (line,) = errors
-    assert line.startswith(f"towers.data: {root}/train/eel: holds no .png")
+    assert line.startswith(f"towers.data: {root}/train: 1 folder(s) with JPEG, ")
+
+
+def test_the_images_for_validation_are_checked_too(run, root):
+    write_folder(root, "Valid", {"ant": 3}, seed=2)
+    (root / "Valid" / "ant" / "01.png").write_bytes(b"")
+    code, lines, errors = run()
+    assert code == 3 and "images      15 training, 2 validation, 3 test" in lines
+    assert "classes     2: training, validation, test images" in lines
+    assert "            ant       12        2        2" in lines
+    assert sum("fault " in line for line in lines) == 1 and "1 of 21" in errors[0]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Threads that share variables: orders, bounds and ends, with nothing to compute."""
 
 import threading
+import types
 
 import numpy as np
 import pytest
+from recipes import record_events
 
+from towers.parallel import coordinator
 from towers.parallel.coordinator import (
     SHARES_AHEAD,
     Coordinator,
@@ -34,7 +37,8 @@ class Work:
         self.record, self.shares = [], []
         self.num_drawn, self.num_towers = 0, num_towers
         self.before_fetch, self.before_apply = before_fetch, before_apply
-        self.coordinator = Coordinator(num_towers, 0, record=self.record, **options)
+        self.coordinator = Coordinator(num_towers, 0, **options)
+        record_events(self.coordinator, self.record)
 
     def draw(self):
         self.num_drawn += 1
@@ -115,7 +119,11 @@ def test_no_tower_runs_further_ahead_than_shares_are_drawn():
 # Waiting for batches, by a clock that the tests set.
 
 
-def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn():
+def set_clock(monkeypatch, clock):
+    monkeypatch.setattr(coordinator, "time", types.SimpleNamespace(monotonic=clock))
+
+
+def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn(monkeypatch):
     now, wanted = [0.0], threading.Semaphore(0)
 
     def clock():
@@ -132,7 +140,8 @@ def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn():
     def before_apply(tower, number):
         now[0] += 1
 
-    work = Work(1, before_apply=before_apply, clock=clock)
+    set_clock(monkeypatch, clock)
+    work = Work(1, before_apply=before_apply)
     work.coordinator.run(4, draw, work.tower)
     assert work.coordinator.input_wait_secs == [12.0]
     assert now == [16.0]
@@ -141,7 +150,7 @@ def test_a_tower_waits_from_its_wanting_a_share_to_its_being_drawn():
     assert work.coordinator.input_wait_secs == [6.0]
 
 
-def test_to_wait_for_a_slower_tower_is_not_to_wait_for_a_batch():
+def test_to_wait_for_a_slower_tower_is_not_to_wait_for_a_batch(monkeypatch):
     now, starved, num_wanted = [0.0], threading.Event(), [0]
 
     def clock():
@@ -158,7 +167,8 @@ def test_to_wait_for_a_slower_tower_is_not_to_wait_for_a_batch():
             assert starved.wait(WAIT_SECS)
             now[0] += 5
 
-    work = Work(2, before_fetch=before_fetch, clock=clock)
+    set_clock(monkeypatch, clock)
+    work = Work(2, before_fetch=before_fetch)
     work.run(10)
     assert now == [5.0] and len(work.shares) == 20
     assert work.coordinator.input_wait_secs == [0.0, 0.0]

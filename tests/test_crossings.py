@@ -24,7 +24,7 @@ def sizes(trained):
     copy = trained.trainer.strategy.copies[0]
     return [
         sum(v.shape.num_elements() * v.dtype.size for v in variables)
-        for variables in (copy.params, [*copy.state, *copy.counts])
+        for variables in (copy.params, [*copy.state, *copy.integers])
     ]
 
 

@@ -5,16 +5,15 @@ import gzip
 import os
 import pathlib
 import struct
-import sys
 
 import pytest
 from corruptions import time_limit
 from pictures import chunk, write_folder
-from test_log import Full
 
-from towers.data import image_folder, indexed, published
-from towers.data.decoding import Decoding
-from towers.data.image_files import ImageFiles
+from towers.config.choices import MAX_IMAGE_PIXELS
+from towers.data import image_folder, published
+from towers.data.files import open_lock_file
+from towers.data.image_files import FolderFiles
 from towers.data.published import read_idx
 from towers.data.unlabeled import read_files
 from towers.errors import DataError
@@ -60,23 +59,10 @@ def packed_idx_file(folder, plant):
     read_idx(str(folder / "labels.gz"), (3,))
 
 
-def copied_images(folder, plant):
-    indexed.open_or_copy(str(folder / "copy"), "test", 1, 2, lambda: [(b"ab", 0)])
-    (folder / "copy.bin").unlink()
-    plant(folder / "copy.bin")
-    indexed.IndexedFile(str(folder / "copy"))
-
-
-def index_of_a_copy(folder, plant):
-    plant(folder / "copy.npz")
-    indexed.IndexedFile(str(folder / "copy"))
-
-
 @pytest.mark.parametrize("plant", [fifo, device, sparse])
 @pytest.mark.parametrize(
     "read",
-    [names_of_classes, archive, idx_file, packed_idx_file, copied_images]
-    + [index_of_a_copy],
+    [names_of_classes, archive, idx_file, packed_idx_file],
 )
 def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
     tmp_path, read, plant
@@ -119,7 +105,7 @@ def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
         "max_image_pixels=50000000; "
     )
     assert len(str(caught.value)) <= 400 + len(str(path))
-    os.truncate(path, 100_000)  # of no more bytes than an image may have
+    path.write_bytes(IMAGE + chunk(b"IDAT", bytes(99_000)))
     with pytest.raises(DataError, match="00.png: has 10,000,000,000 pixels"):
         image_folder.load(str(tmp_path))
 
@@ -134,38 +120,18 @@ def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words)
     plant(pathlib.Path(planted))
     with time_limit(20):
         with pytest.raises((OSError, ValueError), match=words):
-            ImageFiles(str(tmp_path / "train"), {"ant": b"x.png\0"}).read(0)
-        bad, read = read_files([planted, good], (8, 6, 3), Decoding())
+            FolderFiles(str(tmp_path / "train"), {"ant": b"x.png\0"}).read(0)
+        bad, read = read_files([planted, good], (8, 6, 3), MAX_IMAGE_PIXELS)
     assert (bad.path, bad.image) == (planted, None) and words in bad.fault
     assert read.image.shape == (8, 6, 3) and not read.fault
 
 
-# The copy of a prepared data set.
-
-
-def copy(folder):
-    return indexed.open_or_copy(
-        str(folder / "copy"), "of a test", 2, 5, lambda: [(b"ab", 0), (b"cde", 1)]
-    )
-
-
-def test_row_40_planted_links_are_neither_followed_nor_emptied(tmp_path):
-    mine = tmp_path / "mine"
-    mine.write_text("somebody's")
-    for ending in ("bin.partial", "npz.partial"):
-        (tmp_path / f"copy.{ending}").symlink_to(mine)
-    assert copy(tmp_path).read(1) == (b"cde", 1)
-    assert mine.read_text() == "somebody's"
-    (tmp_path / "copy.npz").unlink()
-    for plant in (lambda path: path.symlink_to(mine), fifo, pathlib.Path.mkdir):
-        lock = tmp_path / "copy.lock"
-        lock.unlink()
-        plant(lock)
-        with time_limit(10), pytest.raises(DataError, match=f"^{lock}: cannot be "):
-            copy(tmp_path)
-    assert mine.read_text() == "somebody's"
-
-
-def test_a_copy_is_made_where_its_line_cannot_be_printed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", Full())
-    assert copy(tmp_path).read(0) == (b"ab", 0)
+@pytest.mark.parametrize(
+    "plant", [fifo, device, pathlib.Path.mkdir, lambda path: path.symlink_to("mine")]
+)
+def test_row_40_what_is_planted_in_the_place_of_a_lock_is_refused(tmp_path, plant):
+    (tmp_path / "mine").write_text("somebody's")
+    plant(tmp_path / "lock")
+    with time_limit(10), pytest.raises(OSError):
+        open_lock_file(str(tmp_path / "lock"))
+    assert (tmp_path / "mine").read_text() == "somebody's"

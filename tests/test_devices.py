@@ -15,10 +15,10 @@ from marks import slow
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 
+from towers import load_run
 from towers.errors import ConfigError
-from towers.evaluation import devices as evaluation_devices
 from towers.parallel import devices
-from towers.parallel.devices import configure, missing_cuda_packages
+from towers.parallel.devices import configure, unused_gpu
 from towers.run.folder import RunFolder
 
 HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
@@ -307,9 +307,11 @@ def test_a_training_of_the_run_on_the_gpus_has_them_alone(four_gpus, tmp_path):
     folder = RunFolder(tmp_path)
     with folder.lock() as lock:
         lock.describe(device="GPU")
-        evaluation_devices.configure_one(folder, print)
+        with pytest.raises(ConfigError, match="holds no run"):
+            load_run(tmp_path)
         assert told() == ("", False, [])
-    evaluation_devices.configure_one(folder, print)
+    with pytest.raises(ConfigError, match="holds no run"):
+        load_run(tmp_path)
     assert told() == ("0", True, [])
 
 
@@ -323,6 +325,13 @@ REQUIREMENTS = [
 ]
 
 
+@pytest.fixture
+def gpu_of_the_driver(monkeypatch, tmp_path):
+    (tmp_path / "0000:01:00.0").mkdir()
+    monkeypatch.setattr(devices, "DRIVER_GPUS", tmp_path)
+
+
+@pytest.mark.usefixtures("gpu_of_the_driver")
 def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
     monkeypatch,
 ):
@@ -333,22 +342,25 @@ def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
 
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIREMENTS)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert missing_cuda_packages() == ["nvidia-nccl-cu12"]
+    assert unused_gpu() == (
+        "the driver sees 1 GPU(s) that TensorFlow cannot use: missing: "
+        "nvidia-nccl-cu12; pip install 'towers[cuda]'"
+    )
 
 
+@pytest.mark.usefixtures("gpu_of_the_driver")
 def test_a_tensorflow_without_such_an_extra_misses_nothing(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
-    assert missing_cuda_packages() == []
+    assert "look at the driver's version" in unused_gpu()
 
 
+@pytest.mark.usefixtures("gpu_of_the_driver")
 def test_the_installed_tensorflow_names_its_cuda_packages(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    missing = missing_cuda_packages()
-    assert len(missing) > 5
-    assert all(name.startswith("nvidia-") for name in missing)
+    assert unused_gpu().count("nvidia-") > 5
 
 
 @without_gpu

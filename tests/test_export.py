@@ -21,7 +21,8 @@ from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small
 from towers import load_run
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
-from towers.data import pixels, resizing, synthetic
+from towers.data import synthetic
+from towers.data.image import read_image
 from towers.errors import ConfigError, DataError, ExportError
 from towers.export import FORMATS, comparison, export, load_in_new_process, staging
 from towers.export.examples import images_of
@@ -220,9 +221,11 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
         Image.fromarray(drawn).save(file, kind)
         contents.append(file.getvalue())
         images.append(decode_image(tf.constant(contents[-1]), (32, 32, 3)).numpy())
-        by_pillow = resizing.fit(pixels.decode(contents[-1], 3), (32, 32), 32)
+        by_pillow = read_image(contents[-1], (32, 32, 3))
         differences = np.abs(images[-1].astype(int) - by_pillow)
-        assert differences.max() <= 1 and differences.mean() < 0.05
+        # TensorFlow decodes JPEG files by a faster, less accurate transform.
+        most, most_mean = (6, 1) if kind == "JPEG" else (1, 0.05)
+        assert differences.max() <= most and differences.mean() < most_mean
     logits = signatures["encoded_images"](tf.constant(contents))["logits"]
     results = signatures["serving_default"](tf.constant(np.stack(images)))
     np.testing.assert_allclose(logits, results["logits"], rtol=1e-4, atol=1e-6)

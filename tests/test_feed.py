@@ -26,7 +26,7 @@ from towers.data.resident import Resident
 from towers.data.sources import ArraySource
 from towers.errors import ConfigError
 from towers.parallel import compilation, strategies
-from towers.parallel.feed import Streams, runs_on
+from towers.parallel.feed import Streams
 from towers.parallel.loop import Loop
 
 MICRO_BATCH_SIZE = 5  # of which no number of towers but one and five is a divisor
@@ -271,8 +271,8 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
 
     batches = create_batches()
     elements = batches.stored_stream(0).element_spec
-    assert runs_on("/CPU:0", batches.process, elements)
-    assert not runs_on("/CPU:0", only_for_tpus, elements)
+    assert build.runs_on("/CPU:0", batches.process, elements)
+    assert not build.runs_on("/CPU:0", only_for_tpus, elements)
     assert tf.config.get_soft_device_placement()
 
 

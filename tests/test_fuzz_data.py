@@ -6,7 +6,6 @@ in the slow ones.
 
 import dataclasses
 import gzip
-import io
 import os
 import pathlib
 import resource
@@ -19,17 +18,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as st_numpy
 from marks import slow
 from pictures import WEBP, bmp, gif, png, random_pixels
 from prepared_sets import features, random_examples, store
 from test_weights import WRITERS, create_theirs, empty_state, fill
 
-from towers.data import image_folder, indexed, tfds
-from towers.data.decoding import Decoding
-from towers.data.encoded import EncodedSource
-from towers.data.pixels import decode
+from towers.data import image_folder, tfds
+from towers.data.cached import CachedSource
+from towers.data.image import read_image, upright_size
+from towers.data.image_files import ImageOptions
 from towers.data.published import PUBLISHED, read_cifar, read_idx
+from towers.data.tfrecord import Records
 from towers.errors import (
     MOST_CHARACTERS,
     DataError,
@@ -142,7 +141,7 @@ def test_a_file_that_unpacks_to_much_more_is_not_unpacked(tmp_path):
 
 
 class OneFile:
-    """An `Encoded` of one file."""
+    """`ImageFiles` of one file."""
 
     def __init__(self, content):
         self.content = content
@@ -168,14 +167,15 @@ def image_files():
 
 @few_and_many
 def test_any_image_file(num_examples):
-    decoding = Decoding(image_size=8, max_pixels=MOST_PIXELS, cache_mb=0)
+    options = ImageOptions(image_size=8, max_pixels=MOST_PIXELS, cache_mb=0)
 
     def read(content):
-        source = EncodedSource(OneFile(content), (8, 8, 3), decoding)
+        source = CachedSource(OneFile(content), (8, 8, 3), options)
         images, labels = source.read(tf.constant([0], tf.int64))
         assert images.shape == (1, 8, 8, 3) and labels == [0]
-        image = decode(content, 3, decoding)
-        assert image.size <= 3 * MOST_PIXELS
+        height, width = upright_size(content, MOST_PIXELS)
+        assert height * width <= MOST_PIXELS
+        assert read_image(content, (height, width, 3), resize=False).any() in (0, 1)
 
     fuzz(num_examples, changed(image_files()), read)
 
@@ -253,41 +253,27 @@ def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, reader)
         path.write_bytes(content)
 
 
-# The index of a copy.
-
-
-def saved_arrays(**arrays):
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-some_arrays = st_numpy.arrays(
-    st.sampled_from([np.int64, np.int32, np.float64, np.bool_, "S2"]),
-    st_numpy.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3),
-)
+# Records.
 
 
 @few_and_many
-def test_any_index_of_a_copy(tmp_path, num_examples):
-    """Where it is read, its images are the whole of the other file."""
-    examples, path = [(b"ab", 0), (b"", 1), (b"cde", 2)], str(tmp_path / "copy")
-    indexed.open_or_copy(path, "of a test", 3, 5, lambda: examples)
-    file = pathlib.Path(path + ".npz")
-    content = file.read_bytes()
+def test_any_file_of_tensorflow_records(tmp_path, num_examples):
+    path = tmp_path / "records"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for content in (b"ab", b"", b"cde"):
+            writer.write(content)
 
     def read(content):
-        file.write_bytes(content)
-        copy = indexed.IndexedFile(path)
-        images, labels = zip(*map(copy.read, range(len(copy))), strict=True)
-        assert b"".join(images) == b"abcde"
-        assert {type(label) for label in labels} == {int}
+        path.write_bytes(content)
+        try:
+            records = Records([str(path)])
+        except ValueError as error:
+            raise DataError(str(error)) from None
+        assert sum(len(records.read(i)) + 16 for i in range(len(records))) == len(
+            content
+        )
 
-    none = saved_arrays(offsets=np.int64([]), labels=np.int32([]), origin="")
-    arrays = st.builds(
-        saved_arrays, offsets=some_arrays, labels=some_arrays, origin=some_arrays
-    )
-    fuzz(num_examples, changed([content]) | arrays, read, always=[none])
+    fuzz(num_examples, changed([path.read_bytes()]), read)
 
 
 # Weights of other programs.

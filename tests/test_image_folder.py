@@ -1,5 +1,6 @@
 """Image folders: how they are listed, split and refused (row 23)."""
 
+import dataclasses
 import os
 import shutil
 
@@ -14,10 +15,11 @@ from PIL import Image
 from towers import build, data, evaluation, training
 from towers.config import Config
 from towers.data import image_folder
-from towers.data.decoding import Decoding
-from towers.data.image_files import ImageFiles
+from towers.data.augment import create_augment
+from towers.data.batches import TrainBatches
+from towers.data.image_files import FolderFiles, ImageOptions
 from towers.data.sources import ArraySource, split_off_test
-from towers.errors import DataError
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 from towers.export.examples import images_of
 from towers.run.dataset_info import DatasetInfo
 
@@ -34,7 +36,7 @@ def root(tmp_path):
 
 
 def load(root, **decoding):
-    return image_folder.load(str(root), Decoding(**decoding))
+    return image_folder.load(str(root), ImageOptions(**decoding))
 
 
 def all_of(source):
@@ -72,7 +74,7 @@ def test_classes_and_files_come_in_the_order_of_their_names(root):
 
 def test_the_table_of_data_sets_hands_the_options_on(root, monkeypatch):
     data_set = data.load("image_folder", str(root), image_size=4, image_cache_mb=0.0)
-    assert data_set.train.image_shape == (4, 4, 3) and data_set.train.cache_mb == 0
+    assert data_set.train.image_shape == (4, 4, 3)
     monkeypatch.chdir(root.parent)
     root.rename(root.parent / "data")
     assert data.load("image_folder").train.image_shape == (8, 6, 3)
@@ -89,21 +91,27 @@ def test_row_40_a_run_decodes_no_image_of_too_many_pixels(root):
     assert str(caught.value).startswith(f"{path}: has 225 pixels, and at most ")
 
 
-def test_the_cache_is_one_for_both_splits(root):
-    image_mb = 8 * 6 * 3 / 1e6
-    data_set = load(root, cache_mb=14.5 * image_mb)
-    assert data_set.train.cache_mb == pytest.approx(12 * image_mb)
-    assert data_set.test.cache_mb == pytest.approx(2 * image_mb)
-    assert load(root, cache_mb=5 * image_mb).test.cache_mb == 0
-
-
-@pytest.mark.parametrize("name", ["val", "validation"])
-def test_other_names_of_the_folder_for_testing(root, name):
-    shutil.move(root / "test", root / name)
+@pytest.mark.parametrize("name", ["val", "VALID", "Validation"])
+def test_evaluations_during_training_use_the_images_for_validation(root, name):
+    write_folder(root, name, {"dog": 2, "ant": 1}, seed=2)
     data_set = load(root)
-    assert data_set.test.num_examples == 5 and f"{name}/ for testing" in data_set.origin
-    shutil.copytree(root / name, root / "test")
-    assert f"(test/ for testing, {name}/ unused)" in load(root).origin
+    assert f"({name}/ for validation, test/ for testing)" in data_set.origin
+    images, labels = all_of(data_set.validation)
+    assert labels.tolist() == [0, 2, 2] and data_set.test.num_examples == 5
+    np.testing.assert_array_equal(images[0], random_pixels([2, 1, 0]))
+    options = {"dataset": "image_folder", "data_dir": str(root), "model": "lenet"}
+    config = Config(**options, augment="none", image_size=14, device="cpu")
+    split, source = build.build(config).eval_split
+    assert split == "validation" and source.num_examples == 3
+    config = dataclasses.replace(config, validation_fraction=0.1)
+    with pytest.raises(ConfigError, match="validation_fraction=0.1: the data set has"):
+        build.build(config)
+    shutil.rmtree(root / "test")
+    data_set = load(root)
+    assert f"({name}/ for validation and testing)" in data_set.origin
+    assert data_set.test.num_examples == data_set.validation.num_examples == 3
+    shutil.copytree(root / name, root / "Val")
+    assert "two folders for the same" in message(root)
 
 
 def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
@@ -180,7 +188,7 @@ def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
             place.write_bytes(png(random_pixels(0)))
     skipped = image_folder.Skipped()
     listed = image_folder._list_classes(str(tmp_path / "train"), skipped, None)
-    files = ImageFiles("root", listed)
+    files = FolderFiles("root", listed)
     expected = [f"root/{c}/{name}" for c in ("b", "\u00e4") for name in sorted(names)]
     assert [files.place(i) for i in range(len(files))] == expected
     assert files.labels.tolist() == [0] * 5 + [1] * 5
@@ -218,23 +226,61 @@ def test_held_out_images_come_from_everywhere():
 # Refused and skipped files.
 
 
-def test_row_23_stray_files_are_skipped_and_counted(root):
+def test_row_23_stray_files_and_empty_folders_are_skipped_and_counted(root):
     (root / "train" / "cat" / "notes.txt").touch()
+    (root / "train" / "cat" / "Thumbs.db").touch()
     (root / "test" / "labels.csv").touch()
     (root / "train" / ".DS_Store").touch()
     (root / "train" / ".cache").mkdir()
+    (root / "train" / "__MACOSX" / "cat").mkdir(parents=True)
+    (root / "train" / "__MACOSX" / "cat" / "._01.png").touch()
+    (root / "train" / "eel").mkdir()
+    (root / "train" / "cat" / "more").mkdir()
+    (root / "test" / "eel").mkdir()
     (root / "readme.md").touch()
-    actual = load(root).origin
-    assert f"; 2 other file(s), as {root}/train/cat/notes.txt, skipped" in actual
+    data_set = load(root)
+    assert data_set.class_names == ("ant", "cat", "dog")
+    assert "; 7 other file(s) or empty folder(s), as " in data_set.origin
 
 
-def empty_class(root):
-    (root / "train" / "eel").mkdir()
+def spoil_some(root):
+    """Files of a few kinds; the names of those that are wrong."""
+    (root / "train" / "cat" / "03.png").write_bytes(b"")
+    (root / "train" / "dog" / "00.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+    (root / "train" / "dog" / "x.jp2").touch()
+    (root / "test" / "ant" / "01.png").write_bytes(png(random_pixels(0))[:60])
+    return "train/dog/x.jp2", "train/cat/03.png", "train/dog/00.png", "test/ant/01.png"
 
 
-def class_of_other_files(root):
-    (root / "train" / "eel").mkdir()
-    (root / "train" / "eel" / "notes.txt").touch()
+def test_row_23_bad_images_are_left_out_and_named(root):
+    names = spoil_some(root)
+    data_set = load(root, bad_images="skip")
+    assert "; 4 bad image(s) skipped: " in data_set.origin
+    assert sum(f"{root}/{name} (" in data_set.origin for name in names) == 3
+    images, labels = all_of(data_set.train)
+    np.testing.assert_array_equal(np.bincount(labels), [3, 4, 3])
+    np.testing.assert_array_equal(images[3 + 3], random_pixels([0, 0, 4]))
+    assert all_of(data_set.test)[1].tolist() == [0, 1, 1, 2]
+    # A batch is that of a folder without them.
+    for name in names:
+        (root / name).unlink()
+    clean = load(root, bad_images="skip")
+    assert "bad image" not in clean.origin
+    augment = create_augment("none", (8, 6, 3), [0] * 3, [1] * 3)
+    step = tf.constant(5, tf.int64)
+    for one, other in ((data_set.train, clean.train), (data_set.test, clean.test)):
+        batch, expected = (
+            TrainBatches(x, augment, 1, 4)(step)["images"] for x in (one, other)
+        )
+        np.testing.assert_array_equal(batch, expected)
+
+
+def test_a_file_that_is_spoiled_later_stops_a_run_that_skips(root):
+    data_set = load(root, bad_images="skip", cache_mb=0)
+    (root / "train" / "cat" / "03.png").write_bytes(b"")
+    with pytest.raises(DataError, match="03.png: the file is empty"):
+        with data_errors_of_tensorflow():
+            all_of(data_set.train)
 
 
 def one_class(root):
@@ -251,11 +297,12 @@ def image_of_no_class(root):
 
 
 def other_kind(root):
-    (root / "train" / "cat" / "x.TIFF").touch()
+    (root / "train" / "cat" / "x.JP2").touch()
 
 
 def folder_in_a_class(root):
     (root / "train" / "cat" / "images.png").mkdir()
+    (root / "train" / "cat" / "images.png" / "0.png").touch()
 
 
 def dead_link(root):
@@ -268,7 +315,7 @@ def link_in_a_circle(root):
 
 
 def unknown_class(root):
-    (root / "test" / "eel").mkdir()
+    write_folder(root, "test", {"eel": 1})
 
 
 def empty_test(root):
@@ -292,19 +339,13 @@ def broken_image(root):
 @pytest.mark.parametrize(
     "spoil,place,words",
     [
-        (empty_class, "train/eel", "holds no .png, .jpg, .jpeg, .webp or .bmp"),
-        (
-            class_of_other_files,
-            "train/eel",
-            "holds no .png, .jpg, .jpeg, .webp or .bmp",
-        ),
-        (one_class, "train", "1 folder(s), and at least two classes"),
-        (no_train, "", "has no folder train/; an image folder has train/CLASS/*.png"),
+        (one_class, "train", "1 folder(s) with JPEG, PNG"),
+        (no_train, "", "has no folder train/; an image folder has train/CLASS/*.jpg"),
         (image_of_no_class, "train/x.png", "is an image of no class"),
         (
             other_kind,
-            "train/cat/x.TIFF",
-            "only .png, .jpg, .jpeg, .webp or .bmp files are",
+            "train/cat/x.JP2",
+            "only JPEG, PNG, ",
         ),
         (folder_in_a_class, "train/cat/images.png", "is a folder in the folder of a"),
         (dead_link, "train/cat/x.png", "is a link that leads nowhere"),
@@ -313,7 +354,7 @@ def broken_image(root):
         (empty_test, "test", "holds no images"),
         (one_image_each, "train", "no class has two images"),
         (empty_image, "train/ant/00.png", "the file is empty"),
-        (broken_image, "train/dog/02.png", "cannot be decoded: it is no PNG, JPEG"),
+        (broken_image, "train/dog/02.png", "cannot be decoded: broken PNG"),
     ],
 )
 def test_row_23_what_is_wrong_is_named(root, spoil, place, words):

@@ -15,7 +15,12 @@ from towers.config import Config, checks
 from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
 from towers.optim.losses import pop_weight_decay
-from towers.optim.optimizers import UpdateContext, create_optimizer, orthogonalized
+from towers.optim.optimizers import (
+    Optimizer,
+    UpdateContext,
+    create_optimizer,
+    orthogonalized,
+)
 from towers.optim.update import Update, clip_by_global_norm, moving_averages
 from towers.optim.vector import Layout
 from towers.parallel import strategies
@@ -564,3 +569,16 @@ def test_the_oracle_objects_to_norms_of_slices(monkeypatch):
     groups.train(5)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         assert_equal_to_oracle(groups.state(), recipe.oracle(network, batches))
+
+
+def test_an_update_that_drops_a_slot_is_refused():
+    def update(param, slots, gradient, context):
+        return param - context.rate * gradient, {}
+
+    variables = [keras.Variable(np.ones([3, 2]), name="kernel")]
+    layout = Layout({v.path: v for v in variables})
+    vectors = layout.pack([v.value for v in variables])
+    step = Update(Optimizer(("velocity",), update), lambda step: tf.constant(0.1))
+    with pytest.raises(ConfigError, match="it declares .'velocity'."):
+        number, norm = tf.constant(0, tf.int64), tf.constant(1.0)
+        step(layout, number, vectors, {"velocity": vectors}, vectors, norm)

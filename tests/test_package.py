@@ -1,5 +1,6 @@
 """The package in a Python session or a notebook: `from towers import ...`."""
 
+import inspect
 import json
 import pathlib
 import re
@@ -10,6 +11,8 @@ import textwrap
 import pytest
 
 import towers
+from towers import evaluation, training
+from towers.evaluation import predict
 from towers.run import checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -131,3 +134,15 @@ def test_imports_need_no_standard_error(tmp_path, without):
 
 def test_the_package_exports_what_it_lists():
     assert all(callable(getattr(towers, name)) for name in towers.__all__)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [training.train, evaluation.evaluate, evaluation.load_run, predict.predict],
+)
+def test_what_is_documented_is_what_is_called(function):
+    documented = inspect.signature(getattr(towers, function.__name__)).parameters
+    called = inspect.signature(function).parameters
+    assert {n: (p.kind, p.default) for n, p in documented.items()} == {
+        n: (p.kind, p.default) for n, p in called.items() if n in documented
+    }

@@ -9,15 +9,15 @@ import tensorflow as tf
 from pictures import random_pixels
 from PIL import Image, ImageOps
 from test_augment import DEVIATION, MEAN, Drawn, augment, random_images
+from test_cached import Files
 from test_crops import box
-from test_encoded import Files
-from test_orientation import each_format, each_orientation, photo, smooth
+from test_image import photo
 
-from towers.data import crops, encoded, pixels, randomness
+from towers.data import crops, randomness
 from towers.data.augment import create_augment
 from towers.data.batches import TrainBatches, hold_out
-from towers.data.decoding import Decoding
-from towers.data.encoded import EncodedSource
+from towers.data.cached import CachedSource
+from towers.data.image_files import ImageOptions
 from towers.data.part import Part
 from towers.data.rand_augment import transform_randomly
 
@@ -32,63 +32,23 @@ def cut_out(image, top, left, height, width, side=SIDE):
     return np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).astype(int)
 
 
-# One photo.
-
-
-@each_format
-@each_orientation
-def test_a_part_of_a_turned_photo_is_what_pillow_cuts_out(kind, turned):
-    stored = random_pixels(0, 150, 260) if kind != "JPEG" else smooth(150, 260)
-    content = photo(stored, kind, turned)
-    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    width, height = upright.size
-    for place, side in [
-        ((height // 10, width // 8, height // 2, width // 3), SIDE),
-        ((height // 10, width // 8, height // 2, width // 3), 48),  # at full scale
-        ((1, 2, height - 2, width - 5), SIDE),
-    ]:
-        found = pixels.read_crop(content, place, (side, side, 3), Decoding())
-        differences = np.abs(found - cut_out(upright, *place, side))
-        assert differences.max() <= (6 if kind == "JPEG" else 1)
-
-
-def test_of_a_large_photo_only_the_part_is_decoded_and_at_a_reduced_scale(monkeypatch):
-    content = photo(smooth(1200, 1600), "JPEG", 1)
-    original, decoded = pixels._decode, []
-
-    def decode(*args):
-        decoded.append(original(*args))
-        return decoded[-1]
-
-    monkeypatch.setattr(pixels, "_decode", decode)
-    for place, shape in [
-        ((101, 200, 300, 160), (76, 40)),  # 4: 160 is more than 2 * 4 * 16
-        ((601, 803, 30, 40), (30, 40)),
-        ((0, 0, 1100, 1500), (150, 200)),  # most of it, so all of it
-    ]:
-        found = pixels.read_crop(content, place, (SIDE, SIDE, 3), Decoding())
-        assert decoded[-1].shape == (*shape, 3)
-        expected = cut_out(Image.open(io.BytesIO(content)), *place)
-        assert np.abs(found - expected).max() <= 6
-
-
-# Batches.
-
-
 @pytest.fixture
-def photos(monkeypatch):
+def photos():
     """Files of different sizes; every third is turned."""
-    monkeypatch.setattr(encoded, "CROPS_AT_ONCE", 4)
     rng = np.random.default_rng(0)
     return [
-        photo(random_pixels(i, *rng.integers(20, 90, 2)), "PNG", 6 if i % 3 else 1)
+        photo(
+            Image.fromarray(random_pixels(i, *rng.integers(20, 90, 2))),
+            "PNG",
+            6 if i % 3 else 1,
+        )
         for i in range(NUM_PHOTOS)
     ]
 
 
 def batches_of(files, name="random_resized_crop", image_size=SIDE):
     shape = (SIDE, SIDE, 3)
-    source = EncodedSource(Files(files), shape, Decoding(image_size=image_size))
+    source = CachedSource(Files(files), shape, ImageOptions(image_size=image_size))
     augmentation = create_augment(name, shape, MEAN, DEVIATION)
     return TrainBatches(source, augmentation, SEED, NUM_IMAGES)
 
@@ -97,12 +57,12 @@ def test_a_batch_is_made_of_crops_of_the_photos(photos):
     batches = batches_of(photos)
     step = tf.constant(4, tf.int64)  # an epoch ends in it
     draw = randomness.Draw(SEED, step, None, None)
-    sizes, places = (x.numpy() for x in crops.draw_numbers(draw, NUM_IMAGES))
+    numbers = crops.draw_numbers(draw, NUM_IMAGES).numpy()
     is_flipped = draw("flip", [NUM_IMAGES, 1]).numpy()[:, 0] >= 0.5
     batch, areas = batches(step), []
     for i, index in enumerate(batches.indices(step).numpy().tolist()):
         upright = ImageOps.exif_transpose(Image.open(io.BytesIO(photos[index])))
-        place = box(sizes[i], places[i], *upright.size[::-1])
+        place = box(numbers[i, :-1], numbers[i, -1], *upright.size[::-1])
         areas.append(place[2] * place[3] / np.prod(upright.size))
         expected = cut_out(upright, *place)
         expected = expected[:, ::-1] if is_flipped[i] else expected
@@ -127,7 +87,7 @@ def test_streams_parts_and_subsets_have_the_same_crops(photos, name):
             np.testing.assert_array_equal(
                 np.concatenate([x[key] for x in parts]), values
             )
-    rest, _ = hold_out(batches.source, 0.3, seed=1)
+    rest, _ = hold_out(batches.source, 0.3)
     subset = dataclasses.replace(batches, source=rest)
     assert rest.reads_crops
     (batch,) = subset.stream(0).take(1)
@@ -136,7 +96,10 @@ def test_streams_parts_and_subsets_have_the_same_crops(photos, name):
 
 
 def test_photos_that_are_not_resized_are_cropped_as_they_are_stored():
-    files = [photo(x, "PNG", 1) for x in random_images(NUM_PHOTOS, (SIDE, SIDE, 3))]
+    files = [
+        photo(Image.fromarray(x), "PNG", 1)
+        for x in random_images(NUM_PHOTOS, (SIDE, SIDE, 3))
+    ]
     batches = batches_of(files, image_size=0)
     step = tf.constant(1, tf.int64)
     stored, _ = batches.source.read(batches.indices(step))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fcntl
-import functools
 import importlib
 import itertools
 import os
@@ -60,7 +59,7 @@ FAST = {
 each_recipe = pytest.mark.parametrize("name", recipe_names(CONFIGS))
 
 
-def made_up(name):
+def made_up(data_dir, name):
     image_shape, num_classes = DATA_SETS[name]
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, *image_shape), dtype=np.uint8)
@@ -75,8 +74,9 @@ def made_up(name):
 def train_two_steps(recipe, workdir, monkeypatch, **changes):
     for name in DATA_SETS:
         place, _, function = choices.DATASETS[name].target.rpartition(":")
-        load = functools.partial(made_up, name)
-        monkeypatch.setattr(importlib.import_module(f"towers.{place}"), function, load)
+        monkeypatch.setattr(
+            importlib.import_module(f"towers.{place}"), function, made_up
+        )
     if recipe.dataset == "image_folder" or recipe.dataset.startswith("tfds:"):
         changes["dataset"] = "image_folder"
         pictures.write_folder(workdir / "data", "train", {"a": 12, "b": 12})

@@ -185,7 +185,7 @@ def test_a_damaged_file_that_decides_is_refused_with_its_path(half_way):
     "change,words",
     [
         ({"class_names": (*"abcd", "z")}, "class 4 was e and is z"),
-        ({"class_names": tuple("abcd")}, "it had 5 classes and has 4"),
+        ({"class_names": tuple("abcdef")}, "it had 5 classes and has 6"),
         ({"mean": (1.0, 2.0, 3.0)}, "mean and standard deviation .* were .* and are"),
         ({"train": np.arange(49)}, "it had 50 training images and has 49"),
         ({"train": np.arange(50)[::-1]}, "labels .* of its training images, or their"),

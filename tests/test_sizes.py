@@ -156,7 +156,7 @@ def test_bytes_are_counted_as_they_will_be_allocated(name):
     assert counted == [tuple(sum(v.numpy().nbytes for v in kind) for kind in kinds)]
 
 
-@pytest.mark.parametrize("width", [1e4, 1e9, 1e12, 1e15, 1e300])
+@pytest.mark.parametrize("width", [1e4, 1e9, 1e12, 1e15, 1e30])
 @pytest.mark.parametrize("model", ["lenet", "cnn", slow("resnet20"), slow("alexnet")])
 def test_a_width_beyond_the_memory_is_refused(model, width):
     message = refusal(model=model, width=width)

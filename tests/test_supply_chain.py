@@ -5,9 +5,7 @@ import json
 import pathlib
 import pickle
 import shutil
-import zipfile
 
-import numpy as np
 import pytest
 from prepared_sets import features, message, random_examples, store
 from small_runs import half_way, small_config, use
@@ -15,7 +13,6 @@ from small_runs import half_way, small_config, use
 from towers import data, training
 from towers.config.storage import from_json
 from towers.data import tfds
-from towers.data.decoding import Decoding
 from towers.errors import CheckpointError, TowersError
 from towers.run.metrics import last_accuracy, read_metrics
 from towers.run.weights import open_weights
@@ -195,14 +192,13 @@ def prepared(stored, tmp_path, monkeypatch):
 
 
 def load(folder):
-    return tfds.load("shapes", str(folder.parent.parent), Decoding())
+    return tfds.load("shapes", str(folder.parent.parent))
 
 
 def test_no_prepared_file_is_unpickled(prepared, bomb):
     load(prepared)
-    index = prepared / "towers-train.npz"
-    files = sorted(path for path in prepared.iterdir() if path.suffix != ".lock")
-    assert len(files) >= 8 and index in files
+    files = sorted(prepared.iterdir())
+    assert len(files) >= 5
     for path in files:
         content = path.read_bytes()
         path.write_bytes(bomb)
@@ -211,13 +207,6 @@ def test_no_prepared_file_is_unpickled(prepared, bomb):
         except TowersError:
             pass
         path.write_bytes(content)
-    # An array of objects is a pickle inside of a file that NumPy reads.
-    with zipfile.ZipFile(index, "w") as file:
-        for name in ("offsets", "labels", "origin"):
-            head = np.lib.format.magic(1, 0) + b"\x46\x00"
-            text = b"{'descr': '|O', 'fortran_order': False, 'shape': (), }"
-            file.writestr(f"{name}.npy", head + text.ljust(69) + b"\n" + bomb)
-    assert "the copy cannot be read" in message(load, prepared)
 
 
 def named(form, name):

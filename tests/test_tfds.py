@@ -9,11 +9,14 @@ import socket
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from prepared_sets import CLASSES, all_of, features, message, random_examples, store
 
 from towers import data
-from towers.data import indexed, tfds
-from towers.data.decoding import Decoding, Survey
+from towers.data import tfds
+from towers.data.classes import labels_for
+from towers.data.image_files import ImageOptions, Survey
+from towers.data.tfrecord import Records
 
 FORMATS = ["tfrecord", "array_record"]
 
@@ -30,8 +33,8 @@ def spec(**changes):
     return features(id=None, **changes)
 
 
-def load(data_dir, name="shapes", **decoding):
-    return tfds.load(name, str(data_dir), Decoding(**decoding))
+def load(data_dir, name="shapes", **options):
+    return tfds.load(name, str(data_dir), ImageOptions(**options))
 
 
 def refusal(data_dir, name="shapes"):
@@ -68,14 +71,6 @@ def test_what_was_stored_is_read(tmp_path, file_format, capsys):
     folder = store(tmp_path, train, test, spec=spec(), file_format=file_format)
     capsys.readouterr()
     data_set = data.load("tfds:shapes", str(tmp_path))
-    copies = [f"{folder}/towers-{split}.bin" for split in ("train", "test")]
-    said = capsys.readouterr().out
-    if file_format == "tfrecord":
-        for path, line in zip(copies, said.splitlines(), strict=True):
-            assert line.startswith("copying 0.0 MB to ") and line.endswith(" once ...")
-            assert path in line and os.path.exists(path)
-    else:
-        assert not said and not any(map(os.path.exists, copies))
     assert data_set.name == "tfds:shapes" and data_set.class_names == tuple(CLASSES)
     assert data_set.train.image_shape == (8, 6, 3)
     assert pairs(*all_of(data_set.train)) == stored_pairs(train)
@@ -191,100 +186,86 @@ def test_what_is_no_set_of_labeled_images_is_refused(tmp_path):
         assert expected in refusal(tmp_path, f"set_{name}")
 
 
-def test_row_21_a_label_out_of_range_is_named(tmp_path):
-    examples = random_examples(6, 0)
-    folder = store(tmp_path, examples, examples, spec=spec())
-    load(tmp_path)
-    with np.load(f"{folder}/towers-train.npz") as index:
-        changed = dict(index)
-    changed["labels"][4] = 3
-    np.savez(f"{folder}/towers-train.npz", **changed)
+def test_what_is_prepared_is_left_as_it_is(tmp_path):
+    """Also on a share that cannot be written to."""
+    train = random_examples(40, 0)
+    folder = store(tmp_path, train, random_examples(5, 1), spec=spec())
+    before = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(folder)}
+    os.chmod(folder, 0o500)
+    data_set = load(tmp_path)
+    os.chmod(folder, 0o700)
+    assert pairs(*all_of(data_set.train)) == stored_pairs(train)
+    after = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(folder)}
+    assert after == before
+
+
+def test_records_are_those_that_tensorflow_reads(tmp_path):
+    contents = [bytes([i]) * (7 * i % 50) for i in range(30)]
+    paths = [str(tmp_path / name) for name in ("a", "b", "empty", "c")]
+    parts = contents[:9], contents[9:10], [], contents[10:]
+    for path, some in zip(paths, parts, strict=True):
+        with tf.io.TFRecordWriter(path) as writer:
+            for content in some:
+                writer.write(content)
+    records = Records(paths)
+    assert [records.read(i) for i in range(len(records))] == contents
+    expected = tf.data.TFRecordDataset(paths).as_numpy_iterator()
+    assert list(expected) == contents
+    size = os.path.getsize(paths[3])
+    for cut in (1, 5, 13, size - 1):
+        os.truncate(paths[3], size - cut)
+        with pytest.raises(ValueError, match="c: record .* breaks off"):
+            Records(paths)
+
+
+def test_row_21_a_label_out_of_range_is_named(prepared, tmp_path):
+    path = f"{prepared}/shapes-train.tfrecord-00000-of-00001"
+    contents = list(tf.data.TFRecordDataset(path).as_numpy_iterator())
+    example = tf.train.Example.FromString(contents[4])
+    example.features.feature["label"].int64_list.value[0] = 3
+    contents[4] = example.SerializeToString()
+    with tf.io.TFRecordWriter(path) as writer:
+        for content in contents:
+            writer.write(content)
     text = refusal(tmp_path)
-    assert text.startswith(
-        f"{folder}: split 'train', image 4 (counted from 0): has the "
-    )
+    assert text.startswith(f"{prepared}: split 'train', image 4 (counted from 0): has ")
     assert "has the label 3, expected 0 to 2" in text
     survey = Survey()
     load(tmp_path, survey=survey)
     assert len(survey.faults) == 1
 
 
-# The copy.
-
-
 @pytest.mark.parametrize("name", ["train.tfrecord", "test.tfrecord"])
-def test_damaged_records_are_found_when_they_are_copied(prepared, tmp_path, name):
-    path = f"{prepared}/shapes-{name}-00000-of-00001"
-    with open(path, "r+b") as file:
-        file.seek(150)
-        file.write(b"xyz")
-    assert refusal(tmp_path).startswith(f"{prepared}: tensorflow-datasets cannot read ")
+def test_damaged_records_are_named(prepared, tmp_path, name):
+    path = pathlib.Path(f"{prepared}/shapes-{name}-00000-of-00001")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
     split = name.split(".")[0]
-    left = [x for x in os.listdir(prepared) if x.startswith(f"towers-{split}")]
-    assert left == [f"towers-{split}.lock"]
+    assert refusal(tmp_path).startswith(f"{prepared}: split '{split}': {path}: record ")
+    path.write_bytes(content[:150] + b"xyz" + content[153:])
+    survey = Survey()
+    data_set = load(tmp_path, survey=survey)
+    all_of(data_set.train if split == "train" else data_set.test)
+    [place] = survey.faults
+    assert place == f"{prepared}: split '{split}', image 0 (counted from 0)"
 
 
-@pytest.mark.parametrize(
-    "ending,change",
-    [
-        ("bin", lambda x: x[:-1]),
-        ("bin", lambda x: x + b"\0"),
-        ("npz", lambda x: x[:-1]),
-        ("npz", lambda x: b""),
-    ],
-)
-def test_a_damaged_copy_is_refused(prepared, tmp_path, ending, change):
-    load(tmp_path)
-    path = pathlib.Path(f"{prepared}/towers-train.{ending}")
-    path.write_bytes(change(path.read_bytes()))
-    assert f"delete {prepared}/towers-train.*" in refusal(tmp_path)
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_labels_are_read_where_an_option_needs_them(tmp_path, file_format):
+    store(tmp_path, random_examples(40, 0), None, spec=spec(), file_format=file_format)
+    source = load(tmp_path).train  # what is left of the split
+    np.testing.assert_array_equal(labels_for(source, "sampler"), all_of(source)[1])
 
 
-def test_the_copy_of_something_else_is_made_anew(prepared, tmp_path, capsys):
-    load(tmp_path)
-    before = os.stat(f"{prepared}/towers-train.bin").st_ino
-    with np.load(f"{prepared}/towers-train.npz") as index:
-        np.savez(f"{prepared}/towers-train.npz", **{**index, "origin": "another"})
-    capsys.readouterr()
-    load(tmp_path)
-    assert capsys.readouterr().out.count("copying") == 1
-    assert os.stat(f"{prepared}/towers-train.bin").st_ino != before
-
-
-class Usage:
-    free = 5
-
-
-def test_a_disk_that_is_too_small_is_told_with_both_numbers(
-    prepared, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(indexed.shutil, "disk_usage", lambda folder: Usage())
-    text = refusal(tmp_path)
-    assert "needs 1000" in text and text.endswith("bytes, and 5 are free")
-
-
-def test_a_copy_that_is_not_used_any_more_is_closed(tmp_path):
-    examples = [(b"ab", 0), (b"cde", 1)]
-    path = str(tmp_path / "copy")
-    copy = indexed.open_or_copy(path, "of a test", 2, 5, lambda: examples)
-    assert copy.read(1) == (b"cde", 1)
-    descriptor = copy._file.fileno()
-    del copy
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
-
-
-def test_a_folder_that_cannot_be_written_is_named(prepared, tmp_path, monkeypatch):
-    def refuse(path, *args, **kwargs):
-        if str(path).endswith(".lock"):
-            raise PermissionError(13, "Permission denied", path)
-        return opened(path, *args, **kwargs)
-
-    opened = open
-    monkeypatch.setattr("builtins.open", refuse)
-    text = refusal(tmp_path)
-    assert text.startswith(f"{prepared}: a copy that can be indexed, of ")
-    assert text.endswith("would be written there: Permission denied")
+def test_bad_images_are_left_out(tmp_path):
+    examples = random_examples(12, 0)
+    folder = store(tmp_path, examples, examples, spec=spec())
+    path = pathlib.Path(f"{folder}/shapes-train.tfrecord-00000-of-00001")
+    content = path.read_bytes()
+    path.write_bytes(content[:150] + b"xyz" + content[153:])
+    data_set = load(tmp_path, bad_images="skip")
+    assert data_set.train.num_examples == 11 and data_set.test.num_examples == 12
+    assert "; 1 bad image(s) skipped: " in data_set.origin
 
 
 # Found.

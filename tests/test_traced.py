@@ -8,7 +8,7 @@ from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
 from towers.parallel import strategies, tower
-from towers.parallel.traced import TracedOnce, needed_operations
+from towers.parallel.compilation import TracedOnce, needed_operations
 
 
 def powers(exponent, x, nothing):

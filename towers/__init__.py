@@ -12,10 +12,12 @@ Importing the package imports neither TensorFlow nor Keras.
 """
 
 import contextlib
+import functools
+import importlib
 import os
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,23 @@ _CHATTER = (
 _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
 
+def _implemented_in(module: str) -> Callable[[Callable], Callable]:
+    """The function of the same name in a module, which is imported when it is called,
+    with the signature and the docstring of the one that is decorated."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            with quiet_imports():
+                implementation = importlib.import_module(module)
+            return getattr(implementation, function.__name__)(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@_implemented_in("towers.training")
 def train(
     workdir: str | os.PathLike,
     config: "Config",
@@ -51,22 +70,19 @@ def train(
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> "TrainResult":
-    """Trains a run to its end, from its last checkpoint or from the start.
+    """Trains a run to its end, from its last checkpoint or from the start: the same
+    call continues a run that was interrupted.
 
-    The same call continues a run that was interrupted. It may be called in a script, in
-    a notebook and in any thread; in the main thread, Ctrl-C, SIGTERM and SIGHUP save
-    first.
+    It may be called in any thread; in the main one Ctrl-C, SIGTERM and SIGHUP save.
 
     Args:
         workdir: the run's folder; made where it is missing.
         config: of the run.
         overwrite: start again; the files of an earlier run there are removed.
-        allow_change: fields that may differ from the stored config although their
-            change makes it another run.
+        allow_change: fields whose change makes it another run, and is meant.
         cluster: the workers of the run, of which this process is one; by default those
             that TF_CONFIG or Slurm describe, if any. The chief alone uses the folder.
-        allow_public_address: whether workers may have public addresses; their server
-            knows no passwords.
+        allow_public_address: of workers; their server knows no passwords.
         origins: option -> the layer of a command that set it, for the start banner,
             which lists the others under "config".
 
@@ -78,19 +94,9 @@ def train(
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
     """
-    with quiet_imports():
-        from towers import training
-    return training.train(
-        workdir,
-        config,
-        overwrite=overwrite,
-        allow_change=allow_change,
-        cluster=cluster,
-        allow_public_address=allow_public_address,
-        origins=origins,
-    )
 
 
+@_implemented_in("towers.evaluation")
 def evaluate(
     workdir: str | os.PathLike,
     config: "Config | None" = None,
@@ -119,17 +125,9 @@ def evaluate(
     Raises:
         TowersError: such as a CheckpointError where no checkpoint is valid and fits.
     """
-    with quiet_imports():
-        from towers import evaluation
-    return evaluation.evaluate(
-        workdir,
-        config,
-        step=step,
-        use_ema=use_ema,
-        eval_interval_secs=eval_interval_secs,
-    )
 
 
+@_implemented_in("towers.evaluation.predict")
 def predict(
     workdir: str | os.PathLike,
     paths: "Paths",
@@ -143,9 +141,8 @@ def predict(
     output: str | os.PathLike = "",
 ) -> None:
     """Writes the predictions for image files, or the activations of a layer, batch by
-    batch in the order of the files.
-
-    The label of a file in a folder with the name of a class is that class.
+    batch in the order of the files. In a folder with the name of a class that class is
+    the label.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
@@ -166,21 +163,9 @@ def predict(
         TowersError: such as a DataError where files cannot be read: they are named on
             standard error, and the others are done.
     """
-    with quiet_imports():
-        from towers.evaluation import predict
-    predict.predict(
-        workdir,
-        paths,
-        config,
-        step=step,
-        use_ema=use_ema,
-        top=top,
-        form=form,
-        features=features,
-        output=output,
-    )
 
 
+@_implemented_in("towers.evaluation")
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
     """The network of a run with its trained parameters; needs no data set, no recipe.
 
@@ -200,9 +185,6 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
         TowersError: such as a CheckpointError where no checkpoint is valid, or a
             ConfigError where the run's network is in a file that is missing.
     """
-    with quiet_imports():
-        from towers import evaluation
-    return evaluation.load_run(workdir, step=step)
 
 
 @contextlib.contextmanager
@@ -219,13 +201,11 @@ def quiet_imports():
 
 @contextlib.contextmanager
 def _filtered_stderr():
+    command = ["grep", "--line-buffered", "-aEv", _CHATTER]
     with open(os.dup(2), "wb") as stderr:
+        # In a session of its own: Ctrl-C is not for it.
         grep = subprocess.Popen(
-            ["grep", "--line-buffered", "-aEv", _CHATTER],
-            stdin=subprocess.PIPE,
-            stdout=stderr,
-            stderr=stderr,
-            start_new_session=True,  # Ctrl-C is not for it
+            command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True
         )
         with grep.stdin:
             os.dup2(grep.stdin.fileno(), 2)

@@ -3,9 +3,10 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
+import tensorflow as tf
 
 from towers import data, models
 from towers.config import Config, factories
@@ -24,10 +25,11 @@ from towers.optim import losses, optimizers, param_rates, schedules
 from towers.optim.epochs import num_images
 from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
+from towers.parallel import devices as parallel_devices
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
-from towers.parallel.feed import Feed, Streams, runs_on
+from towers.parallel.feed import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
@@ -47,7 +49,8 @@ class Parts:
         train_batches: step -> batch; None for an evaluation.
         augment: the augmentation of the images.
         eval_split: name and source of the images that evaluations during training use:
-            "validation" where a part of the training set is held out, else "test".
+            "validation" where the data set has such or a part of the training set is
+            held out, else "test".
         model: the network, with its initial parameters.
         phases: parts of the run whose steps are not alike, if there are any.
         update: from the mean gradient to the next parameters.
@@ -95,11 +98,18 @@ def build(
     data_set = load_data_set(config, dataset_info, test_only=test_only)
     train_source, eval_split = data_set.train, ("test", data_set.test)
     augment = create_augmentation(config, data_set)
+    if data_set.validation is not None:
+        eval_split = "validation", data_set.validation
+        if config.validation_fraction:
+            raise ConfigError(
+                f"validation_fraction={config.validation_fraction}: the data set has "
+                "images for validation; leave the option out"
+            )
+    elif config.validation_fraction and train_source is not None:
+        train_source, held_out = hold_out(train_source, config.validation_fraction)
+        eval_split = "validation", held_out
     num_examples = total_steps = 0
     if train_source is not None:
-        if config.validation_fraction:
-            train_source, held_out = _hold_out(config, train_source)
-            eval_split = "validation", held_out
         num_examples = train_source.num_examples
         images = num_images(config.num_epochs, num_examples)
         total_steps = max(1, math.ceil(images / config.images_per_step))
@@ -136,6 +146,10 @@ def build(
             ),
             create_model=lambda size: create_model(size, size),
         )
+        order = None  # each image once
+        if config.sampler != "shuffle":
+            labels = labels_for(train_source, f"sampler={config.sampler}")
+            order = BalancedOrder(labels)
         train_batches = TrainBatches(
             train_source,
             augment,
@@ -144,7 +158,7 @@ def build(
             models.noise_shapes(model),
             create_mix(config.mixup, config.cutmix, num_classes),
             part,
-            create_order(config, train_source),
+            order,
         )
 
     # Update; of an evaluation without schedules.
@@ -161,21 +175,6 @@ def build(
         total_steps=total_steps,
         part=part,
     )
-
-
-def _hold_out(config, source):
-    try:
-        return hold_out(source, config.validation_fraction, config.seed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def create_order(config: Config, source: Source) -> BalancedOrder | None:
-    """The order of an epoch, None for each image once. Labels that are not known are a
-    ConfigError."""
-    if config.sampler == "shuffle":
-        return None
-    return BalancedOrder(labels_for(source, f"sampler={config.sampler}"))
 
 
 def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
@@ -278,12 +277,13 @@ def create_update(
         config.lists["optimizer_options"],
         **config.options_of("optimizer"),
     )
-    decays = ()
+    decays, learning_rate_fn, rate_fns = (), schedules.constant(0.0), ()
     if optimizer.takes_decay:
-        decays = param_rates.scale_decays(
-            losses.pop_weight_decay(model.trainable_variables), matched
-        )
-    learning_rate_fn, rate_fns = schedules.constant(0.0), ()
+        try:
+            own = losses.pop_weight_decay(model.trainable_variables)
+        except ValueError as error:
+            raise ConfigError(f"optimizer={config.optimizer}: {error}") from None
+        decays = param_rates.scale_decays(own, matched)
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
             matched,
@@ -299,6 +299,17 @@ def create_update(
         ema_decay=config.ema_decay,
         decays=decays,
         rate_fns=rate_fns,
+    )
+
+
+def configure_devices(config: Config, device: str = "") -> Devices:
+    """The devices of the towers, on another kind of device than the config's where one
+    is given. ConfigError where the machine does not have them."""
+    return parallel_devices.configure(
+        device or config.device,
+        config.num_towers,
+        config.device_order,
+        config.device_memory_mb,
     )
 
 
@@ -332,7 +343,9 @@ def create_trainer(
     options = factories.named_by(create_strategy, all_options)
     if choice.processes:
         options["workers"] = workers
-    elif options.get("all_reduce") == "auto":
+    if options.get("all_reduce_dtype") == "float32":
+        options["all_reduce_dtype"] = ""  # a network in float64 keeps its own
+    if not choice.processes and options.get("all_reduce") == "auto":
         options["all_reduce"] = automatic_all_reduce(config, devices)
     strategy = create_strategy(
         Initial.of(parts.model),
@@ -341,14 +354,12 @@ def create_trainer(
         config.batch_size,
         **options,
     )
-    loss_fn = functools.partial(
-        losses.cross_entropy, label_smoothing=config.label_smoothing
-    )
-    batches, train_loss_fn = parts.train_batches, loss_fn
+    smoothing, batches = config.label_smoothing, parts.train_batches
+    loss_fn = functools.partial(losses.cross_entropy, label_smoothing=smoothing)
+    train_loss_fn = loss_fn
     if batches is not None and config.class_weights:
-        weights = class_weights(
-            config.class_weights, batches.source, parts.data.class_names
-        )
+        class_names = parts.data.class_names
+        weights = class_weights(config.class_weights, batches.source, class_names)
         train_loss_fn = functools.partial(loss_fn, class_weights=weights)
     task = Task(
         model=parts.model,
@@ -370,22 +381,16 @@ def create_trainer(
         feed = create_feed(config, batches, lead_devices, strategy.sizes)
     if not choice.asynchronous:
         return SynchronousTrainer(task, strategy, feed, workers)
-    return AsynchronousTrainer(
-        task,
-        strategy,
-        feed,
-        workers,
-        **{name: all_options[name] for name in choice.trainer_options},
-    )
+    options = {name: all_options[name] for name in choice.trainer_options}
+    return AsynchronousTrainer(task, strategy, feed, workers, **options)
 
 
 def automatic_all_reduce(config: Config, devices: Devices) -> str:
     """The algorithm that all_reduce=auto stands for: NCCL where it can be, which is
     between physical GPUs."""
     are_physical = devices.kind == "GPU" and not config.device_memory_mb
-    are_several = len(devices.towers) > 1
     in_full = config.all_reduce_dtype == "float32"
-    return "nccl" if are_physical and are_several and in_full else "star"
+    return "nccl" if are_physical and in_full and len(devices.towers) > 1 else "star"
 
 
 def create_feed(
@@ -393,9 +398,9 @@ def create_feed(
 ) -> Feed:
     """The batches of each tower: resident on its (first) device, copied to it ahead
     where that is a GPU, or those of the host; `sizes` are the images per tower."""
-    per_tower, size = batches.split(sizes), num_bytes(batches.source)
+    per_tower = batches.split(sizes)
     if config.input == "resident":
-        if size is None:
+        if num_bytes(batches.source) is None:
             raise ConfigError(
                 f"input=resident with dataset={config.dataset}: its images are read "
                 "from files when they are wanted; set --input=stream"
@@ -408,7 +413,7 @@ def create_feed(
     first = per_tower[0]
     if not runs_on(devices[0], first.process, first.stored_stream(0).element_spec):
         return Streams([own.stream for own in per_tower], devices)
-    if config.input == "auto" and size is not None and size <= MOST_RESIDENT_BYTES:
+    if config.input == "auto" and _fits(batches.source):
         return Resident(per_tower, devices)
     return Streams(
         [own.stored_stream for own in per_tower],
@@ -417,13 +422,42 @@ def create_feed(
     )
 
 
+def runs_on(
+    device: str,
+    process: Callable[[tf.Tensor, Batch], Batch],
+    elements: Mapping[str, tf.TensorSpec],
+) -> bool:
+    """Whether a device has a kernel for every operation of `process` (see `Streams`)
+    on `elements` of its stream, by trying it."""
+    zeros = {
+        # int32 tensors of a GPU are in host memory.
+        k: tf.zeros(x.shape, tf.int64 if x.dtype == tf.int32 else x.dtype)
+        for k, x in elements.items()
+    }
+    before = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    try:
+        with tf.device(device):
+            tf.function(process, autograph=False)(tf.constant(0, tf.int64), zeros)
+    except tf.errors.InvalidArgumentError:
+        return False
+    finally:
+        tf.config.set_soft_device_placement(before)
+    return True
+
+
+def _fits(source):
+    size = num_bytes(source)
+    return size is not None and size <= MOST_RESIDENT_BYTES
+
+
 def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
     """The batches of an evaluation of each tower: resident on GPUs where the images
     fit, else from the host."""
     devices = trainer.devices[:: trainer.strategy.num_shards]
-    per_tower, size = batches.split(len(devices)), num_bytes(batches.source)
+    per_tower = batches.split(len(devices))
     devices = devices[: len(per_tower)]
-    if "GPU" in devices[0] and size is not None and size <= MOST_RESIDENT_BYTES:
+    if "GPU" in devices[0] and _fits(batches.source):
         return Resident(per_tower, devices)
     datasets = [own.stream() for own in per_tower]
     return Streams([lambda _, x=x: x for x in datasets], devices)

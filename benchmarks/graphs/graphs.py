@@ -5,7 +5,7 @@ import functools
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from towers.parallel.traced import needed_operations
+from towers.parallel.compilation import needed_operations
 
 
 def running(graph: tf.Graph) -> list[tf.Operation]:

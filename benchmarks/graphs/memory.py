@@ -114,7 +114,7 @@ def trainer_accounts(trainer: Trainer) -> list[Account]:
     for copy in trainer.strategy.copies:
         slots = sum(copy.slots.values(), [])
         named += [("params", v) for v in copy.params]
-        named += [("state", v) for v in [*copy.state, *copy.counts]]
+        named += [("state", v) for v in [*copy.state, *copy.integers]]
         named += [("slots", v) for v in slots]
         named += [("averages", v) for v in copy.averages]
     return create_accounts(named, trainer.trace(), trainer.devices)

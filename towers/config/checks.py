@@ -11,8 +11,8 @@ from towers.errors import ConfigError
 if TYPE_CHECKING:
     from towers.config.config import Config
 
-# The options that the argument `decoding` of a data set holds.
-_DECODING = ("image_size", "image_cache_mb", "max_image_pixels")
+# The options that the argument `image_options` of a data set holds.
+_IMAGE_OPTIONS = ("image_size", "image_cache_mb", "max_image_pixels", "bad_images")
 
 
 def check_together(config: "Config") -> None:
@@ -145,7 +145,7 @@ def ignored_options(config: "Config") -> list[str]:
         if names is None:
             continue
         names += config.choice_of(option).trainer_options
-        names += _DECODING if "decoding" in names else ()
+        names += _IMAGE_OPTIONS if "image_options" in names else ()
         for name in config.options_of(option):
             value = getattr(config, name)
             if name not in names and value != getattr(type(config), name):

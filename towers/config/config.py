@@ -81,10 +81,18 @@ class Config:
         read_by="dataset",
         free=True,
     )
+    bad_images: str = option(
+        "stop",
+        "Image files of image_folder and tfds:NAME that cannot be used end the run "
+        "(stop), or all files are read at the start and those left out (skip).",
+        choices=("stop", "skip"),
+        read_by="dataset",
+        free=True,
+    )
     validation_fraction: float = option(
         0.0,
-        "Fraction of the training images, selected by the seed, that is held out; the "
-        "evaluations during training then use it, and the best step is kept.",
+        "Fraction of the images of each class, the same for every seed, that is held "
+        "out; the evaluations during training then use it, and the best step is kept.",
         BELOW_1,
     )
     sampler: str = option(

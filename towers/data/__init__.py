@@ -10,7 +10,7 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.errors import ConfigError
 
 if TYPE_CHECKING:
-    from towers.data.decoding import Survey
+    from towers.data.image_files import Survey
     from towers.data.sources import DataSet, Trained
 
 
@@ -21,6 +21,7 @@ def load(
     image_size: int = 0,
     image_cache_mb: float = 2000.0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
+    bad_images: str = "stop",
     survey: "Survey | None" = None,
     trained: "Trained | None" = None,
 ) -> "DataSet":
@@ -29,10 +30,10 @@ def load(
     Args:
         name: in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
             some of the keyword arguments data_dir, image_size, image_cache_mb,
-            max_image_pixels, and decoding, which holds the last three.
+            max_image_pixels, bad_images, and image_options, which holds the last four.
         data_dir: where the user keeps it; empty for the usual places.
-        image_size, image_cache_mb, max_image_pixels, survey: of images that are
-            decoded when they are read; see `decoding.Decoding`.
+        image_size, image_cache_mb, max_image_pixels, bad_images, survey: of images that
+            are decoded when they are read; see `image_files.ImageOptions`.
         trained: of a network that is only to be evaluated; a data set may then have no
             training images, `train` being None.
 
@@ -41,7 +42,7 @@ def load(
             the classes; with a survey the labels are not compared.
         ConfigError: a function in a file gives no DataSet.
     """
-    from towers.data.decoding import Decoding
+    from towers.data.image_files import ImageOptions
     from towers.data.sources import DataSet, validate_labels
 
     data_set = factories.create(
@@ -51,7 +52,10 @@ def load(
         image_size=image_size,
         image_cache_mb=image_cache_mb,
         max_image_pixels=max_image_pixels,
-        decoding=Decoding(image_size, image_cache_mb, max_image_pixels, survey),
+        bad_images=bad_images,
+        image_options=ImageOptions(
+            image_size, image_cache_mb, max_image_pixels, survey, bad_images
+        ),
         trained=trained,
     )
     if not isinstance(data_set, DataSet):

@@ -7,6 +7,8 @@ towers there are.
 """
 
 import dataclasses
+import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,8 +19,8 @@ from towers.data.augment import Augment
 from towers.data.crops import draw_numbers
 from towers.data.mixing import Mix
 from towers.data.part import Part, shares
-from towers.data.sources import Source, Subset
-from towers.errors import data_errors_of_tensorflow
+from towers.data.sources import Source, Subset, known_labels, place_of
+from towers.errors import ConfigError, data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
 
@@ -185,15 +187,15 @@ class TrainBatches:
         indices = tf.data.Dataset.zip(
             _count(first_step), self._index_stream(first_step)
         )
-        return indices.map(
-            streams.plain(self._read), num_parallel_calls=streams.NUM_CALLS
-        )
+        size = sum(map(len, self._read_rows))
+        calls = streams.num_reads(size, size * math.prod(self.source.image_shape))
+        return indices.map(streams.plain(self._read), num_parallel_calls=calls)
 
     def _read(self, step, indices):
         size = sum(map(len, self._read_rows))
         if self._reads_crops:
             numbers = draw_numbers(self._draw(step, indices), size)
-            images, labels = self.source.read_crops(indices, *numbers)
+            images, labels = self.source.read(indices, numbers)
         else:
             images, labels = self.source.read(indices)
         return {
@@ -282,9 +284,9 @@ class EvalBatches:
         starts = tf.data.Dataset.range(
             first * self.batch_size, self.source.num_examples, self.batch_size
         )
-        batches = starts.map(
-            streams.plain(self._read), num_parallel_calls=streams.NUM_CALLS
-        )
+        size = len(self._rows)
+        calls = streams.num_reads(size, size * math.prod(self.source.image_shape))
+        batches = starts.map(streams.plain(self._read), num_parallel_calls=calls)
         batches = batches.map(
             streams.plain(self._process), num_parallel_calls=streams.NUM_CALLS
         )
@@ -327,20 +329,34 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
             yield batch["images"][batch["weights"] > 0]
 
 
-def hold_out(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Splits a source into the rest and a held-out fraction, drawn at random.
+def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
+    """Splits a source into the rest and a held-out fraction of each class.
+
+    The choice goes by a hash of the names of the files (CLASS/NAME; without files of
+    the numbers of the images), and is the same for every seed of a run.
 
     Raises:
-        ValueError: nothing is left on one side.
+        ConfigError: nothing is left on one side.
     """
-    order = randomness.permutation(
-        seed, "hold_out", tf.constant(0), source.num_examples
-    ).numpy()
-    count = round(fraction * source.num_examples)
-    if not 0 < count < source.num_examples:
-        raise ValueError(
-            f"validation_fraction={fraction} of {source.num_examples} images leaves "
+    num_examples = source.num_examples
+    count = round(fraction * num_examples)
+    if not 0 < count < num_examples:
+        raise ConfigError(
+            f"validation_fraction={fraction} of {num_examples} images leaves "
             "nothing on one side"
         )
+    hashes = np.empty(num_examples, np.uint64)
+    for index in range(num_examples):
+        name = "/".join(place_of(source, index).split("/")[-2:]) or str(index)
+        name = name.encode(errors="surrogateescape")
+        digest = hashlib.blake2b(name, digest_size=8).digest()
+        hashes[index] = int.from_bytes(digest, "little")
+    labels = known_labels(source)
+    labels = np.zeros(num_examples, int) if labels is None else labels
+    by_class = np.lexsort([hashes, labels])
+    _, counts = np.unique(labels, return_counts=True)
+    ranks = np.empty(num_examples)  # places in the classes, from 0 to 1
+    ranks[by_class] = np.concatenate([(np.arange(n) + 0.5) / n for n in counts])
+    order = np.lexsort([hashes, ranks])
     held_out, rest = np.sort(order[:count]), np.sort(order[count:])
     return Subset(source, rest), Subset(source, held_out)

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,9 +10,8 @@ import tensorflow as tf
 
 from towers import data
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data import streams
-from towers.data.decoding import Survey
-from towers.data.encoded import images_at_once
+from towers.data.cached import progress, read_in_batches
+from towers.data.image_files import Survey
 from towers.data.sources import DataSet, Source, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 from towers.output import say
@@ -27,8 +25,6 @@ MOST_CELL_PIXELS = 256
 GAP_PIXELS = 2
 
 BATCH_SIZE = 100
-# Between lines that say how many images have been read.
-PROGRESS_SECS = 30
 # Kinds of stored sizes that are listed one by one.
 LISTED_SIZES = 5
 
@@ -61,7 +57,7 @@ def check(
     """Reads every image once, says what there is, and draws some.
 
     Memory is bounded, whatever the number of images, but for a line for each fault:
-    each core decodes a batch, see `images_at_once`.
+    see `cached.read_in_batches`.
 
     Args:
         name, data_dir, image_size, max_image_pixels: see `data.load`.
@@ -87,42 +83,27 @@ def check(
         survey=survey,
     )
     survey.sizes.clear()
-    sources = data_set.train, data_set.test
-    count_read = progress(sum(source.num_examples for source in sources), say)
-    train, test = (
-        read_through(source, len(data_set.class_names), count_read)
-        for source in sources
-    )
+    sources = {"training": data_set.train}
+    if data_set.validation not in (None, data_set.test):
+        sources["validation"] = data_set.validation
+    sources["test"] = data_set.test
+    total = sum(source.num_examples for source in sources.values())
+    count_read = progress(total, say)
+    statistics = {
+        name: read_through(source, len(data_set.class_names), count_read)
+        for name, source in sources.items()
+    }
+    train = statistics["training"]
     _write(grid_path, grid(train, data_set.train.image_shape))
-    for line in report(data_set, train, test, survey):
+    for line in report(data_set, statistics, survey):
         say(line)
     say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
     count = len(survey.faults) + len(survey.misplaced)
     if count:
-        total = data_set.train.num_examples + data_set.test.num_examples
         raise DataError(
             f"{count} of {total + len(survey.misplaced)} images of {name} cannot be "
             "used; each is named above: replace it, or take it away"
         )
-
-
-def progress(
-    total: int,
-    say: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> Callable[[int], None]:
-    """A function that takes the number of images of each batch that was read, and says
-    every PROGRESS_SECS how many of all that were."""
-    done, said_at = 0, clock()
-
-    def count_read(num_images: int) -> None:
-        nonlocal done, said_at
-        done += num_images
-        if clock() - said_at >= PROGRESS_SECS:
-            said_at = clock()
-            say(f"{'read':11} {done:,} of {total:,} images")
-
-    return count_read
 
 
 def read_through(
@@ -130,7 +111,7 @@ def read_through(
     num_classes: int,
     count_read: Callable[[int], None] = lambda num_images: None,
 ) -> Statistics:
-    """Reads every image of a source once, a batch on each core.
+    """Reads every image of a source once.
 
     Args:
         source: the images.
@@ -140,16 +121,14 @@ def read_through(
     Raises:
         DataError: one cannot be read, and there is no survey to record that.
     """
-    num_calls = max(streams.NUM_CALLS, os.cpu_count())
-    batches = tf.data.Dataset.range(source.num_examples)
-    batches = batches.batch(images_at_once(source, BATCH_SIZE))
-    batches = batches.map(source.read, num_parallel_calls=num_calls)
+    indices = tf.data.Dataset.range(source.num_examples)
+    batches = read_in_batches(source, indices, BATCH_SIZE)
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
     step = _pixel_step(source.image_shape)
     with data_errors_of_tensorflow():
-        for images, labels in streams.without_tuning(batches).as_numpy_iterator():
+        for images, labels in batches.as_numpy_iterator():
             count_read(len(labels))
             images, labels = images[labels >= 0], labels[labels >= 0]
             counts += np.bincount(labels, minlength=num_classes)
@@ -163,13 +142,15 @@ def read_through(
 
 
 def report(
-    data_set: DataSet, train: Statistics, test: Statistics, survey: Survey
+    data_set: DataSet, statistics: dict[str, Statistics], survey: Survey
 ) -> list[str]:
-    """The lines of the report but for the picture's."""
+    """The lines of the report but for the picture's; `statistics` has a name for each
+    split, the first being "training"."""
+    train = statistics["training"]
     height, width, channels = data_set.train.image_shape
     lines = [
         ("data set", f"{data_set.name}, {data_set.origin}"),
-        ("images", f"{train.labels.sum():,} training, {test.labels.sum():,} test"),
+        ("images", ", ".join(f"{x.labels.sum():,} {n}" for n, x in statistics.items())),
         ("read as", f"{height}x{width} (height x width), {channels} channel(s)"),
     ]
     if survey.sizes:
@@ -184,13 +165,13 @@ def report(
             if _numbers(used_values) != line:
                 line += f" (training uses those of a sample: {_numbers(used_values)})"
             lines.append((name, line))
-    lines.append(("classes", f"{len(data_set.class_names)}: training, test images"))
+    names = ", ".join(statistics)
+    lines.append(("classes", f"{len(data_set.class_names)}: {names} images"))
     longest = max(map(len, data_set.class_names))
-    lines += [
-        ("", f"{name:{longest}} {train.labels[label]:8,} {test.labels[label]:8,}")
-        for label, name in enumerate(data_set.class_names)
-    ]
-    faults = survey.misplaced | survey.faults
+    for label, name in enumerate(data_set.class_names):
+        counts = (f"{x.labels[label]:8,}" for x in statistics.values())
+        lines.append(("", f"{name:{longest}} {' '.join(counts)}"))
+    faults = survey.bad_images
     lines += [("fault", f"{place}: {words}") for place, words in faults.items()]
     return [f"{name:11} {text}" for name, text in lines]
 

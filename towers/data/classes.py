@@ -92,15 +92,16 @@ def class_weights(
 
 
 def labels_for(source: Source, option: str) -> np.ndarray:
-    """The labels of all training images, or a ConfigError that names the option."""
-    labels = known_labels(source)
-    if labels is None:
+    """The labels of all training images, which are read where they are not known, or
+    a ConfigError that names the option."""
+    if not hasattr(source, "labels"):
         raise ConfigError(
-            f"{option}: the labels of this data set are known only when its images "
-            "are read; prepare it as tfrecord, not array_record, or give its source a "
+            f"{option}: the labels of this data set are not known; give its source a "
             "list `labels`"
         )
-    return labels
+    if source.labels is None:
+        return source.read_labels(np.arange(source.num_examples))
+    return source.labels
 
 
 class BalancedOrder:

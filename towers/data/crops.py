@@ -1,14 +1,16 @@
 """Crops of random sizes and shapes, resized to the size of the images.
 
 As `RandomResizedCrop` of torchvision, with its defaults, for a whole batch. They are of
-the image files where a source reads such (`CropSource`), else of the stored images.
+the image files where a source reads such (`Source.reads_crops`), else of the stored
+images.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from towers.data.augment import Augment, choose, standardize
@@ -26,27 +28,6 @@ class Boxes(NamedTuple):
     lefts: tf.Tensor
     heights: tf.Tensor
     widths: tf.Tensor
-
-
-class CropSource(Protocol):
-    """A source whose images are only the middle of what it reads.
-
-    Attributes:
-        reads_crops: whether they are.
-    """
-
-    reads_crops: bool
-
-    def read_crops(
-        self, indices: tf.Tensor, sizes: tf.Tensor, places: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Source.read`, of a random crop of each image instead of its middle.
-
-        Args:
-            indices: int64 [n].
-            sizes, places: of `draw_numbers`.
-        """
-        ...
 
 
 def random_resized_crop(
@@ -93,36 +74,54 @@ def crop_resize_flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
         float32 [n, height, width, channels].
     """
     n, height, width, _ = images.shape
-    boxes = random_boxes(*draw_numbers(draw, n), [height], [width])
+    boxes = random_boxes(draw_numbers(draw, n), height, width)
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
 
 
-def draw_numbers(draw: Draw, n: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The random numbers of `random_boxes` for n images.
+def draw_numbers(draw: Draw, n: int) -> tf.Tensor:
+    """float32 [n, ATTEMPTS + 1, 2], uniform in [0, 1): the random numbers of the crops
+    of n images.
 
     Args:
         draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
     """
-    return draw("crop_size", [n, ATTEMPTS, 2]), draw("crop_place", [n, 2])
+    sizes = draw("crop_size", [n, ATTEMPTS, 2])
+    return tf.concat([sizes, draw("crop_place", [n, 2])[:, None]], 1)
 
 
-def random_boxes(
-    sizes: tf.Tensor,
-    places: tf.Tensor,
-    full_heights: Sequence[int],
-    full_widths: Sequence[int],
-) -> Boxes:
-    """Rectangles as torchvision draws them: of ATTEMPTS the first that fits into the
-    image, else the middle of the image in the nearest allowed ratio.
+def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
+    """Top, left, height and width of a rectangle as torchvision draws it: of ATTEMPTS
+    the first that fits into the image, else the middle of the image in the nearest
+    allowed ratio.
 
     Args:
-        sizes: float32 [n, ATTEMPTS, 2], uniform in [0, 1).
-        places: float32 [n, 2], uniform in [0, 1).
-        full_heights, full_widths: of the images, [n], or [1] where all are alike.
+        numbers: of `draw_numbers`, of one image, [ATTEMPTS + 1, 2].
+        height, width: of the image.
     """
-    full_heights = tf.constant(full_heights, tf.float32)
-    full_widths = tf.constant(full_widths, tf.float32)
-    height, width = full_heights[:, None], full_widths[:, None]
+    *sizes, (row, column) = numbers.tolist()
+    low, high = map(math.log, RATIO)
+    for area_share, aspect in sizes:
+        area = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * area_share)
+        aspect = math.exp(low + (high - low) * aspect)
+        h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 1 <= h <= height and 1 <= w <= width:
+            return int(row * (height - h + 1)), int(column * (width - w + 1)), h, w
+    return _middle_box(height, width)
+
+
+def _middle_box(height, width):
+    h, w = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
+    """`random_box` of each image of a batch, in TensorFlow.
+
+    Args:
+        numbers: of `draw_numbers`, [n, ATTEMPTS + 1, 2].
+        height, width: of the images.
+    """
+    sizes, places = numbers[:, :-1], numbers[:, -1]
     area_share, aspect = tf.unstack(sizes, axis=2)
     areas = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * area_share)
     low, high = map(math.log, RATIO)
@@ -136,17 +135,10 @@ def random_boxes(
     heights = tf.reduce_sum(heights * is_first, 1)
     widths = tf.reduce_sum(widths * is_first, 1)
     rows, columns = tf.unstack(places, axis=1)
-    tops = choose(rows, full_heights - heights + 1)
-    lefts = choose(columns, full_widths - widths + 1)
-    drawn = Boxes(tops, lefts, heights, widths)
-    middle_heights = tf.minimum(full_heights, tf.round(full_widths / RATIO[0]))
-    middle_widths = tf.minimum(full_widths, tf.round(full_heights * RATIO[1]))
-    middle = Boxes(
-        tf.floor((full_heights - middle_heights) / 2),
-        tf.floor((full_widths - middle_widths) / 2),
-        middle_heights,
-        middle_widths,
-    )
+    tops = choose(rows, height - heights + 1)
+    lefts = choose(columns, width - widths + 1)
+    drawn = tops, lefts, heights, widths
+    middle = map(float, _middle_box(height, width))
     return Boxes(
         *(tf.where(heights > 0, x, y) for x, y in zip(drawn, middle, strict=True))
     )

@@ -4,7 +4,6 @@ A link is followed. Only a regular file is read: a FIFO or a device is neither w
 for nor read without an end.
 """
 
-import contextlib
 import errno
 import os
 import stat
@@ -61,17 +60,6 @@ def read_image_file(path: str, max_pixels: int) -> bytes:
                 "--max_image_pixels"
             )
         return file.read(num_bytes)
-
-
-def create_data_file(path: str) -> BinaryIO:
-    """A new file that is open for writing; what had the name, such as a link, loses it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
-    return open(path, "xb")
 
 
 def open_lock_file(path: str) -> BinaryIO:

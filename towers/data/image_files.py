@@ -1,16 +1,121 @@
-"""The files of an image folder, by number."""
+"""Image files by number, and options for reading them."""
 
+import collections
+import dataclasses
 import os
+import threading
 import zlib
+from typing import Protocol
 
 import numpy as np
 
-from towers.data.decoding import AS_STORED, Decoding
+from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import read_image_file
+from towers.data.paths import reason
+from towers.data.sources import shown
+from towers.errors import DataError
 
 
-class ImageFiles:
-    """The image files of a list of classes; an `Encoded`.
+class ImageFiles(Protocol):
+    """Image files with their labels."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """The content of one file, and its label.
+
+        Raises:
+            OSError, ValueError: it cannot be read; the words say why.
+        """
+        ...
+
+    def place(self, index: int) -> str:
+        """Its location, for messages."""
+        ...
+
+
+@dataclasses.dataclass
+class Survey:
+    """Faults and sizes of all images of a data set; see `ImageOptions`.
+
+    Attributes:
+        faults: place -> what is wrong with the image there.
+        misplaced: path -> why a file or folder is none of the images.
+        sizes: (height, width) of an upright image -> how often it was decoded.
+        is_closed: whether no more faults are recorded.
+        lock: held by the thread that records something.
+    """
+
+    faults: dict[str, str] = dataclasses.field(default_factory=dict)
+    misplaced: dict[str, str] = dataclasses.field(default_factory=dict)
+    sizes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    is_closed: bool = False
+
+    @property
+    def bad_images(self) -> dict[str, str]:
+        """place -> what is wrong there, of all, in the order of the places."""
+        return dict(sorted((self.misplaced | self.faults).items()))
+
+    def close(self) -> None:
+        """From now on faults are raised."""
+        self.is_closed = True
+
+    def add_fault(self, place: str, words: str) -> None:
+        with self.lock:
+            self.faults[place] = words
+
+    def add_size(self, height: int, width: int) -> None:
+        with self.lock:
+            self.sizes[height, width] += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageOptions:
+    """Options for reading image files.
+
+    Attributes:
+        image_size: height and width to which images are resized and cropped; 0 takes
+            them as they are, where those of a sample are alike, see
+            `cached.settle_size`.
+        cache_mb: megabytes of decoded images that are kept in memory.
+        max_pixels: of an image; a larger one is not decoded, and a file of many more
+            bytes than its pixels take not read.
+        survey: records faults and sizes; an image with a fault is then black and its
+            label -1. Without one the first fault is raised.
+        bad_images: "stop" raises the first fault; "skip" reads every image when the
+            data set is loaded, and leaves those with faults out.
+    """
+
+    image_size: int = 0
+    cache_mb: float = 2000.0
+    max_pixels: int = MAX_IMAGE_PIXELS
+    survey: Survey | None = None
+    bad_images: str = "stop"
+
+    def with_survey(self) -> "ImageOptions":
+        """With a survey where bad images are to be skipped."""
+        if self.survey is not None or self.bad_images == "stop":
+            return self
+        return dataclasses.replace(self, survey=Survey())
+
+
+def refuse(
+    files: ImageFiles, index: int, error: Exception, survey: Survey | None
+) -> None:
+    """Records a fault in an open survey, else raises it as a DataError."""
+    place = shown(files.place(index))
+    words = reason(error)
+    if survey is None or survey.is_closed:
+        raise DataError(
+            f"{place}: {words}; --bad_images=skip leaves such out, `python -m "
+            "towers.data` finds all"
+        )
+    survey.add_fault(place, words)
+
+
+class FolderFiles:
+    """The image files of a list of classes; `ImageFiles`.
 
     The names are in one buffer, with their ends in an array: as Python's strings those
     of ImageNet would take four times the memory.
@@ -19,15 +124,15 @@ class ImageFiles:
         folder: that the folders of the classes are in.
         names: per class, in the order of the labels, its folder and its files, the name
             of each file followed by a zero byte.
-        decoding: limits the size of a file.
+        max_pixels: limits the size of a file.
     """
 
     def __init__(
-        self, folder: str, names: dict[str, bytes], decoding: Decoding = AS_STORED
+        self, folder: str, names: dict[str, bytes], max_pixels: int = MAX_IMAGE_PIXELS
     ):
         counts = [files.count(0) for files in names.values()]
         self.labels = np.repeat(np.arange(len(names), dtype=np.int32), counts)
-        self._folder, self._decoding = folder, decoding
+        self._folder, self._max_pixels = folder, max_pixels
         self._classes = list(names)
         self._names = b"".join(names.values())
         self._ends = np.flatnonzero(np.frombuffer(self._names, np.uint8) == 0)
@@ -36,7 +141,7 @@ class ImageFiles:
         return len(self._ends)
 
     def read(self, index: int) -> tuple[bytes, int]:
-        content = read_image_file(self.place(index), self._decoding.max_pixels)
+        content = read_image_file(self.place(index), self._max_pixels)
         return content, int(self.labels[index])
 
     def checksum(self) -> int:

@@ -1,16 +1,24 @@
-"""Paths of image files. Imports no TensorFlow."""
+"""Paths of image files, and the formats that Pillow reads. Imports no TensorFlow."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from PIL import Image
+
 from towers.errors import DataError, one_line, printable
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-ENDINGS_TEXT = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
-# Images of other formats, which are named and not silently skipped.
-OTHER_IMAGES = tuple(
-    ".avif .gif .heic .heif .ico .jfif .jp2 .jxl .ppm .tif .tiff".split()
+Image.init()
+_BUILT = set(Image.EXTENSION.values())
+# Formats that are read, and the endings of their names.
+FORMATS = tuple(
+    name
+    for name in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
+    if name in _BUILT
 )
+FORMATS_TEXT = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+ENDINGS = tuple(x for x, name in Image.EXTENSION.items() if name in FORMATS)
+# Images of other formats, which are named and not silently skipped.
+OTHER_IMAGES = (".avif", ".heic", ".heif", ".ico", ".jp2", ".jxl", ".ppm")
 
 
 # One path, or several.

@@ -26,16 +26,33 @@ class Source(Protocol):
     """Labeled images that can be read in any order.
 
     `read` is made of TensorFlow operations, so the same source is read by `tf.data`
-    and inside a compiled step. A source may also have `labels`, integers
-    [num_examples], where they are known without reading the images; None says that
-    `read` refuses a label that is out of range.
+    and inside a compiled step.
+
+    Attributes:
+        num_examples: of the source.
+        image_shape: height, width, channels of what is read.
+        reads_crops: whether `read` takes `crop_numbers`, which is so where images are
+            only the middle of what is in the files.
+
+    A source may also have `labels`, integers [num_examples], where they are known
+    without reading the images; None says that `read` refuses a label that is out of
+    range, and that `read_labels` takes an array of indices and gives their labels.
     """
 
     num_examples: int
     image_shape: tuple[int, int, int]
+    reads_crops: bool
 
-    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """int64 [n] -> uint8 images [n, height, width, channels], int32 labels [n]."""
+    def read(
+        self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """uint8 images [n, height, width, channels] and int32 labels [n].
+
+        Args:
+            indices: int64 [n].
+            crop_numbers: of `crops.draw_numbers`, float32 [n, ...]: a random crop of
+                each image is read in place of its middle.
+        """
         ...
 
 
@@ -65,13 +82,14 @@ class ArraySource:
             self._labels = tf.constant(labels, tf.int32)
 
     @property
-    def labels(self) -> np.ndarray:
-        return self._labels.numpy()
-
-    @property
     def num_bytes(self) -> int:
         """Of the images, in memory."""
         return self.num_examples * math.prod(self.image_shape)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int32 [num_examples]."""
+        return self._labels.numpy()
 
     @property
     def checksum(self) -> int:
@@ -120,15 +138,12 @@ class Subset:
     def __init__(self, source: Source, indices: np.ndarray):
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
+        self.reads_crops = getattr(source, "reads_crops", False)
+        self.pixels = getattr(source, "pixels", None)
         self._source = source
         self._places = indices
         with tf.device("CPU:0"):
             self._indices = tf.constant(indices, tf.int64)
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        labels = self._source.labels
-        return None if labels is None else labels[self._places]
 
     @property
     def num_bytes(self) -> int | None:
@@ -138,25 +153,28 @@ class Subset:
         return self.num_examples * math.prod(self.image_shape)
 
     @property
+    def labels(self) -> np.ndarray | None:
+        """int32 [num_examples]; None where they are not known before they are read."""
+        labels = self._source.labels
+        return None if labels is None else labels[self._places]
+
+    def read_labels(self, indices: np.ndarray) -> np.ndarray:
+        """Integers [n], where `labels` is None."""
+        return self._source.read_labels(self._places[indices])
+
+    @property
     def checksum(self) -> int | None:
         """As `checksum`."""
         whole = checksum(self._source)
         return None if whole is None else zlib.crc32(self._places.astype("<i8"), whole)
 
-    @property
-    def reads_crops(self) -> bool:
-        """As `crops.CropSource`."""
-        return getattr(self._source, "reads_crops", False)
-
-    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self._source.read(tf.gather(self._indices, indices))
-
-    def read_crops(
-        self, indices: tf.Tensor, sizes: tf.Tensor, places: tf.Tensor
+    def read(
+        self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `crops.CropSource`."""
         indices = tf.gather(self._indices, indices)
-        return self._source.read_crops(indices, sizes, places)
+        if crop_numbers is None:
+            return self._source.read(indices)
+        return self._source.read(indices, crop_numbers)
 
     def place(self, index: int) -> str:
         """As `place_of`, for an example of the subset."""
@@ -206,7 +224,8 @@ class DataSet:
     `train` is None where only the test images were loaded, to evaluate a trained
     network. `mean` and `deviation` are mean and standard deviation of the training
     images, per channel, in units of 0..255. `origin` is the place of the data, for the
-    start banner.
+    start banner. `validation` is for the evaluations during training, which use `test`
+    where the data set has no such images.
     """
 
     name: str
@@ -216,6 +235,7 @@ class DataSet:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     origin: str
+    validation: Source | None = None
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -234,7 +254,11 @@ def validate_labels(data_set: DataSet) -> None:
         DataError: names the first one and the number of classes.
     """
     num_classes = len(data_set.class_names)
-    for split, source in (("training", data_set.train), ("test", data_set.test)):
+    for split, source in (
+        ("training", data_set.train),
+        ("validation", data_set.validation),
+        ("test", data_set.test),
+    ):
         if source is None:
             continue
         indices = np.arange(source.num_examples)

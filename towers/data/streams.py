@@ -1,4 +1,4 @@
-"""Options of `tf.data`: a private thread pool and no autotuning.
+"""Threads that read images, and options of `tf.data`: a private thread pool, no tuning.
 
 `tf.data` tunes its parallelism in a thread that sleeps for up to a minute, and deleting
 an iterator waits for that thread. It is woken for that, but occasionally misses the
@@ -6,21 +6,154 @@ call (TensorFlow 2.21: of 60 iterators six seconds old one took 2.7 s and one 0.
 delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed here.
 """
 
+import contextlib
+import gc
+import itertools
 import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-# Of one stream. On few cores TensorFlow's own threads are so few that calls
-# which wait, as for a disk, would delay the other stages and the step too.
-NUM_THREADS = max(8, os.cpu_count())
 
-# Calls of one stage at the same time: enough to hide waiting, few enough for memory, as
-# each holds a batch.
-NUM_CALLS = max(4, os.cpu_count() // 4)
+def num_cores() -> int:
+    """Cores that this process may use: Slurm and the launcher leave it some of them."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+# Images that are read at the same time. On few cores more than one for each, as a read
+# may wait for a disk.
+NUM_READERS = max(4, num_cores())
+
+# Threads of one stream. On few cores TensorFlow's own are so few that calls which wait
+# would delay the other stages and the step too.
+NUM_THREADS = max(8, num_cores())
+
+# Batches that one stage makes at the same time.
+NUM_CALLS = max(4, num_cores() // 4)
+
+# Memory of the batches that are read at the same time.
+MOST_BATCH_BYTES = 10**9
 
 # For the functions of maps: AutoGraph, which would rewrite `if` and `for`, takes longer
 # than tracing them.
 plain = tf.autograph.experimental.do_not_convert
+
+# Between two collections of garbage.
+COLLECT_SECS = 0.1
+
+_calls = queue.SimpleQueue()
+
+
+_starting = threading.Lock()
+_started = []
+
+
+def _start_readers():
+    """Starts the threads that read images, and one that collects garbage.
+
+    A collection deletes iterators of `tf.data`, which waits for the reads that are
+    under way. In a reader it would wait for itself, so it has a thread of its own.
+    """
+    if _started:
+        return
+    with _starting:
+        if _started:
+            return
+        gc.disable()
+        for run in [_read_images] * NUM_READERS + [_collect_garbage]:
+            thread = threading.Thread(target=run, args=[_calls], daemon=True)
+            thread.start()
+            _started.append(thread)
+
+
+def _read_images(calls):
+    while True:
+        calls.get()()
+
+
+def _collect_garbage(_):
+    """As Python does: the young generations more often than the old ones."""
+    ended = threading.Event()
+    for number in itertools.count(1):
+        ended.wait(COLLECT_SECS)
+        if gc.get_count()[0] > gc.get_threshold()[0]:
+            gc.collect(2 if number % 100 == 0 else 1 if number % 10 == 0 else 0)
+
+
+def num_reads(num_images: int, num_bytes: int) -> int:
+    """Batches that are read at the same time: as many as keep all readers busy, in
+    MOST_BATCH_BYTES.
+
+    Args:
+        num_images, num_bytes: of a batch.
+    """
+    busy = max(NUM_CALLS, 1 - (-NUM_READERS // num_images))
+    return max(1, min(busy, MOST_BATCH_BYTES // num_bytes))
+
+
+def call_in_readers(function: Callable[[int], None], count: int) -> None:
+    """Calls a function with 0 to count - 1, each in the next reader that is free. The
+    readers are those of all streams. An error ends the calls, and is raised."""
+    _start_readers()
+    numbers, ended, has_failed = iter(range(count)), queue.SimpleQueue(), []
+
+    def work():
+        error = None
+        try:
+            for number in numbers:
+                if has_failed:
+                    break
+                if not threading.main_thread().is_alive():
+                    raise RuntimeError("the interpreter ends")
+                function(number)
+        except BaseException as caught:
+            error = caught
+            has_failed.append(True)
+        ended.put(error)
+
+    num_workers = min(count, NUM_READERS)
+    for _ in range(num_workers):
+        _calls.put(work)
+    errors = [ended.get() for _ in range(num_workers)]
+    for error in errors:
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, errors  # no cycle with the traceback
+
+
+class Memory:
+    """Bytes that threads take together.
+
+    Args:
+        num_bytes: of all; more are given to one thread while no other has any.
+    """
+
+    def __init__(self, num_bytes: int):
+        self._all, self._taken = num_bytes, 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taking(self, num_bytes: int) -> Iterator[None]:
+        """Waits until so many are left, and takes them while the block runs."""
+
+        def is_left():
+            return not self._taken or self._taken + num_bytes <= self._all
+
+        with self._changed:
+            self._changed.wait_for(is_left)
+            self._taken += num_bytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= num_bytes
+                self._changed.notify_all()
 
 
 def without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -1,28 +1,32 @@
 """Data sets of labeled images that tensorflow-datasets (TFDS) has prepared.
 
-`tfds:NAME` takes any with one image and one label, of any size; images are decoded when
-they are read. Prepared as array_record it is read in place. Other formats cannot be
-indexed: their encoded images are copied once into a file next to them. Published data
-sets are read into memory.
+`tfds:NAME` takes any with one image and one label, of any size, prepared as
+array_record or tfrecord; it is read in place, and images are decoded when they are
+read. Published data sets are read into memory.
 
 TFDS is imported inside the functions, since most runs do without it. Finding and
 reading a prepared folder needs no network.
 """
 
 import contextlib
-import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from towers.data import indexed
-from towers.data.decoding import AS_STORED, Decoding
-from towers.data.encoded import EncodedSource, sampled_moments, settle_size
+from towers.data.cached import (
+    CachedSource,
+    ImageCache,
+    leave_out_bad_images,
+    sampled_moments,
+    settle_size,
+)
+from towers.data.image_files import ImageOptions
+from towers.data.paths import reason
 from towers.data.sources import (
     TEST_FRACTION,
     DataSet,
@@ -30,6 +34,7 @@ from towers.data.sources import (
     shown,
     split_off_test,
 )
+from towers.data.tfrecord import Records
 from towers.errors import DataError, TowersError, one_line
 
 PREFIX = "tfds:"
@@ -123,7 +128,9 @@ def _only_own_features(folder: str) -> Iterator[None]:
         FeatureConnector.cls_from_name = original
 
 
-def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataSet:
+def load(
+    name: str, data_dir: str = "", image_options: ImageOptions | None = None
+) -> DataSet:
     """Opens a prepared data set, without the network.
 
     Without a split `test` or `validation` that has labels, a tenth of the split `train`
@@ -133,15 +140,16 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         name: NAME or NAME/CONFIG, as tensorflow-datasets has it.
         data_dir: folder in which `NAME/VERSION/` lies; empty means `data`. The default
             folder of tensorflow-datasets comes next.
-        decoding: size of the images, and their cache.
+        image_options: size of the images, and their cache.
 
     Returns:
         Sources of uint8 [n, height, width, 1 or 3]. Mean and standard
-        deviation are those of a sample; see `encoded.SAMPLE`.
+        deviation are those of a sample; see `cached.SAMPLE`.
 
     Raises:
         DataError: it is not there, is damaged, or has no image with a label.
     """
+    options = (image_options or ImageOptions()).with_survey()
     folder = _find(name, data_dir)
     with reading(folder) as builder:
         image_key, label_key = _image_and_label(folder, builder.info)
@@ -154,23 +162,22 @@ def load(name: str, data_dir: str = "", decoding: Decoding = AS_STORED) -> DataS
         _require_split(folder, builder.info, "train")
         train_images = open_split("train")
         channels = 1 if image.shape[-1] == 1 else 3
-        decoding, image_shape, note = settle_size(train_images, channels, decoding)
-        train = EncodedSource(train_images, image_shape, decoding)
+        options, image_shape, note = settle_size(train_images, channels, options)
+        cache = ImageCache(options.cache_mb)
+        train = CachedSource(train_images, image_shape, options, cache)
         for split in TEST_SPLITS:
             images = split in builder.info.splits and open_split(split)
             if images and images.is_labeled():
-                left = decoding.cache_mb - train.cache_mb
-                smaller = dataclasses.replace(decoding, cache_mb=left)
-                test = EncodedSource(images, image_shape, smaller)
+                test = CachedSource(images, image_shape, options, cache)
                 origin = f"split {split} for testing"
                 break
         else:
             # The labels are not known before all images are read.
             train, test = split_off_test(train, np.zeros(len(train_images)), folder)
             origin = f"{TEST_FRACTION:.0%} held out for testing"
+        (train, test), bad_images = leave_out_bad_images([train, test], options)
+        origin += f"{'; ' if note else ''}{note}{bad_images}"
     mean, deviation = sampled_moments(train)
-    if note:
-        origin += f"; {note}"
     return DataSet(
         name=PREFIX + name,
         train=train,
@@ -245,14 +252,13 @@ def _entries(folder):
 
 
 class Prepared:
-    """The images of one split, an `Encoded` that checks the labels.
+    """The images of one split, an `ImageFiles` that checks the labels.
 
     Args:
         read: index -> encoded image, label.
         num_examples: of the split.
         place: of the split, for messages.
         num_classes: labels are below it.
-        labels: of all images; None where they are not known before they are read.
     """
 
     def __init__(
@@ -261,9 +267,7 @@ class Prepared:
         num_examples: int,
         place: str,
         num_classes: int,
-        labels: np.ndarray | None = None,
     ):
-        self.labels = labels
         self._read = read
         self._num_examples = num_examples
         self._place = place
@@ -297,8 +301,8 @@ def _open_split(folder, builder, split, keys, num_classes):
 
     info = builder.info
     place = f"{folder}: split '{split}'"
-    as_stored = {keys[0]: tfds.decode.SkipDecoding()}
     if info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
+        as_stored = {keys[0]: tfds.decode.SkipDecoding()}
         examples = builder.as_data_source(split, decoders=as_stored)
 
         def read(index):
@@ -310,19 +314,32 @@ def _open_split(folder, builder, split, keys, num_classes):
 
         return Prepared(read, len(examples), place, num_classes)
 
-    def examples():
-        stored = _stream(builder, split, keys, as_stored)
-        for example in stored.prefetch(100).as_numpy_iterator():
-            yield example[keys[0]], int(example[keys[1]])
+    if info.file_format is not tfds.core.FileFormat.TFRECORD:
+        raise DataError(
+            f"{folder}: is prepared as {info.file_format.value}, and only array_record "
+            "and tfrecord are read: tfds build --file_format=array_record"
+        )
+    try:
+        records = Records([os.fspath(x) for x in info.splits[split].filepaths])
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place}: {reason(error)}") from error
+    if len(records) != info.splits[split].num_examples:
+        raise DataError(
+            f"{place} should have {info.splits[split].num_examples} examples, found "
+            f"{len(records)}"
+        )
 
-    copy = indexed.open_or_copy(
-        os.path.join(folder, f"towers-{split}"),
-        f"{info.full_name} {split}: {keys[0]}, {keys[1]}",
-        info.splits[split].num_examples,
-        int(info.splits[split].num_bytes),
-        examples,
-    )
-    return Prepared(copy.read, len(copy), place, num_classes, copy.labels)
+    def read(index):
+        content = records.read(index)
+        try:
+            features = tf.train.Example.FromString(content).features.feature
+            [image] = features[keys[0]].bytes_list.value
+            [label] = features[keys[1]].int64_list.value
+        except Exception as error:  # Any error of protobuf.
+            raise ValueError(f"is no record of an image: {one_line(error)}") from error
+        return image, int(label)
+
+    return Prepared(read, len(records), place, num_classes)
 
 
 def read_arrays(
@@ -393,20 +410,13 @@ def _require_split(folder, info, split):
         )
 
 
-def _stream(
-    builder: Any,
-    split: str,
-    keys: Sequence[str],
-    decoders: Mapping[str, Any] | None = None,
-) -> tf.data.Dataset:
+def _stream(builder: Any, split: str, keys: Sequence[str]) -> tf.data.Dataset:
     """These features of a split, in the order of its files."""
     import tensorflow_datasets as tfds
 
     return builder.as_dataset(
         split=split,
         shuffle_files=False,
-        decoders=tfds.decode.PartialDecoding(
-            dict.fromkeys(keys, True), decoders=decoders
-        ),
+        decoders=tfds.decode.PartialDecoding(dict.fromkeys(keys, True)),
         read_config=tfds.ReadConfig(try_autocache=False),
     )

@@ -11,16 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from towers.data import streams
-from towers.data.decoding import Decoding
 from towers.data.files import read_image_file
+from towers.data.image import read_image
 from towers.data.paths import reason
-from towers.data.pixels import resize_image
 from towers.data.sources import shown
 
-# Images that are read ahead, for each thread that reads.
+# Images that are read ahead, for each reader.
 AHEAD = 4
 
 
@@ -39,32 +37,30 @@ class ImageFile(NamedTuple):
 
 
 def read_files(
-    paths: Iterable[str], image_shape: tuple[int, int, int], decoding: Decoding
+    paths: Iterable[str], image_shape: tuple[int, int, int], max_pixels: int
 ) -> Iterator[ImageFile]:
     """Reads image files in threads, ahead of their use, and gives them in their order.
 
     Args:
         paths: of the files.
         image_shape: height, width, channels of the images that a network was trained
-            on; see `pixels.resize_image`.
-        decoding: limits of pixels and bytes.
+            on; see `image.read_image`.
+        max_pixels: limits pixels and bytes.
     """
 
     def read(path):
         try:
-            content = read_image_file(path, decoding.max_pixels)
-            with tf.device("CPU:0"):
-                image = resize_image(content, image_shape, decoding)
+            content = read_image_file(path, max_pixels)
+            image = read_image(content, image_shape, max_pixels=max_pixels)
         except (OSError, ValueError, MemoryError) as error:
             return ImageFile(path, None, reason(error))
         return ImageFile(path, image)
 
-    pool = ThreadPoolExecutor(streams.NUM_THREADS)
+    pool, pending = ThreadPoolExecutor(streams.NUM_READERS), collections.deque()
     try:
-        pending = collections.deque()
         for path in paths:
             pending.append(pool.submit(read, path))
-            if len(pending) > AHEAD * streams.NUM_THREADS:
+            if len(pending) > AHEAD * streams.NUM_READERS:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

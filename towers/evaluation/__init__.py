@@ -8,11 +8,12 @@ from towers import build
 from towers.config import Config, checks
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.evaluation import devices, report
+from towers.evaluation import report
 from towers.evaluation.figures import figures, predictions_of
 from towers.evaluation.report import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import (
     RestoredRun,
+    configure_devices,
     kinds_of_parameters,
     load_run,
     read_checkpoint,
@@ -49,11 +50,11 @@ def evaluate(
     folder.check()
     config = config or folder.evaluation_config(step)
     kinds = kinds_of_parameters(config, use_ema)
-    used = devices.configure(config, folder, say)
+    devices = configure_devices(config, folder)
     info = folder.stored_dataset_info(step)
     parts = build.build(
         config,
-        device_kind=used.kind,
+        device_kind=devices.kind,
         for_training=False,
         dataset_info=info,
         # The end of a run that is followed is counted in epochs of its training images.
@@ -66,7 +67,7 @@ def evaluate(
                 f"warning: the data set is not that of the run: {difference}; test "
                 "images that were held out of it may have been trained on"
             )
-    trainer = build.create_trainer(config, parts, used)
+    trainer = build.create_trainer(config, parts, devices)
     stream = EvalBatches(data.test, parts.augment, config.batch_size).stream()
 
     if eval_interval_secs:
@@ -78,8 +79,9 @@ def evaluate(
             # Evaluate.
             trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
             with data_errors_of_tensorflow():
-                batches = trainer.evaluator.predictions(stream, kinds)
-                predictions = predictions_of(batches)
+                predictions = predictions_of(
+                    trainer.evaluator.predictions(stream, kinds)
+                )
             evaluations = {k: figures(predictions[k], data.class_names) for k in kinds}
 
             # Write.
@@ -101,30 +103,28 @@ def evaluate(
 
 def _follow(folder, interval_secs, sleep):
     """The newest checkpoint, then each newer one as it comes; never ends."""
-    known, is_first = {}, True
+    known, awaited = {}, "a checkpoint"
     while True:
-        checkpoint = newest_checkpoint(folder, known=known)
-        if checkpoint:
+        if checkpoint := newest_checkpoint(folder, known=known):
             yield checkpoint
-        if checkpoint or is_first:
-            newer = f" after step {checkpoint.step}" if checkpoint else ""
+            awaited = f"a checkpoint after step {checkpoint.step}"
+        if awaited:
             is_idle = folder.holder() is None
+            words = "; no process trains this run now" if is_idle else ""
             say(
-                f"waiting for a checkpoint{newer} in {folder.checkpoints}, looking "
-                f"every {interval_secs:g} s"
-                f"{'; no process trains this run now' if is_idle else ''}. It ends "
-                "with the run's last step, or with Ctrl-C"
+                f"waiting for {awaited} in {folder.checkpoints}, looking every "
+                f"{interval_secs:g} s{words}. It ends with the run's last step, or "
+                "with Ctrl-C"
             )
-        is_first = False
+        awaited = None
         sleep(interval_secs)
 
 
 def _is_last(result, config, parts):
     """Whether the run ends at the step of the result: images decide, as the batch size
     of the config is that of the evaluation."""
-    if config.max_steps and result["step"] >= config.max_steps:
-        return True
-    return result["images"] >= num_images(config.num_epochs, parts.num_examples)
+    last_image = num_images(config.num_epochs, parts.num_examples)
+    return 0 < config.max_steps <= result["step"] or last_image <= result["images"]
 
 
 def _result(checkpoint, evaluations):

@@ -64,6 +64,7 @@ def predictions_of(
 
 def _predict(logits, labels, loss, logits_tta=None):
     logits, labels = logits.astype(np.float64), labels.astype(np.int64)
+    correct_tta = [] if logits_tta is None else np.argmax(logits_tta, 1) == labels
     images, classes = np.arange(len(labels)), np.argmax(logits, 1)
     of_label = logits[images, labels][:, np.newaxis]
     is_before = np.arange(logits.shape[1]) < labels[:, np.newaxis]
@@ -74,9 +75,7 @@ def _predict(logits, labels, loss, logits_tta=None):
         probabilities=softmax(logits)[images, classes],
         losses=loss.astype(np.float64),
         in_top=(num_above < TOP) & ~np.isnan(of_label[:, 0]),
-        correct_tta=np.zeros(0, bool)
-        if logits_tta is None
-        else np.argmax(logits_tta, 1) == labels,
+        correct_tta=np.array(correct_tta, bool),
     )
 
 
@@ -104,14 +103,14 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
     images, correct = len(predictions.labels), int(predictions.correct.sum())
     matrix = np.zeros((len(class_names), len(class_names)), np.int64)
     np.add.at(matrix, (predictions.labels, predictions.classes), 1)
-    counts = zip(np.diag(matrix), matrix.sum(1), matrix.sum(0), strict=True)
+    counts = np.stack([np.diag(matrix), matrix.sum(1), matrix.sum(0)], 1).tolist()
     classes = [
-        {"name": name} | _of_class(*map(int, row))
-        for name, row in zip(class_names, counts, strict=True)
+        {"name": name, "images": labeled, "f1": 2 * hits / max(labeled + predicted, 1)}
+        | _ratio("precision", hits, predicted)
+        | _ratio("recall", hits, labeled)
+        for name, (hits, labeled, predicted) in zip(class_names, counts, strict=True)
     ]
-    result = {
-        "accuracy": correct / images,
-        "accuracy_interval": wilson_interval(correct, images),
+    result = _ratio("accuracy", correct, images) | {
         "loss": float(predictions.losses.mean()),
         "correct": correct,
         "images": images,
@@ -121,23 +120,15 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
         "confusion_matrix": matrix.tolist(),
     }
     if len(class_names) > TOP:
-        in_top = int(predictions.in_top.sum())
-        result["top5_accuracy"] = in_top / images
-        result["top5_accuracy_interval"] = wilson_interval(in_top, images)
+        result |= _ratio("top5_accuracy", int(predictions.in_top.sum()), images)
     if predictions.correct_tta.size:
         result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
     return result
 
 
-def _of_class(correct, images, predicted):
-    return {
-        "images": images,
-        "precision": correct / max(predicted, 1),
-        "recall": correct / max(images, 1),
-        "f1": 2 * correct / max(images + predicted, 1),
-        "precision_interval": wilson_interval(correct, predicted),
-        "recall_interval": wilson_interval(correct, images),
-    }
+def _ratio(name, successes, trials):
+    interval = wilson_interval(successes, trials)
+    return {name: successes / max(trials, 1), f"{name}_interval": interval}
 
 
 def wilson_interval(successes: int, trials: int) -> list[float]:

@@ -2,12 +2,9 @@
 
 import collections
 import contextlib
-import errno
 import itertools
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,15 +12,13 @@ import tensorflow as tf
 from towers.config import Config
 from towers.config.options import check_path
 from towers.data import paths as image_paths
-from towers.data.decoding import Decoding
 from towers.data.paths import Paths
 from towers.data.sources import shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
-from towers.evaluation import devices
-from towers.evaluation.restored import kinds_of_parameters, read_run
-from towers.evaluation.tables import FORMS, create_table
+from towers.evaluation.restored import configure_devices, kinds_of_parameters, read_run
+from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
 from towers.output import remark
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
@@ -60,15 +55,14 @@ def predict(
     folder = RunFolder(workdir)
     config = config or folder.prediction_config(step)
     *_, kind = kinds_of_parameters(config, use_ema)
-    used = devices.configure(config, folder, remark)
+    devices = configure_devices(config, folder, remark)
     run = read_run(workdir, step=step, log=remark)
     sizes.check_batch(config, config.batch_size, run.input_shape)
-    network = run.network("averages" if kind == AVERAGES else "params")
-    model = without_noise(network, features)
+    model = without_noise(run.network(kind), features)
     tta = "none" if features else config.tta
     if tta != config.tta:
         remark(f"tta={config.tta} is not used for features")
-    predictor = create_predictor(model, used.towers, create_tta(tta))
+    predictor = create_predictor(model, devices.towers, create_tta(tta))
     words = "moving averages of the parameters" if kind == AVERAGES else "parameters"
     words += f" of step {run.step}"
     words += f", test-time augmentation {tta}" if tta != "none" else ""
@@ -82,8 +76,7 @@ def predict(
 
     def readable_images():
         found = image_paths.walk(paths, fail)
-        decoding = Decoding(max_pixels=config.max_image_pixels)
-        for file in read_files(found, run.image_shape, decoding):
+        for file in read_files(found, run.image_shape, config.max_image_pixels):
             if file.image is None:
                 fail(file.path, file.fault)
             else:
@@ -105,52 +98,6 @@ def predict(
                 counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
             write(names, labels, outputs)
     _report(counts, paths)
-
-
-@contextlib.contextmanager
-def create_features_file(
-    path: str,
-) -> Iterator[Callable[[Sequence[str], Sequence[int], np.ndarray], None]]:
-    """The function that adds a row for each of the n images of a batch to an `.npz`
-    file, from their paths, labels [n], -1 where there is none, and activations
-    [n, ...].
-
-    The file, or that which a link leads to, has "features", "labels" (int64) and
-    "names" (texts). It is written at the end; until then a nameless temporary file has
-    the activations.
-
-    Raises:
-        OSError: the file cannot be written, or something else stands there, such as
-            /dev/null, which a rename would replace.
-    """
-    path = os.path.realpath(path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(errno.EINVAL, "is there and no file")
-    names, all_labels, shape, dtype = [], [], (), None
-    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as rows:
-
-        def write(paths, labels, features):
-            nonlocal shape, dtype
-            shape, dtype = features.shape[1:], features.dtype
-            names.extend(paths)
-            all_labels.extend(labels)
-            rows.write(features.tobytes())
-
-        yield write
-        if not names:
-            return
-        rows.flush()
-        features = np.memmap(rows, dtype, "r", shape=(len(names), *shape))
-        labels = np.array(all_labels, np.int64)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                np.savez(file, features=features, labels=labels, names=names)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
 
 
 def _outputs(batch, size, run, predictor):
@@ -185,7 +132,7 @@ def _report(counts, paths):
     if not counts["read"]:
         raise DataError(
             f"{shown(', '.join(paths))}: no image; of a folder the "
-            f"{image_paths.ENDINGS_TEXT} files are taken"
+            f"{image_paths.FORMATS_TEXT} files are taken"
         )
 
 

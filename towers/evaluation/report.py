@@ -94,10 +94,8 @@ def table(evaluations: Evaluations) -> list[str]:
     for name, title in _ROWS.items():
         if name in reported:
             rows.append([title, *(_cell(x, name) for x in evaluations.values())])
-    lines = (
-        f"  {title:18}" + "".join(f"  {cell:25}" for cell in cells)
-        for title, *cells in rows
-    )
+    row_format = "  {:18}" + "  {:25}" * len(titles)
+    lines = [row_format.format(*cells) for cells in rows]
     return [line.rstrip() for line in (*lines, *class_lines)]
 
 

@@ -1,5 +1,6 @@
 """The network of a run with its trained parameters, without its data set."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -13,9 +14,9 @@ import tensorflow as tf
 from towers import build
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
-from towers.evaluation import devices
 from towers.models.inference import without_noise
 from towers.output import say
+from towers.parallel import devices
 from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run import checkpoint_files, checkpoints
 from towers.run.checkpoint_files import Checkpoint
@@ -69,21 +70,31 @@ class RestoredRun:
         the run keeps none."""
         if not self.config.ema_decay:
             return None
-        return without_noise(self.network("averages"))
+        return without_noise(self.network(AVERAGES))
 
-    def network(self, kind: str = "params") -> keras.Model:
+    def network(self, kind: bool = RAW) -> keras.Model:
         """A new network as it is trained: with dropout, and an input of noise for each
-        such layer.
-
-        Args:
-            kind: "params", or "averages" for the moving averages.
-        """
+        such layer. Its parameters are the raw ones, or with AVERAGES their moving
+        averages."""
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
             self.config, self.input_shape, len(self.class_names), False, device_kind
         )
-        _load_variables(model, self.tensors, kind)
+        variables = {f"params/{v.path}": v for v in model.trainable_variables}
+        variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}
+        saved = ("params/", "state/")
+        checkpoint_files.check_architecture(
+            [(name, tuple(v.shape), v.dtype) for name, v in variables.items()],
+            checkpoint_files.architecture(
+                {k: v for k, v in self.tensors.items() if k.startswith(saved)}
+            ),
+        )
+        for name, variable in variables.items():
+            # The state is averaged too, but not in checkpoints of older versions.
+            averaged = f"averages/{variable.path}"
+            key = averaged if kind == AVERAGES and averaged in self.tensors else name
+            variable.assign(self.tensors[key])
         return model
 
     def preprocess(self, images: np.ndarray | tf.Tensor) -> tf.Tensor:
@@ -108,8 +119,32 @@ class RestoredRun:
 
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
     """See `towers.load_run`."""
-    devices.configure_one(RunFolder(workdir), say)
+    with contextlib.suppress(ConfigError):  # devices that were made before stay
+        devices.configure(_free_device("auto", RunFolder(workdir), say), 1)
     return read_run(workdir, step=step)
+
+
+def configure_devices(
+    config: Config, folder: RunFolder, log: Callable[[str], None] = say
+) -> devices.Devices:
+    """The devices of an evaluation or a prediction. ConfigError where the machine does
+    not have those of the options."""
+    chosen = build.configure_devices(config, _free_device(config.device, folder, log))
+    for remark in chosen.remarks:
+        log(remark)
+    return chosen
+
+
+def _free_device(device, folder, log):
+    """The CPU for device=auto while a training of the run holds the GPUs."""
+    holder = folder.holder()
+    if device != "auto" or not holder or holder.get("device") != "GPU":
+        return device
+    log(
+        f"process {holder.get('pid', '?')} trains this run on the GPUs, so the "
+        "evaluation runs on the CPU"
+    )
+    return "cpu"
 
 
 def read_run(
@@ -156,34 +191,13 @@ def read_checkpoint(
 def kinds_of_parameters(
     config: Config, use_ema: bool | None = None
 ) -> tuple[bool, ...]:
-    """The kinds of parameters that are evaluated, RAW and AVERAGES; the last of them is
-    the one that the run reports.
-
-    Args:
-        config: of the run.
-        use_ema: only the averages (True) or the raw parameters (False); None for both,
-            where the run keeps averages.
-    """
+    """The kinds of parameters that are evaluated: AVERAGES (`use_ema`) or RAW, by
+    default both, where the run keeps averages. The last one is what the run reports."""
     if use_ema and not config.ema_decay:
         raise ConfigError(
             "use_ema, but this run keeps no averages: its ema_decay is 0; take the "
             "parameters with --nouse_ema"
         )
-    if use_ema is None:
-        return (RAW, AVERAGES) if config.ema_decay else (RAW,)
-    return (AVERAGES,) if use_ema else (RAW,)
-
-
-def _load_variables(model, tensors, kind):
-    """Gives the variables of a network the values of a checkpoint."""
-    variables = {f"params/{v.path}": v for v in model.trainable_variables}
-    variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}
-    saved = {k: v for k, v in tensors.items() if k.startswith(("params/", "state/"))}
-    checkpoint_files.check_architecture(
-        [(name, tuple(v.shape), v.dtype) for name, v in variables.items()],
-        checkpoint_files.architecture(saved),
-    )
-    for name, variable in variables.items():
-        # The state is averaged too, but not in checkpoints of older versions.
-        averaged = f"{kind}/{variable.path}"
-        variable.assign(tensors.get(averaged, tensors[name]))
+    if use_ema is None and config.ema_decay:
+        return RAW, AVERAGES
+    return (AVERAGES if use_ema else RAW,)

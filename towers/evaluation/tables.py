@@ -1,10 +1,13 @@
-"""Predictions as lines of text: a table, CSV or JSON."""
+"""Predictions as lines of text (a table, CSV or JSON), and activations in a file."""
 
 import contextlib
 import csv
+import errno
 import json
 import math
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -18,13 +21,16 @@ FORMS = ("table", "csv", "json")
 # Of the name of a class in a table.
 MOST_CHARACTERS = 24
 
+# Takes a batch of n images: their paths, labels [n], -1 where there is none, and the
+# outputs of the network, [n, ...].
+Write = Callable[[Sequence[str], Sequence[int], np.ndarray], None]
+
 
 @contextlib.contextmanager
 def create_table(
     path: str, form: str, class_names: Sequence[str], top: int
-) -> Iterator[Callable[[Sequence[str], Sequence[int], np.ndarray], None]]:
-    """The function that writes a line for each of the n images of a batch, from their
-    paths, labels [n], -1 where there is none, and logits [n, num_classes].
+) -> Iterator[Write]:
+    """The function that writes a line for each image, from logits [n, num_classes].
 
     Args:
         path: of the file; empty for standard output.
@@ -75,3 +81,45 @@ def create_table(
             columns = (f"{x}_{n}" for n in numbers for x in ("class", "probability"))
             csv_file.writerow(["path", "label", *columns])
         yield write
+
+
+@contextlib.contextmanager
+def create_features_file(path: str) -> Iterator[Write]:
+    """The function that adds a row for each image to an `.npz` file, from activations
+    [n, ...].
+
+    The file, or that which a link leads to, has "features", "labels" (int64) and
+    "names" (texts). It is written at the end; until then a nameless temporary file has
+    the activations.
+
+    Raises:
+        OSError: the file cannot be written, or something else stands there, such as
+            /dev/null, which a rename would replace.
+    """
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(errno.EINVAL, "is there and no file")
+    names, all_labels, shape, dtype = [], [], (), None
+    with tempfile.TemporaryFile(dir=os.path.dirname(path)) as rows:
+
+        def write(paths, labels, features):
+            nonlocal shape, dtype
+            shape, dtype = features.shape[1:], features.dtype
+            names.extend(paths)
+            all_labels.extend(labels)
+            rows.write(features.tobytes())
+
+        yield write
+        if not names:
+            return
+        rows.flush()
+        features = np.memmap(rows, dtype, "r", shape=(len(names), *shape))
+        labels = np.array(all_labels, np.int64)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "wb") as file:
+                np.savez(file, features=features, labels=labels, names=names)
+            os.replace(temporary, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)

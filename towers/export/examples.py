@@ -6,13 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from towers.build import load_data_set
-from towers.data import unlabeled
-from towers.data.decoding import Decoding
-from towers.data.paths import ENDINGS_TEXT, Paths, check_paths, walk
+from towers.data.paths import FORMATS_TEXT, Paths, check_paths, walk
 from towers.data.sources import Source, shown
+from towers.data.unlabeled import read_files
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow, one_line
 from towers.evaluation import RestoredRun
-from towers.run.dataset_info import DatasetInfo
 
 NUM_COMPARED, NUM_CALIBRATION = 64, 256
 
@@ -45,14 +43,10 @@ def images_of(
         images = _read_files(run, paths)
         compared = images[_equally_spaced(len(images), NUM_COMPARED)]
         return compared, images, "of the given images"
-    config = dataclasses.replace(run.config, image_cache_mb=0.0)
-    if data_dir:
-        config = dataclasses.replace(config, data_dir=data_dir)
-    info = DatasetInfo(
-        config.dataset, run.class_names, run.image_shape, run.mean, run.deviation
-    )
+    options = {"image_cache_mb": 0.0, "data_dir": data_dir or run.config.data_dir}
+    config = dataclasses.replace(run.config, **options)
     try:
-        data_set = load_data_set(config, info, test_only=not calibrate)
+        data_set = load_data_set(config, run.dataset_info, test_only=not calibrate)
         compared = _some(data_set.test, NUM_COMPARED)
         calibration = _some(data_set.train, NUM_CALIBRATION) if calibrate else None
         return compared, calibration, "test images"
@@ -87,12 +81,12 @@ def _read_files(run, paths):
     if not names:
         raise DataError(
             f"images={shown(','.join(paths))}: no image; of a folder the "
-            f"{ENDINGS_TEXT} files are taken"
+            f"{FORMATS_TEXT} files are taken"
         )
     spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
-    decoding = Decoding(max_pixels=run.config.max_image_pixels)
-    files = list(unlabeled.read_files(spaced, run.image_shape, decoding))
-    for file in files:
-        if file.image is None:
-            fail(file.path, file.fault)
-    return np.stack([file.image for file in files])
+    images, most = [], run.config.max_image_pixels
+    for path, image, fault in read_files(spaced, run.image_shape, most):
+        if image is None:
+            fail(path, fault)
+        images.append(image)
+    return np.stack(images)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pathlib
 import shutil
-import zipfile
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -15,8 +14,8 @@ from towers.run import files
 
 def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
     """Raises a ConfigError where an export may not be written: its name lacks the
-    suffix, or something else stands there than an earlier export that may be replaced.
-    Without a suffix it is a SavedModel, a folder."""
+    suffix, which a SavedModel has not, or something else stands there than an earlier
+    export that may be replaced."""
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")
     if suffix in ("", ".tflite") and files.has_pattern(output):
@@ -44,15 +43,9 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
 def _is_export(output, suffix):
     """Whether the file or folder has the class names as `writers` write them."""
     file = output if suffix else output / "saved_model.pb"
-    if not os.path.isfile(file):
-        return False
-    name = {".keras": "class_names.json", ".tflite": "labels.txt"}.get(suffix)
-    if name is None:
-        return b"class_names" in file.read_bytes()
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return name in archive.namelist()
+    names = {".keras": b"class_names.json", ".tflite": b"labels.txt"}
+    is_file = os.path.isfile(file)
+    return is_file and names.get(suffix, b"class_names") in file.read_bytes()
 
 
 @contextlib.contextmanager
@@ -69,14 +62,14 @@ def staged(
     folder = output.parent / f".tmp-{output.name}-{os.getpid()}"
     path = folder / output.name
     try:
-        try:
-            files.make_folders(output.parent)
-            files.remove(folder)  # of a killed process with the same id
-            os.mkdir(folder)
-        except OSError as error:
-            raise ConfigError(
-                f"{output} cannot be written: {error.strerror}; choose another --output"
-            ) from None
+        files.make_folders(output.parent)
+        files.remove(folder)  # of a killed process with the same id
+        os.mkdir(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{output} cannot be written: {error.strerror}; choose another --output"
+        ) from None
+    try:
         yield path
         validate_output(output, suffix, overwrite)  # minutes later
         files.sync_all(path)

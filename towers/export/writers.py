@@ -66,7 +66,7 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
 
 def decode_image(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
     """The middle of an image file, by TensorFlow's decoder, which does not turn photos
-    as EXIF says; resized as by `towers.data.resizing`.
+    as EXIF says; resized as by `towers.data.image`.
 
     Args:
         content: a string; PNG or JPEG; for three channels also BMP without a palette,

@@ -22,8 +22,8 @@ Slots = dict[str, tf.Tensor]
 class UpdateContext(NamedTuple):
     """What an update is told besides the parameters and their gradients.
 
-    With vectors, all but the step are numbers, or arrays [rows, 1] of the numbers of
-    the parameters that the rows belong to.
+    With vectors, all but the step and the constants are numbers, or arrays [rows, 1] of
+    the numbers of the parameters that the rows belong to.
 
     Attributes:
         rate: learning rate, of the parameters' dtype.
@@ -49,12 +49,13 @@ class Optimizer:
     """The update of parameters.
 
     Attributes:
-        slots: names of the tensors, of the parameter's shape and zero at first, that it
-            keeps per parameter.
+        slots: names of the tensors that it keeps, zero at first and of the shape that
+            `update` gets the parameter in.
         update: (param, slots, gradient, context) -> (param, slots).
         elementwise: whether an element's update needs the other elements at most
             through the norms. The update then gets vectors [rows, 16] of many
-            parameters, or of slices of them.
+            parameters, or of slices of them, each padded with zeros to whole rows: it
+            must stay finite where parameter, gradient and slots are 0.
         needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
         takes_decay: whether it applies the weight decay itself, which then must not be
             part of the loss.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from towers.errors import ConfigError
 from towers.optim.optimizers import Optimizer, UpdateContext
 from towers.optim.vector import Layout
 
@@ -126,6 +127,11 @@ class Update:
             own = dict(zip(slots, own, strict=True))
             param, own = self.optimizer.update(param, own, gradient, context)
             new_params.append(param)
+            if own.keys() != new_slots.keys():
+                raise ConfigError(
+                    f"the optimizer's update gives the slots {sorted(own)}, and it "
+                    f"declares {sorted(new_slots)}"
+                )
             for name, values in new_slots.items():
                 values.append(own[name])
         if not self.optimizer.elementwise:

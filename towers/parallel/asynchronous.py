@@ -39,7 +39,7 @@ class AsynchronousTrainer(Trainer):
     Args:
         async_scale_gradients: by the tower's share of the batch; otherwise each update
             goes as far as one of a whole batch.
-        max_staleness, record: as in `Coordinator`.
+        max_staleness: as in `Coordinator`.
         The other arguments are those of `Trainer`.
     """
 
@@ -48,7 +48,6 @@ class AsynchronousTrainer(Trainer):
         *args,
         async_scale_gradients: bool = True,
         max_staleness: int = 0,
-        record: list[tuple[str, int, int]] | None = None,
         **kwargs,
     ):
         super().__init__(*args, **kwargs)
@@ -56,9 +55,7 @@ class AsynchronousTrainer(Trainer):
         num_towers = len(self.devices)
         self._weights = tower_weights(self.strategy.sizes)
         self._scales = self._weights if async_scale_gradients else [1.0] * num_towers
-        self._new_coordinator = functools.partial(
-            Coordinator, num_towers, max_staleness=max_staleness, record=record
-        )
+        self._max_staleness = max_staleness
         self._phase, self._is_compiled, self._is_training = 0, False, False
         self._is_torn = False  # the state is that of no step
         # Of each tower's last update; the gradients of the last one of all.
@@ -73,7 +70,7 @@ class AsynchronousTrainer(Trainer):
         if self._is_compiled:
             return
         copy = self._copy
-        values = Values(*map(_specs, (copy.params, copy.state, copy.counts)))
+        values = Values(*map(_specs, (copy.params, copy.state, copy.integers)))
         batches = [
             {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
             for batch in self._feed.batches_of(0)
@@ -91,7 +88,7 @@ class AsynchronousTrainer(Trainer):
         ]
         tower = tf.TensorSpec([], tf.int32)
         norm = tf.TensorSpec([], values.params[0].dtype)
-        state = values.state, values.counts
+        state = values.state, values.integers
         self._apply_call = _traced(self._update, tower, norm, values.params, state)
         self._averages_call = _traced(self._move_averages)
         self._is_compiled = True
@@ -110,7 +107,7 @@ class AsynchronousTrainer(Trainer):
         with tf.device(self._copy.device):
             # They are copied here, and not while the lock is held.
             gradients = [tf.identity(gradient) for gradient in gradients]
-            state = tf.nest.map_structure(tf.identity, (result.state, result.counts))
+            state = tf.nest.map_structure(tf.identity, (result.state, result.integers))
         metrics = {
             "loss": result.loss,
             "total_loss": total_loss,
@@ -122,7 +119,7 @@ class AsynchronousTrainer(Trainer):
 
     def _update(self, tower, norm, gradients, state):
         """One update of the shared variables."""
-        copy, (state, counts) = self._copy, state
+        copy, (state, integers) = self._copy, state
         layout, update_fn = copy.layout.params, self._update_fn
         with tf.device(copy.device):
             [step] = copy.read([copy.step])
@@ -135,11 +132,11 @@ class AsynchronousTrainer(Trainer):
             params, slots = update_fn(
                 layout, step, params, slots, scaled, norm, squares
             )
-            counts = [
+            integers = [
                 tf.where(tower == 0, new, old)
-                for new, old in zip(counts, copy.read(copy.counts), strict=True)
+                for new, old in zip(integers, copy.read(copy.integers), strict=True)
             ]
-            values = [*params, *state, *counts, *sum(slots.values(), [])]
+            values = [*params, *state, *integers, *sum(slots.values(), [])]
             # The averages are the last but the number of steps.
             for variable, value in zip(copy.variables(), values, strict=False):
                 variable.assign(value, read_value=False)
@@ -165,7 +162,7 @@ class AsynchronousTrainer(Trainer):
 
     # The threads of the towers.
 
-    def _draw_shares(self):
+    def _next_batches(self):
         """Every tower's part of the next batch, on its device."""
         number = tf.constant(self._num_drawn, tf.int64)
         batches = self._feed.batches(self._feed.wait(self._iterators, number), number)
@@ -239,7 +236,7 @@ class AsynchronousTrainer(Trainer):
         self._is_training = True
         self._phase, num_steps = steps_within(self.phases, before, num_steps)
         try:
-            self.coordinator.run(num_steps, self._draw_shares, self._run_tower)
+            self.coordinator.run(num_steps, self._next_batches, self._run_tower)
         except BaseException:
             self._is_torn |= len(set(self.coordinator.applied)) > 1
             self._restart()
@@ -266,7 +263,7 @@ class AsynchronousTrainer(Trainer):
         }
 
     def gradients(self):
-        """Those of the last update, before clipping and scaling."""
+        """Name -> the gradient of the last update, before clipping and scaling."""
         vectors = [vector.numpy() for vector in self._gradients]
         return self._copy.layout.params.read(vectors) if vectors else {}
 
@@ -279,6 +276,7 @@ class AsynchronousTrainer(Trainer):
         self.coordinator.request_stop()
 
     def progress(self):
+        """As of synchronous towers; to "computing" is added which tower is the last."""
         steps, is_between_steps, tower = self.coordinator.progress()
         if not self._is_compiled:
             return steps, ACTIVITIES[TRACING]
@@ -303,7 +301,9 @@ class AsynchronousTrainer(Trainer):
         if self._feed:
             self._feed.restart()
         self._num_drawn = self.step
-        self.coordinator = self._new_coordinator(self.step)
+        self.coordinator = Coordinator(
+            len(self.devices), self.step, max_staleness=self._max_staleness
+        )
 
 
 def _traced(call, *specs):

@@ -12,7 +12,9 @@ would copy the batch through the host.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -30,17 +32,16 @@ class Compilation:
     """How the step is compiled.
 
     Attributes:
-        calls_step: the loop calls the step, which is then optimized by itself.
+        on_cpus: the loop calls the step, which is then optimized by itself, and the
+            host asks after each step whether it was taken, which is cheaper there than
+            to select between old and new values.
         optimizes_towers: Grappler optimizes the towers' trace, and nothing else.
-        waits: the host asks after each step whether it was taken. On CPUs that is
-            cheaper than to select between old and new values.
         xla: XLA compiles the forward and backward part of each tower, and on GPUs the
             update, where it saves launches.
     """
 
-    calls_step: bool
-    optimizes_towers: bool
-    waits: bool
+    on_cpus: bool
+    optimizes_towers: bool = False
     xla: bool = False
 
     def step_options(self):
@@ -50,12 +51,12 @@ class Compilation:
     def loop_options(self):
         """A context in which the loop is called: one of a call has nothing to
         optimize."""
-        return disabled() if self.calls_step else contextlib.nullcontext()
+        return disabled() if self.on_cpus else contextlib.nullcontext()
 
 
-CPU_TOWERS = Compilation(calls_step=True, optimizes_towers=True, waits=True)
-CPU_STEP = Compilation(calls_step=True, optimizes_towers=False, waits=True)
-GPU_LOOP = Compilation(calls_step=False, optimizes_towers=False, waits=False)
+CPU_TOWERS = Compilation(on_cpus=True, optimizes_towers=True)
+CPU_STEP = Compilation(on_cpus=True)
+GPU_LOOP = Compilation(on_cpus=False)
 
 
 def choose(
@@ -122,3 +123,142 @@ def disabled() -> Iterator[None]:
         tf.config.optimizer.set_experimental_options(
             {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
         )
+
+
+class TracedOnce:
+    """A pure function of tensors that is traced once per key and signature.
+
+    Tracing a tower's forward and backward part takes Python much longer than copying
+    the operations, and the towers' parts differ in their devices alone. A call in a
+    graph copies the operations there, without those that no result needs, onto the
+    device in scope. They are part of that graph, so a step is as fast as if they had
+    been traced there; a call of a `tf.function` would make it slower. An eager call is
+    one of the function itself.
+
+    Args:
+        function: (key, *arguments) -> a structure of tensors. The arguments are
+            structures of tensors of known shapes, and None.
+        optimize: (graph, names of operations that stay) -> the same graph optimized,
+            once for all copies.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        optimize: Callable[[graph_pb2.GraphDef, Sequence[str]], graph_pb2.GraphDef]
+        | None = None,
+    ):
+        self._function, self._optimize = function, optimize
+        self._traces = {}
+
+    def __call__(self, key: Hashable, *arguments: Any, name: str) -> Any:
+        """The results of the function of a plain value and tensors; `name` is the scope
+        of the copied operations."""
+        if tf.executing_eagerly():
+            return self._function(key, *arguments)
+        specs = tf.nest.map_structure(_spec, arguments)
+        signature = key, tuple(tf.nest.flatten(specs))
+        if signature not in self._traces:
+            call = tf.function(functools.partial(self._function, key), autograph=False)
+            self._traces[signature] = self._read(call.get_concrete_function(*specs))
+        function, results, computed, definition = self._traces[signature]
+
+        graph = tf.compat.v1.get_default_graph()
+        inputs = [x for x in tf.nest.flatten(arguments) if x is not None]
+        inputs += function.captured_inputs
+        values = {
+            placeholder.name: graph.capture(value)
+            for placeholder, value in zip(function.inputs, inputs, strict=True)
+        }
+        # The import would make other objects of them, which have no graph.
+        for called in function.graph._functions.values():
+            graph._add_function_recursive(called)
+        read = {x for node in definition.node for x in node.input}
+        copies = tf.graph_util.import_graph_def(
+            definition,
+            input_map={k: v for k, v in values.items() if k.split(":")[0] in read},
+            return_elements=computed,
+            name=name,
+        )
+        values |= zip(computed, copies, strict=True)
+        return tf.nest.map_structure(lambda x: values[x], results)
+
+    def _read(self, function):
+        """The function, of which nothing runs; names of its results and of those that
+        are computed; what these need, and what has an effect."""
+        # The outputs are identities, which a copy does without.
+        sources = [_source(x) for x in function.outputs]
+        results = [x.name for x in sources]
+        inputs = {x.name: x.op.name for x in function.inputs}
+        computed = [x for x in dict.fromkeys(results) if x not in inputs]
+
+        graph = function.graph
+        wanted = [graph.get_tensor_by_name(x).op for x in computed]
+        wanted += graph.control_outputs
+        names = tuple(op.name for op in wanted)
+        needed = {op.name for op in needed_operations(wanted)}
+        whole = graph.as_graph_def()
+        definition = graph_pb2.GraphDef(
+            node=[node for node in whole.node if node.name in needed],
+            library=whole.library,
+            versions=whole.versions,
+        )
+        if self._optimize is not None:
+            definition = self._optimize(definition, names)
+        given = set(inputs.values())
+        nodes = [node for node in definition.node if node.name not in given]
+        definition = graph_pb2.GraphDef(
+            node=_merge_constants(nodes, names, given), versions=definition.versions
+        )
+        structure = function.structured_outputs
+        return (
+            function,
+            tf.nest.pack_sequence_as(structure, results),
+            computed,
+            definition,
+        )
+
+
+def needed_operations(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """All that run where these are wanted, these included."""
+    pending, needed = list(operations), set()
+    while pending:
+        op = pending.pop()
+        if op not in needed:
+            needed.add(op)
+            pending += [x.op for x in op.inputs]
+            pending += op.control_inputs
+    return needed
+
+
+def _merge_constants(nodes, outputs, given):
+    """The nodes with one constant for each value, besides those that are outputs.
+
+    Grappler has a constant wait for the inputs that it was made of; not for those that
+    are given.
+    """
+    first, same, kept = {}, {}, []
+    for node in nodes:
+        waits_for_given = [x for x in node.input if x[0] == "^" and x[1:] in given]
+        for name in waits_for_given:
+            node.input.remove(name)
+        if node.op == "Const" and not node.input and node.name not in outputs:
+            value = node.attr["value"].SerializeToString()
+            same[node.name] = first.setdefault(value, node.name)
+        if same.get(node.name, node.name) == node.name:
+            kept.append(node)
+    for node in kept:
+        for index, name in enumerate(node.input):
+            mark = "^" if name.startswith("^") else ""  # of a control dependency
+            name = name.removeprefix("^")
+            node.input[index] = mark + same.get(name, name)
+    return kept
+
+
+def _spec(tensor):
+    return None if tensor is None else tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _source(tensor):
+    op = tensor.op
+    return op.inputs[0] if op.type == "Identity" and not op.control_inputs else tensor

@@ -6,7 +6,6 @@ update is the number of other updates applied between its fetch and its apply.
 
 import collections
 import contextlib
-import functools
 import math
 import threading
 import time
@@ -32,9 +31,6 @@ class Coordinator:
         num_towers: number of threads that update.
         steps: updates that each of them has made before.
         max_staleness: towers wait so that no update is staler; 0 does not bound it.
-        record: is given each ("fetch" or "apply", tower, number of that tower's update
-            counted from 0) in the order in which they take place.
-        clock: seconds, as `time.monotonic`.
 
     Attributes:
         lock: between two updates for whoever holds it.
@@ -44,20 +40,11 @@ class Coordinator:
             that were being drawn; not for slower towers, which put the drawing off.
     """
 
-    def __init__(
-        self,
-        num_towers: int,
-        steps: int,
-        *,
-        max_staleness: int = 0,
-        record: list[tuple[str, int, int]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, num_towers: int, steps: int, *, max_staleness: int = 0):
         self.lock = threading.Condition()
         self.begun, self.applied = [steps] * num_towers, [steps] * num_towers
         self.staleness: list[int] = []
         self.input_wait_secs = [0.0] * num_towers
-        self._clock, self._record = clock, record
         self._max_staleness = max_staleness or math.inf
         # Per tower (share, when its batch was begun and drawn).
         self._shares = [collections.deque() for _ in range(num_towers)]
@@ -90,11 +77,11 @@ class Coordinator:
         num_towers = len(self.applied)
         self._target = self.applied[0] + num_steps
         self.staleness, self.input_wait_secs = [], [0.0] * num_towers
-        calls = {"batches": functools.partial(self._draw_ahead, draw)}
-        calls |= {f"tower_{i}": functools.partial(work, i) for i in range(num_towers)}
+        calls = [("batches", self._draw_ahead, draw)]
+        calls += [(f"tower_{tower}", work, tower) for tower in range(num_towers)]
         threads = [
-            threading.Thread(target=self._guard, args=(call,), name=name, daemon=True)
-            for name, call in calls.items()
+            threading.Thread(target=self._guard, args=call, name=name, daemon=True)
+            for name, *call in calls
         ]
         for thread in threads:
             thread.start()
@@ -103,10 +90,10 @@ class Coordinator:
         if self._errors:
             raise self._errors[0]
 
-    def _guard(self, call):
+    def _guard(self, call, argument):
         try:
             with contextlib.suppress(Abandoned):
-                call()
+                call(argument)
         except BaseException as error:
             self._errors.append(error)
         with self.lock:
@@ -146,9 +133,9 @@ class Coordinator:
                 self.lock.wait_for(lambda: may_draw() or is_drawn())
                 if is_drawn():
                     return
-            begun = self._clock()
+            begun = time.monotonic()
             shares = draw()
-            drawn = self._clock()
+            drawn = time.monotonic()
             with self.lock:
                 for queue, share in zip(self._shares, shares, strict=True):
                     queue.append((share, begun, drawn))
@@ -160,7 +147,7 @@ class Coordinator:
         def is_at_end():
             return self.begun[tower] >= self._last_step()
 
-        wanted = self._clock()
+        wanted = time.monotonic()
         with self.lock:
             self.lock.wait_for(lambda: self._shares[tower] or is_at_end())
             if is_at_end():
@@ -175,7 +162,7 @@ class Coordinator:
     def fetch(self, tower: int) -> Iterator[None]:
         """Holds the lock while a tower copies the variables."""
         with self._locked(
-            "fetch", tower, lambda: may_fetch(self._in_flight, self._max_staleness)
+            tower, lambda: may_fetch(self._in_flight, self._max_staleness)
         ):
             self._in_flight[tower] = sum(self.applied)
             yield
@@ -190,7 +177,7 @@ class Coordinator:
                 tower, sum(self.applied), self._in_flight, self._max_staleness
             )
 
-        with self._locked("apply", tower, is_allowed):
+        with self._locked(tower, is_allowed):
             number = sum(self.applied)
             yield number
             self.staleness.append(number - self._in_flight.pop(tower))
@@ -198,7 +185,7 @@ class Coordinator:
             self.lock.notify_all()
 
     @contextlib.contextmanager
-    def _locked(self, event, tower, is_allowed):
+    def _locked(self, tower, is_allowed):
         with self.lock:
             self.lock.wait_for(lambda: self._errors or is_allowed())
             if self._errors:
@@ -206,8 +193,6 @@ class Coordinator:
             self._holder = tower
             yield
             self._holder = None
-            if self._record is not None:
-                self._record.append((event, tower, self.begun[tower] - 1))
 
 
 def may_fetch(in_flight: Mapping[int, int], max_staleness: float) -> bool:
@@ -234,6 +219,6 @@ def may_apply(
     """
     older = list(in_flight.values())[: list(in_flight).index(tower)]
     return all(
-        num_updates + 1 + place - fetched <= max_staleness
-        for place, fetched in enumerate(older)
+        num_updates + 1 + index - fetched <= max_staleness
+        for index, fetched in enumerate(older)
     )

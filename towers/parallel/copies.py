@@ -44,7 +44,7 @@ class Values(NamedTuple):
 
     params: list[tf.Tensor]  # vectors
     state: list[tf.Tensor]  # vectors of the float entries
-    counts: list[tf.Tensor]  # the other entries
+    integers: list[tf.Tensor]  # its other entries
 
     def copied_to(self, device: str) -> "Values":
         """The same values on another device."""
@@ -61,7 +61,7 @@ class NetworkLayout:
     Attributes:
         params, state: their layouts.
         state_names: all entries of the state, in the order of the model.
-        counts: names of those that are not floats.
+        integers: names of those that are not floats.
     """
 
     def __init__(self, initial: Initial):
@@ -69,17 +69,17 @@ class NetworkLayout:
         self.params, self.state = Layout(initial.params), Layout(floats)
         self.state_names = list(initial.state)
         self._is_float = [name in floats for name in initial.state]
-        self.counts = [name for name in initial.state if name not in floats]
+        self.integers = [name for name in initial.state if name not in floats]
 
     def state_views(self, values: Values) -> list[tf.Tensor]:
         """The model state in the order of the model."""
-        floats, counts = iter(self.state.views(values.state)), iter(values.counts)
-        return [next(floats if x else counts) for x in self._is_float]
+        floats, integers = iter(self.state.views(values.state)), iter(values.integers)
+        return [next(floats if x else integers) for x in self._is_float]
 
     def pack_state(
         self, state: Sequence[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The vectors of a model state in the order of the model, and the counts."""
+        """The vectors of a model state in the order of the model, and its integers."""
         pairs = list(zip(state, self._is_float, strict=True))
         floats = self.state.pack([x for x, is_float in pairs if is_float])
         return floats, [x for x, is_float in pairs if not is_float]
@@ -118,7 +118,7 @@ class Copy:
     Attributes:
         layout: of the vectors.
         params, state: variables, a vector each.
-        counts: variables of the other entries of the state.
+        integers: variables of the other entries of the state.
         slots: name -> variables, as `params`.
         averages: of `params`, then of `state`; empty where none are kept.
         step: int64, the steps taken.
@@ -142,7 +142,9 @@ class Copy:
                 [_variable(vector, name) for vector in vectors]
                 for vectors, name in zip(values, ("params", "state"), strict=True)
             )
-            self.counts = [_variable(initial.state[k], k) for k in self.layout.counts]
+            self.integers = [
+                _variable(initial.state[k], k) for k in self.layout.integers
+            ]
             self.slots = {
                 slot: [_variable(np.zeros_like(x), slot) for x in values[0]]
                 for slot in update_fn.optimizer.slots
@@ -163,17 +165,17 @@ class Copy:
         params, state = self.params, self.state
         if use_averages:
             params, state = self._split_averages()
-        return Values(*map(self.read, (params, state, self.counts)))
+        return Values(*map(self.read, (params, state, self.integers)))
 
     def variables(self) -> list[tf.Variable]:
         """All of them."""
         slots = sum(self.slots.values(), [])
-        parts = (self.params, self.state, self.counts, slots, self.averages)
+        parts = (self.params, self.state, self.integers, slots, self.averages)
         return [*sum(parts, []), self.step]
 
     def numpy(self) -> Arrays:
         """Canonical name -> array, in the order of the canonical state."""
-        arrays = {f"state/{k}": v.numpy() for k, v in self._named_counts()}
+        arrays = {f"state/{k}": v.numpy() for k, v in self._named_integers()}
         for name, layout, variables in self._named_vectors():
             values = layout.read([variable.numpy() for variable in variables])
             arrays |= {name.format(k): v for k, v in values.items()}
@@ -190,15 +192,15 @@ class Copy:
             values = layout.write({k: named[name.format(k)] for k in layout.places})
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
-        for name, variable in self._named_counts():
+        for name, variable in self._named_integers():
             variable.assign(named[f"state/{name}"])
 
     def _split_averages(self):
         count = len(self.params)
         return self.averages[:count], self.averages[count:]
 
-    def _named_counts(self):
-        return zip(self.layout.counts, self.counts, strict=True)
+    def _named_integers(self):
+        return zip(self.layout.integers, self.integers, strict=True)
 
     def _named_vectors(self):
         """(canonical name with {} for the variable's, layout, variables)."""

@@ -16,6 +16,9 @@ from towers.errors import ConfigError
 # The CPU, which holds counters and metrics on any machine.
 HOST = "/CPU:0"
 
+# The driver has an entry here for each GPU.
+DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
+
 # The time for tracing grows faster than their number; see docs/reliability.md, "Sizes".
 MOST_DEVICES = 256
 
@@ -202,26 +205,14 @@ def _take_memory_as_needed(gpus):
 
 def unused_gpu() -> str:
     """Says what is missing where the driver sees a GPU but TensorFlow does not."""
-    gpus = pathlib.Path("/proc/driver/nvidia/gpus")
-    count = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    count = len(list(DRIVER_GPUS.iterdir())) if DRIVER_GPUS.is_dir() else 0
     if not count:
         return ""
-    way_out = (
-        "its CUDA packages are installed, so look at the driver's version; "
-        "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
-    )
-    if missing := missing_cuda_packages():
-        way_out = f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
-    return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {way_out}"
-
-
-def missing_cuda_packages() -> list[str]:
-    """Packages of tensorflow[and-cuda] that are not installed."""
+    missing, requirements = [], []
     try:
         requirements = importlib.metadata.requires("tensorflow") or []
     except importlib.metadata.PackageNotFoundError:
-        return ["tensorflow (another build of it is installed)"]
-    missing = []
+        missing.append("tensorflow (another build of it is installed)")
     for requirement in requirements:
         name = re.match(r"[\w.-]+", requirement)[0]
         try:
@@ -229,7 +220,13 @@ def missing_cuda_packages() -> list[str]:
                 importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             missing.append(name)
-    return missing
+    way_out = (
+        f"missing: {', '.join(missing)}; pip install 'towers[cuda]'"
+        if missing
+        else "its CUDA packages are installed, so look at the driver's version; "
+        "TF_CPP_MIN_LOG_LEVEL=0 shows what TensorFlow says"
+    )
+    return f"the driver sees {count} GPU(s) that TensorFlow cannot use: {way_out}"
 
 
 def check_memory(num_bytes: Mapping[str, int], device_memory_mb: float) -> None:

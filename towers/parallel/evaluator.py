@@ -97,19 +97,16 @@ class Evaluator:
             secs = max(time.monotonic() - started, 1e-3)
             num = max(1, min(2 * num, int(num * CALL_SECS / secs)))
             beat()
-        results = []
-        for of_kind in totals:
-            names = list(of_kind)
-            values = np.array([of_kind[name] for name in names])
-            if self._workers.size > 1:
-                values = self._workers.add(values)
-            results.append(dict(zip(names, values.tolist(), strict=True)))
-        return dict(zip(kinds, results, strict=True))
+        results = {}
+        for kind, of_kind in zip(kinds, totals, strict=True):
+            values = self._workers.add(np.array(list(of_kind.values())))
+            results[kind] = dict(zip(of_kind, values.tolist(), strict=True))
+        return results
 
     def _compile(self, feed, kinds):
         """(iterators, first batch, number of batches) -> per kind the counts."""
         count = tf.function(
-            functools.partial(self._count, kinds),
+            lambda pieces: [self._count(pieces, self._fetch(kind)) for kind in kinds],
             autograph=False,
             experimental_attributes={"_noinline": True},
         )
@@ -158,7 +155,7 @@ class Evaluator:
         """Per kind the outputs for one batch, in the graph."""
         size = batch["weights"].shape[0]
         with tf.device(HOST):
-            batch = batch | {"places": tf.range(size)}
+            batch = batch | {"rows": tf.range(size)}
             pieces = split_batch(batch, shares(size, min(size, len(self._devices))))
         return [self._predict_kind(batch, pieces, self._fetch(kind)) for kind in kinds]
 
@@ -174,16 +171,13 @@ class Evaluator:
                 # The others keep their prediction.
                 outputs["logits_tta"] = tf.tensor_scatter_nd_update(
                     tf.cast(outputs["logits"], tf.float64),
-                    tf.concat([piece["places"] for piece in pieces], 0)[:, tf.newaxis],
+                    tf.concat([piece["rows"] for piece in pieces], 0)[:, tf.newaxis],
                     tf.concat(means, 0),
                 )
         return outputs
 
-    def _count(self, kinds, pieces):
-        """Per kind the counts of one batch, in the graph."""
-        return [self._count_kind(pieces, self._fetch(kind)) for kind in kinds]
-
-    def _count_kind(self, pieces, fetched):
+    def _count(self, pieces, fetched):
+        """The counts of one batch, in the graph."""
         logits, augmented = self._compute(fetched, pieces)
         counts = self._sum_counts(logits, pieces)
         if not augmented:

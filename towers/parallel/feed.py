@@ -1,6 +1,6 @@
 """The feed of the compiled loop: per tower its part of the batch of a step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -125,25 +125,3 @@ def _without_int32(elements):
         name: tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
         for name, x in elements.items()
     }
-
-
-def runs_on(
-    device: str,
-    process: Callable[[tf.Tensor, Batch], Batch],
-    elements: Mapping[str, tf.TensorSpec],
-) -> bool:
-    """Whether a device has a kernel for every operation of `process` (see `Streams`)
-    on `elements` of its stream, by trying it."""
-    zeros = {name: tf.zeros(x.shape, x.dtype) for name, x in elements.items()}
-    before = tf.config.get_soft_device_placement()
-    tf.config.set_soft_device_placement(False)
-    try:
-        with tf.device(device):
-            tf.function(process, autograph=False)(
-                tf.constant(0, tf.int64), _without_int32(zeros)
-            )
-    except tf.errors.InvalidArgumentError:
-        return False
-    finally:
-        tf.config.set_soft_device_placement(before)
-    return True

@@ -3,7 +3,7 @@
 Such a step makes no update. With dynamic loss scaling the factor on the loss is halved
 while that may help; with `--on_nonfinite=skip` the step is counted and the next batch
 is another one; else the run ends with an error. All of that is decided on the device of
-the gradients, which the host need not wait for: after a step that may not be taken
+the first copy, which the host need not wait for: after a step that may not be taken
 nothing changes any more, until the host looks and raises the error.
 
 Dynamic loss scaling is for gradients in float16, which vanish below 6e-8. The loss is
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """What becomes of a step: bool scalars."""
 
     updates: tf.Tensor  # it is finite, and makes its update
-    counts: tf.Tensor  # it was taken, with or without an update
+    is_taken: tf.Tensor  # it was taken, with or without an update
 
 
 class FiniteGuard:
@@ -100,12 +100,12 @@ class FiniteGuard:
             is_finite: a bool scalar, of the step.
             running: what `is_running` gave.
         """
-        counts = updates = running & is_finite
+        is_taken = updates = running & is_finite
         falls = tf.constant(False)
         if self.scale_loss:
             falls = running & ~is_finite & (self._read(self._scale) > 1)
             self._scale_after(updates, falls)
-            counts |= falls
+            is_taken |= falls
         if self.skips:
             in_a_row = self._read(self._in_a_row) + 1
             skips = running & ~is_finite & ~falls & (in_a_row < TOO_MANY_IN_A_ROW)
@@ -113,9 +113,9 @@ class FiniteGuard:
             in_a_row = tf.where(updates, tf.zeros_like(in_a_row), in_a_row)
             self._skipped.assign_add(tf.cast(skips, tf.int64), read_value=False)
             self._in_a_row.assign(in_a_row, read_value=False)
-            counts |= skips
-        self._stopped.assign(~counts, read_value=False)
-        return Verdict(updates, counts)
+            is_taken |= skips
+        self._stopped.assign(~is_taken, read_value=False)
+        return Verdict(updates, is_taken)
 
     def _scale_after(self, updates, falls):
         scale, good_steps = self._read(self._scale), self._read(self._good_steps) + 1

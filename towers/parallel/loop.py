@@ -28,16 +28,13 @@ STARTING_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[COMPUTING_FIRST])
 # During these no update is under way, so `Trainer.state` is consistent.
 CONSISTENT_ACTIVITIES = (ACTIVITIES[TRACING], ACTIVITIES[WAITING])
 
-# (phase, batches, metrics of the step before) -> (whether the step was taken, metrics),
-# in the graph.
-TrainStep = Callable[[int, Sequence, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-
 
 class Loop:
     """The steps of a synchronous trainer.
 
     Args:
-        train_step: one step.
+        train_step: (phase, batches, metrics of the step before) -> (whether the step
+            was taken, metrics), in the graph.
         zero_metrics: metrics of the same form, for the loop to begin with.
         num_phases: phases of the run, each of which is traced apart.
         feed: the batches.
@@ -46,7 +43,7 @@ class Loop:
 
     def __init__(
         self,
-        train_step: TrainStep,
+        train_step: Callable[[int, Sequence, tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
         zero_metrics: Callable[[], tf.Tensor],
         *,
         num_phases: int,
@@ -151,14 +148,14 @@ class Loop:
             with tf.control_dependencies([computing]):
                 awaited = tf.nest.map_structure(_colocated_identity, awaited)
             batches = self.feed.batches(awaited, number)
-            if self._compilation.calls_step:
+            if self._compilation.on_cpus:
                 with tf.device(HOST), self._compilation.step_options():
                     is_taken, metrics = self._step_call(phase, batches, metrics)
             else:
                 is_taken, metrics = self._train_step(phase, batches, metrics)
             with tf.device(HOST):
                 # Where the host must not wait, it goes on as if all were taken.
-                taken = is_taken if self._compilation.waits else taken
+                taken = is_taken if self._compilation.on_cpus else taken
                 return begun + 1, taken, wait_secs, metrics
 
         # A loop's condition is where the loop is, its variables where they begin.

@@ -98,7 +98,7 @@ class Step:
         with tf.device(home):
             running = self.guard.is_running()
             total_loss, metrics = self._metrics(mean, norm, decay)
-            if not self.compilation.waits:
+            if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, before)
             # A tower that is not finite makes the mean so.
             is_finite = tf.math.is_finite(norm + total_loss)
@@ -111,18 +111,19 @@ class Step:
         )
 
         # The update of every copy.
-        def update():
-            return self._next_values(results, mean, gradients, norm, _sum(squares))
+        def update(is_taken=None):
+            self._update(results, mean, gradients, norm, _sum(squares), is_taken)
+            return tf.constant(0)
 
-        if self.compilation.waits:
-            tf.cond(verdict.updates, lambda: self._assign(update()), _nothing)
+        if self.compilation.on_cpus:
+            tf.cond(verdict.updates, update, lambda: tf.constant(0))
         else:
-            self._assign(update(), verdict.updates)
+            update(verdict.updates)
         for copy in strategy.copies:
             with tf.device(copy.device):
-                counted = tf.cast(verdict.counts, tf.int64)
-                copy.step.assign_add(counted, read_value=False)
-        return verdict.counts, metrics
+                taken = tf.cast(verdict.is_taken, tf.int64)
+                copy.step.assign_add(taken, read_value=False)
+        return verdict.is_taken, metrics
 
     def _metrics(self, mean, norm, decay):
         loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
@@ -155,23 +156,22 @@ class Step:
             **({"loss_scale": scale} if self.guard.scale_loss else {}),
         }
 
-    def _next_values(self, results, mean, gradients, norm, squares):
-        """Per copy the values of its variables after the step, in the order of
-        `Copy.variables`, without the number of steps."""
-        values, updated = [], None
-        readers = list(self.strategy.readers)
-        for place, copy in enumerate(self.strategy.copies):
-            state = mean.states[place]
+    def _update(self, results, mean, gradients, norm, squares, is_taken):
+        """Assigns to every copy its values after the step, but for the number of steps;
+        where `is_taken` is False the old ones."""
+        updated, readers = None, list(self.strategy.readers)
+        for index, copy in enumerate(self.strategy.copies):
+            state, variables = mean.states[index], copy.variables()[:-1]
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
                     update = functools.partial(self.update_fn, copy.layout.params)
-                    if self.compilation.xla and not self.compilation.waits:
+                    if self.compilation.xla and not self.compilation.on_cpus:
                         update = tf.function(update, autograph=False, jit_compile=True)
                     updated = update(
                         copy.read([copy.step])[0],
                         copy.read(copy.params),
                         {k: copy.read(v) for k, v in copy.slots.items()},
-                        gradients[place],
+                        gradients[index],
                         norm,
                         squares,
                     )
@@ -186,26 +186,14 @@ class Step:
                         copy.read([copy.step])[0],
                         self.update_fn.ema_decay,
                     )
-                counts = map(tf.identity, results[readers.index(place)].counts)
+                integers = map(tf.identity, results[readers.index(index)].integers)
                 slots = sum(slots.values(), [])
-                values.append([*params, *state, *counts, *slots, *averages])
-        return values
-
-    def _assign(self, values, is_taken=None):
-        """Assigns the values, or with `is_taken` False the old ones."""
-        for copy, news in zip(self.strategy.copies, values, strict=True):
-            variables = copy.variables()[:-1]
-            olds = copy.read(variables)
-            with tf.device(copy.device):
-                for variable, old, new in zip(variables, olds, news, strict=True):
+                values = [*params, *state, *integers, *slots, *averages]
+                olds = copy.read(variables)
+                for variable, old, new in zip(variables, olds, values, strict=True):
                     if is_taken is not None:
                         new = tf.where(is_taken, new, old)
                     variable.assign(new, read_value=False)
-        return _nothing()
-
-
-def _nothing():
-    return tf.constant(0)
 
 
 def zero_frozen(vectors, layout, frozen):
@@ -257,26 +245,26 @@ def accumulate(
         for batch in batches
     ]
 
-    def micro_batch(place):
+    def part_of(micro_batch):
         return [
-            {name: _next_to(x, lambda x=x: x[place]) for name, x in batch.items()}
+            {name: _next_to(x, lambda x=x: x[micro_batch]) for name, x in batch.items()}
             for batch in batches
         ]
 
     # Results of a loop and its variables have no device. What is computed of them alone
     # would go to the first GPU, so it is put next to the results of the first turn.
-    def add(place, totals):
+    def add(micro_batch, totals):
         current = [
-            Values(values.params, total.state, total.counts)
+            Values(values.params, total.state, total.integers)
             for values, total in zip(fetched, totals, strict=True)
         ]
-        results = compute(current, micro_batch(place))
-        return place + 1, [
+        results = compute(current, part_of(micro_batch))
+        return micro_batch + 1, [
             TowerResult(
                 gradients=_each(tf.add, begun.gradients, a.gradients, b.gradients),
                 # An unchanged entry is a read variable, which names no device.
                 state=_each(tf.identity, begun.state, b.state),
-                counts=[_next_to(begun.loss, tf.identity, x) for x in b.counts],
+                integers=[_next_to(begun.loss, tf.identity, x) for x in b.integers],
                 loss=_next_to(begun.loss, tf.add, a.loss, b.loss),
                 correct=_next_to(begun.loss, tf.add, a.correct, b.correct),
             )
@@ -286,9 +274,11 @@ def accumulate(
     def divide(total):
         return total / accumulate_steps
 
-    first = compute(list(fetched), micro_batch(0))
+    first = compute(list(fetched), part_of(0))
     _, totals = while_loop(
-        lambda place, _: place < accumulate_steps, add, (tf.constant(1), first)
+        lambda micro_batch, _: micro_batch < accumulate_steps,
+        add,
+        (tf.constant(1), first),
     )
     return [
         total._replace(
@@ -304,15 +294,15 @@ def _in_micro_batches(x, count):
     return _next_to(x, tf.reshape, x, [count, size, *x.shape[1:]])
 
 
-def _each(function, places, *lists):
-    """The function of the elements of some lists, each next to a tensor of `places`."""
+def _each(function, neighbors, *lists):
+    """The function of elements of some lists, each on the device of its neighbor."""
     return [
-        _next_to(place, function, *values)
-        for place, *values in zip(places, *lists, strict=True)
+        _next_to(neighbor, function, *values)
+        for neighbor, *values in zip(neighbors, *lists, strict=True)
     ]
 
 
-def _next_to(place, function, *values):
-    """The function of some tensors, computed on the device of the tensor `place`."""
-    with tf.device(place.device):
+def _next_to(neighbor, function, *values):
+    """The function of some tensors, on the device of the tensor `neighbor`."""
+    with tf.device(neighbor.device):
         return function(*values)

@@ -2,9 +2,9 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. `towers` and `replicated` differ in two arguments: one copy on the
-parameter device, which all towers read and which alone gets the mean, or a copy on
-every device, read by its own tower, and the mean for all.
+whole batch. `towers` and `replicated` differ in copies, readers and targets: one copy
+on the parameter device, which all towers read and which alone gets the mean, or a copy
+on every device, read by its own tower, and the mean for all.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Strategy:
         devices: of the towers; `num_shards` neighbors hold one network together.
         sizes: images of a (micro-)batch per tower of this process.
         copies: all copies of the variables; a whole copy has `num_shards` entries.
-        readers: per device the place of its copy in `copies`.
+        readers: per device the index of its copy in `copies`.
         mean_fn: per device results -> their image-weighted mean.
         description: lines for the start banner.
         num_shards: devices that hold one network together.
@@ -98,8 +98,8 @@ class Strategy:
             }
             for shard in range(self.num_shards)
         ]
-        for place, copy in enumerate(self.copies):
-            copy.load(parts[place % self.num_shards])
+        for index, copy in enumerate(self.copies):
+            copy.load(parts[index % self.num_shards])
             copy.step.assign(state["step"])
 
     @property
@@ -165,7 +165,8 @@ def replicated(
     tf_cnn_benchmarks' `replicated`, tensorpack's SyncMultiGPUTrainerReplicated.
 
     Args:
-        all_reduce: a key of `reduce.ALGORITHMS`, or auto for star.
+        all_reduce: a key of `reduce.ALGORITHMS`; auto is star, but see
+            `build.automatic_all_reduce`.
         all_reduce_dtype: what travels, such as bfloat16; empty for the gradients' type.
     """
     algorithm = "star" if all_reduce == "auto" else all_reduce
@@ -227,13 +228,13 @@ def model_parallel(
     copies = [
         Copy(
             initial.map(
-                lambda x, k=place % group_size: channel_slice(x, k, group_size)
+                lambda x, k=index % group_size: channel_slice(x, k, group_size)
             ),
             update_fn,
             device,
-            keeps_averages=place < group_size,
+            keeps_averages=index < group_size,
         )
-        for place, device in enumerate(devices)
+        for index, device in enumerate(devices)
     ]
 
     def mean(results):
@@ -341,8 +342,8 @@ def multi_worker(
 def _copies(initial, update_fn, devices):
     """A copy on every device; no step reads the averages, so the first one's do."""
     return [
-        Copy(initial, update_fn, device, place == 0)
-        for place, device in enumerate(devices)
+        Copy(initial, update_fn, device, index == 0)
+        for index, device in enumerate(devices)
     ]
 
 
@@ -371,13 +372,13 @@ def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
     stays what it is to the last bit; the loss of every tower, and correct predictions.
     """
     count, num_meetings = len(copies), len(workers.devices)
-    together = count // num_meetings  # towers that meet on a device
+    towers_per_device = count // num_meetings  # towers that meet on a device
     old = [copy.read(copy.state) for copy in copies]
     sent = []
-    for place in range(0, count, together):
-        some, target = results[place : place + together], copies[place].device
-        first = workers.index * count + place
-        sizes = all_sizes[first : first + together]
+    for index in range(0, count, towers_per_device):
+        some, target = results[index : index + towers_per_device], copies[index].device
+        first = workers.index * count + index
+        sizes = all_sizes[first : first + towers_per_device]
         weights, share = tower_weights(sizes), sum(sizes) / sum(all_sizes)
         [states] = average_states([x.state for x in some], weights, [target])
         with tf.device(target):
@@ -387,18 +388,18 @@ def _mean_over_workers(results, copies, all_sizes, workers, options, dtype):
                 gradients = [tf.cast(x, dtype) for x in gradients]
             changes = [
                 scaled(new - to_device(before, target), share)
-                for new, before in zip(states, old[place], strict=True)
+                for new, before in zip(states, old[index], strict=True)
             ]
             losses = tf.pad(
                 tf.stack([x.loss for x in some]),
-                [[first, len(all_sizes) - first - together]],
+                [[first, len(all_sizes) - first - towers_per_device]],
             )
             correct = tf.add_n([x.correct for x in some])
         sent.append([*changes, *gradients, losses, correct])
     sums = workers.sums(sent, options)
     gradients, states = [], []
     for tower, copy in enumerate(copies):
-        *total, _, _ = sums[tower // together]
+        *total, _, _ = sums[tower // towers_per_device]
         before, own = old[tower], results[tower].gradients
         changes, totals = total[: len(before)], total[len(before) :]
         with tf.device(copy.device):

@@ -13,10 +13,9 @@ import tensorflow as tf
 
 from towers.models.layers import taking_moments
 from towers.optim.phases import Phase, resize_to_phase
-from towers.parallel.compilation import Compilation, optimized_for_cpu
+from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.reduce import in_dtype, squared_norm
-from towers.parallel.traced import TracedOnce
 
 # (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
 # of mixed images floats [n, num_classes].
@@ -29,7 +28,7 @@ class TowerResult(NamedTuple):
     Attributes:
         gradients: of the loss, vectors.
         state: vectors of the new model state.
-        counts: its entries that are not floats.
+        integers: its entries that are not floats.
         loss: mean cross-entropy over the share, a scalar. Weight decay does not depend
             on the images: it is added once, to the mean over the towers.
         correct: number of images whose largest logit is the label's, float scalar.
@@ -37,7 +36,7 @@ class TowerResult(NamedTuple):
 
     gradients: list[tf.Tensor]
     state: list[tf.Tensor]
-    counts: list[tf.Tensor]
+    integers: list[tf.Tensor]
     loss: tf.Tensor
     correct: tf.Tensor
 
@@ -118,9 +117,9 @@ def tower_gradients(
     ]
     if loss_scale is not None:
         gradients = unscaled(gradients, loss_scale)
-    state, counts = layout.pack_state(new_state)
+    state, integers = layout.pack_state(new_state)
     state = layout.move(values.state, state, moments)
-    return TowerResult(gradients, state, counts, loss, correct)
+    return TowerResult(gradients, state, integers, loss, correct)
 
 
 def check_complete(
@@ -173,15 +172,16 @@ def tower_counts(
     }
 
 
+def model_input(batch: Mapping[str, tf.Tensor], x: keras.KerasTensor) -> tf.Tensor:
+    """An input of a model; an evaluation has no noise, and needs none."""
+    value = batch.get(x.name)
+    if value is None:
+        value = tf.zeros([tf.shape(batch["images"])[0], *x.shape[1:]], x.dtype)
+    return value
+
+
 def _inputs(model, batch):
-    """The model's inputs in its order; an evaluation has no noise, and needs none."""
-    images = batch["images"]
-    inputs = []
-    for x in model.inputs:
-        value = batch.get(x.name)
-        if value is None:
-            value = tf.zeros([tf.shape(images)[0], *x.shape[1:]], x.dtype)
-        inputs.append(value)
+    inputs = [model_input(batch, x) for x in model.inputs]
     return inputs if len(inputs) > 1 else inputs[0]
 
 

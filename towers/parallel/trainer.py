@@ -7,20 +7,20 @@ metrics; a strategy owns the variables.
 import abc
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers.data.tta import TestTimeAugmentation
-from towers.models.variables import variable_names
+from towers.errors import WorkerLostError
 from towers.optim.phases import Phase, phase_at, phases_of, steps_within
 from towers.optim.update import Update
 from towers.parallel import compilation
 from towers.parallel.copies import check_equal, whole
 from towers.parallel.devices import HOST
-from towers.parallel.evaluator import AVERAGES, RAW, Counts, Evaluator
+from towers.parallel.evaluator import Counts, Evaluator
 from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
 from towers.parallel.loop import Loop
@@ -72,6 +72,9 @@ class Task:
 class Trainer(abc.ABC):
     """Trains a network on several devices.
 
+    A subclass has `train`, `gradients`, `trace`, `request_stop`, `progress` and
+    `_restart`, after which the next `train` begins at the current step.
+
     Args:
         task: what is trained.
         strategy: made for the task's model.
@@ -122,7 +125,6 @@ class Trainer(abc.ABC):
             strategy.home, scale_loss=task.scale_loss, skips=task.skip_not_finite
         )
         self._feed, self._update_fn = feed, task.update_fn
-        self._param_names = variable_names(task.model.trainable_variables)
         # In inference synchronized batch normalization is like any other.
         self.evaluator = Evaluator(
             strategy.fetch,
@@ -165,35 +167,6 @@ class Trainer(abc.ABC):
                 asynchronous tower, that update).
         """
 
-    @abc.abstractmethod
-    def gradients(self) -> dict[str, tf.Tensor]:
-        """Name -> the mean gradient of the next step, which is not taken; for
-        histograms.
-
-        It is computed anew: to carry it out of every step would cost copies.
-        Asynchronous towers have the gradient of the last update and return that.
-        """
-
-    @abc.abstractmethod
-    def trace(self) -> list[tf.Graph]:
-        """Traces all compiled calls that `train` makes, without taking a step; their
-        graphs. The first `train` then need not."""
-
-    @abc.abstractmethod
-    def request_stop(self) -> None:
-        """Asks `train`, from another thread, to return after the step in hand."""
-
-    @abc.abstractmethod
-    def progress(self) -> tuple[int, str]:
-        """(steps taken, one of ACTIVITIES), readable from another thread meanwhile.
-
-        Asynchronous towers add to "computing" which of them is the last.
-        """
-
-    @abc.abstractmethod
-    def _restart(self) -> None:
-        """The next `train` begins at the current step, whatever came before."""
-
     def state(self) -> dict[str, np.ndarray]:
         """The canonical state: name -> host array, in a fixed order.
 
@@ -217,21 +190,9 @@ class Trainer(abc.ABC):
             variable.assign(state[name])
         self._restart()
 
-    def evaluate(
-        self,
-        feed: Feed,
-        num_batches: int,
-        kinds: Sequence[bool] = (RAW,),
-        beat: Callable[[], None] = lambda: None,
-    ) -> dict[bool, Counts]:
-        """See `Evaluator.counts`.
-
-        Raises:
-            ValueError: averages of a run that keeps none.
-        """
-        if AVERAGES in kinds and not self._update_fn.ema_decay:
-            raise ValueError("this run keeps no moving averages: its ema_decay is 0")
-        return self.evaluator.counts(feed, num_batches, kinds, beat)
+    def evaluate(self, *args, **kwargs) -> dict[bool, Counts]:
+        """As `Evaluator.counts`."""
+        return self.evaluator.counts(*args, **kwargs)
 
     def variable_bytes(self) -> dict[str, int]:
         """Device -> bytes of the variables there."""
@@ -256,7 +217,15 @@ class Trainer(abc.ABC):
                 "bytes of activations that cross devices per step: "
                 f"{self.transferred_bytes:,}"
             )
-        return [*lines, describe_towers(self.sizes, len(self.devices))]
+        count, group_size = len(self.sizes), len(self.devices) // len(self.sizes)
+        num_images = " or ".join(map(str, sorted({min(self.sizes), max(self.sizes)})))
+        lines.append(
+            f"{count} tower{'s' * (count > 1)}"
+            + (f" of {group_size} devices" if group_size > 1 else "")
+            + f" with {num_images} images"
+            + (" each" if count > 1 else "")
+        )
+        return lines
 
     @property
     def transferred_bytes(self) -> int:
@@ -294,8 +263,12 @@ class SynchronousTrainer(Trainer):
     def train(self, num_steps):
         before = self.step
         phase, num_steps = steps_within(self.phases, before, num_steps)
-        with self.workers.noticing_losses(lambda: self.loop.reset(self.step)):
-            num_begun, wait_secs, values = self.loop(phase, before, num_steps)
+        try:
+            with self.workers.noticing_losses():
+                num_begun, wait_secs, values = self.loop(phase, before, num_steps)
+        except WorkerLostError:
+            self.loop.reset(self.step)
+            raise
         if not num_begun:
             return {}
         step, metrics = self.step, self._step.read_metrics(values)
@@ -316,7 +289,10 @@ class SynchronousTrainer(Trainer):
         metrics |= self.guard.num_skipped()
         return {"step": step, **metrics, "input_wait_secs": wait_secs}
 
-    def gradients(self):
+    def gradients(self) -> dict[str, tf.Tensor]:
+        """Name -> the mean gradient of the next step, which is not taken; for
+        histograms. It is computed anew: to carry it out of every step would cost
+        copies."""
         _, shards = self._inspect_next_step()
         return whole(
             [
@@ -325,15 +301,19 @@ class SynchronousTrainer(Trainer):
             ]
         )
 
-    def trace(self):
+    def trace(self) -> list[tf.Graph]:
+        """Traces all compiled calls that `train` makes, without taking a step; their
+        graphs. The first `train` then need not."""
         return [self.loop.trace(phase) for phase in range(len(self.phases))]
 
-    def request_stop(self):
+    def request_stop(self) -> None:
+        """Asks `train`, from another thread, to return after the step in hand."""
         # Several workers agree before each call; one alone must not stop within it.
         if self.workers.size == 1:
             self.loop.request_stop()
 
-    def progress(self):
+    def progress(self) -> tuple[int, str]:
+        """(steps taken, one of ACTIVITIES), readable from another thread meanwhile."""
         return self.loop.progress()
 
     def _restart(self):
@@ -354,14 +334,3 @@ class SynchronousTrainer(Trainer):
     def _inspect_next_step(self):
         step = self.step
         return self._inspect(phase_at(self.phases, step), self._feed.batches_of(step))
-
-
-def describe_towers(sizes: Sequence[int], num_devices: int) -> str:
-    """A line with the number of towers, the images of each and, where a tower is a
-    group of devices, the devices."""
-    share = " or ".join(map(str, sorted({min(sizes), max(sizes)})))
-    group_size = num_devices // len(sizes)
-    of_devices = f" of {group_size} devices" if group_size > 1 else ""
-    if len(sizes) == 1:
-        return f"1 tower{of_devices} with {share} images"
-    return f"{len(sizes)} towers{of_devices} with {share} images each"

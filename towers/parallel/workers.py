@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,14 +82,14 @@ class Workers:
             return results
         # One buffer has one type.
         for dtype in dict.fromkeys(x.dtype for x in tensors[0]):
-            places = [i for i, x in enumerate(tensors[0]) if x.dtype == dtype]
-            same = [[own[i] for i in places] for own in tensors]
-            for place, value in zip(
-                places, self._all_reduce(same, options), strict=True
+            indices = [i for i, x in enumerate(tensors[0]) if x.dtype == dtype]
+            same = [[own[i] for i in indices] for own in tensors]
+            for index, value in zip(
+                indices, self._all_reduce(same, options), strict=True
             ):
                 local = self._engine.experimental_local_results(value)
                 for result, x in zip(results, local, strict=True):
-                    result[place] = tf.ensure_shape(x, tensors[0][place].shape)
+                    result[index] = tf.ensure_shape(x, tensors[0][index].shape)
         return results
 
     def _all_reduce(self, tensors, options):
@@ -132,9 +132,9 @@ class Workers:
         def all_gather():
             replica = tf.distribute.get_replica_context()
             number = tf.get_static_value(replica.replica_id_in_sync_group)
-            place = number % len(self.devices)
-            with tf.device(self.devices[place]):
-                own = tf.identity(tensor if place == 0 else tensor[:0])
+            index = number % len(self.devices)
+            with tf.device(self.devices[index]):
+                own = tf.identity(tensor if index == 0 else tensor[:0])
             return replica.all_gather(own, axis=0)
 
         gathered = self._engine.experimental_local_results(self._engine.run(all_gather))
@@ -231,14 +231,8 @@ class Workers:
         return self.add(np.frombuffer(padded, np.int64)).tobytes()[: len(content)]
 
     @contextlib.contextmanager
-    def noticing_losses(
-        self, prepare: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
-        """Raises a WorkerLostError where TensorFlow says that a worker is gone.
-
-        Args:
-            prepare: called before.
-        """
+    def noticing_losses(self) -> Iterator[None]:
+        """Raises a WorkerLostError where TensorFlow says that a worker is gone."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -248,7 +242,6 @@ class Workers:
             if lost is None:
                 raise
             tell_others(lost)
-            prepare()
             raise WorkerLostError(lost.text) from None
 
 

@@ -33,6 +33,7 @@ class DatasetInfo:
         num_train: training images; None in a run that did not store it.
         checksum: of the training images' labels or names, see `sources.checksum`; None
             where it is not known.
+        pixels: version of resized images' pixels, see `cached.PIXELS`.
     """
 
     name: str
@@ -42,6 +43,7 @@ class DatasetInfo:
     deviation: tuple[float, ...]
     num_train: int | None = None
     checksum: int | None = None
+    pixels: int | None = None
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
@@ -53,6 +55,7 @@ class DatasetInfo:
             deviation=tuple(map(float, data.deviation)),
             num_train=None if data.train is None else data.train.num_examples,
             checksum=None if data.train is None else checksum(data.train),
+            pixels=getattr(data.train, "pixels", None),
         )
 
     @classmethod
@@ -78,7 +81,9 @@ class DatasetInfo:
         for numbers in moments:
             if not _is_list_of(numbers, float, image_shape[-1]):
                 raise ConfigError("its mean and deviation are not a number per channel")
-        counts = {name: values.get(name) for name in ("num_train", "checksum")}
+        counts = {
+            name: values.get(name) for name in ("num_train", "checksum", "pixels")
+        }
         for count in counts.values():
             if count is not None and not (type(count) is int and 0 <= count < 2**63):
                 raise ConfigError("its num_train or checksum is not a natural number")
@@ -114,6 +119,10 @@ class DatasetInfo:
         """
         other = DatasetInfo.of(data)
         differing = self._difference(other) or self.training_difference(other)
+        if not differing and self.pixels != other.pixels:
+            differing = (
+                "another version resized its images; the pixels differ by 1 or 2 of 255"
+            )
         moments = np.array([self.mean, self.deviation])
         theirs = np.array([other.mean, other.deviation])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):

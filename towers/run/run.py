@@ -220,7 +220,8 @@ def _snapshot(run):
 def _check_finite(state, step):
     """A loss and gradients that are finite may give an update that is not."""
     for name, array in state.items():
-        if name.startswith(("params/", "averages/")) and not np.isfinite(array).all():
+        is_float = array.dtype.kind not in "biu"
+        if is_float and not np.isfinite(array.astype(np.float64, copy=False)).all():
             raise NumericError(
                 f"{name} is not finite after step {step}, which is therefore not "
                 "saved; loss and gradients were finite. A lower --learning_rate or "

@@ -92,12 +92,7 @@ def train(
             checkpoints.remove_leftovers(folder.checkpoints, say)
 
         # Build.
-        devices = parallel_devices.configure(
-            config.device,
-            config.num_towers,
-            config.device_order,
-            config.device_memory_mb,
-        )
+        devices = build.configure_devices(config)
         if config.deterministic:
             parallel_devices.enable_determinism()
         if is_chief:

@@ -59,28 +59,25 @@ class ShardedNetwork:
         workers: Workers = ALONE,
         batch_size: int = 0,
     ):
-        self._phases, self._loss_fn, self._grid = phases, loss_fn, grid
-        self._layouts = layouts
+        self._phases, self._loss_fn = phases, loss_fn
+        self._layouts, self._grid = layouts, grid
         self._workers, self._batch_size = workers, batch_size
         self._combine_moments = None
         if sync_batch_norm and len(grid) * workers.size > 1:
             self._combine_moments = functools.partial(
                 combined_moments, workers=workers, batch_size=batch_size
             )
-        models = {id(phase.model): phase.model for phase in phases}
-        self._shards = {
-            key: Shards(model, len(grid[0])) for key, model in models.items()
-        }
+        models = dict.fromkeys(phase.model for phase in phases)
+        self._shards = {model: Shards(model, len(grid[0])) for model in models}
         self.transferred_bytes = 0
 
     def gradients(self, phase, fetched, batches, loss_scale=None):
         model, frozen = self._phases[phase].model, self._phases[phase].frozen
-        tape, resized = DeviceTape(), []
+        tape, batches = DeviceTape(), list(batches)
         walk = self._walk(model, fetched, tape, training=True)
-        for devices, batch in zip(self._grid, batches, strict=True):
+        for group, devices in enumerate(self._grid):
             with tf.device(devices[0]):
-                resized.append(resize_to_phase(batch, model))
-        batches = resized
+                batches[group] = resize_to_phase(batches[group], model)
         logits = walk.forward(batches)
 
         # The loss of each group, on its first device.
@@ -135,21 +132,16 @@ class ShardedNetwork:
 
     def _walk(self, model, fetched, tape, training):
         size, variables = len(self._grid[0]), []
-        for place, values in enumerate(fetched):
-            layout = self._layouts[place % size]
-            group, shard = divmod(place, size)
-            with tf.device(self._grid[group][shard]):
-                params = layout.params.views(values.params)
-                variables.append((params, layout.state_views(values)))
-        grouped = [variables[i : i + size] for i in range(0, len(fetched), size)]
+        for group in range(len(fetched) // size):
+            variables.append([])
+            for shard, layout in enumerate(self._layouts):
+                values = fetched[group * size + shard]
+                with tf.device(self._grid[group][shard]):
+                    params = layout.params.views(values.params)
+                    variables[-1].append((params, layout.state_views(values)))
+        shards, combine_moments = self._shards[model], self._combine_moments
         return Walk(
-            model,
-            self._shards[id(model)],
-            self._grid,
-            self._combine_moments,
-            grouped,
-            tape,
-            training,
+            model, shards, self._grid, combine_moments, variables, tape, training
         )
 
     def _loss_factors(self, batches, loss_scale):
@@ -159,10 +151,8 @@ class ShardedNetwork:
         whole = sum(sizes) if self._workers.size == 1 else self._batch_size
         num_groups = len(sizes) * self._workers.size
         factors = [size / whole * num_groups for size in sizes]
-        if loss_scale is None:
-            return factors
-        scaled = []
-        for factor, devices in zip(factors, self._grid, strict=True):
-            with tf.device(devices[0]):
-                scaled.append(factor * loss_scale)
-        return scaled
+        for group, devices in enumerate(self._grid):
+            if loss_scale is not None:
+                with tf.device(devices[0]):
+                    factors[group] *= loss_scale
+        return factors

@@ -24,23 +24,23 @@ def local_response_normalization(
     """
     radius, starts, outputs = layer.depth_radius, _starts(values), []
     for value, start, stop in zip(values, starts, starts[1:], strict=False):
-        before = _fetched(tape, values, max(0, start - radius), start, value.device)
-        after = _fetched(
-            tape, values, stop, min(starts[-1], stop + radius), value.device
-        )
+        low, high = max(0, start - radius), min(starts[-1], stop + radius)
+        before = _fetched(tape, values, low, start, value.device)
+        after = _fetched(tape, values, stop, high, value.device)
 
-        def normalize(*pieces, place):
+        index = len(before)
+
+        def normalize(*pieces, index=index):
             return cpu_kernels.local_response_normalization(
-                pieces[place],
-                layer.depth_radius,
+                pieces[index],
+                radius,
                 layer.bias,
                 layer.alpha,
                 layer.beta,
-                before=pieces[:place],
-                after=pieces[place + 1 :],
+                before=pieces[:index],
+                after=pieces[index + 1 :],
             )
 
-        normalize = functools.partial(normalize, place=len(before))
         outputs += tape.apply(value.device, normalize, [*before, value, *after])
     return outputs
 
@@ -50,11 +50,8 @@ def pad_channels(
 ) -> list[Value]:
     """Each device fetches the inputs of its slice of the output."""
     count, outputs, low = _starts(values)[-1], [], 0
-    for value, size in zip(
-        values,
-        shares(layer.before + count + layer.after, len(values)),
-        strict=True,
-    ):
+    sizes = shares(layer.before + count + layer.after, len(values))
+    for value, size in zip(values, sizes, strict=True):
         # Of the output, in channels of the input; outside of these are zeros.
         first, last = low - layer.before, low - layer.before + size
         begin, end = max(first, 0), min(last, count)
@@ -63,7 +60,8 @@ def pad_channels(
             pieces = _fetched(tape, values, begin, end, value.device)
         else:
             begin = end = first
-            pieces = tape.apply(value.device, _no_channels, [value])
+            no_channels = functools.partial(channels, first=0, last=0)
+            pieces = tape.apply(value.device, no_channels, [value])
 
         def pad(*pieces, before=begin - first, after=last - end):
             return layers.pad_channels(concatenated(*pieces), before, after)
@@ -102,7 +100,3 @@ def _starts(values):
     """The first channel of each shard, and the number of all channels."""
     sizes = [value.tensor.shape[-1] for value in values]
     return [sum(sizes[:shard]) for shard in range(len(sizes) + 1)]
-
-
-def _no_channels(tensor):
-    return channels(tensor, 0, 0)

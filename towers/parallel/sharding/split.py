@@ -118,13 +118,15 @@ class Shards:
         return self._layers[layer.name][shard]
 
     def _split(self, layer):
-        kind = next((k for k in SPLIT if type(layer) is k), None)
-        if kind:
-            return self._split_outputs(layer, SPLIT[kind])
+        if field := SPLIT.get(type(layer)):
+            return self._split_outputs(layer, field)
         if isinstance(layer, layers.BatchNormalization):
             return self._split_normalization(layer)
         if isinstance(layer, LocalResponseNormalization) and layer.groups > 1:
-            return [self._split_columns(layer)] * self.num_shards
+            # In groups of channels, for the groups of one shard.
+            _check_columns(layer, layer.groups, self.num_shards)
+            groups = layer.groups // self.num_shards
+            return [_built(layer, layer.input.shape, groups=groups)] * self.num_shards
         if is_channelwise(layer) or isinstance(
             layer, LocalResponseNormalization | PadChannels | layers.Flatten
         ):
@@ -136,9 +138,8 @@ class Shards:
         )
 
     def _split_outputs(self, layer, field):
-        config, count = layer.get_config(), self.num_shards
-        outputs, groups = config[field], config.get("groups", 1)
-        shape = list(layer.input.shape)
+        count, shape = self.num_shards, list(layer.input.shape)
+        outputs, groups = getattr(layer, field), getattr(layer, "groups", 1)
         if outputs < count:
             raise ConfigError(
                 f"group_size={count}: layer {layer.name} has {outputs} outputs, "
@@ -159,18 +160,8 @@ class Shards:
             if groups > 1:
                 changes["groups"] = size if is_depthwise else groups // count
                 shape[-1] = size if is_depthwise else layer.input.shape[-1] // count
-            shard = type(layer).from_config(config | changes)
-            shard.build(shape)
-            shards.append(shard)
+            shards.append(_built(layer, shape, **changes))
         return shards
-
-    def _split_columns(self, layer):
-        """A normalization in groups of channels, for the groups of one shard."""
-        _check_columns(layer, layer.groups, self.num_shards)
-        groups = layer.groups // self.num_shards
-        shard = type(layer).from_config(layer.get_config() | {"groups": groups})
-        shard.build(layer.input.shape)
-        return shard
 
     def _split_normalization(self, layer):
         if layer.axis not in (-1, len(layer.input.shape) - 1):
@@ -178,12 +169,16 @@ class Shards:
                 f"group_size={self.num_shards}: layer {layer.name} normalizes over "
                 f"axis {layer.axis}, not the channels"
             )
-        shape, shards = list(layer.input.shape), []
-        for size in shares(shape[-1], self.num_shards):
-            shard = type(layer).from_config(layer.get_config())
-            shard.build([*shape[:-1], size])
-            shards.append(shard)
-        return shards
+        *outer, channels = layer.input.shape
+        sizes = shares(channels, self.num_shards)
+        return [_built(layer, [*outer, size]) for size in sizes]
+
+
+def _built(layer, input_shape, **changes):
+    """A layer of the same configuration but for some changes, with variables."""
+    built = type(layer).from_config(layer.get_config() | changes)
+    built.build(input_shape)
+    return built
 
 
 def _acts_on(layer, unsplit):

@@ -1,15 +1,14 @@
 """Batch normalization with the moments of the whole batch, over several devices.
 
 Every device computes the moments of its images; one combines them (Chan et al. 1979)
-with those of its neighbors and of other processes, and every device normalizes with the
-result.
+with those of its neighbors and of other processes. `Walk` normalizes with the result on
+every device.
 """
 
 import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
-from keras import layers
 
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.workers import ALONE, Workers
@@ -42,29 +41,6 @@ def combined_moments(
     share = sum(images) / batch_size
     over_workers = functools.partial(_over_workers, workers=workers, share=share)
     return tape.apply(home, over_workers, combined)
-
-
-def normalized(
-    tape: DeviceTape,
-    layer: layers.BatchNormalization,
-    value: Value,
-    moments: Sequence[Value],
-    params: Sequence[Value],
-) -> Value:
-    """The output of the layer for a value with these moments, all on its device."""
-
-    def normalize(x, mean, variance, *params):
-        params = list(params)
-        scale = params.pop(0) if layer.scale else None
-        offset = params.pop(0) if layer.center else None
-        wide = tf.cast(x, mean.dtype)
-        normal = tf.nn.batch_normalization(
-            wide, mean, variance, offset, scale, layer.epsilon
-        )
-        return tf.cast(normal, x.dtype)
-
-    [output] = tape.apply(value.device, normalize, [value, *moments, *params])
-    return output
 
 
 def _moments(x):

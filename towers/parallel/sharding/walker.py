@@ -12,22 +12,18 @@ from keras import layers, tree
 from towers.models.layers import LocalResponseNormalization, PadChannels
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
-from towers.parallel.sharding.sync_batch_norm import normalized
-
-# Parameters and model state of one shard of one group, in the model's order, on its
-# device.
-ShardValues = tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]
+from towers.parallel.tower import model_input
 
 
-def _variable_places(model):
-    """Layer name -> the places of its parameters and of its state in the model's."""
-    places = {id(v): i for i, v in enumerate(model.trainable_variables)}
-    state_places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
+def _variable_indices(model):
+    """Layer name -> the indices of its parameters and of its state in the model's."""
+    variables = model.trainable_variables, model.non_trainable_variables
+    index = {id(v): i for part in variables for i, v in enumerate(part)}
     return {
-        layer.name: (
-            [places[id(v)] for v in layer.trainable_variables],
-            [state_places[id(v)] for v in layer.non_trainable_variables],
-        )
+        layer.name: [
+            [index[id(v)] for v in part]
+            for part in (layer.trainable_variables, layer.non_trainable_variables)
+        ]
         for layer in model.layers
     }
 
@@ -55,7 +51,8 @@ class Walk:
         devices: [group][shard] names.
         combine_moments: as `combined_moments`, where groups share the moments of batch
             normalization; else None.
-        variables: [group][shard], of as many of the groups as have images.
+        variables: [group][shard] parameters and model state in the model's order, on
+            the shard's device; of as many of the groups as have images.
         tape: records the operations for the gradients.
         training: whether layers behave as in training.
 
@@ -70,14 +67,14 @@ class Walk:
         shards: split.Shards,
         devices: Sequence[Sequence[str]],
         combine_moments: Callable[..., list[Value]] | None,
-        variables: Sequence[Sequence[ShardValues]],
+        variables: Sequence[Sequence[tuple[Sequence[tf.Tensor], Sequence[tf.Tensor]]]],
         tape: DeviceTape,
         training: bool,
     ):
         self._model, self._shards, self._tape = model, shards, tape
         self._devices = devices[: len(variables)]
         self._training, self._combine_moments = training, combine_moments
-        self._places = _variable_places(model)
+        self._indices = _variable_indices(model)
         self.params = [
             [
                 [Value(param, device, differentiable=training) for param in params]
@@ -100,9 +97,7 @@ class Walk:
         """An input of the model, on every device."""
         values = []
         for batch, devices in zip(batches, self._devices, strict=True):
-            tensor = batch.get(x.name)
-            if tensor is None:  # an evaluation has no noise, and needs none
-                tensor = tf.zeros([tf.shape(batch["images"])[0], *x.shape[1:]], x.dtype)
+            tensor = model_input(batch, x)
             values.append([])
             for device in devices:
                 with tf.device(device):
@@ -115,10 +110,8 @@ class Walk:
     def _visit(self, layer, *args, **kwargs):
         tensors = [x for x in tree.flatten((args, kwargs)) if isinstance(x, GridTensor)]
         if type(layer) in split.SPLIT:
-            if split.needs_all_inputs(layer):
-                tensors = [self._replicate(tensors[0])]
-            else:
-                tensors = [self._shard(tensors[0])]
+            whole = split.needs_all_inputs(layer)
+            tensors = [(self._replicate if whole else self._shard)(tensors[0])]
             replicated = self._shards.num_shards == 1
         elif isinstance(layer, layers.Flatten):
             # Slices of channels are not neighbors once flattened.
@@ -128,9 +121,8 @@ class Walk:
             values = [function(self._tape, layer, x) for x in tensors[0].values]
             return GridTensor(values, replicated=False)
         else:
-            replicated = all(x.replicated for x in tensors)
-            if self._shards.of(layer, 0) is not layer:  # created for slices
-                replicated = False
+            is_whole = self._shards.of(layer, 0) is layer  # not created for slices
+            replicated = is_whole and all(x.replicated for x in tensors)
             if not replicated:
                 tensors = [self._shard(x) for x in tensors]
         if isinstance(layer, layers.BatchNormalization) and self._training:
@@ -149,9 +141,9 @@ class Walk:
     def _call(self, layer, group, shard, args, kwargs, tensors):
         """A layer on one device, on the tape."""
         layer_shard = self._shards.of(layer, shard)
-        param_places, state_places = self._places.get(layer.name, ([], []))
-        params = [self.params[group][shard][i] for i in param_places]
-        state = [self.state[group][shard][i] for i in state_places]
+        param_indices, state_indices = self._indices.get(layer.name, ([], []))
+        params = [self.params[group][shard][i] for i in param_indices]
+        state = [self.state[group][shard][i] for i in state_indices]
         inputs = [tensor.values[group][shard] for tensor in tensors]
 
         def function(*values):
@@ -177,8 +169,8 @@ class Walk:
 
         device = self._devices[group][shard]
         output, *new_state = self._tape.apply(device, function, params + inputs)
-        for place, value in zip(state_places, new_state, strict=True):
-            self.state[group][shard][place] = value.tensor
+        for index, value in zip(state_indices, new_state, strict=True):
+            self.state[group][shard][index] = value.tensor
         return output
 
     # Layouts of the channels.
@@ -208,50 +200,54 @@ class Walk:
 
     def _shard(self, tensor):
         """The same tensor with a slice of the channels on every device."""
-        if not tensor.replicated or self._shards.num_shards == 1:
+        count = self._shards.num_shards
+        if not tensor.replicated or count == 1:
             return tensor
         values = []
-        for group_values, devices in zip(tensor.values, self._devices, strict=True):
+        for group_values in tensor.values:
             values.append([])
-            for shard, (value, device) in enumerate(
-                zip(group_values, devices, strict=True)
-            ):
+            for shard, value in enumerate(group_values):
                 cut = functools.partial(
-                    split.channel_slice,
-                    shard=shard,
-                    num_shards=self._shards.num_shards,
+                    split.channel_slice, shard=shard, num_shards=count
                 )
-                values[-1] += self._tape.apply(device, cut, [value])
+                values[-1] += self._tape.apply(value.device, cut, [value])
         return GridTensor(values, replicated=False)
 
     # Batch normalization over all groups.
 
     def _synchronize(self, layer, tensor):
-        """Normalizes with the moments of the whole batch; statistics move as in Keras,
-        once."""
+        """Normalizes with the moments of the whole batch."""
         values = [[] for _ in self._devices]
         for shard, home in enumerate(self._devices[0]):
-            slices_of_groups = [group[shard] for group in tensor.values]
-            combined = self._combine_moments(self._tape, slices_of_groups, home)
-            for group, value in enumerate(slices_of_groups):
-                values[group].append(
-                    self._normalize(layer, group, shard, value, combined)
-                )
+            of_groups = [group[shard] for group in tensor.values]
+            moments = self._combine_moments(self._tape, of_groups, home)
+            for group, value in enumerate(of_groups):
+                values[group] += self._normalize(layer, group, shard, value, moments)
         return GridTensor(values, tensor.replicated)
 
     def _normalize(self, layer, group, shard, value, moments):
-        device = self._devices[group][shard]
-        layer_shard = self._shards.of(layer, shard)
-        param_places, state_places = self._places[layer.name]
-        params = [self.params[group][shard][i] for i in param_places]
+        """The output on one device; statistics move as in Keras, once."""
+        device = value.device
+        param_indices, state_indices = self._indices[layer.name]
+        params = [self.params[group][shard][i] for i in param_indices]
         moments = [self._tape.move(moment, device) for moment in moments]
-        momentum = layer_shard.momentum
+        momentum = layer.momentum
         with tf.device(device):
-            for place, moment in zip(state_places, moments, strict=True):
-                before = self.state[group][shard][place]
+            for index, moment in zip(state_indices, moments, strict=True):
+                before = self.state[group][shard][index]
                 after = before * momentum + moment.tensor * (1 - momentum)
-                self.state[group][shard][place] = after
-        return normalized(self._tape, layer_shard, value, moments, params)
+                self.state[group][shard][index] = after
+
+        def normalize(x, mean, variance, *params):
+            params = list(params)
+            scale = params.pop(0) if layer.scale else None
+            offset = params.pop(0) if layer.center else None
+            normal = tf.nn.batch_normalization(
+                tf.cast(x, mean.dtype), mean, variance, offset, scale, layer.epsilon
+            )
+            return tf.cast(normal, x.dtype)
+
+        return self._tape.apply(device, normalize, [value, *moments, *params])
 
 
 # Layers that read channels of neighbor devices, but not all channels.

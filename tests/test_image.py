@@ -1,0 +1,332 @@
+"""Image files are read as Pillow, TensorFlow and NumPy read them (rows 23, 40)."""
+
+import io
+import struct
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pictures import WEBP, bmp, chunk, gif, png, png_file, random_pixels
+from PIL import Image, ImageOps
+
+from towers.data.image import read_image, upright_size
+
+RGB, RGBA = (Image.fromarray(random_pixels(c, 9, 7, c)) for c in (3, 4))
+DEEP = Image.fromarray(random_pixels(2, 9, 7, 1, np.uint16)[..., 0])
+
+
+def file_of(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def by_pillow(content):
+    """The upright image in colors."""
+    with Image.open(io.BytesIO(content)) as image:
+        return ImageOps.exif_transpose(image).convert("RGBA").convert("RGB")
+
+
+def decode(content, channels=3, **options):
+    """The whole image, in its own size."""
+    shape = *upright_size(content, **options), channels
+    return read_image(content, shape, resize=False, **options)
+
+
+def smooth(height, width):
+    """Straight lines of values, of which JPEG loses little, and whose mean around a
+    place is the value there; no two corners are alike."""
+    rows, columns = np.mgrid[:height, :width]
+    image = [255 * rows / height, 255 * columns / width, 127 + 0 * rows]
+    return Image.fromarray(np.rint(np.stack(image, -1)).astype(np.uint8))
+
+
+# Formats and modes.
+
+
+@pytest.mark.parametrize(
+    "kind,image,options",
+    [
+        *(("PNG", RGBA.convert(mode), {}) for mode in ("1", "L", "LA", "P", "RGB")),
+        ("PNG", RGBA, {}),
+        ("PNG", RGB.quantize(8), {"transparency": 3}),
+        ("PNG", RGB.quantize(2), {"bits": 1}),
+        *(("BMP", RGBA.convert(mode), {}) for mode in ("1", "L", "P", "RGB")),
+        ("BMP", RGBA, {}),
+        ("WEBP", RGB, {"lossless": True}),
+        ("WEBP", RGBA, {"lossless": True, "exact": True}),
+        ("WEBP", smooth(24, 40), {"quality": 90}),
+        ("GIF", RGB.quantize(8), {}),
+        *(("JPEG", smooth(24, 40).convert(mode), {}) for mode in ("L", "RGB", "CMYK")),
+        ("JPEG", smooth(24, 40), {"progressive": True}),
+        ("TIFF", RGB, {"compression": "tiff_lzw"}),
+        ("TIFF", RGB.convert("CMYK"), {}),
+        ("AVIF", smooth(24, 40), {"quality": 90}),
+    ],
+    ids=lambda x: x.mode if isinstance(x, Image.Image) else x if x else "",
+)
+def test_row_23_every_mode_is_read_as_pillow_reads_it(kind, image, options):
+    if kind not in Image.SAVE:
+        pytest.skip(f"Pillow is built without {kind}")
+    content = file_of(image, kind, **options)
+    np.testing.assert_array_equal(decode(content), by_pillow(content))
+    gray = np.asarray(by_pillow(content).convert("L"))
+    assert np.abs(decode(content, 1)[..., 0].astype(int) - gray).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_of_16_bits_the_upper_8_are_kept(kind):
+    expected = np.asarray(DEEP)[..., None].repeat(3, 2) >> 8
+    np.testing.assert_array_equal(decode(file_of(DEEP, kind)), expected)
+    deep = random_pixels(1, channels=3, dtype=np.uint16)
+    np.testing.assert_array_equal(decode(png(deep)), deep >> 8)
+    with pytest.raises(ValueError, match="pixels of 32 bits"):
+        decode(file_of(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
+
+
+def test_palettes_and_single_bits_are_those_of_the_specification():
+    colors = random_pixels(0, 1, 4)[0]
+    indices = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
+    rows = b"".join(b"\0" + row.tobytes() for row in indices)
+    palette = png_file(2, 3, 8, 3, rows, chunk(b"PLTE", colors.tobytes()))
+    np.testing.assert_array_equal(decode(palette), colors[indices])
+    bits = png_file(1, 8, 1, 0, b"\0" + bytes([0b10110010]))
+    expected = np.array([1, 0, 1, 1, 0, 0, 1, 0])[None, :, None] * 255
+    np.testing.assert_array_equal(decode(bits, 1), expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
+    for content, most in (
+        (file_of(smooth(24, 40).convert(mode), "JPEG", quality=95), 5),
+        (file_of(RGBA.convert(mode), "PNG"), 0),
+        (gif(5, 7, 2), 0),
+        (bmp(random_pixels(0)), 0),
+    ):
+        expected = tf.io.decode_image(content, 3, expand_animations=False).numpy()
+        assert np.abs(decode(content).astype(int) - expected).max() <= most
+
+
+def test_of_an_animation_the_first_frame_is_read():
+    frames = [RGB.quantize(8), Image.new("P", RGB.size)]
+    content = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    np.testing.assert_array_equal(decode(content), frames[0].convert("RGB"))
+    assert decode(WEBP["animated"]).shape == (7, 5, 3)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"])
+def test_a_file_that_breaks_off_is_refused(kind):
+    content = file_of(RGB, kind)
+    for cut in (1, 4, 12, 20, len(content) // 2):
+        with pytest.raises(ValueError, match="cannot be decoded: ") as caught:
+            decode(content[:cut])
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="the file is empty"):
+        decode(b"")
+
+
+def test_a_changed_bit_of_a_png_file_never_changes_pixels_in_silence():
+    content = png(random_pixels(0))
+    for place in range(8, len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        try:
+            image = decode(bytes(changed))
+        except ValueError:
+            continue
+        np.testing.assert_array_equal(image, random_pixels(0))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"<html>", b"\xff\x0a" + bytes(60), b"RIFF1234WEBPVP9 ", b"P6 1 1 255 abc"],
+)
+def test_other_formats_are_refused(content):
+    with pytest.raises(ValueError, match="cannot be decoded: "):
+        decode(content)
+
+
+# Limits (row 40).
+
+
+def huge_jpeg():
+    content = file_of(RGB, "JPEG")
+    place = content.index(b"\xff\xc0") + 5  # of the height in the frame header
+    return content[:place] + struct.pack(">HH", 60_000, 50_000) + content[place + 4 :]
+
+
+def huge_bmp():
+    content = bmp(random_pixels(0))
+    return content[:18] + struct.pack("<ii", 30_000, -30_000) + content[26:]
+
+
+@pytest.mark.parametrize(
+    "content,words",
+    [
+        (png_file(20_000, 20_000, 8, 2, b"\0" * 60_001), "has 400,000,000 pixels"),
+        (huge_jpeg(), "has 3,000,000,000 pixels"),
+        (gif(1, 1)[:6] + b"\xff\xff\xff\xff" + gif(1, 1)[10:], "has 4,294,836,225 pi"),
+        (huge_bmp(), "has 900,000,000 pixels"),
+        (
+            file_of(Image.new("1", (9_000, 9_000)), "TIFF", compression="group4"),
+            "has 81",
+        ),
+    ],
+    ids=["png", "jpeg", "gif", "bmp", "tiff"],
+)
+def test_row_40_a_huge_image_is_refused_at_once(content, words):
+    tracemalloc.start()
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=words):
+        read_image(content, (8, 8, 3))
+    assert time.monotonic() - started < 0.5
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"])
+def test_row_40_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
+    content = file_of(RGB, kind)
+    read_image(content, (4, 4, 3), max_pixels=63)
+    with pytest.raises(ValueError, match="has 63 pixels, and at most .*pixels=62 "):
+        read_image(content, (4, 4, 3), max_pixels=62)
+
+
+# Orientation.
+
+SAVED = {
+    "JPEG": {"quality": 95},
+    "PNG": {},
+    "WEBP": {"lossless": True},
+    "TIFF": {},
+}
+each_orientation = pytest.mark.parametrize("orientation", range(1, 9))
+each_format = pytest.mark.parametrize("kind", SAVED)
+
+
+def photo(image, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return file_of(image, kind, exif=exif, **SAVED[kind])
+
+
+@each_format
+@each_orientation
+def test_row_23_a_photo_is_turned_as_pillow_turns_it(kind, orientation):
+    content = photo(smooth(150, 260), kind, orientation)
+    expected = by_pillow(content)
+    assert upright_size(content) == expected.size[::-1]
+    assert expected.height == (260 if orientation > 4 else 150)
+    np.testing.assert_array_equal(decode(content), expected)
+    for shape in ((16, 16, 3), (16, 30, 3)):
+        fitted = ImageOps.fit(expected, shape[1::-1], Image.Resampling.BILINEAR)
+        found = read_image(content, shape)
+        assert np.abs(found.astype(int) - fitted).max() <= 2
+
+
+def test_the_orientation_in_xmp_is_read_where_there_is_no_exif():
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="8"/></x:xmpmeta>'
+    assert upright_size(file_of(smooth(8, 16), "JPEG", xmp=xmp)) == (16, 8)
+
+
+@each_format
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_an_orientation_that_is_none_leaves_the_photo(kind, value):
+    assert decode(photo(smooth(8, 16), kind, value)).shape == (8, 16, 3)
+
+
+def test_damaged_metadata_leaves_the_photo():
+    content = photo(smooth(8, 16), "JPEG", 6)
+    assert decode(content).shape == (16, 8, 3)
+    place = content.index(b"Exif\0\0") + 6
+    for damaged in (b"XX", b"MM\0\x2b", b"II\x2a\0\xff\xff\xff\xff", bytes(10)):
+        changed = content[:place] + damaged + content[place + len(damaged) :]
+        assert decode(changed).shape in ((8, 16, 3), (16, 8, 3))
+
+
+# Sizes.
+
+
+def triangle_weights(length, size, scale, begin):
+    """float64 [size, length]: the shares of stored pixels in those of the result."""
+    width = max(1, 1 / scale)
+    centers = (np.arange(size) + 0.5 - begin) / scale
+    distances = np.abs(centers[:, None] - (np.arange(length) + 0.5)) / width
+    weights = np.maximum(0, 1 - distances)
+    return weights / weights.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    "height,width", [(17, 40), (40, 17), (5, 9), (8, 30), (64, 64), (4, 900)]
+)
+def test_images_are_resized_by_the_shorter_side_and_cropped(height, width):
+    size, image = 8, random_pixels(0, height, width)
+    scale = size / min(height, width)
+    down, across = (
+        triangle_weights(length, size, scale, (size - scale * length) / 2)
+        for length in (height, width)
+    )
+    expected = np.einsum("yh,hwc,xw->yxc", down, image.astype(np.float64), across)
+    actual = read_image(png(image), (size, size, 3))
+    # Pillow rounds twice, and weighs nothing beyond the square.
+    inner = slice(1, -1)
+    np.testing.assert_allclose(actual[inner, inner], expected[inner, inner], atol=1.01)
+
+
+def test_an_image_of_the_right_size_is_left_alone_and_another_names_the_way_out():
+    image = random_pixels(0, 8, 8)
+    np.testing.assert_array_equal(read_image(png(image), (8, 8, 3)), image)
+    with pytest.raises(ValueError, match=r"is 8x8 \(.*\) where 8x6 is .*=N"):
+        read_image(png(image), (8, 6, 3), resize=False)
+
+
+@pytest.mark.parametrize(
+    "height,width,size",
+    [(375, 500, 64), (512, 513, 32), (1201, 403, 50), (403, 1201, 50), (127, 300, 64)],
+)
+def test_a_reduced_scale_shows_what_the_whole_image_does(height, width, size):
+    content = file_of(smooth(height, width), "JPEG", quality=100, subsampling=0)
+    actual = read_image(content, (size, size, 3)).astype(int)
+    bilinear = Image.Resampling.BILINEAR
+    differences = actual - ImageOps.fit(by_pillow(content), (size, size), bilinear)
+    assert np.abs(differences).max() <= 2
+    # Moved by half a pixel at full scale it would be 0.3.
+    assert np.abs(differences.mean((0, 1))).max() < 0.25
+
+
+@each_format
+@each_orientation
+def test_a_crop_of_a_photo_is_what_pillow_cuts_out(kind, orientation):
+    content = photo(smooth(150, 260), kind, orientation)
+    upright = by_pillow(content)
+    width, height = upright.size
+    for box, side in [
+        ((height // 10, width // 8, height // 2, width // 3), 16),
+        ((height // 10, width // 8, height // 2, width // 3), 48),
+        ((1, 2, height - 2, width - 5), 16),
+    ]:
+        sizes = []
+
+        def crop(*full_size, box=box, sizes=sizes):
+            sizes.append(full_size)
+            return box
+
+        top, left, h, w = box
+        part = upright.crop((left, top, left + w, top + h))
+        expected = part.resize((side, side), Image.Resampling.BILINEAR)
+        found = read_image(content, (side, side, 3), crop)
+        assert np.abs(found.astype(int) - expected).max() <= 4
+        assert sizes == [(height, width)]
+
+
+@pytest.mark.parametrize("height,width", [(49, 49), (49, 56), (103, 110), (98, 98)])
+def test_the_middle_is_never_larger_than_the_image(height, width):
+    """Of these sizes 8 / (8 / height) is larger than the height."""
+    content, left = file_of(smooth(height, width), "PNG"), (width - height) / 2
+    expected = by_pillow(content).resize(
+        (8, 8), Image.Resampling.BILINEAR, (left, 0, left + height, height)
+    )
+    found = read_image(content, (8, 8, 3))
+    assert np.abs(found.astype(int) - expected).max() <= 1
