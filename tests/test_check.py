@@ -229,6 +229,10 @@ def test_the_images_for_validation_are_checked_too(run, root):
             ["--dataset=embedded", "--grid=none/x.png"],
             ["none/x.png: cannot be written"],
         ),
+        (
+            ["--dataset=image_folder", "--data_dir=P", "--grid=P/a/2.png"],
+            ["P/a/2.png: is among the images"],
+        ),
     ],
 )
 def test_row_17_a_wrong_flag_ends_in_one_line_and_2(arguments, words, capfd):

@@ -236,6 +236,7 @@ def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path, fe
     content = pathlib.Path(image).read_bytes()
     refuses(image, "is the name of an image")
     assert pathlib.Path(image).read_bytes() == content
+    refuses(workdir / "config.json", "is a file of the run")
 
 
 # Features.

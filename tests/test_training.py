@@ -192,6 +192,8 @@ def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, cap
     before = snapshot(tmp_path)
     assert_equal_states(train(tmp_path, config).state, state)
     assert f"{tmp_path} is finished: step 10 of 10." in capfd.readouterr().out
+    train(tmp_path, dataclasses.replace(config, max_steps=7))
+    assert f"{tmp_path} is finished: step 10, beyond 7." in capfd.readouterr().out
     assert snapshot(tmp_path) == before
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 from collections.abc import Callable
 
@@ -69,6 +70,9 @@ def check(
             all named in the report.
         ConfigError: the picture cannot be written.
     """
+    is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
+    if grid_path and data_dir and is_inside(os.path.realpath(data_dir)):
+        raise ConfigError(f"--grid={grid_path}: is among the images of --data_dir")
     grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
     if not os.access(os.path.dirname(grid_path), os.W_OK):
         raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")

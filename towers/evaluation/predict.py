@@ -53,6 +53,8 @@ def predict(
         )
 
     folder = RunFolder(workdir)
+    if output and os.path.realpath(output) in map(os.path.realpath, folder.files()):
+        raise ConfigError(f"output={output}: is a file of the run; choose another")
     config = config or folder.prediction_config(step)
     *_, kind = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder, remark)

@@ -108,7 +108,7 @@ class RunFolder:
         """Refuses a folder in which something else, such as a link, stands in the place
         of a run's file or folder, or that cannot be looked into."""
         folders = (self.checkpoints, self.tensorboard, *self.boards)
-        expected = dict.fromkeys(self._files(), "a file")
+        expected = dict.fromkeys(self.files(), "a file")
         expected |= dict.fromkeys(folders, "a folder")
         for path, kind in expected.items():
             _check_kind(path, kind)
@@ -117,7 +117,8 @@ class RunFolder:
         """The same of the folder of checkpoints, for a run under way."""
         _check_kind(self.checkpoints, "a folder")
 
-    def _files(self):
+    def files(self) -> tuple[pathlib.Path, ...]:
+        """The small files of a run."""
         reports = self.metrics, self.result, self.mistakes
         return self.config, self.dataset_info, *reports
 
@@ -134,7 +135,7 @@ class RunFolder:
         for board in self.boards:
             kept += _clear(board, _EVENTS)
         kept += _clear(self.tensorboard, None)
-        for path in self._files():
+        for path in self.files():
             _remove(path, files.remove)
         return [path for path in kept if path not in self.boards]
 

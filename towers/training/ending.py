@@ -68,6 +68,8 @@ def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
 
 def progress(run: Run) -> str:
     """Such as "step 5 of 10"."""
+    if run.step > run.last_step:
+        return f"step {run.step}, beyond {run.last_step}"
     return f"step {run.step} of {run.last_step}"
 
 
