@@ -21,12 +21,12 @@ from towers import train
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
 from towers.config.recipes import config_of_flags
+from towers.data.photos import photo_options
 from towers.output import say
 from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
-
 CONFIG = flags.DEFINE_string("config", None, "Recipe: its name in configs/ or a path.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
@@ -40,8 +40,9 @@ config_flags.define_config_flags()
 def main(_):
     check_environment()
     stored = functools.partial(config_to_continue, overwrite=OVERWRITE.value)
+    given = config_flags.given_flags()
     command = config_of_flags(
-        CONFIG.value, RECIPES, config_flags.given_flags(), WORKDIR.value, stored
+        CONFIG.value, RECIPES, given, WORKDIR.value, stored, photo_options
     )
     if command.remark:
         say(command.remark)

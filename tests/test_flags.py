@@ -1,5 +1,6 @@
 """The command line: three layers of options, and one line per mistake (row 17)."""
 
+import functools
 import os
 import pathlib
 import re
@@ -16,6 +17,7 @@ import towers
 from towers.config import FIELDS, Config, synonyms
 from towers.config import flags as config_flags
 from towers.config.recipes import config_of_flags, load_recipe
+from towers.data.photos import photo_options
 from towers.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -99,9 +101,12 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
         for number in range(100):
             image = Image.new("RGB", (size, size + 9))
             image.save(tmp_path / "own" / part / name / f"{number}.jpg")
+    command_of = functools.partial(
+        config_of_flags, None, recipes, photo_options=photo_options
+    )
     folder = f"--data_dir={tmp_path / 'own'}"
     for more in ([], ["--dataset=image_folder"]):
-        command = config_of_flags(None, recipes, given(folder, *more))
+        command = command_of(given(folder, *more))
         config = command.config
         assert (config.dataset, config.width) == ("image_folder", 0.25)
         # 200 images 50 times are the 10,000 that it is to see.
@@ -110,11 +115,11 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
         assert command.origins["image_size"] == "chosen for the images"
         assert "photos" in command.remark
     flags_first = given(folder, "--image_size=48", "--model=resnet50")
-    config = config_of_flags(None, recipes, flags_first).config
+    config = command_of(flags_first).config
     assert (config.image_size, config.width) == (48, 1.0)
     # Neither a folder of other things nor another data set is one.
     for other in ([f"--data_dir={tmp_path}"], [folder, "--dataset=mnist"]):
-        assert config_of_flags(None, recipes, given(*other)).remark == ""
+        assert command_of(given(*other)).remark == ""
 
 
 def test_other_flags_alone_stand_on_the_quickstart_and_that_is_said(recipes):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from towers.config.config import FIELDS, Config, check_names, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option
-from towers.config.photos import photo_options
 from towers.errors import ConfigError, nearest, one_line
 
 # The recipes of a command without --config: of one that names no data set, and of one
@@ -43,6 +42,7 @@ def config_of_flags(
     given: dict[str, Any],
     workdir: str | None = None,
     stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
+    photo_options: Callable[[str], dict[str, Any] | None] = lambda data_dir: None,
 ) -> CommandLine:
     """The Config of a command line.
 
@@ -58,6 +58,8 @@ def config_of_flags(
         workdir: the value of --workdir, or None.
         stored_config: the run's folder -> the config of the run there, None without a
             run.
+        photo_options: the value of --data_dir -> options for the images in class
+            folders there, None without such.
 
     Raises:
         ConfigError: there is no such recipe, or the options do not fit.
