@@ -11,6 +11,7 @@ from small_runs import NUM_TEST, arrays, saved, small_config
 from towers import load_run
 from towers.evaluation import evaluate
 from towers.parallel import strategies
+from towers.parallel.evaluator import AVERAGES
 from towers.run import checkpoints
 from towers.training import train
 
@@ -73,7 +74,7 @@ def older_run(tmp_path, monkeypatch):
 
 def test_without_averages_of_the_moments_the_state_is_taken(older_run):
     tensors, run = saved(older_run).tensors, load_run(older_run)
-    model = run.network("averages")
+    model = run.network(AVERAGES)
     for variables, kind in (
         (model.trainable_variables, "averages"),
         (model.non_trainable_variables, "state"),
