@@ -19,7 +19,8 @@ from towers.data import streams
 from towers.data.crops import random_box
 from towers.data.image import read_image, upright_size
 from towers.data.image_files import ImageFiles, ImageOptions, refuse
-from towers.data.sources import Source, Subset, channel_counts, moments, shown
+from towers.data.paths import shown
+from towers.data.sources import Source, Subset, channel_counts, moments
 from towers.errors import DataError, data_errors_of_tensorflow
 from towers.output import say
 

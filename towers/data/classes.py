@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers.data.files import read_data_file
-from towers.data.paths import reason
+from towers.data.paths import reason, shown
 from towers.data.randomness import random_bits
-from towers.data.sources import DataSet, Source, known_labels, shown
+from towers.data.sources import DataSet, Source, known_labels
 from towers.errors import ConfigError, nearest
 
 BALANCED = "balanced"

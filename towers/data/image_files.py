@@ -11,8 +11,7 @@ import numpy as np
 
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.files import read_image_file
-from towers.data.paths import reason
-from towers.data.sources import shown
+from towers.data.paths import reason, shown
 from towers.errors import DataError
 
 

@@ -15,35 +15,24 @@ from towers.data.cached import (
     sampled_moments,
     settle_size,
 )
+from towers.data.class_folders import LAYOUT, entries, find_folders, training_folder
 from towers.data.image_files import FolderFiles, ImageOptions, Survey
 from towers.data.paths import (
     ENDINGS,
     FORMATS_TEXT,
     OTHER_IMAGES,
+    data_folder,
     is_file,
     is_folder,
-)
-from towers.data.sources import (
-    TEST_FRACTION,
-    DataSet,
-    Trained,
-    data_folder,
     shown,
-    split_off_test,
 )
+from towers.data.sources import TEST_FRACTION, DataSet, Trained, split_off_test
 from towers.errors import DataError
 
-TRAIN, VALIDATION, TEST = ("train",), ("val", "valid", "validation"), ("test",)
 CHANNELS = 3
 
 # What archives leave behind.
 JUNK = ("__macosx", "thumbs.db", "desktop.ini")
-
-LAYOUT = (
-    "an image folder has train/CLASS/*.jpg|png|... and, where there are such images, "
-    "val/ and test/ alike, or CLASS/* alone; --data_dir names the folder that train/ "
-    "or the classes are in"
-)
 
 
 @dataclasses.dataclass
@@ -104,7 +93,7 @@ def load(
     options = (image_options or ImageOptions()).with_survey()
     skipped, refuse = Skipped(), _create_refuse(options.survey)
     root = data_folder(data_dir)
-    folders = _find_folders(root)
+    folders = find_folders(root)
     validation_folder, test_folder = folders.get("validation"), folders.get("test")
     test_folder = test_folder or validation_folder
     cache = ImageCache(options.cache_mb)
@@ -119,7 +108,7 @@ def load(
         options, image_shape = _trained_size(options, trained)
     else:
         classes_in = "train/"
-        folder = _training_folder(root, folders)
+        folder = training_folder(root, folders)
         names = _list_classes(folder, skipped, refuse)
         if len(names) < 2:
             raise DataError(
@@ -174,30 +163,6 @@ def load(
     )
 
 
-def _find_folders(root: str) -> dict[str, str]:
-    """Those for training, validation and testing in a folder, named in any case."""
-    if not os.path.isdir(root):
-        raise DataError(f"{root}: there is no such folder; {LAYOUT}")
-    folders = {}
-    for entry in sorted(_entries(root), key=lambda entry: entry.name):
-        for names in (TRAIN, VALIDATION, TEST):
-            if entry.name.lower() in names and is_folder(entry):
-                other = folders.setdefault(names[-1], entry.path)
-                if other != entry.path:
-                    raise DataError(
-                        f"{other} and {entry.name}/: two folders for the same; move "
-                        "one of them away"
-                    )
-    return folders
-
-
-def _training_folder(root, folders):
-    """`train/`, or the root where it has the classes."""
-    if "train" in folders or not folders:
-        return folders.get("train", root)
-    raise DataError(f"{root} has no folder train/; {LAYOUT}")
-
-
 def _words_of(folders):
     named = {use: os.path.basename(path) for use, path in folders.items()}
     if "test" not in named:
@@ -236,7 +201,7 @@ def _list_classes(folder: str, skipped: Skipped, refuse: Refuse) -> dict[str, by
     """Class -> its image files, as `FolderFiles` takes them; both in the order of the
     names."""
     names = {}
-    for entry in _entries(folder):
+    for entry in entries(folder):
         if entry.name.lower() in JUNK:
             skipped.add(entry.path)
         elif is_folder(entry):
@@ -254,7 +219,7 @@ def _list_classes(folder: str, skipped: Skipped, refuse: Refuse) -> dict[str, by
 
 
 def _list_images(folder: str, skipped: Skipped, refuse: Refuse) -> Iterator[str]:
-    for entry in _entries(folder):
+    for entry in entries(folder):
         # The listing has the kind of each entry; no file is inspected.
         if entry.name.lower().endswith(ENDINGS) and is_file(entry):
             yield entry.name
@@ -278,14 +243,4 @@ def _list_images(folder: str, skipped: Skipped, refuse: Refuse) -> Iterator[str]
 
 
 def _is_empty_folder(entry):
-    return is_folder(entry) and next(_entries(entry.path), None) is None
-
-
-def _entries(folder: str) -> Iterator[os.DirEntry]:
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not entry.name.startswith("."):
-                    yield entry
-    except OSError as error:
-        raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error
+    return is_folder(entry) and next(entries(entry.path), None) is None

@@ -20,9 +20,30 @@ ENDINGS = tuple(x for x, name in Image.EXTENSION.items() if name in FORMATS)
 # Images of other formats, which are named and not silently skipped.
 OTHER_IMAGES = (".avif", ".heic", ".heif", ".ico", ".jp2", ".jxl", ".ppm")
 
+# Characters of a path in a message, so that the rest of it is read.
+MOST_SHOWN = 200
 
 # One path, or several.
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def shown(text: str, most: int = MOST_SHOWN) -> str:
+    """A path, or names that come with data, as part of a line: what a terminal does not
+    show is escaped, and of a long text the end is kept."""
+    text = printable(text)
+    return text if len(text) <= most else "..." + text[3 - most :]
+
+
+def data_folder(data_dir: str) -> str:
+    """The absolute path of the folder that --data_dir means, which may be missing.
+
+    Raises:
+        DataError: it is a file.
+    """
+    root = os.path.abspath(os.path.expanduser(data_dir or "data"))
+    if os.path.exists(root) and not os.path.isdir(root):
+        raise DataError(f"{root} is not a folder; --data_dir names the folder it is in")
+    return root
 
 
 def check_paths(paths: Paths) -> list[str]:

@@ -1,12 +1,13 @@
 """Options for a folder of photos, from its number of images and their size."""
 
-import os
 import statistics
 from typing import Any
 
 from PIL import Image
 
-from towers.data.paths import ENDINGS, is_folder
+from towers.data.class_folders import entries, find_folders, training_folder
+from towers.data.paths import ENDINGS, data_folder, is_folder
+from towers.errors import DataError
 
 SAMPLE = 100  # images whose size is read
 # Images to train on, all epochs together, and the bounds of the epochs.
@@ -17,13 +18,13 @@ EPOCHS = (15, 100)
 def photo_options(data_dir: str) -> dict[str, Any] | None:
     """Size of the images, and number of epochs; None where there are not two folders
     with images, the classes, in the folder or in its `train/`."""
-    root = os.path.expanduser(data_dir or "data")
-    train = os.path.join(root, "train")
     try:
-        folders = _subfolders(train if os.path.isdir(train) else root)
-        classes = [images for images in map(_images, folders) if images]
-    except OSError:  # loading the data set says what is wrong
+        root = data_folder(data_dir)
+        train = training_folder(root, find_folders(root))
+        folders = [_images(x.path) for x in entries(train) if is_folder(x)]
+    except DataError:  # loading the data set says it again
         return None
+    classes = list(filter(None, folders))
     if len(classes) < 2:
         return None
     paths = sorted(sum(classes, []))
@@ -43,14 +44,8 @@ def _image_size(side: float, num_images: int) -> int:
     return 128 if side >= 128 and num_images >= 10_000 else 64
 
 
-def _subfolders(folder):
-    with os.scandir(folder) as entries:
-        return [x.path for x in entries if is_folder(x) and not x.name.startswith(".")]
-
-
 def _images(folder):
-    with os.scandir(folder) as entries:
-        return [x.path for x in entries if x.name.lower().endswith(ENDINGS)]
+    return [x.path for x in entries(folder) if x.name.lower().endswith(ENDINGS)]
 
 
 def _size(path):

@@ -29,14 +29,8 @@ import numpy as np
 
 from towers.data import tfds
 from towers.data.files import open_data_file, open_lock_file, read_data_file
-from towers.data.paths import reason
-from towers.data.sources import (
-    ArraySource,
-    DataSet,
-    channel_moments,
-    data_folder,
-    shown,
-)
+from towers.data.paths import data_folder, reason, shown
+from towers.data.sources import ArraySource, DataSet, channel_moments
 from towers.errors import DataError, one_line
 from towers.output import say
 

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-import os
 import zlib
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import DataError, data_errors_of_tensorflow, printable
+from towers.data.paths import shown
+from towers.errors import DataError, data_errors_of_tensorflow
 
 # Held out of a data set that has no images for testing.
 TEST_FRACTION = 0.1
@@ -17,9 +17,6 @@ TEST_FRACTION = 0.1
 # Examples whose labels are read where a source does not list them; read at once.
 NUM_SAMPLED = 1000
 NUM_READ = 50
-
-# Characters of a path in a message, so that the rest of it is read.
-MOST_SHOWN = 200
 
 
 class Source(Protocol):
@@ -288,25 +285,6 @@ def _read_labels(source, indices):
             some = tf.constant(indices[first : first + NUM_READ], tf.int64)
             labels.append(source.read(some)[1].numpy())
     return np.concatenate(labels) if labels else np.zeros(0, np.int32)
-
-
-def shown(text: str, most: int = MOST_SHOWN) -> str:
-    """A path, or names that come with data, as part of a line: what a terminal does not
-    show is escaped, and of a long text the end is kept."""
-    text = printable(text)
-    return text if len(text) <= most else "..." + text[3 - most :]
-
-
-def data_folder(data_dir: str) -> str:
-    """The absolute path of the folder that --data_dir means, which may be missing.
-
-    Raises:
-        DataError: it is a file.
-    """
-    root = os.path.abspath(os.path.expanduser(data_dir or "data"))
-    if os.path.exists(root) and not os.path.isdir(root):
-        raise DataError(f"{root} is not a folder; --data_dir names the folder it is in")
-    return root
 
 
 def split_off_test(

@@ -46,10 +46,7 @@ plain = tf.autograph.experimental.do_not_convert
 COLLECT_SECS = 0.1
 
 _calls = queue.SimpleQueue()
-
-
-_starting = threading.Lock()
-_started = []
+_starting, _started = threading.Lock(), []
 
 
 def _start_readers():
@@ -58,24 +55,22 @@ def _start_readers():
     A collection deletes iterators of `tf.data`, which waits for the reads that are
     under way. In a reader it would wait for itself, so it has a thread of its own.
     """
-    if _started:
-        return
     with _starting:
         if _started:
             return
         gc.disable()
         for run in [_read_images] * NUM_READERS + [_collect_garbage]:
-            thread = threading.Thread(target=run, args=[_calls], daemon=True)
+            thread = threading.Thread(target=run, daemon=True)
             thread.start()
             _started.append(thread)
 
 
-def _read_images(calls):
+def _read_images():
     while True:
-        calls.get()()
+        _calls.get()()
 
 
-def _collect_garbage(_):
+def _collect_garbage():
     """As Python does: the young generations more often than the old ones."""
     ended = threading.Event()
     for number in itertools.count(1):

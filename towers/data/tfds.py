@@ -26,14 +26,8 @@ from towers.data.cached import (
     settle_size,
 )
 from towers.data.image_files import ImageOptions
-from towers.data.paths import reason
-from towers.data.sources import (
-    TEST_FRACTION,
-    DataSet,
-    data_folder,
-    shown,
-    split_off_test,
-)
+from towers.data.paths import data_folder, reason, shown
+from towers.data.sources import TEST_FRACTION, DataSet, split_off_test
 from towers.data.tfrecord import Records
 from towers.errors import DataError, TowersError, one_line
 

@@ -15,8 +15,7 @@ import numpy as np
 from towers.data import streams
 from towers.data.files import read_image_file
 from towers.data.image import read_image
-from towers.data.paths import reason
-from towers.data.sources import shown
+from towers.data.paths import reason, shown
 
 # Images that are read ahead, for each reader.
 AHEAD = 4

@@ -12,8 +12,7 @@ import tensorflow as tf
 from towers.config import Config
 from towers.config.options import check_path
 from towers.data import paths as image_paths
-from towers.data.paths import Paths
-from towers.data.sources import shown
+from towers.data.paths import Paths, shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
@@ -84,9 +83,10 @@ def predict(
             else:
                 yield file
 
-    results = create_table(output, form, run.class_names, top)
     if features:
         results = create_features_file(output)
+    else:
+        results = create_table(output, form, run.class_names, top)
     with _errors_of_output(output), results as write:
         images, size = readable_images(), 0
         while batch := list(itertools.islice(images, config.batch_size)):

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from towers.config import Config
-from towers.data.sources import Source, place_of, shown
+from towers.data.paths import shown
+from towers.data.sources import Source, place_of
 from towers.evaluation.figures import Predictions
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.evaluator import AVERAGES, RAW

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from towers.data.sources import shown
+from towers.data.paths import shown
 from towers.errors import printable
 from towers.evaluation.figures import softmax
 

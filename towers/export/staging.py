@@ -4,6 +4,7 @@ import contextlib
 import os
 import pathlib
 import shutil
+import zipfile
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -43,9 +44,15 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
 def _is_export(output, suffix):
     """Whether the file or folder has the class names as `writers` write them."""
     file = output if suffix else output / "saved_model.pb"
-    names = {".keras": b"class_names.json", ".tflite": b"labels.txt"}
-    is_file = os.path.isfile(file)
-    return is_file and names.get(suffix, b"class_names") in file.read_bytes()
+    if not os.path.isfile(file):
+        return False
+    member = {".keras": "class_names.json", ".tflite": "labels.txt"}.get(suffix)
+    if member is None:
+        return b"class_names" in file.read_bytes()
+    if not zipfile.is_zipfile(file):
+        return False
+    with zipfile.ZipFile(file) as archive:
+        return member in archive.namelist()
 
 
 @contextlib.contextmanager

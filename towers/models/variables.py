@@ -56,10 +56,8 @@ def build_network(
 
     def without_values():
         scope = keras.StatelessScope(initialize_variables=False)
-        with _settled(policy):
-            with scope:
-                model = create()
-        return model, scope
+        with _settled(policy), scope:
+            return create(), scope
 
     def with_values():
         with _settled(policy):

@@ -85,8 +85,8 @@ class Evaluator:
         totals, done, num = None, 0, 1
         while done < num_batches:
             # Sums over workers are told apart by their turn in a call.
-            own = min(num, num_batches - done)
-            num, *_ = self._workers.agree(own, False, False, False)
+            own = {"num": np.array(min(num, num_batches - done))}
+            num = int(self._workers.broadcast(own)["num"])
             started = time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)

@@ -267,10 +267,10 @@ def all_reduce(
     for tensors in zip(*vectors, strict=True):
         own = tensors[0].dtype
         if not equal:
-            tensors = _on_each(scaled, devices, tensors, weights)
+            tensors = on_each(scaled, devices, tensors, weights)
         wire = Wire(dtype or own, weights[0] if equal else 1.0)
         totals = ALGORITHMS[algorithm](tensors, devices, wire, targets)
-        sums.append(_on_each(tf.cast, targets, totals, [own] * len(targets)))
+        sums.append(on_each(tf.cast, targets, totals, [own] * len(targets)))
     return [list(of_target) for of_target in zip(*sums, strict=True)]
 
 
@@ -300,8 +300,8 @@ def _add(a, b, device, dtype):
         return tf.cast(a, dtype) + tf.cast(b, dtype)
 
 
-def _on_each(function, devices, *lists):
-    """The function of an element of each list, on its device."""
+def on_each(function: Callable, devices: Sequence[str], *lists: Sequence) -> list:
+    """The function of the elements that lists have for a device, there."""
     results = []
     for device, *values in zip(devices, *lists, strict=True):
         with tf.device(device):

@@ -15,7 +15,12 @@ from towers.parallel.compilation import CPU_STEP, Compilation
 from towers.parallel.copies import Values
 from towers.parallel.finite import FiniteGuard
 from towers.parallel.loop import while_loop
-from towers.parallel.reduce import squared_norm, tower_weights, weighted_mean
+from towers.parallel.reduce import (
+    on_each,
+    squared_norm,
+    tower_weights,
+    weighted_mean,
+)
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.strategies import Strategy
 from towers.parallel.tower import TowerResult, WholeNetwork
@@ -86,8 +91,9 @@ class Step:
                 frozen = self.phases[phase].frozen
                 gradients.append(zero_frozen(vectors, layout, frozen))
         # Norms come from the first copy: sums may round differently on other devices.
-        shards = list(zip(strategy.shards, gradients, strict=False))
-        norms = _on_each(shards, lambda _, vectors: squared_norm(vectors))
+        own = gradients[: strategy.num_shards]
+        shard_devices = [copy.device for copy in strategy.shards]
+        norms = on_each(squared_norm, shard_devices, own)
         with tf.device(home):
             norm = tf.sqrt(_sum(norms))
             decay = _sum(decays[: strategy.num_shards])
@@ -103,11 +109,13 @@ class Step:
             # A tower that is not finite makes the mean so.
             is_finite = tf.math.is_finite(norm + total_loss)
             verdict = self.guard.decide(is_finite, running)
-        squares = _on_each(
-            shards,
+        squares = on_each(
             lambda copy, vectors: self.update_fn.squares(
                 copy.layout.params, copy.read(copy.params), vectors
             ),
+            shard_devices,
+            strategy.shards,
+            own,
         )
 
         # The update of every copy.
@@ -207,15 +215,6 @@ def zero_frozen(vectors, layout, frozen):
         else vector * tf.constant(mask, vector.dtype)
         for vector, mask in zip(vectors, masks, strict=True)
     ]
-
-
-def _on_each(shards, function):
-    """The function of each shard of the first copy and its gradients, on its device."""
-    values = []
-    for copy, vectors in shards:
-        with tf.device(copy.device):
-            values.append(function(copy, vectors))
-    return values
 
 
 def _sum(values):

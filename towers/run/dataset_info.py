@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from towers.config import parse_json
-from towers.data.sources import DataSet, checksum, shown
+from towers.data.paths import shown
+from towers.data.sources import DataSet, checksum
 from towers.errors import ConfigError
 
 # Moments that differ by less are of the same images, counted by another version.

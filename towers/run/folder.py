@@ -97,8 +97,8 @@ class RunFolder:
     def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
         """Raises ConfigError where the folder is, or is in, one of class folders: it
         would be a class."""
-        data = os.path.realpath(os.path.expanduser(data_dir))
-        if pathlib.Path(os.path.realpath(self.path)).is_relative_to(data):
+        path = pathlib.Path(os.path.realpath(self.path))
+        if path.is_relative_to(os.path.realpath(data_dir)):
             raise ConfigError(
                 f"workdir={self.path} is in data_dir={data_dir}, where folders are "
                 "classes; choose another --workdir"

@@ -13,6 +13,7 @@ import tensorflow as tf
 from towers import build
 from towers.config import Config, checks, to_json
 from towers.data.batches import EvalBatches
+from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.optim.epochs import num_images
@@ -79,7 +80,7 @@ def train(
         # Folder. Of several workers the chief alone uses it.
         if is_chief:
             if config.dataset == "image_folder":
-                folder.validate_outside_of(config.data_dir or "data")
+                folder.validate_outside_of(data_folder(config.data_dir))
             folder.create()
             lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
             if overwrite and folder.is_restarted():
