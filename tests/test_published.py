@@ -27,7 +27,7 @@ import pytest
 from prepared_sets import all_of, message
 
 from towers import data
-from towers.data import published, tfds
+from towers.data import download, tfds
 from towers.data.published import PUBLISHED
 
 COUNTS = {"cifar10": [4] * 6, "cifar100": [7, 3], "mnist": [11, 4]}
@@ -561,7 +561,7 @@ def test_a_download_that_stands_still_ends(tmp_path, monkeypatch, server):
     over = threading.Event()
     put_on(server, monkeypatch, "cifar10")
     server.send = lambda request, x: (request.send(x[:50], len(x)), over.wait(60))
-    monkeypatch.setattr(published, "STALL_SECS", 0.3)
+    monkeypatch.setattr(download, "STALL_SECS", 0.3)
     start = time.monotonic()
     text = message(data.load, "cifar10", "mine")
     assert time.monotonic() - start < 5 and "timed out" in text
@@ -593,8 +593,8 @@ def test_row_39_a_signal_ends_a_download(tmp_path, server):
     server.send = lambda *_: (begun.set(), over.wait(60))
     script = (
         "from towers.run.signals import exit_on_signals; exit_on_signals()\n"
-        "from towers.data import published\n"
-        f"published.fetch({server.address + 'x'!r}, '', {str(tmp_path / 'x')!r})"
+        "from towers.data.download import fetch\n"
+        f"fetch({server.address + 'x'!r}, '', {str(tmp_path / 'x')!r})"
     )
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(

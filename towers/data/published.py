@@ -11,33 +11,21 @@ import dataclasses
 import fcntl
 import gzip
 import hashlib
-import io
 import math
 import os
-import queue
-import socket
 import tarfile
-import threading
-import urllib.error
-import urllib.request
 import zlib
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from towers.data import tfds
+from towers.data.download import fetch, unreachable
 from towers.data.files import open_data_file, open_lock_file, read_data_file
 from towers.data.paths import data_folder, reason, shown
 from towers.data.sources import ArraySource, DataSet, channel_moments
-from towers.errors import DataError, one_line
-from towers.output import say
-
-# A missing network is reported within 2 s.
-CONNECT_SECS = 1.2
-# The longest pause in a download.
-STALL_SECS = 30.0
+from towers.errors import DataError
 
 # Of an archive, and of a file of class names.
 MOST_ARCHIVE_BYTES = 2**28
@@ -438,42 +426,6 @@ def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
 # Downloads.
 
 
-def unreachable(url: str) -> str | None:
-    """The reason why the host of an address, or the proxy for it, cannot be reached
-    within CONNECT_SECS; None where it can."""
-    host = urlsplit(url).hostname
-    errors = queue.SimpleQueue()
-
-    def connect():
-        try:
-            _connect(url)
-            errors.put(None)
-        except Exception as error:  # Whatever it is, nothing can be fetched.
-            errors.put(error)
-
-    # In a thread, as a look-up of a name has no time limit. It does not delay the exit.
-    threading.Thread(target=connect, daemon=True).start()
-    try:
-        error = errors.get(timeout=CONNECT_SECS)
-    except queue.Empty:
-        error = f"no answer within {CONNECT_SECS:g} s"
-    return f"{host} cannot be reached ({one_line(error)})" if error else None
-
-
-def _connect(url):
-    address = urlsplit(url)
-    proxy = urllib.request.getproxies().get(address.scheme)
-    if proxy and not urllib.request.proxy_bypass(address.netloc):
-        address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((address.hostname, port), CONNECT_SECS).close()
-    except OSError as error:
-        if address.hostname == urlsplit(url).hostname:
-            raise
-        raise OSError(f"proxy {address.hostname}:{port}: {error}") from error
-
-
 def download(published: Published, folder: str) -> None:
     """Downloads the archives into a folder, one process at a time.
 
@@ -495,45 +447,6 @@ def download(published: Published, folder: str) -> None:
         raise DataError(f"{place}: cannot be written: {error.strerror}") from error
     except DataError as error:
         raise DataError(f"{error}; {published.how_to_get_it}") from error
-
-
-def fetch(url: str, sha256: str, path: str) -> None:
-    """Downloads one file; it gets its name when it is whole and its checksum right.
-
-    Raises:
-        DataError: it cannot be fetched, or has another checksum.
-        OSError: it cannot be written.
-    """
-    import keras
-
-    partial = f"{path}.partial"
-    open(partial, "wb").close()  # Keras would choose another folder
-    say(f"downloading {url} to {path} ...")
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(STALL_SECS)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # a progress bar
-            keras.utils.get_file(
-                os.path.basename(partial),
-                url,
-                cache_dir=os.path.dirname(path),
-                cache_subdir="",
-                force_download=True,
-            )
-        with open(partial, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except Exception as error:  # Keras raises Exception itself.
-        if isinstance(error.__context__, urllib.error.HTTPError):
-            error.__context__.close()  # as Keras does not
-        raise DataError(f"{url} was not downloaded: {one_line(error, 200)}") from error
-    else:
-        if found != sha256:
-            raise DataError(f"{url}: expected sha256 {sha256}, found {found}")
-        os.replace(partial, path)
-    finally:
-        socket.setdefaulttimeout(before)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(partial)
 
 
 # The table.
