@@ -52,8 +52,7 @@ class Program:
         folder: where it runs, and where its output goes.
         environ: changes of the environment.
         prefix: a command that starts it.
-        **options: of `subprocess.Popen`; by default the standard error goes where the
-            output goes.
+        **options: of `subprocess.Popen`.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Program:
                 "cwd": folder,
                 "stdin": subprocess.DEVNULL,
                 "stdout": output,
-                "stderr": subprocess.STDOUT,
+                "stderr": output,
                 # A signal to the tests is not one to it.
                 "start_new_session": True,
             }

@@ -178,8 +178,9 @@ class TestOnRay:
             assert {parent_of(raylet) for raylet in raylets} == nodes  # one on each
             os.kill(raylets[1], signal.SIGKILL)
             assert run.wait(300) == 0, run.output
-        # Both nodes are on one machine, where each may send the lines of all.
-        assert len(set(re.findall(r"\[0\] restored step \d+ ", run.output))) == 1
+            # Both nodes are on one machine, where each may send the lines of all.
+            restored = re.findall(r"\[0\] restored step \d+ ", run.output)
+            assert len(set(restored)) == 1, run.output
         assert state_of(run)["step"] == NUM_STEPS
 
     @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ class RayHost:
     """Runs one worker on a node of Ray; an actor with two threads."""
 
     def __init__(self):
-        self._ports, self._loop, self._process = contextlib.ExitStack(), None, None
+        self._ports, self.loop, self.process = contextlib.ExitStack(), None, None
 
     def address(self) -> str:
         """host:port for the worker; nobody else on the node is given the port."""
@@ -41,20 +41,21 @@ class RayHost:
             environ: what it has besides the environment of Ray.
             share: the GPUs that it sees.
         """
-        return asyncio.run(self._run(index, command, folder, environ, share))
-
-    async def _run(self, index, command, folder, environ, share):
-        self._loop = asyncio.get_running_loop()
         try:
             os.chdir(folder)
-            process = await Process.start(index, command, environ, share)
+            return asyncio.run(_run(self, index, command, environ, share))
         except (OSError, ConfigError) as error:
             return ConfigError.exit_code, f"worker {index} cannot start: {error}"
-        self._process = process
-        await process.ended
-        return process.code, str(process)
 
     def send(self, number: int) -> None:
         """Sends the worker a signal."""
-        if self._process:
-            self._loop.call_soon_threadsafe(self._process.send, number)
+        if self.process:
+            self.loop.call_soon_threadsafe(self.process.send, number)
+
+
+# No method, as Ray would call all of them in a loop of its own.
+async def _run(host, index, command, environ, share):
+    host.loop = asyncio.get_running_loop()
+    host.process = await Process.start(index, command, environ, share)
+    await host.process.ended
+    return host.process.code, str(host.process)
