@@ -146,7 +146,7 @@ def create_trainer(
     }
     task = Task(**values | {k: v for k, v in options.items() if k in TASK})
     is_asynchronous = isinstance(create, type)
-    more = {k: v for k, v in options.items() if k not in TASK}
+    more = {k: v for k, v in options.items() if k not in TASK | {"feed"}}
     if not is_asynchronous:
         more = {}
     others = options.keys() - TASK - more.keys() - {"feed"}
