@@ -38,6 +38,7 @@ def data_set(images):
     return DataSet("made up", source, source, ("x", "y", "z"), (0.0,), (1.0,), "")
 
 
+@pytest.mark.row(27)
 def test_a_copy_that_differs_is_named():
     state = {"params/a": np.ones(3), "params/b": np.zeros(3)}
     trainer = types.SimpleNamespace(state=lambda: state)
@@ -49,6 +50,7 @@ def test_a_copy_that_differs_is_named():
         peers.check_copies_of_workers(run)
 
 
+@pytest.mark.row(29)
 def test_other_pixels_of_as_many_images_are_refused():
     images = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8)
     given = []

@@ -134,6 +134,7 @@ def greeting_at(address):
         time.sleep(0.05)
 
 
+@pytest.mark.row(29)
 def test_row_29_a_machine_with_the_number_of_another_is_refused():
     """Two workers that both have --task_index=0."""
     addresses = addresses_of(3)
@@ -150,6 +151,7 @@ def test_row_29_a_machine_with_the_number_of_another_is_refused():
 
 @on_linux
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.row(29)
 def test_row_29_a_machine_that_finds_itself_as_another_worker_is_refused(index):
     """With the same port everywhere, as --task_index was given to the other machine."""
     port = addresses_of(1)[0].rpartition(":")[2]

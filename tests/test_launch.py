@@ -683,6 +683,7 @@ def run_program(*arguments, **environ):
         ("--num_workers=2 -- --seed=1", {"TF_CONFIG": "{}"}, ["TF_CONFIG is set"]),
     ],
 )
+@pytest.mark.row(17)
 def test_a_mistake_is_one_line_and_exit_2(command, environ, words):
     done = run_program(*command.split(), **environ)
     assert (done.returncode, done.stdout) == (2, "")

@@ -160,6 +160,7 @@ FAULTS = [(fault, victim) for fault in ("kill", "freeze", "cut") for victim in (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault,victim", FAULTS)
+@pytest.mark.row(28, 43)
 def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
     fault, victim, network, uninterrupted, tmp_path, count
 ):
@@ -179,6 +180,7 @@ def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fewer", [1, 2])
+@pytest.mark.row(28)
 def test_row_28_a_run_continues_with_fewer_workers(fewer, network, tmp_path):
     """To step 12: there another seed is 0.2 apart, and 1, 2 and 3 towers of one process
     up to 3.5e-5; after 40 steps at this rate such noise has grown to 5e-3."""
@@ -193,6 +195,7 @@ def test_row_28_a_run_continues_with_fewer_workers(fewer, network, tmp_path):
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.row(28, 33)
 def test_row_28_33_when_a_worker_is_killed_the_other_stops_and_a_restart_resumes(
     tmp_path,
 ):
@@ -215,6 +218,7 @@ def test_row_28_33_when_a_worker_is_killed_the_other_stops_and_a_restart_resumes
             assert output.count("server listens") == 1  # that of the first start
 
 
+@pytest.mark.row(29)
 def test_row_29_a_worker_with_other_options_is_refused(tmp_path):
     with machines(2) as network:
         logs = [tmp_path / "0.log", tmp_path / "1.log"]
@@ -263,6 +267,7 @@ def workers():
 
 
 @pytest.mark.parametrize("message", NCCL)
+@pytest.mark.row(28)
 def test_row_28_an_error_of_nccl_is_a_lost_worker(message, workers):
     error = raised_by(workers, message)
     assert isinstance(error, WorkerLostError)

@@ -152,6 +152,7 @@ def saved(folder, state):
 
 
 @pytest.mark.slow
+@pytest.mark.row(11)
 def test_row_11_any_number_of_workers_and_any_strategy_continue_each_other(tmp_path):
     """Two steps by one and two by another are four by one device.
 

@@ -82,6 +82,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize("target", ["the launcher", "worker 1"])
+@pytest.mark.row(12)
 def test_row_12_a_signal_stops_all_workers_and_the_same_command_continues(
     target, uninterrupted, tmp_path
 ):
