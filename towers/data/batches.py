@@ -330,7 +330,8 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
 
 
 def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
-    """Splits a source into the rest and a held-out fraction of each class.
+    """Splits a source into the rest and a held-out fraction of each class, or of all
+    where the labels are not known before the images are read.
 
     The choice goes by a hash of the names of the files (CLASS/NAME; without files of
     the numbers of the images), and is the same for every seed of a run.
