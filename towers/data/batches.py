@@ -194,7 +194,8 @@ class TrainBatches:
     def _read(self, step, indices):
         size = sum(map(len, self._read_rows))
         if self._reads_crops:
-            numbers = draw_numbers(self._draw(step, indices), size)
+            draw, scale = self._draw(step, indices), self.augment.crop_scale
+            numbers = draw_numbers(draw, size, scale)
             images, labels = self.source.read(indices, numbers)
         else:
             images, labels = self.source.read(indices)

@@ -257,6 +257,7 @@ class CachedSource:
                 self.image_shape,
                 crop,
                 resize=bool(options.image_size),
+                center_crop=options.center_crop,
                 max_pixels=options.max_pixels,
                 **more,
             )
