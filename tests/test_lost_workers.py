@@ -226,7 +226,8 @@ def raised_by(workers, message):
         (
             True,
             "NCCL operation ncclAllReduce(...) failed: remote process exited or there "
-            "was a network error. Last NCCL warning(error) log entry (may be unrelated).",
+            "was a network error. Last NCCL warning(error) log entry (may be "
+            "unrelated).",
         ),
         (True, "ncclRemoteError: A call failed possibly due to a network error"),
         (True, "ncclCommAbort was called"),
