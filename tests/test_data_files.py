@@ -6,6 +6,7 @@ import os
 import pathlib
 import struct
 
+import numpy as np
 import pytest
 from corruptions import time_limit
 from pictures import chunk, write_folder
@@ -14,12 +15,15 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data import image_folder, published
 from towers.data.files import open_lock_file
 from towers.data.image_files import FolderFiles
-from towers.data.published import read_idx
+from towers.data.published import RecordFile, read_file
 from towers.data.unlabeled import read_files
 from towers.errors import DataError
 
 HUGE = 10**11
-IDX = struct.pack(">ii", 0x801, 3) + bytes([7, 8, 9])
+LABELS = RecordFile(
+    "labels", 3, np.dtype([("label", "u1")]), struct.pack(">ii", 0x801, 3)
+)
+IDX = LABELS.header + bytes([7, 8, 9])
 IMAGE_HEADER = struct.pack(">IIBBBBB", 10**5, 10**5, 8, 2, 0, 0, 0)
 IMAGE = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", IMAGE_HEADER)
 
@@ -51,12 +55,12 @@ def archive(folder, plant):
 
 def idx_file(folder, plant):
     plant(folder / "labels")
-    read_idx(str(folder / "labels"), (3,))
+    read_file(LABELS, str(folder), {})
 
 
 def packed_idx_file(folder, plant):
     plant(folder / "labels.gz")
-    read_idx(str(folder / "labels.gz"), (3,))
+    read_file(LABELS, str(folder), {})
 
 
 @pytest.mark.parametrize("plant", [fifo, device, sparse])
@@ -80,16 +84,16 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
 def test_row_40_zeros_behind_a_packed_file_are_not_unpacked(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(IDX) + bytes(100))
-    assert read_idx(str(path), (3,)).tolist() == [7, 8, 9]
+    assert read_file(LABELS, str(tmp_path), {})["label"].tolist() == [7, 8, 9]
     sparse(path, gzip.compress(IDX))
     with time_limit(10), pytest.raises(DataError, match=f"has {HUGE:,} bytes, and at"):
-        read_idx(str(path), (3,))
+        read_file(LABELS, str(tmp_path), {})
 
 
 def test_links_to_files_are_followed(tmp_path):
     (tmp_path / "elsewhere").write_bytes(IDX)
     (tmp_path / "labels").symlink_to("elsewhere")
-    assert read_idx(str(tmp_path / "labels"), (3,)).tolist() == [7, 8, 9]
+    assert read_file(LABELS, str(tmp_path), {})["label"].tolist() == [7, 8, 9]
 
 
 # Image files.

@@ -176,19 +176,34 @@ def test_the_table_is_that_of_the_data_sets(monkeypatch):
 
 BIN, IMAGES, LABELS = "data_batch_3.bin", "images-idx3-ubyte", "labels-idx1-ubyte"
 WRONG = [
-    ("cifar10", BIN, lambda x: b"", "found 0: record 0 and those after it are missing"),
-    ("cifar10", BIN, lambda x: x[:9219], "record 3 and those after it are missing"),
+    ("cifar10", BIN, lambda x: b"", "breaks off in record 0, after 0"),
+    ("cifar10", BIN, lambda x: x[:9219], "it breaks off in record 3, after 0 of its"),
     ("cifar10", BIN, lambda x: x[:-1], "it breaks off in record 3, after 3072 of its"),
-    ("cifar10", BIN, lambda x: x + b"\0", "found 12293: it goes on after record 3, th"),
+    ("cifar10", BIN, lambda x: x + b"\0", "it goes on after record 3, th"),
     ("cifar10", BIN, lambda x: x[:6146] + b"\x0a" + x[6147:], "record 2 (counted from"),
     ("cifar100", "train.bin", lambda x: b"\x14" + x[1:], "coarse label 20, expected 0"),
     ("cifar100", "test.bin", lambda x: x[:1] + b"d" + x[2:], "fine label 100, expect"),
-    ("mnist", f"train-{IMAGES}", lambda x: x[:3], "magic number is 0x000008, expecte"),
-    ("mnist", f"train-{IMAGES}", lambda x: b"PK" + x[2:], "magic number is 0x504b0803"),
-    ("mnist", f"train-{LABELS}", lambda x: x[:3] + b"\3" + x[4:], "0x00000803, expect"),
-    ("mnist", f"train-{IMAGES}", lambda x: x[:9], "breaks off in its header, after 9"),
-    ("mnist", f"t10k-{IMAGES}", lambda x: x[:7] + b"\5" + x[8:], "holds 5x28x28 (reco"),
-    ("mnist", f"train-{IMAGES}", lambda x: x[:-785], "it breaks off in record 9 (reco"),
+    ("mnist", f"train-{IMAGES}", lambda x: x[:3], "begins with 0x000008, expected 0x"),
+    ("mnist", f"train-{IMAGES}", lambda x: b"PK" + x[2:], "begins with 0x504b0803"),
+    (
+        "mnist",
+        f"train-{LABELS}",
+        lambda x: x[:3] + b"\3" + x[4:],
+        "begins with 0x0000080300",
+    ),
+    ("mnist", f"train-{IMAGES}", lambda x: x[:9], "begins with 0x00000803"),
+    (
+        "mnist",
+        f"t10k-{IMAGES}",
+        lambda x: x[:7] + b"\5" + x[8:],
+        "begins with 0x0000080300000005",
+    ),
+    (
+        "mnist",
+        f"train-{IMAGES}",
+        lambda x: x[:-785],
+        "it breaks off in record 9, after",
+    ),
     ("mnist", f"t10k-{IMAGES}", lambda x: x + b"\0", "it goes on after record 3, the "),
     ("mnist", f"t10k-{LABELS}", lambda x: x[:-2] + b"\x0a\0", "record 2 (counted from"),
 ]
