@@ -4,6 +4,9 @@ import collections
 import contextlib
 import itertools
 import os
+import pathlib
+import re
+import resource
 import signal
 import threading
 import time
@@ -17,6 +20,7 @@ import small_runs
 import tensorflow as tf
 from keras import layers
 from marks import slow
+from processes import ROOT, Program, on_linux
 from recipes import (
     Recipe,
     assert_equal_to_oracle,
@@ -681,6 +685,25 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
     released.set()
     small_runs.join_abandoned()
     assert towers.progress() == (3, "idle")
+
+
+@on_linux
+@pytest.mark.slow
+@pytest.mark.row(40)
+def test_row_40_without_any_more_memory_a_run_ends_and_does_not_hang(tmp_path):
+    command = (
+        "--dataset=embedded --model=lenet --device=cpu --num_towers=2 --batch_size=32 "
+        "--strategy=async_towers --max_steps=100000 --num_epochs=1000 --workdir=run "
+        "--log_every_steps=1 --steps_per_loop=1 --checkpoint_every_steps=50"
+    )
+    with Program([ROOT / "run_train.py", *command.split()], tmp_path) as program:
+        program.wait_for(r"^step 5/")
+        status = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
+        num_bytes = 1024 * int(re.search(r"VmSize:\s*(\d+) kB", status)[1])
+        limits = resource.RLIMIT_AS, (num_bytes, num_bytes)
+        resource.prlimit(program.process.pid, *limits)
+        assert program.wait() in (2, 4), program.output
+    assert "out of memory" in program.output.splitlines()[-1]
 
 
 class Counted(keras.Layer):
