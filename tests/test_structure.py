@@ -21,7 +21,7 @@ RECIPES = ROOT / "configs"
 # each other; inside of a package, modules may.
 LEVELS = {
     "errors": 0,
-    **dict.fromkeys(["config", "output"], 1),
+    **dict.fromkeys(["config", "output", "store"], 1),
     **dict.fromkeys(["data", "models", "optim"], 2),
     "parallel": 3,
     "run": 4,
