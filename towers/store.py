@@ -94,11 +94,16 @@ def make_folders(path: pathlib.Path) -> None:
 
 def remove(path: pathlib.Path) -> None:
     """Removes a file, a folder with all that is in it, or a link (not its target), if
-    there is one."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    there is one. A folder loses its name first: half of it does not look whole."""
+    if not os.path.isdir(path) or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    doomed = path
+    if not path.name.startswith(".tmp-"):
+        doomed = path.with_name(f".tmp-removed-{path.name}")
+        remove(doomed)
+        os.rename(path, doomed)
+    shutil.rmtree(doomed)
 
 
 def num_bytes(path: pathlib.Path) -> int:
