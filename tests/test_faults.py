@@ -337,6 +337,32 @@ def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
     assert message.format(mine=mine) in fails(2, [script], "--workdir=run")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flag,words",
+    [
+        ("--width=1000", "out of memory"),
+        ("--batch_size=2000000000", "batch_size=2000000000: must be at most"),
+        ("--num_towers=5000", "num_towers=5000: "),
+        ("--image_size=1000000", "image_size=1000000 with max_image_pixels="),
+    ],
+)
+def test_row_40_sizes_beyond_the_machine_are_one_line(tmp_path, flag, words):
+    """Under `ulimit -v`, so that other tests keep their memory."""
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -v 6000000 && exec "$@"', "", sys.executable]
+        + [*TRAIN, "--dataset=embedded", "--model=lenet", "--device=cpu"]
+        + [f"--workdir={tmp_path}/run", flag],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECS,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line and len(line) <= 420
+
+
 MUCH = """
 import keras
 
