@@ -6,7 +6,8 @@ import json
 import ml_dtypes
 import numpy as np
 
-from towers.run import checkpoints
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpointer import Checkpointer
 
 FILES = ["tensors.data-00000-of-00001", "tensors.index", "trainer_state.json"]
 FILES += ["MANIFEST.json"]
@@ -38,14 +39,15 @@ def assert_same(tensors, expected):
 
 def assert_restores(folder, *steps):
     """The newest valid checkpoint is of one of these steps and holds its values."""
-    checkpoint = checkpoints.restore_latest(folder, log=lambda line: None)
+    checkpoint = Checkpointer(folder, log=list).restore()
     assert checkpoint.step in steps
     assert_same(checkpoint.tensors, example_tensors(checkpoint.step))
     return checkpoint
 
 
-def save(folder, step):
-    return checkpoints.save(folder, step, example_tensors(step), {"images": 64 * step})
+def save(folder, step, keep=99, **options):
+    snapshot = Snapshot(step, example_tensors(step), {"images": 64 * step})
+    return Checkpointer(folder, keep=keep, **options).save(snapshot)
 
 
 def folder_with(folder, *steps):

@@ -27,8 +27,9 @@ from towers.models import cnn
 from towers.models.layers import Dropout
 from towers.optim import losses
 from towers.parallel.trainer import Trainer
-from towers.run import checkpoints
-from towers.run.checkpoint_files import Checkpoint
+from towers.run import checkpointer
+from towers.run.checkpoint import Checkpoint
+from towers.run.checkpointer import Checkpointer
 
 NUM_TRAIN, NUM_TEST = 50, 23
 IMAGE_SHAPE = (8, 8, 3)
@@ -237,7 +238,7 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
             "tracing": (losses, "cross_entropy"),
             "drawing": (TrainBatches, "__call__"),
             "evaluating": (Trainer, "evaluate"),
-            "saving": (tf.train.Checkpoint, "write"),
+            "saving": (checkpointer, "write"),
         }[place]
         patch.setattr(owner, name, halting(getattr(owner, name)))
 
@@ -300,8 +301,8 @@ def half_way(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def saved(workdir: pathlib.Path) -> Checkpoint:
-    return checkpoints.restore_latest(workdir / "checkpoints")
+    return Checkpointer(workdir / "checkpoints").restore()
 
 
 def saved_steps(workdir: pathlib.Path) -> list[int]:
-    return checkpoints.list_steps(workdir / "checkpoints")
+    return Checkpointer(workdir / "checkpoints").steps()

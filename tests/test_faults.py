@@ -20,7 +20,7 @@ from marks import slow
 from small_runs import assert_equal_states, records
 
 from towers.data.published import PUBLISHED
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRAIN = [ROOT / "run_train.py"]
@@ -118,7 +118,7 @@ def fails(start):
 
 
 def final_state(workdir):
-    return checkpoints.restore_latest(workdir / "checkpoints").tensors
+    return Checkpointer(workdir / "checkpoints").restore().tensors
 
 
 @pytest.fixture(scope="module")
@@ -343,6 +343,32 @@ def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
     assert message.format(mine=mine) in fails(2, [script], "--workdir=run")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flag,words",
+    [
+        ("--width=1000", "out of memory"),
+        ("--batch_size=2000000000", "batch_size=2000000000: must be at most"),
+        ("--num_towers=5000", "num_towers=5000: "),
+        ("--image_size=1000000", "image_size=1000000 with max_image_pixels="),
+    ],
+)
+def test_row_40_sizes_beyond_the_machine_are_one_line(tmp_path, flag, words):
+    """Under `ulimit -v`, so that other tests keep their memory."""
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -v 6000000 && exec "$@"', "", sys.executable]
+        + [*TRAIN, "--dataset=embedded", "--model=lenet", "--device=cpu"]
+        + [f"--workdir={tmp_path}/run", flag],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECS,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line and len(line) <= 420
+
+
 MUCH = """
 import keras
 
@@ -407,7 +433,7 @@ def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
     program.wait_for("step 3/10")
     program.wait_for("halted at waiting")
     last = stop(program, signal.SIGTERM)
-    (step,) = checkpoints.list_steps(tmp_path / "run" / "checkpoints")
+    (step,) = Checkpointer(tmp_path / "run" / "checkpoints").steps()
     assert step >= 3
     assert f"stopped by SIGTERM: step {step} of 10 is saved in run" in last
 
@@ -473,7 +499,7 @@ def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(tmp_path):
         process.wait()
         os.close(reader)
         os.close(writer)
-    assert checkpoints.list_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
+    assert Checkpointer(tmp_path / "run" / "checkpoints").steps()[-1] >= 3
 
 
 # Row 13: two processes.

@@ -18,7 +18,7 @@ import pytest
 from processes import Program, free_ports, run
 from small_runs import assert_equal_states
 
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def ray():
 
 def wait_for_checkpoint(run):
     folder = run.workdir / "checkpoints"
-    run.wait_until(lambda: checkpoints.list_steps(folder), 300)
+    run.wait_until(lambda: Checkpointer(folder).steps(), 300)
 
 
 def state_of(run):
     folder = run.workdir / "checkpoints"
-    return checkpoints.restore_latest(folder, pytest.fail).tensors
+    return Checkpointer(folder, pytest.fail).restore().tensors
 
 
 def parent_of(pid):
@@ -221,7 +221,7 @@ class TestOnRay:
         run.process.send_signal(number)
         assert run.wait(300) == 75, run.output
         assert not workers_of(run)
-        saved = checkpoints.list_steps(run.workdir / "checkpoints")[-1]
+        saved = Checkpointer(run.workdir / "checkpoints").steps()[-1]
         assert f"step {saved}/" in run.output and "restored" not in run.output
         run = ray.train(tmp_path / "run")
         assert run.wait(300) == 0, run.output

@@ -20,7 +20,7 @@ RECIPES = ROOT / "configs"
 # A package imports only packages of lower levels. Packages of one level do not import
 # each other; inside of a package, modules may.
 LEVELS = {
-    **dict.fromkeys(["errors", "job_thread"], 0),
+    **dict.fromkeys(["errors", "job_thread", "store"], 0),
     **dict.fromkeys(["config", "output"], 1),
     **dict.fromkeys(["data", "models", "optim"], 2),
     "parallel": 3,

@@ -152,7 +152,10 @@ class Config:
     # Network, its arithmetic and compiler.
     model: str = option("cnn", "Network", table="model")
     width: float = option(
-        1.0, "Factor on the channels of every layer.", POSITIVE, read_by="model"
+        1.0,
+        "Factor on the channels of every layer.",
+        Range(above=0, at_most=1000),
+        read_by="model",
     )
     precision: str = option(
         "float32",
@@ -377,13 +380,13 @@ class Config:
         128,
         "Images over all towers together: of a step, or of a micro-batch with "
         "--accumulate_steps.",
-        AT_LEAST_1,
+        Range(at_least=1, at_most=1_000_000),
     )
     accumulate_steps: int = option(
         1,
         "Micro-batches whose mean gradient makes one step of a synchronous strategy; "
         "a step then has batch_size x accumulate_steps images.",
-        AT_LEAST_1,
+        Range(at_least=1, at_most=10_000),
     )
     deterministic: bool = option(
         False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs).", free=True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from towers import data
+from towers import data, store
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.cached import progress, read_in_batches
 from towers.data.image_files import Survey
@@ -224,8 +224,7 @@ def _pixel_step(image_shape):
 
 def _write(path, picture):
     try:
-        with open(path, "wb") as file:
-            file.write(tf.io.encode_png(picture).numpy())
+        store.write_aside(path, tf.io.encode_png(picture).numpy())
     except OSError as error:
         raise ConfigError(
             f"--grid={path}: cannot be written: {error.strerror}"

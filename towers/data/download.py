@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import os
+import pathlib
 import queue
 import socket
 import threading
@@ -11,6 +12,7 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from towers import store
 from towers.errors import DataError, one_line
 from towers.output import say
 
@@ -88,7 +90,7 @@ def fetch(url: str, sha256: str, path: str) -> None:
     else:
         if found != sha256:
             raise DataError(f"{url}: expected sha256 {sha256}, found {found}")
-        os.replace(partial, path)
+        store.replace(pathlib.Path(partial), pathlib.Path(path))
     finally:
         socket.setdefaulttimeout(before)
         with contextlib.suppress(FileNotFoundError):

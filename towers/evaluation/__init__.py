@@ -20,11 +20,10 @@ from towers.evaluation.restored import (
 )
 from towers.optim.epochs import num_images
 from towers.output import say
-from towers.run.checkpoint_files import restore_fitting
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.reports import Reports
-from towers.run.restore import newest_checkpoint, stopwatch_of
+from towers.run.restore import checkpointer_of, restore_fitting, stopwatch_of
 
 __all__ = ["RestoredRun", "accuracies", "evaluate", "load_run"]
 
@@ -47,7 +46,6 @@ def evaluate(
         )
     # Build.
     folder = RunFolder(workdir)
-    folder.check()
     config = config or folder.evaluation_config(step)
     kinds = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder)
@@ -103,9 +101,9 @@ def evaluate(
 
 def _follow(folder, interval_secs, sleep):
     """The newest checkpoint, then each newer one as it comes; never ends."""
-    known, awaited = {}, "a checkpoint"
+    checkpointer, awaited = checkpointer_of(folder), "a checkpoint"
     while True:
-        if checkpoint := newest_checkpoint(folder, known=known):
+        if checkpoint := checkpointer.restore():
             yield checkpoint
             awaited = f"a checkpoint after step {checkpoint.step}"
         if awaited:

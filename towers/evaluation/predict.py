@@ -21,7 +21,6 @@ from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
 from towers.output import remark
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
-from towers.run import sizes
 from towers.run.folder import RunFolder
 
 
@@ -58,7 +57,6 @@ def predict(
     *_, kind = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder, remark)
     run = read_run(workdir, step=step, log=remark)
-    sizes.check_batch(config, config.batch_size, run.input_shape)
     model = without_noise(run.network(kind), features)
     tta = "none" if features else config.tta
     if tta != config.tta:

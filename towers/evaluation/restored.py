@@ -18,11 +18,14 @@ from towers.models.inference import without_noise
 from towers.output import say
 from towers.parallel import devices
 from towers.parallel.evaluator import AVERAGES, RAW
-from towers.run import checkpoint_files, checkpoints
-from towers.run.checkpoint_files import Checkpoint
+from towers.run.checkpoint import Checkpoint
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
-from towers.run.restore import check_trainer_state, dataset_info_of, newest_checkpoint
+from towers.run.restore import (
+    checkpointer_of,
+    dataset_info_of,
+    validate_architecture,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,16 +82,13 @@ class RestoredRun:
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
-            self.config, self.input_shape, len(self.class_names), False, device_kind
+            self.config, self.input_shape, len(self.class_names), device_kind
         )
         variables = {f"params/{v.path}": v for v in model.trainable_variables}
         variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}
         saved = ("params/", "state/")
-        checkpoint_files.check_architecture(
-            [(name, tuple(v.shape), v.dtype) for name, v in variables.items()],
-            checkpoint_files.architecture(
-                {k: v for k, v in self.tensors.items() if k.startswith(saved)}
-            ),
+        validate_architecture(
+            variables, {k: v for k, v in self.tensors.items() if k.startswith(saved)}
         )
         for name, variable in variables.items():
             # The state is averaged too, but not in checkpoints of older versions.
@@ -158,7 +158,6 @@ def read_run(
     """
     checks.check_environment()
     folder = RunFolder(workdir)
-    folder.check()
     config, checkpoint = folder.stored_config(step), read_checkpoint(folder, step, log)
     info = dataset_info_of(checkpoint.trainer_state) or folder.stored_dataset_info()
     if info is None:
@@ -175,11 +174,7 @@ def read_checkpoint(
 ) -> Checkpoint:
     """The checkpoint of a step, or for 0 the newest valid one. CheckpointError where
     none is valid."""
-    if step:
-        checkpoint = checkpoints.restore_step(folder.checkpoints, step)
-        check_trainer_state(checkpoint)
-    else:
-        checkpoint = newest_checkpoint(folder, log)
+    checkpoint = checkpointer_of(folder, log).restore(step)
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.checkpoints} holds no checkpoint yet; train first, or let "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from towers import store
 from towers.data.paths import shown
 from towers.errors import printable
 from towers.evaluation.figures import softmax
@@ -67,20 +68,30 @@ def create_table(
             write_line(path, class_names[label] if label >= 0 else None, best)
         stream.flush()
 
-    # Names of files need not be text.
-    if path:
-        file = open(path, "w", encoding="utf-8", errors="surrogateescape")
-    else:
-        file = contextlib.nullcontext(sys.stdout)
-        if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
-            sys.stdout.reconfigure(errors="surrogateescape")
-    with file as stream:
+    with _open_output(path) as stream:
         csv_file = csv.writer(stream, lineterminator="\n")
         if form == "csv":
             numbers = range(1, top + 1)
             columns = (f"{x}_{n}" for n in numbers for x in ("class", "probability"))
             csv_file.writerow(["path", "label", *columns])
         yield write
+
+
+@contextlib.contextmanager
+def _open_output(path):
+    """Standard output, or a file that gets its name, or that which a link leads to, at
+    the end. Names of images need not be text."""
+    if not path:
+        if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+            sys.stdout.reconfigure(errors="surrogateescape")
+        yield sys.stdout
+        return
+    path = os.path.realpath(path)
+    # A rename would replace /dev/null.
+    is_file = os.path.isfile(path) or not os.path.exists(path)
+    with store.aside(path) if is_file else contextlib.nullcontext(path) as path:
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            yield file
 
 
 @contextlib.contextmanager
@@ -115,11 +126,5 @@ def create_features_file(path: str) -> Iterator[Write]:
         rows.flush()
         features = np.memmap(rows, dtype, "r", shape=(len(names), *shape))
         labels = np.array(all_labels, np.int64)
-        temporary = f"{path}.{os.getpid()}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                np.savez(file, features=features, labels=labels, names=names)
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with store.aside(path) as temporary, open(temporary, "wb") as file:
+            np.savez(file, features=features, labels=labels, names=names)

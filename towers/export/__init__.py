@@ -8,13 +8,12 @@ import importlib.util
 import os
 import pathlib
 
-from towers import quiet_imports
+from towers import quiet_imports, store
 from towers.config import checks
 from towers.config.options import check_path
 from towers.data.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
 from towers.output import say
-from towers.run import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +109,7 @@ def export(
     with staging.staged(output, suffix, overwrite) as path:
         network = stock_network(trained)
         WRITERS[format](path, network, run, precision, calibration)
-        num_bytes = files.num_bytes(path)
+        num_bytes = store.num_bytes(path)
         logits, class_names = comparison.predict_in_new_process(format, path, compared)
         if class_names != tuple(map(printable, run.class_names)):
             raise ExportError(

@@ -3,14 +3,14 @@
 import contextlib
 import os
 import pathlib
-import shutil
+import re
 import zipfile
 from collections.abc import Iterator
 
 import tensorflow as tf
 
+from towers import store
 from towers.errors import ConfigError, ExportError, one_line, out_of_memory
-from towers.run import files
 
 
 def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
@@ -19,7 +19,7 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
     export that may be replaced."""
     if suffix and output.suffix != suffix:
         raise ConfigError(f"output={output}: its name must end with {suffix}")
-    if suffix in ("", ".tflite") and files.has_pattern(output):
+    if suffix in ("", ".tflite") and re.search(r"[\[\\]", str(output)):
         raise ConfigError(
             f"output={output}: TensorFlow does not read a SavedModel, here or "
             "elsewhere, where a name has a bracket or a backslash; choose another "
@@ -36,8 +36,8 @@ def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
         )
     if os.path.lexists(output) and not is_export:
         raise ConfigError(
-            f"{output} is {files.kind(output)} and no such export, so it is not "
-            "replaced; move it away or choose another --output"
+            f"{output} is no such export, so it is not replaced; move it away or "
+            "choose another --output"
         )
 
 
@@ -59,35 +59,28 @@ def _is_export(output, suffix):
 def staged(
     output: pathlib.Path, suffix: str, overwrite: bool
 ) -> Iterator[pathlib.Path]:
-    """A path in a folder `.tmp-NAME-PID` next to the output. What is written there gets
-    the name of the output at the end, if there was no error and it still may.
+    """A temporary path next to the output, see `store.aside`. What is written there
+    gets the name of the output at the end, if there was no error and it still may.
 
     Raises:
-        ConfigError: the folder cannot be made; or see `validate_output`.
+        ConfigError: its folder cannot be made; or see `validate_output`.
         ExportError: of an error of the disk.
     """
-    folder = output.parent / f".tmp-{output.name}-{os.getpid()}"
-    path = folder / output.name
     try:
-        files.make_folders(output.parent)
-        files.remove(folder)  # of a killed process with the same id
-        os.mkdir(folder)
+        store.make_folders(output.parent)
     except OSError as error:
         raise ConfigError(
             f"{output} cannot be written: {error.strerror}; choose another --output"
         ) from None
     try:
-        yield path
-        validate_output(output, suffix, overwrite)  # minutes later
-        files.sync_all(path)
-        files.replace(path, output)
+        with store.aside(output) as path:
+            yield path
+            validate_output(output, suffix, overwrite)  # minutes later
     except (OSError, tf.errors.OpError) as error:
         if out_of_memory(error):
             raise
         reason = getattr(error, "strerror", None) or one_line(error, 200)
         raise ExportError(
-            f"{output} cannot be written: {reason}; "
-            f"{files.free_bytes(output.parent)} bytes are free there"
+            f"{output} cannot be written: {reason}; {store.free_space(output.parent)} "
+            "there"
         ) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from towers.run import files
-
 
 class Board:
     """TensorBoard event files of one kind, "train" or "eval".
@@ -85,8 +83,6 @@ class Board:
         for folder in (self._folder.parent, self._folder):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder)
-            if files.kind(folder) != "a folder":
-                raise _os_error(errno.ENOTDIR, folder)
         if not os.statvfs(self._folder).f_bavail:
             raise self._error()  # rather than to leave a file without events each time
         self._suffix = f".{os.getpid()}.{time.monotonic_ns()}"
@@ -105,7 +101,7 @@ class Board:
     def _check(self, num_events):
         """Finds the events that were written, or raises an OSError."""
         self._num_expected += num_events
-        with open(files.open_file(self._path(), os.O_RDONLY), "rb") as file:
+        with open(self._path(), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             while header := os.pread(file.fileno(), 8, self._end):
                 # Length, checksum of the length, event, checksum of the event.

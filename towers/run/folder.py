@@ -13,9 +13,10 @@ import contextlib
 import os
 import pathlib
 import re
+import tempfile
 from typing import TYPE_CHECKING
 
-from towers import quiet_imports
+from towers import quiet_imports, store
 from towers.config import (
     Config,
     changed_mathematics,
@@ -25,7 +26,6 @@ from towers.config import (
 )
 from towers.config.options import check_path
 from towers.errors import JOB, ConfigError, RunFolderError
-from towers.run import files
 from towers.run.lock import Lock, holder
 
 if TYPE_CHECKING:
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 # Images of a batch in an evaluation.
 EVALUATION_BATCH_SIZE = 500
-
-# Files that only a process that trains writes, while it writes them.
-_LEFTOVER = re.compile(
-    r"\.(config\.json\.|dataset_info\.json\.|metrics\.jsonl\.|writable-)[0-9]+"
-)
 
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
@@ -71,28 +66,28 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
         self._job = self.path / ".overwritten-by"
+        self._is_new = False
 
     def create(self) -> None:
-        """Makes the folder, or refuses one that cannot be written or where something
-        else stands in the place of a run's file or folder.
-
-        Raises:
-            ConfigError, RunFolderError: see above.
-        """
-        probe = self.path / f".writable-{os.getpid()}"
+        """Makes the folder. ConfigError where it cannot be written."""
+        if re.search(r"[\[\\]", str(self.path)):
+            raise ConfigError(
+                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has "
+                "a bracket or a backslash; choose another --workdir"
+            )
+        self._is_new = not os.path.exists(self.path)
         try:
             os.fsencode(self.path).decode("utf-8")  # as TensorFlow takes it
-            files.make_folders(self.path)
-            probe.unlink(missing_ok=True)
-            os.close(files.open_file(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-            probe.unlink(missing_ok=True)  # see `remove_leftovers`
+            store.make_folders(self.path)
+            for folder in (self.path, self.checkpoints):
+                if folder.exists():
+                    tempfile.TemporaryFile(dir=folder).close()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "its name is not UTF-8"
             raise ConfigError(
                 f"the run folder {self.path} cannot be written: {reason}; choose "
                 "another --workdir"
             ) from None
-        self.check()
 
     def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
         """Raises ConfigError where the folder is, or is in, one of class folders: it
@@ -103,19 +98,6 @@ class RunFolder:
                 f"workdir={self.path} is in data_dir={data_dir}, where folders are "
                 "classes; choose another --workdir"
             )
-
-    def check(self) -> None:
-        """Refuses a folder in which something else, such as a link, stands in the place
-        of a run's file or folder, or that cannot be looked into."""
-        folders = (self.checkpoints, self.tensorboard, *self.boards)
-        expected = dict.fromkeys(self.files(), "a file")
-        expected |= dict.fromkeys(folders, "a folder")
-        for path, kind in expected.items():
-            _check_kind(path, kind)
-
-    def check_checkpoints(self) -> None:
-        """The same of the folder of checkpoints, for a run under way."""
-        _check_kind(self.checkpoints, "a folder")
 
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
@@ -131,19 +113,25 @@ class RunFolder:
         Raises:
             ConfigError: something cannot be removed.
         """
-        kept = _clear(self.checkpoints, _CHECKPOINT)
-        for board in self.boards:
-            kept += _clear(board, _EVENTS)
-        kept += _clear(self.tensorboard, None)
-        for path in self.files():
-            _remove(path, files.remove)
+        try:
+            kept = _clear(self.checkpoints, _CHECKPOINT)
+            for board in self.boards:
+                kept += _clear(board, _EVENTS)
+            kept += _clear(self.tensorboard, None)
+            for path in self.files():
+                store.remove(path)
+        except OSError as error:
+            raise ConfigError(
+                f"{error.filename} cannot be removed: {error.strerror}; remove it "
+                "yourself or choose another --workdir"
+            ) from None
         return [path for path in kept if path not in self.boards]
 
     def is_restarted(self) -> bool:
         """Whether this process is a restart of the job that began the run with
         --overwrite: its launcher repeats the arguments."""
         try:
-            begun_by = files.read_bytes(self._job).decode().splitlines()
+            begun_by = self._job.read_text().splitlines()
         except (OSError, ValueError):
             return False
         restarted = int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
@@ -153,19 +141,19 @@ class RunFolder:
     def note_job(self) -> None:
         """Notes the job that begins a run with --overwrite, see `is_restarted`."""
         jobs = filter(None, map(os.environ.get, _JOBS))
-        files.write_text(self._job, "\n".join(jobs))
+        store.write_aside(self._job, "\n".join(jobs))
 
     def remove_leftovers(self) -> None:
         """Removes temporary files that killed processes left; to be called under the
         lock. An evaluation, which takes no lock, may be writing its own."""
-        for path in list(self.path.glob(".*")):
-            if _LEFTOVER.fullmatch(path.name):
+        for path in (self.config, self.dataset_info, self.metrics, self._job):
+            for leftover in self.path.glob(f".tmp-*-{path.name}"):
                 with contextlib.suppress(OSError):
-                    path.unlink()
+                    leftover.unlink()
 
     def lock(self, wait_secs: float = 0.0) -> Lock:
         """Locks the folder for this process, see `Lock`."""
-        return Lock(self.path, wait_secs)
+        return Lock(self.path, wait_secs, self._is_new)
 
     def holder(self) -> dict | None:
         """The description of the process that holds the lock; None if none does."""
@@ -173,9 +161,8 @@ class RunFolder:
 
     def holds_config(self) -> bool:
         """True where there is a config.json, or a checkpoint with a Config."""
-        if _kind(self.config) is not None:
-            return True
-        return self._stored_value("config", from_values) is not None
+        is_stored = self._stored("config", from_values) is not None
+        return is_stored or os.path.exists(self.config)
 
     def stored_config(self, step: int = 0) -> Config:
         """The Config of the run in this folder.
@@ -191,7 +178,7 @@ class RunFolder:
             ConfigError: there is no run, or no Config can be read.
             RunFolderError: the folder cannot be looked into.
         """
-        trained = self._stored_value("config", from_values, step)
+        trained = self._stored("config", from_values, step)
         if trained is None:
             return self._config_of_file()
         try:
@@ -214,31 +201,29 @@ class RunFolder:
         """
         with quiet_imports():  # of TensorFlow
             from towers.run.dataset_info import DatasetInfo
-        trained = self._stored_value("dataset_info", DatasetInfo.from_values, step)
+        trained = self._stored("dataset_info", DatasetInfo.from_values, step)
         if trained is not None:
             return trained
         try:
-            return DatasetInfo.from_json(files.read_bytes(self.dataset_info))
-        except (FileNotFoundError, NotADirectoryError):
+            return DatasetInfo.from_json(self.dataset_info.read_bytes())
+        except FileNotFoundError:
             return None
-        except OSError as error:
-            reason = error.strerror or error
-        except ConfigError as error:
-            reason = error
-        raise ConfigError(f"{self.dataset_info}: {reason}; remove it")
+        except (OSError, ConfigError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{self.dataset_info}: {reason}; remove it") from None
 
-    def _stored_value(self, key, read, step=0):
-        """`checkpoints.stored_value`; None without a folder of checkpoints."""
-        if _kind(self.checkpoints) != "a folder":
+    def _stored(self, key, parse, step=0):
+        """`Checkpointer.stored`; without TensorFlow where there are no checkpoints."""
+        if not os.path.isdir(self.checkpoints):
             return None
         with quiet_imports():  # of TensorFlow
-            from towers.run import checkpoints
+            from towers.run.checkpointer import Checkpointer
 
-        return checkpoints.stored_value(self.checkpoints, key, read, step)
+        return Checkpointer(self.checkpoints).stored(key, parse, step)
 
     def _config_of_file(self):
         try:
-            return from_json(files.read_bytes(self.config))
+            return from_json(self.config.read_bytes())
         except ValueError as error:
             raise ConfigError(f"{self.config}: {error}") from None
         except (FileNotFoundError, NotADirectoryError):
@@ -304,44 +289,14 @@ def config_to_continue(
 def _clear(folder, written):
     """Removes what a pattern names in a folder, and the folder where it is empty then;
     returns the rest."""
-    if _kind(folder) != "a folder":
-        _remove(folder, files.remove)
+    if not folder.is_dir():
         return []
     kept = []
     for path in sorted(folder.iterdir()):
         if written and written.fullmatch(path.name):
-            _remove(path, files.remove)
+            store.remove(path)
         else:
             kept.append(path)
-    if not kept:
-        _remove(folder, os.rmdir)
+    if not kept and not folder.is_symlink():
+        folder.rmdir()
     return kept
-
-
-def _remove(path, remove):
-    try:
-        remove(path)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be removed: {error.strerror or error}; remove it yourself "
-            "or choose another --workdir"
-        ) from None
-
-
-def _check_kind(path, kind):
-    found = _kind(path)
-    if found not in (None, kind):
-        raise RunFolderError(
-            f"{path} is {found}, where a run has {kind}; move it away or choose "
-            "another --workdir"
-        )
-
-
-def _kind(path):
-    """`files.kind`, or a RunFolderError."""
-    try:
-        return files.kind(path)
-    except OSError as error:  # such as a link that leads back to itself
-        raise RunFolderError(
-            f"{path}: {error.strerror or error}; choose another --workdir"
-        ) from None

@@ -11,18 +11,19 @@ import numpy as np
 from keras import layers as keras_layers
 
 from towers import models
+from towers.config import Config
 from towers.errors import CheckpointError
 from towers.output import say
-from towers.run import checkpoints
+from towers.parallel.trainer import Trainer
+from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
-from towers.run.run import Run
 from towers.run.weights import Weights, of_arrays, open_weights
 
 IMAGENET = "imagenet"
 KINDS = ("params", "state")
 
 
-def start_from(run: Run) -> None:
+def start_from(trainer: Trainer, config: Config) -> None:
     """Loads parameters and model state where name and shape match, and lists the rest.
 
     Moving averages start at the parameters, slots and the step at zero, as always.
@@ -31,8 +32,8 @@ def start_from(run: Run) -> None:
         CheckpointError: the source cannot be read, or nothing in it fits.
         ConfigError: there are no weights for the network.
     """
-    state = run.trainer.state()
-    with _source(run.config, state) as weights:
+    state = trainer.state()
+    with _source(config, state) as weights:
         taken, missing, drawn = _fill(state, weights)
         used = {x.name for x in taken.values()} | {x.name for _, x in drawn}
         not_used = [x.name for x in weights.all() if x.name not in used]
@@ -40,10 +41,10 @@ def start_from(run: Run) -> None:
         first = drawn[0][0] if drawn else missing[0]
         there = f"is {list(drawn[0][1].shape)}" if drawn else "is not"
         raise CheckpointError(
-            f"init_from={run.config.init_from}: nothing in {weights.path} fits; "
+            f"init_from={config.init_from}: nothing in {weights.path} fits; "
             f"{first} {list(state[first].shape)} {there} there"
         )
-    run.trainer.load(state)
+    trainer.load(state)
     say(f"starting from {len(taken)} variables of {weights.path}")
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     for stem in sorted({_split_number(name)[0] for name in unknown}):
@@ -180,7 +181,7 @@ def _source(config, state) -> Iterator[Weights]:
             return
     folder, checkpoint = RunFolder(path), None
     if not os.path.isfile(path):
-        checkpoint = checkpoints.restore_latest(folder.checkpoints, say)
+        checkpoint = Checkpointer(folder.checkpoints).restore()
     if checkpoint is None:
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(

@@ -11,7 +11,6 @@ import time
 from towers.config import parse_json
 from towers.errors import ConfigError, RunFolderError, WorkerLostError, one_line
 from towers.output import say
-from towers.run import files
 
 _NAME = ".lock"
 _MOST_BYTES = 4096
@@ -26,6 +25,7 @@ class Lock:
     Args:
         folder: of the run.
         wait_secs: so long it waits for a process that holds the lock.
+        is_new: whether the folder is removed again where nothing is written to it.
 
     Raises:
         ConfigError: another process holds the lock, or it cannot be opened.
@@ -33,11 +33,13 @@ class Lock:
             machine is lost, and a network file system keeps the lock for longer.
     """
 
-    def __init__(self, folder: pathlib.Path, wait_secs: float = 0.0):
-        self._path = folder / _NAME
+    def __init__(
+        self, folder: pathlib.Path, wait_secs: float = 0.0, is_new: bool = False
+    ):
+        self._path, self._is_new = folder / _NAME, is_new
         self._about = {"pid": os.getpid(), "host": socket.gethostname()}
         try:
-            descriptor = files.open_file(self._path, os.O_RDWR | os.O_CREAT)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(
                 f"the lock {self._path} cannot be opened: {error.strerror}; remove it "
@@ -46,14 +48,14 @@ class Lock:
         self._file = open(descriptor, "r+b", buffering=0)
         try:
             self._take(wait_secs)
+            self.describe()
+            self.assert_same_folder()
         except BaseException:
             self._file.close()
             raise
-        self.describe()
-        self.check()
 
     def _take(self, wait_secs):
-        begun, is_patient = time.monotonic(), True
+        begun, is_announced = time.monotonic(), False
         while not self._try_to_take():
             about = _parsed(os.pread(self._file.fileno(), _MOST_BYTES, 0))
             line = (
@@ -67,9 +69,9 @@ class Lock:
                 raise WorkerLostError(
                     f"{line}, and has not ended within {wait_secs:g} s; {way_out}"
                 )
-            if is_patient:
+            if not is_announced:
                 say(one_line(f"{line}; waiting for its lock, up to {wait_secs:g} s"))
-                is_patient = False
+                is_announced = True
 
     def _try_to_take(self):
         """Whether the lock was taken; it tries for 0.1 s."""
@@ -98,27 +100,35 @@ class Lock:
         except OSError:
             pass
 
-    def check(self) -> None:
+    def assert_same_folder(self) -> None:
         """Raises RunFolderError where the folder is no longer the one that was locked:
         it was removed, moved or replaced, and perhaps another process trains there.
 
-        Of any other error of the disk nothing is concluded: the next check may be told
+        Of any other error of the disk nothing is concluded: the next call may be told
         more, and a save fails with its own error."""
         try:
             own = os.fstat(self._file.fileno())
-            is_in_place = os.path.samestat(os.lstat(self._path), own)
+            is_in_place = os.path.samestat(os.stat(self._path), own)
         except OSError as error:
             is_in_place = error.errno not in _GONE
         if not is_in_place:
             raise RunFolderError(
                 f"{self._path.parent} is no longer the folder that this run locked: it "
-                "was removed, moved or replaced"
+                "was removed, moved or replaced; put it back, and the same command "
+                "continues"
             )
 
     def __enter__(self) -> "Lock":
         return self
 
     def __exit__(self, *_) -> None:
+        folder = self._path.parent
+        try:
+            if self._is_new and os.listdir(folder) == [_NAME]:  # a failed start
+                self._path.unlink()
+                folder.rmdir()
+        except OSError:
+            pass
         self._file.close()
 
 
@@ -126,7 +136,7 @@ def holder(folder: pathlib.Path) -> dict | None:
     """The description of the process that holds the lock of a folder; None if none
     does."""
     try:
-        with open(files.open_file(folder / _NAME, os.O_RDONLY), "rb") as file:
+        with open(folder / _NAME, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

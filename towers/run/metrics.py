@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from towers import store
 from towers.config import parse_json
-from towers.run import files
 
 # Bytes of a line; a longer one is not a record.
 _MOST_BYTES = 2**20
@@ -64,7 +64,7 @@ class MetricsFile:
         aside = self._path.with_name(f"{self._path.name}.damaged")
         numbered = (aside.with_name(f"{aside.name}-{i}") for i in itertools.count(2))
         paths = itertools.chain([aside], numbered)
-        aside = next(path for path in paths if files.kind(path) is None)
+        aside = next(path for path in paths if not os.path.lexists(path))
         os.rename(self._path, aside)
         self._is_damaged = False
         self._say(
@@ -99,8 +99,8 @@ class MetricsFile:
                 self.close()
             content = _lines(self.unwritten)
             if self._descriptor is None:
-                files.write_text(self._path, content.decode())
-                self._descriptor = files.open_file(self._path, os.O_RDWR)
+                store.write_aside(self._path, content)
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             else:
                 self._write(content)
                 self._unsynced += self.unwritten
@@ -204,7 +204,7 @@ def read_metrics(
     """
     records, num_others, is_torn = [], 0, False
     try:
-        with open(files.open_file(path, os.O_RDONLY), "rb") as file:
+        with open(path, "rb") as file:
             while num_others < _MOST_OTHERS and (line := file.readline(_MOST_BYTES)):
                 record = _parsed(line)
                 is_torn = record is None and not line.endswith(b"\n")

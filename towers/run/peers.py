@@ -23,7 +23,7 @@ from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores
 from towers.parallel.workers import ALONE, Workers
 from towers.run.cluster_spec import SLURM, Cluster, check_addresses, find_cluster
-from towers.run.run import Run
+from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
 
 # How long a worker waits for the others to start, where --stuck_after_secs sets no
@@ -199,7 +199,7 @@ def _checksum(source):
     return zlib.crc32(labels.numpy().tobytes(), zlib.crc32(content))
 
 
-def start_from_chief(run: Run) -> None:
+def start_from_chief(run: Session) -> None:
     """Gives every worker the state and the progress that the chief has restored; to be
     called inside of `Watchdog.run`."""
     if run.workers.size == 1:
@@ -207,7 +207,7 @@ def start_from_chief(run: Run) -> None:
     progress = {
         "step": run.step,
         "best": run.best,
-        "pending_record": run.pending_record,
+        "open_record": run.open_record,
         "accuracy": run.accuracy,
     }
     state = run.trainer.state()
@@ -221,7 +221,7 @@ def start_from_chief(run: Run) -> None:
         run.stopwatch = Stopwatch()
 
 
-def agree_on_steps(run: Run, num_steps: int) -> tuple[int, bool, bool]:
+def agree_on_steps(run: Session, num_steps: int) -> tuple[int, bool, bool]:
     """What all workers do next: what the chief would, by its clock.
 
     Returns:
@@ -240,7 +240,7 @@ def agree_on_steps(run: Run, num_steps: int) -> tuple[int, bool, bool]:
     return num_steps, saves, summarizes
 
 
-def wait_for_chief(run: Run) -> None:
+def wait_for_chief(run: Session) -> None:
     """No worker ends before the chief has saved the last step; or, where all have
     agreed to stop, at once: another one may still be receiving what they agreed.
 
@@ -262,7 +262,7 @@ def wait_for_chief(run: Run) -> None:
             raise
 
 
-def how_far(run: Run) -> str:
+def how_far(run: Session) -> str:
     """The last finished step of a run that lost a worker, and when it was."""
     step = int(run.trainer.progress()[0])
     clock = time.strftime("%H:%M:%S", time.localtime(run.watchdog.progress_at))
@@ -272,7 +272,7 @@ def how_far(run: Run) -> str:
     return f"{line}; the same command continues"
 
 
-def check_copies_of_workers(run: Run) -> None:
+def check_copies_of_workers(run: Session) -> None:
     """Refuses to go on where a worker has other bits than the chief.
 
     Raises:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 import numpy as np
 import tensorflow as tf
 
+from towers import store
 from towers.errors import RunFolderError, StuckError, one_line
 from towers.output import say
-from towers.run import files
 from towers.run.board import Board
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile
@@ -77,7 +77,7 @@ class Reports:
 
     def file(self, path: pathlib.Path, text: str) -> None:
         """Writes a small file."""
-        self._attempt(path.name, lambda: files.write_text(path, text))
+        self._attempt(path.name, lambda: store.write_aside(path, text))
 
     def sync(self) -> None:
         """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
@@ -127,11 +127,11 @@ class Reports:
             return  # the run checks the folder as well, and ends
         except OSError as error:
             if name not in self._num_failed:
-                free = files.free_bytes(self._folder.path)
+                free = store.free_space(self._folder.path)
                 reason = one_line(error.strerror or error, 200)
                 self._say(
-                    f"warning: {name} cannot be written: {reason} ({free} bytes are "
-                    f"free in {self._folder.path})"
+                    f"warning: {name} cannot be written: {reason} ({free} in "
+                    f"{self._folder.path})"
                 )
             self._num_failed[name] = self._num_failed.get(name, 0) + 1
             if self._is_metrics(name):

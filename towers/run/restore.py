@@ -1,69 +1,75 @@
 """The continuation of a run from its newest checkpoint."""
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+import towers
 from towers.config import Config, changed_mathematics, check_names, from_values
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
 from towers.output import say
-from towers.run import checkpoint_files, checkpoints
-from towers.run.checkpoint_files import Checkpoint
+from towers.run.checkpoint import Checkpoint, OtherVersionError, Tensors
+from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.initial import start_from
 from towers.run.metrics import last_accuracy
-from towers.run.run import Run
+from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
 
 
-def newest_checkpoint(
-    folder: RunFolder,
-    log: Callable[[str], None] = say,
-    known: dict[str, tuple[Any, str]] | None = None,
-) -> Checkpoint | None:
-    """The newest valid checkpoint of a run, see `checkpoints.restore_latest`.
-
-    Raises:
-        CheckpointError: there are checkpoints and none is valid.
-    """
-    return checkpoints.restore_latest(
-        folder.checkpoints, log, check_trainer_state, known
-    )
+def checkpointer_of(
+    folder: RunFolder, log: Callable[[str], None] = say, **options
+) -> Checkpointer:
+    """The Checkpointer of a run, which says each line once."""
+    log = functools.cache(log)
+    return Checkpointer(folder.checkpoints, log, validate_trainer_state, **options)
 
 
-def check_trainer_state(checkpoint: Checkpoint) -> None:
+def validate_trainer_state(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError where a run cannot be continued with what a checkpoint
     stores besides the tensors."""
     state = checkpoint.trainer_state
     try:
-        from_values(state["config"])
-        dataset_info_of(state)
-        best, unfinished = state["best"], state.get("unfinished")
-        steps = [record["step"] for record in state.get("unwritten", ())]
-        numbers = [
-            state["images_seen"],
-            *dataclasses.asdict(stopwatch_of(state)).values(),
-        ]
-        if best is not None:
-            steps.append(best["step"])
-            numbers.append(best["accuracy"])
-        if unfinished:
-            steps.append(unfinished["step"])
-            for value in unfinished.values():
-                np.asarray(value, np.float64)
-        if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
-            raise ValueError(f"not all of {steps} are steps")
-        # JSON also has numbers beyond any type, NaN and infinity.
-        if not all(type(x) in (int, float) and abs(x) < 2**63 for x in numbers):
-            raise ValueError(f"not all of {numbers} are finite numbers")
+        _validate(state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CheckpointError(
+        message = (
             f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
-        ) from error
+        )
+        versions = state.get("versions")
+        written = versions.get("towers") if isinstance(versions, dict) else None
+        # Former versions wrote "not installed".
+        if written in (None, "not installed", towers.__version__):
+            raise CheckpointError(message) from error
+        raise CheckpointError(
+            f"{message}; towers {written} wrote it, and this is {towers.__version__}: "
+            "continue with that version"
+        ) from OtherVersionError()
+
+
+def _validate(state):
+    from_values(state["config"])
+    dataset_info_of(state)
+    best, unfinished = state["best"], state.get("unfinished")
+    steps = [record["step"] for record in state.get("unwritten", ())]
+    numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
+    if best is not None:
+        steps.append(best["step"])
+        numbers.append(best["accuracy"])
+    if unfinished:
+        steps.append(unfinished["step"])
+        for value in unfinished.values():
+            np.asarray(value, np.float64)
+    if not all(type(step) is int and 0 <= step < 2**63 for step in steps):
+        raise ValueError(f"not all of {steps} are steps")
+    # JSON also has numbers beyond any type, NaN and infinity.
+    if not all(type(x) in (int, float) and abs(x) < 2**63 for x in numbers):
+        raise ValueError(f"not all of {numbers} are finite numbers")
 
 
 def dataset_info_of(trainer_state: Mapping[str, Any]) -> DatasetInfo | None:
@@ -79,23 +85,14 @@ def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
     return Stopwatch(**{n: trainer_state[n] for n in names if n in trainer_state})
 
 
-def check_changes(
+def validate_changes(
     config: Config,
     folder: RunFolder,
     checkpoint: Checkpoint | None,
     allow_change: tuple[str, ...],
 ) -> None:
-    """Refuses to continue a run with options that would make it another run.
-
-    Args:
-        config: of the command.
-        folder: of the run.
-        checkpoint: to continue from; its own config decides, not config.json.
-        allow_change: options that may differ.
-
-    Raises:
-        ConfigError: the options are listed.
-    """
+    """Raises ConfigError where options, other than those in `allow_change`, would make
+    a run another one; the checkpoint's own config decides, not config.json."""
     check_names(allow_change, "--allow_change: ")
     if checkpoint is None:
         return
@@ -113,15 +110,11 @@ def check_changes(
         )
 
 
-def check_dataset(
+def validate_dataset(
     data: DataSet, checkpoint: Checkpoint | None, allow_change: tuple[str, ...]
 ) -> None:
-    """Refuses to continue a run with another data set, unless "dataset" or "data_dir"
-    may change.
-
-    Raises:
-        ConfigError: what differs.
-    """
+    """Raises ConfigError where a run is to be continued with another data set, unless
+    "dataset" or "data_dir" may change."""
     if checkpoint is None or {"dataset", "data_dir"} & set(allow_change):
         return
     info = dataset_info_of(checkpoint.trainer_state)
@@ -129,25 +122,77 @@ def check_dataset(
         info.check_training(data)
 
 
-def load_values(run: Run, checkpoint: Checkpoint | None) -> None:
+def validate_architecture(model: Tensors, saved: Tensors) -> None:
+    """Raises CheckpointError naming the first tensor in which a model differs from a
+    checkpoint. The order matters: it distinguishes two layers of the same shape.
+
+    Args:
+        model: name -> anything with a shape and a dtype.
+        saved: the same of the checkpoint.
+    """
+    model, saved = (
+        {name: f"{np.dtype(x.dtype).name} {list(x.shape)}" for name, x in each.items()}
+        for each in (model, saved)
+    )
+    for ours, its in itertools.zip_longest(model, saved):
+        if ours is not None and ours not in saved:
+            problem = f"{ours} is in the model but not in the checkpoint"
+        elif its is not None and its not in model:
+            problem = f"{its} is in the checkpoint but not in the model"
+        elif ours != its:
+            problem = f"{ours} of the model stands where the checkpoint has {its}"
+        elif model[ours] != saved[its]:
+            problem = f"{ours} is {model[ours]} here, {saved[its]} in the checkpoint"
+        else:
+            continue
+        raise CheckpointError(f"the checkpoint is of another model: {problem}")
+
+
+def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
+    """The tensors of a checkpoint as the state of a trainer.
+
+    They may have been written with other options: the scale of the loss, which only
+    float16 has, and the counts of skipped steps, which only on_nonfinite=skip has, stay
+    the trainer's where they lack them. Averages of the model state, which older
+    versions did not keep, begin with the state.
+
+    Raises:
+        CheckpointError: they are of another model, see `validate_architecture`.
+    """
+    averages = {
+        f"averages/{name.removeprefix('state/')}": value
+        for name, value in tensors.items()
+        if name.startswith("state/")
+    }
+
+    def is_required(name):
+        return not name.startswith(("loss_scale/", "skipped/")) and name not in averages
+
+    validate_architecture(
+        *({k: v for k, v in x.items() if is_required(k)} for x in (state, tensors))
+    )
+    tensors = {**state, **averages, **tensors}
+    return {name: tensors[name] for name in state}
+
+
+def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
     """Continues from a checkpoint; without one, starts from the parameters that
     `init_from` names, if any."""
     if checkpoint is not None:
-        stored = checkpoint.trainer_state
-        run.trainer.load(
-            checkpoint_files.restore_fitting(checkpoint.tensors, run.trainer.state())
-        )
-        run.step = run.saved_step = checkpoint.step
-        run.best, run.pending_record = stored["best"], stored.get("unfinished")
-        run.stopwatch = stopwatch_of(stored)
-        say(f"restored step {run.step} from {checkpoint.path}")
-    elif run.config.init_from:
-        start_from(run)
+        stored, trainer = checkpoint.trainer_state, session.trainer
+        trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+        session.step = session.saved_step = checkpoint.step
+        session.best, session.open_record = stored["best"], stored.get("unfinished")
+        session.stopwatch = stopwatch_of(stored)
+        say(f"restored step {session.step} from {checkpoint.path}")
+    elif session.config.init_from:
+        start_from(session.trainer, session.config)
 
 
-def open_metrics(run: Run, checkpoint: Checkpoint | None) -> None:
+def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
     """Continues the metrics of a run where the checkpoint has them."""
     unwritten = checkpoint.trainer_state.get("unwritten", []) if checkpoint else []
     # A step whose record is unfinished is evaluated and logged once more.
-    run.reports.open_metrics(run.step - bool(run.pending_record), unwritten)
-    run.accuracy = last_accuracy(run.folder.metrics, run.step)
+    resume_step = session.step - bool(session.open_record)
+    session.reports.open_metrics(resume_step, unwritten)
+    session.accuracy = last_accuracy(session.folder.metrics, session.step)

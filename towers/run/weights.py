@@ -20,7 +20,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from towers.errors import CheckpointError, one_line
-from towers.run import files
 
 WEIGHTS_IN_KERAS = "model.weights.h5"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -122,9 +121,7 @@ def open_weights(path: str) -> Iterator[Weights | None]:
     """
     try:
         if prefix := _checkpoint_prefix(path):
-            folder, name = os.path.split(prefix)
-            with files.literal(folder) as literal:
-                yield _read_checkpoint(path, os.path.join(literal, name))
+            yield _read_checkpoint(path, prefix)
         elif path.endswith(".keras") and os.path.isfile(path):
             with _unzipped(path) as file, h5py.File(file, "r") as content:
                 yield _read_hdf5(path, content)

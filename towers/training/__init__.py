@@ -20,7 +20,6 @@ from towers.optim.epochs import num_images
 from towers.output import say
 from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
-from towers.run import checkpoints
 from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.cluster_spec import Cluster
@@ -39,13 +38,13 @@ from towers.run.peers import (
 from towers.run.periods import Periods
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
-    check_changes,
-    check_dataset,
+    checkpointer_of,
     load_values,
-    newest_checkpoint,
     open_metrics,
+    validate_changes,
+    validate_dataset,
 )
-from towers.run.run import Run, save
+from towers.run.session import Session, save
 from towers.run.watchdog import Watchdog
 from towers.training.ending import how_to_continue, progress, saved_at_the_end
 from towers.training.result import TrainResult, create_history
@@ -75,7 +74,8 @@ def train(
     checks.check_environment()
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
-    folder, lock, checkpoint = RunFolder(workdir), None, None
+    folder = RunFolder(workdir)
+    lock = checkpointer = checkpoint = None
     with contextlib.ExitStack() as stack:
         # Folder. Of several workers the chief alone uses it.
         if is_chief:
@@ -86,11 +86,16 @@ def train(
             if overwrite and folder.is_restarted():
                 say("a restart of the job that began it: the run continues")
                 overwrite = False
-            checkpoint = None if overwrite else newest_checkpoint(folder)
-            check_changes(config, folder, checkpoint, allow_change)
-            lock.check()
+            checkpointer = checkpointer_of(
+                folder,
+                keep=config.keep_checkpoints,
+                assert_same_folder=lock.assert_same_folder,
+            )
+            checkpoint = None if overwrite else checkpointer.restore()
+            validate_changes(config, folder, checkpoint, allow_change)
+            lock.assert_same_folder()
             folder.remove_leftovers()
-            checkpoints.remove_leftovers(folder.checkpoints, say)
+            checkpointer.remove_leftovers()
 
         # Build.
         devices = build.configure_devices(config)
@@ -101,7 +106,7 @@ def train(
         workers = join(cluster, config, devices)
         part = build.part_of(config, devices, workers)
         parts = build.build(config, device_kind=devices.kind, part=part)
-        check_dataset(parts.data, checkpoint, allow_change)
+        validate_dataset(parts.data, checkpoint, allow_change)
         check_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
@@ -131,11 +136,14 @@ def train(
         stack.enter_context(watchdog)
         reports = NoReports()
         if is_chief:
-            reports = stack.enter_context(Reports(folder, "train", say, lock.check))
-        run = Run(
+            reports = stack.enter_context(
+                Reports(folder, "train", say, lock.assert_same_folder)
+            )
+        session = Session(
             config,
             folder,
             lock,
+            checkpointer,
             reports,
             trainer,
             watchdog,
@@ -148,42 +156,44 @@ def train(
 
         # Restore.
         if is_chief:
-            load_values(run, checkpoint)
+            load_values(session, checkpoint)
             if overwrite:  # only now that everything else is known to be in order
-                lock.check()
+                lock.assert_same_folder()
                 for path in folder.clear():
                     say(f"{path} stays: no run wrote it")
                 folder.note_job()
-            open_metrics(run, checkpoint)
+            open_metrics(session, checkpoint)
             reports.file(folder.config, to_json(config))
-            reports.file(folder.dataset_info, run.dataset_info.to_json())
-        watchdog.run(start_from_chief, run)
+            reports.file(folder.dataset_info, session.dataset_info.to_json())
+        watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save: in another thread, which this one watches.
-        if run.step < run.last_step or run.pending_record:
-            with saved_at_the_end(run, overwrite):
-                watchdog.run(train_steps, run, parts, after_call)
-            run.say(f"done: {progress(run)} is saved in {folder.path}")
+        if session.step < session.last_step or session.open_record:
+            with saved_at_the_end(session, overwrite):
+                watchdog.run(train_steps, session, parts, after_call)
+            session.say(f"done: {progress(session)} is saved in {folder.path}")
         else:
-            run.say(
-                f"{folder.path} is finished: {progress(run)}. "
+            session.say(
+                f"{folder.path} is finished: {progress(session)}. "
                 f"{how_to_continue(config, parts.total_steps)}; --overwrite starts "
                 "again"
             )
         return TrainResult(
             path=folder.path,
-            step=run.step,
-            accuracy=run.accuracy,
+            step=session.step,
+            accuracy=session.accuracy,
             state=trainer.state(),
             history=create_history(reports.records()),
             config=config,
-            dataset_info=run.dataset_info,
+            dataset_info=session.dataset_info,
         )
 
 
-def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) -> None:
+def train_steps(
+    session: Session, parts: build.Parts, after_call: Callable[[], None]
+) -> None:
     """From the step that a run has reached to its last, or until a signal."""
-    config, trainer, stopwatch = run.config, run.trainer, run.stopwatch
+    config, trainer, stopwatch = session.config, session.trainer, session.stopwatch
     periods = Periods(
         total_steps=parts.total_steps,
         images_per_step=config.images_per_step,
@@ -193,120 +203,122 @@ def train_steps(run: Run, parts: build.Parts, after_call: Callable[[], None]) ->
         images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
     )
     phase_ends = {phase.end_step for phase in parts.phases}
-    run.saved_at = run.summarized_at = run.clock()
+    session.saved_at = session.summarized_at = session.clock()
     staleness = []  # of asynchronous updates since the last log line
-    if run.pending_record:
-        _evaluate_and_save(run, parts, periods)
+    if session.open_record:
+        _evaluate_and_save(session, parts, periods)
 
-    while run.step < run.last_step:
-        run.background.check()
-        if run.lock:
-            run.lock.check()
+    while session.step < session.last_step:
+        session.background.check()
         num_steps = min(
-            periods.next_due(run.step) - run.step,
-            run.last_step - run.step,
+            periods.next_due(session.step) - session.step,
+            session.last_step - session.step,
             config.steps_per_loop,
             stopwatch.steps_in(CALL_SECS),
         )
-        num_steps, save_due, summary_due = agree_on_steps(run, num_steps)
+        num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
         if not num_steps:
             break
 
         # Train.
         started = time.monotonic()
-        with run.watchdog.training():
+        with session.watchdog.training():
             metrics = trainer.train(num_steps)
         if not metrics:
             break
         step = metrics.pop("step")
         staleness.extend(metrics.pop("staleness", ()))
         secs, wait_secs = time.monotonic() - started, metrics.pop("input_wait_secs")
-        stopwatch.add(step - run.step, secs, wait_secs)
+        stopwatch.add(step - session.step, secs, wait_secs)
         if step in phase_ends:
             stopwatch.begin_phase()
-        run.step = step
+        session.step = step
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
         epoch = step * config.images_per_step / parts.num_examples
-        run.pending_record = {"step": step, "epoch": epoch}
+        session.open_record = {"step": step, "epoch": epoch}
 
         # Write.
         if summary_due or periods.logs(step):
-            _log(run, metrics, staleness)
+            _log(session, metrics, staleness)
         if summary_due or periods.summarizes(step):
-            _summarize(run, parts)
+            _summarize(session, parts)
 
         # Evaluate and save.
-        _evaluate_and_save(run, parts, periods, save_due)
+        _evaluate_and_save(session, parts, periods, save_due)
         after_call()
 
 
-def _log(run: Run, metrics: dict[str, Any], staleness: list[int]) -> None:
+def _log(session: Session, metrics: dict[str, Any], staleness: list[int]) -> None:
     """The log line and the curves of a step, whose metrics join its record."""
-    lap = run.stopwatch.lap()
+    lap = session.stopwatch.lap()
     if lap:
-        metrics["images_per_sec"] = lap.steps_per_sec * run.config.images_per_step
+        metrics["images_per_sec"] = lap.steps_per_sec * session.config.images_per_step
         metrics["input_wait_percent"] = lap.input_wait_percent
     if staleness:
         metrics["staleness_mean"] = np.mean(staleness)
         metrics["staleness_max"] = np.max(staleness)
-        run.reports.histograms(run.step, {"updates": staleness}, "staleness")
+        session.reports.histograms(session.step, {"updates": staleness}, "staleness")
         staleness.clear()
-    run.pending_record |= metrics
-    speed, start_secs = lap and lap.steps_per_sec, run.stopwatch.last_start_secs
-    run.say(log_line(run.pending_record, run.last_step, speed, start_secs))
-    run.reports.scalars(run.step, metrics)
+    session.open_record |= metrics
+    speed, start_secs = lap and lap.steps_per_sec, session.stopwatch.last_start_secs
+    session.say(log_line(session.open_record, session.last_step, speed, start_secs))
+    session.reports.scalars(session.step, metrics)
 
 
-def _summarize(run: Run, parts: build.Parts) -> None:
+def _summarize(session: Session, parts: build.Parts) -> None:
     """Histograms of the parameters and gradients, and the images of the next step."""
-    state = run.trainer.state().items()
+    state = session.trainer.state().items()
     params = {k.removeprefix("params/"): v for k, v in state if k.startswith("params/")}
-    run.reports.histograms(run.step, params, "params")
-    with run.watchdog.activity("waiting for data"):
-        batch = parts.train_batches(tf.constant(run.step, tf.int64))
-    with run.watchdog.activity("computing gradients for the summary"):
-        gradients = run.trainer.gradients()
-    run.reports.histograms(run.step, gradients, "gradients")
-    run.reports.images(run.step, batch["images"], "next_batch")
-    run.summarized_at = run.clock()
+    session.reports.histograms(session.step, params, "params")
+    with session.watchdog.activity("waiting for data"):
+        batch = parts.train_batches(tf.constant(session.step, tf.int64))
+    with session.watchdog.activity("computing gradients for the summary"):
+        gradients = session.trainer.gradients()
+    session.reports.histograms(session.step, gradients, "gradients")
+    session.reports.images(session.step, batch["images"], "next_batch")
+    session.summarized_at = session.clock()
 
 
 def _evaluate_and_save(
-    run: Run, parts: build.Parts, periods: Periods, save_due: bool = False
+    session: Session, parts: build.Parts, periods: Periods, save_due: bool = False
 ) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
-    is_best = periods.evaluates(run.step) and _evaluate(run, parts)
-    if run.pending_record.keys() - {"step", "epoch"}:
-        run.reports.record(run.pending_record)
-    run.pending_record = None
-    save_due = save_due or is_best or periods.saves(run.step)
-    if save_due or run.step == run.last_step:
-        check_copies_of_workers(run)
+    is_best = periods.evaluates(session.step) and _evaluate(session, parts)
+    if session.open_record.keys() - {"step", "epoch"}:
+        session.reports.record(session.open_record)
+    session.open_record = None
+    save_due = save_due or is_best or periods.saves(session.step)
+    if save_due or session.step == session.last_step:
+        check_copies_of_workers(session)
     if save_due:
-        save(run)
+        save(session)
 
 
-def _evaluate(run: Run, parts: build.Parts) -> bool:
+def _evaluate(session: Session, parts: build.Parts) -> bool:
     """Evaluates, and returns whether the step is the best so far.
 
     The accuracy of a run is that of the moving averages, where it keeps them; and only
     images held out of the training set may decide which step is best.
     """
     split, source = parts.eval_split
-    batches = EvalBatches(source, parts.augment, run.config.batch_size, parts.part)
-    if run.eval_feed is None:
-        run.eval_feed = build.create_eval_feed(batches, run.trainer)
-    kinds = kinds_of_parameters(run.config)
-    with run.watchdog.activity("evaluating") as beat:
+    batches = EvalBatches(source, parts.augment, session.config.batch_size, parts.part)
+    if session.eval_feed is None:
+        session.eval_feed = build.create_eval_feed(batches, session.trainer)
+    kinds = kinds_of_parameters(session.config)
+    with session.watchdog.activity("evaluating") as beat:
         evaluations = accuracies(
-            run.trainer.evaluate(run.eval_feed, len(batches), kinds, beat)
+            session.trainer.evaluate(session.eval_feed, len(batches), kinds, beat)
         )
     record = record_of(evaluations, split)
-    run.pending_record |= record
-    run.reports.scalars(run.step, record)
-    run.say(accuracy_line(run.step, evaluations, split, run.config))
-    run.accuracy = evaluations[kinds[-1]]["accuracy"]
-    if split != "validation" or run.best and run.accuracy <= run.best["accuracy"]:
+    session.open_record |= record
+    session.reports.scalars(session.step, record)
+    session.say(accuracy_line(session.step, evaluations, split, session.config))
+    session.accuracy = evaluations[kinds[-1]]["accuracy"]
+    if (
+        split != "validation"
+        or session.best
+        and session.accuracy <= session.best["accuracy"]
+    ):
         return False
-    run.best = {"step": run.step, "accuracy": run.accuracy}
+    session.best = {"step": session.step, "accuracy": session.accuracy}
     return True

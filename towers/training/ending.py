@@ -14,63 +14,55 @@ from towers.errors import (
 )
 from towers.output import say
 from towers.run.peers import how_far, wait_for_chief
-from towers.run.run import (
-    Run,
-    is_between_steps,
-    save_and_wait,
-    saved_aside,
-    try_to_save,
-)
+from towers.run.session import Session, is_between_steps, save_and_wait, try_to_save
 
 
 @contextlib.contextmanager
-def saved_at_the_end(run: Run, overwrite: bool) -> Iterator[None]:
+def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
     """Saves after the steps that a run takes inside, also after a signal or an error.
 
     Raises:
         Preempted: a signal came before the end; what was trained is saved.
-        RunFolderError: the run's folder is gone; the state is saved beside it.
+        RunFolderError: the run's folder is gone.
         StuckError: a step, or a save, did not end.
     """
-    watchdog = run.watchdog
+    watchdog = session.watchdog
     try:
         # After an activity was abandoned, the state is that of a finished step.
         with contextlib.suppress(Preempted):
-            with data_errors_of_tensorflow(), run.workers.noticing_losses():
+            with data_errors_of_tensorflow(), session.workers.noticing_losses():
                 yield
-        watchdog.run(save_and_wait, run)
-        wait_for_chief(run)
-    except RunFolderError as error:
-        raise watchdog.run(saved_aside, run, error) from None
-    except (CheckpointError, StuckError):
+        watchdog.run(save_and_wait, session)
+        wait_for_chief(session)
+    except (CheckpointError, RunFolderError, StuckError):
         raise
     except WorkerLostError as error:
-        watchdog.run(try_to_save, run, error)
-        raise WorkerLostError(f"{error}; {how_far(run)}") from None
+        watchdog.run(try_to_save, session, error)
+        raise WorkerLostError(f"{error}; {how_far(session)}") from None
     except Exception as error:
-        if is_between_steps(run.trainer):
+        if is_between_steps(session.trainer):
             try:
-                watchdog.run(try_to_save, run, error)
+                watchdog.run(try_to_save, session, error)
             except StuckError as stuck:
                 say(str(stuck))
         raise
-    stopped = run.stopped or watchdog.stop_requested
-    if stopped and (run.step < run.last_step or run.pending_record):
+    stopped = session.stopped or watchdog.stop_requested
+    if stopped and (session.step < session.last_step or session.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
-        saved = f"{progress(run)} is saved in {run.folder.path}"
-        if not run.workers.is_chief:
-            saved = f"the chief saves {progress(run)}"
+        saved = f"{progress(session)} is saved in {session.folder.path}"
+        if not session.workers.is_chief:
+            saved = f"the chief saves {progress(session)}"
         raise Preempted(
-            f"stopped by {signal}: {saved if run.step else 'no step was taken'}; the "
-            f"same command {'without --overwrite ' if overwrite else ''}continues"
+            f"stopped by {signal}: {saved if session.step else 'no step was taken'}; "
+            f"the same command {'without --overwrite ' if overwrite else ''}continues"
         )
 
 
-def progress(run: Run) -> str:
+def progress(session: Session) -> str:
     """Such as "step 5 of 10"."""
-    if run.step > run.last_step:
-        return f"step {run.step}, beyond {run.last_step}"
-    return f"step {run.step} of {run.last_step}"
+    if session.step > session.last_step:
+        return f"step {session.step}, beyond {session.last_step}"
+    return f"step {session.step} of {session.last_step}"
 
 
 def how_to_continue(config: Config, total_steps: int) -> str:

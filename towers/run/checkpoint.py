@@ -1,0 +1,238 @@
+"""One checkpoint: a folder of files, written, read and verified.
+
+tensors.index, tensors.data-*   the tensors by their canonical names, each with a
+                                checksum, as TensorFlow's SaveV2 writes them
+trainer_state.json              the rest of the run's state, the step, the
+                                architecture (ordered name, shape, dtype of the
+                                tensors) and the versions that wrote it
+MANIFEST.json                   name, size and sha256 of each of the above
+
+Format 1 has the names of `tf.train.Checkpoint`, params/conv1/kernel/.ATTRIBUTES/
+VARIABLE_VALUE, and is read as well.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import towers
+from towers.config import parse_json
+from towers.errors import CheckpointError, one_line
+
+Tensors = Mapping[str, np.ndarray]
+
+
+class OtherVersionError(ValueError):
+    """Another version of towers wrote a checkpoint, which can read it."""
+
+
+FORMAT = 2
+
+_PREFIX = "tensors"
+_TENSOR_FILES = (f"{_PREFIX}.index", f"{_PREFIX}.data-00000-of-00001")
+_STATE = "trainer_state.json"
+_MANIFEST = "MANIFEST.json"
+# What reading a damaged checkpoint raises: TensorFlow an OpError (bare for a bad
+# index) or, for truncated data, an IndexError; JSON of another form the rest.
+_READ_ERRORS = (
+    *(tf.errors.OpError, OSError, IndexError, KeyError, TypeError, ValueError),
+    *(AttributeError, OverflowError, RecursionError),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What is saved: tensors by canonical names (`params/conv1/kernel`), whose order is
+    kept, and a trainer state of anything that JSON holds."""
+
+    step: int
+    tensors: Tensors
+    trainer_state: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint(Snapshot):
+    """A verified checkpoint in a folder; `versions` are in the trainer state too."""
+
+    path: Path
+
+
+def write(path: Path, snapshot: Snapshot) -> None:
+    """Writes the folder of a checkpoint and reads it back.
+
+    Raises:
+        CheckpointError: the tensors read back differ.
+        OSError, tf.errors.OpError: it cannot be written.
+    """
+    tensors = snapshot.tensors
+    os.mkdir(path)
+    (path / _STATE).write_text(_state_text(snapshot), encoding="utf-8")
+    with tf.device("CPU:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(path / _PREFIX),
+            tensor_names=list(tensors),
+            shape_and_slices=[""] * len(tensors),
+            tensors=list(tensors.values()),
+        )
+    entries = [_entry(file) for file in sorted(path.iterdir())]
+    text = json.dumps({"format": FORMAT, "files": entries}, indent=1)
+    (path / _MANIFEST).write_text(text, encoding="utf-8")
+    restored = _read_tensors(path, list(tensors), FORMAT)
+    for name, tensor in tensors.items():
+        if tensor.tobytes() != restored[name].tobytes():  # a NaN equals itself
+            raise CheckpointError(
+                f"tensor {name} read back differs from what was saved"
+            )
+
+
+def read(path: Path) -> Checkpoint:
+    """Reads and verifies a folder; CheckpointError with the reason."""
+    try:
+        version, entries = _manifest(path)
+        for name, entry in entries.items():
+            _validate_file(path / name, entry)
+        state = _json(path / _STATE)
+        names = [name for name, *_ in state.pop("architecture")]
+        tensors = _read_tensors(path, names, version)
+        del state["architecture_sha256"]
+        return Checkpoint(_step(state), tensors, state, path)
+    except _READ_ERRORS as error:
+        raise CheckpointError(f"{path}: {error_reason(error)}") from error
+
+
+def read_trainer_state(path: Path) -> dict[str, Any]:
+    """The trainer state alone, verified; CheckpointError with the reason."""
+    try:
+        _validate_file(path / _STATE, _manifest(path)[1][_STATE])
+        state = _json(path / _STATE)
+        _step(state)
+        return state
+    except _READ_ERRORS as error:
+        raise CheckpointError(f"{path}: {error_reason(error)}") from error
+
+
+def validate_sizes(path: Path, step: int) -> None:
+    """Raises CheckpointError where a folder lacks files or bytes, or holds another
+    step; the tensors are not read."""
+    if read_trainer_state(path)["step"] != step:
+        raise CheckpointError(f"{path}: it holds another step")
+    try:
+        for name, entry in _manifest(path)[1].items():
+            _validate_size(path / name, entry)
+    except _READ_ERRORS as error:
+        raise CheckpointError(f"{path}: {error_reason(error)}") from error
+
+
+def error_reason(error: Exception) -> str:
+    """One line for an error of Python or TensorFlow."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        way_out = "; give this user access to it" * isinstance(error, PermissionError)
+        name = os.path.basename(error.filename)
+        return one_line(f"{name}: {error.strerror}{way_out}")
+    if isinstance(error, (IndexError, KeyError, TypeError, AttributeError)):
+        return one_line(repr(error))  # their messages alone say little
+    # TensorFlow puts the node's name in front and sometimes a stack behind.
+    return one_line(re.sub(r"^\{\{.*?\}\} ", "", str(error)).partition("\n")[0])
+
+
+def _architecture(tensors):
+    return [(name, x.shape, x.dtype.name) for name, x in tensors.items()]
+
+
+def _state_text(snapshot):
+    listed = _architecture(snapshot.tensors)
+    added = {
+        "step": snapshot.step,
+        "versions": _versions(),
+        "architecture": listed,
+        "architecture_sha256": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
+    }
+    return json.dumps({**snapshot.trainer_state, **added}, indent=1)
+
+
+@functools.cache
+def _versions():
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+        "towers": towers.__version__,
+    }
+
+
+def _entry(path):
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
+
+
+def _read_tensors(path, names, version):
+    # RestoreV2 would make TensorFlow's devices, before a run has chosen its own.
+    reader = tf.train.load_checkpoint(str(path / _PREFIX))
+    keys = names
+    if version == 1:
+        escaped = (name.replace(".", "..") for name in names)
+        keys = [f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in escaped]
+    tensors = (np.asarray(reader.get_tensor(key)) for key in keys)
+    return dict(zip(names, tensors, strict=True))
+
+
+def _manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The format of a checkpoint, and name -> entry of its files, by its manifest."""
+    manifest = _json(path / _MANIFEST)
+    try:
+        version = manifest["format"]
+        if version not in (1, FORMAT):
+            raise OtherVersionError(
+                f"of format {version!r}, and towers {towers.__version__} reads 1 to "
+                f"{FORMAT}; continue with the version that wrote it"
+            )
+        entries = {entry["name"]: entry for entry in manifest["files"]}
+        if entries.keys() != {_STATE, *_TENSOR_FILES}:
+            raise ValueError(f"it lists {', '.join(entries) or 'no files'}")
+        return version, entries
+    except OtherVersionError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{_MANIFEST}: {error_reason(error)}") from error
+
+
+def _validate_file(path, entry):
+    """Compares a file with its entry in the manifest."""
+    _validate_size(path, entry)
+    digest = _entry(path)["sha256"]
+    if digest != entry.get("sha256"):
+        raise ValueError(
+            f"{path.name}: sha256 is {digest}, should be {entry.get('sha256')}"
+        )
+
+
+def _validate_size(path, entry):
+    size = path.stat().st_size
+    if size != entry["size"]:
+        raise ValueError(f"{path.name}: size is {size}, should be {entry['size']}")
+
+
+def _step(state):
+    if type(state["step"]) is not int:
+        raise ValueError(f"{_STATE}: its step is {state['step']!r}")
+    return state["step"]
+
+
+def _json(path):
+    try:
+        return parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error

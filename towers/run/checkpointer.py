@@ -1,0 +1,264 @@
+"""The checkpoints of a run: committed by a rename, verified before use.
+
+A checkpoint is a folder `step-00001200`, see `checkpoint`. It is written aside, read
+back, flushed and renamed: a folder with its final name and a manifest that holds *is*
+the commit, so a process may be killed at any moment. One process at a time may write to
+a folder (the run's lock sees to that); any may read.
+"""
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from towers import store
+from towers.errors import CheckpointError, ConfigError, one_line
+from towers.output import say
+from towers.run.checkpoint import (
+    Checkpoint,
+    OtherVersionError,
+    Snapshot,
+    error_reason,
+    read,
+    read_trainer_state,
+    validate_sizes,
+    write,
+)
+
+T = TypeVar("T")
+
+# After an error of the disk it is tried once more after this time.
+RETRY_SECS = 2.0
+
+# Causes that are no damage; their messages name the way out.
+_WITH_WAY_OUT = PermissionError, OtherVersionError
+
+
+class Rejection(NamedTuple):
+    """Why a checkpoint is not used."""
+
+    reason: str
+    has_way_out: bool
+
+
+class Checkpointer:
+    """Saves and restores the checkpoints of a run.
+
+    Args:
+        folder: of the checkpoints; the first save makes it.
+        log: takes a line for the user.
+        validate: of what a run stores besides the tensors; raises CheckpointError.
+        keep: number of the newest that are kept, 1 or more, besides the best one.
+        assert_same_folder: called before each commit and removal; raises RunFolderError
+            where the folder is no longer that of the run.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        log: Callable[[str], None] = say,
+        validate: Callable[[Checkpoint], None] = lambda checkpoint: None,
+        keep: int = 1,
+        assert_same_folder: Callable[[], None] = lambda: None,
+    ):
+        self._folder, self._keep, self._log = Path(folder), keep, log
+        self._validate, self._assert_same_folder = validate, assert_same_folder
+        # Name -> status of the files that were read, and why they were rejected.
+        self._known: dict[str, tuple[Any, Rejection | None]] = {}
+
+    def save(self, snapshot: Snapshot) -> Path:
+        """Writes, reads back and commits a checkpoint, then deletes old ones; returns
+        its folder. Whatever has the name of this step is replaced.
+
+        Raises:
+            CheckpointError: the disk is full or not writable, or the files read back
+                differ, twice. Earlier checkpoints are intact.
+            RunFolderError: by `assert_same_folder`.
+        """
+        tensors = {name: np.asarray(x) for name, x in snapshot.tensors.items()}
+        snapshot = Snapshot(snapshot.step, tensors, snapshot.trainer_state)
+        path = _again(self._log, self._save, snapshot)
+        best = snapshot.trainer_state.get("best")
+        self._remove_old(best["step"] if best else None)
+        return path
+
+    def _save(self, snapshot):
+        final = self._path(snapshot.step)
+        try:
+            self._assert_same_folder()
+            self._folder.mkdir(exist_ok=True)
+            store.sync(self._folder.parent)  # a killed process may have made it
+            with store.aside(final) as temporary:
+                write(temporary, snapshot)
+                self._assert_same_folder()
+        except (tf.errors.OpError, OSError, CheckpointError) as error:
+            num_bytes = sum(tensor.nbytes for tensor in snapshot.tensors.values())
+            raise CheckpointError(
+                f"cannot save step {snapshot.step} in {self._folder}: "
+                f"{error_reason(error)}; the tensors need {num_bytes:,} bytes, "
+                f"{store.free_space(self._folder)} there; earlier checkpoints are "
+                "intact, and the same command continues from them"
+            ) from error
+        self._known[final.name] = _status(final), None
+        return final
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, valid or not, in increasing order."""
+        return sorted(step for step in self._listing().values() if step >= 0)
+
+    def restore(self, step: int = 0) -> Checkpoint | None:
+        """Reads and verifies the checkpoint of a step, or for 0 the newest valid one.
+
+        Logs each that is rejected with its reason and goes on to the one before.
+        Deletes nothing.
+
+        Returns:
+            None where there is no `step-*` at all; for step 0 also where the newest
+            valid one was read or written here before and its files have not changed.
+
+        Raises:
+            CheckpointError: there is none of this step, or no valid one; with reasons.
+        """
+        if step:
+            return self._read(self._path(step))
+        rejections: dict[str, Rejection] = {}
+        # Listed again after each rejection: next to a training run, the checkpoint that
+        # was being read may have been deleted meanwhile and a newer one committed.
+        while untried := self._listing(without=rejections):
+            name = max(untried, key=untried.__getitem__)
+            path = self._folder / name
+            status = _status(path)
+            known, rejected = self._known.get(name, (None, None))
+            if status != known:
+                try:
+                    checkpoint = _again(self._log, self._read, path, cases=_is_passing)
+                    self._known[name] = status, None
+                    return checkpoint
+                except CheckpointError as error:
+                    has_way_out = isinstance(error.__cause__, _WITH_WAY_OUT)
+                    rejected = Rejection(str(error), has_way_out)
+                    self._log(f"rejected checkpoint {one_line(error)}")
+                    if not _is_passing(error):
+                        self._known[name] = status, rejected
+            if rejected is None:
+                return None
+            rejections[name] = rejected
+        if not rejections:
+            return None
+        is_damaged = not any(x.has_way_out for x in rejections.values())
+        way_out = " (--overwrite does)" if is_damaged else ""
+        reasons = (
+            x.reason.removeprefix(f"{self._folder}/") for x in rejections.values()
+        )
+        raise CheckpointError(
+            f"none of the {len(rejections)} checkpoints in {self._folder} can be used, "
+            f"and training does not silently start again{way_out}: {'; '.join(reasons)}"
+        )
+
+    def stored(self, key: str, parse: Callable[[Any], T], step: int = 0) -> T | None:
+        """A value of the newest checkpoint whose trainer state is valid; the tensors
+        are not read. None where there is no such checkpoint.
+
+        Args:
+            key: of the value in the trainer state, such as "config".
+            parse: takes what the trainer state holds; ConfigError where it is no such
+                value.
+            step: of a checkpoint that is tried before the newest one.
+        """
+        for candidate in sorted(self.steps(), key=lambda x: (x != step, -x)):
+            try:
+                return parse(read_trainer_state(self._path(candidate))[key])
+            except (CheckpointError, ConfigError, KeyError):
+                continue
+        return None
+
+    def remove_leftovers(self) -> None:
+        """Removes what interrupted saves left (`.tmp-*`) and logs its size."""
+        for path in sorted(self._folder.glob(".tmp-*")):
+            try:
+                num_bytes = store.num_bytes(path)
+                store.remove(path)
+                self._log(
+                    f"removed {path}, left by an interrupted save: {num_bytes:,} bytes"
+                )
+            except OSError as error:  # it takes room but does no harm
+                self._log(f"cannot remove {path}: {error}")
+
+    def _remove_old(self, best_step):
+        """Deletes all but the newest, and the best one. One that lacks files or bytes
+        is not counted, so it never displaces a good one."""
+        num_valid = 0
+        for step in reversed(self.steps()):
+            path = self._path(step)
+            try:
+                if num_valid < self._keep:
+                    if self._known.get(path.name) != (_status(path), None):
+                        validate_sizes(path, step)
+                    num_valid += 1
+                elif step != best_step:
+                    self._assert_same_folder()
+                    store.remove(path)
+            except CheckpointError as error:
+                self._log(f"kept {error}")
+            except OSError as error:
+                self._log(f"kept {path}: {error_reason(error)}")
+
+    def _read(self, path):
+        step = self._listing().get(path.name)
+        if step is None:
+            steps = ", ".join(map(str, self.steps())) or "no step"
+            raise CheckpointError(f"no checkpoint {path}; there are those of {steps}")
+        checkpoint = read(path)
+        if checkpoint.step != step:
+            raise CheckpointError(f"{path}: it holds step {checkpoint.step}")
+        self._validate(checkpoint)
+        return checkpoint
+
+    def _path(self, step):
+        return self._folder / f"step-{step:08d}"
+
+    def _listing(self, without: Container[str] = ()) -> dict[str, int]:
+        """Name -> step of everything named `step-*`; -1 for a name of another form."""
+        try:
+            names = [name for name in os.listdir(self._folder) if name[:5] == "step-"]
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise CheckpointError(f"cannot list {self._folder}: {error}") from error
+        steps = {n: int(n[5:]) if re.fullmatch("[0-9]+", n[5:]) else -1 for n in names}
+        # With more zeros it would be a second name of the same step.
+        steps = {n: s if n == self._path(s).name else -1 for n, s in steps.items()}
+        return {n: s for n, s in steps.items() if n not in without}
+
+
+def _again(log, action, argument, cases=lambda error: True):
+    """The result of an action, which in some cases is tried once more."""
+    try:
+        return action(argument)
+    except CheckpointError as error:
+        if not cases(error):
+            raise
+        log(f"{one_line(error)}. Trying once more in {RETRY_SECS:g} s")
+    time.sleep(RETRY_SECS)
+    return action(argument)
+
+
+def _is_passing(error):
+    """Whether a disk, or the server of a network file system, may read it next time."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EIO, errno.ESTALE)
+
+
+def _status(path: Path) -> list[tuple[str, int, int, int]]:
+    """Differs when a file of a checkpoint has changed; none is read."""
+    try:
+        stats = [(each.name, each.lstat()) for each in (path, *sorted(path.iterdir()))]
+    except OSError:
+        return []
+    return [(name, x.st_ino, x.st_size, x.st_ctime_ns) for name, x in stats]

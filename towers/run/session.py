@@ -1,0 +1,175 @@
+"""A training under way, and how it is saved."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from towers.config import Config
+from towers.errors import CheckpointError, NumericError, RunFolderError
+from towers.output import say
+from towers.parallel.feed import Feed
+from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
+from towers.parallel.trainer import Trainer
+from towers.parallel.workers import ALONE, Workers
+from towers.run.background import Background
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpointer import Checkpointer
+from towers.run.dataset_info import DatasetInfo
+from towers.run.folder import RunFolder
+from towers.run.lock import Lock
+from towers.run.reports import Reports
+from towers.run.stopwatch import Stopwatch
+from towers.run.watchdog import Watchdog
+
+_BETWEEN_STEPS = (ACTIVITIES[IDLE], *CONSISTENT_ACTIVITIES)
+
+
+@dataclasses.dataclass
+class Session:
+    """A training under way.
+
+    Attributes:
+        lock, checkpointer: of the folder; None of a worker that is not the chief, which
+            writes nothing.
+        reports: TensorBoard, `metrics.jsonl` and small files.
+        last_step: the last step of the schedule, or max_steps before it.
+        dataset_info: classes and preprocessing of the data set.
+        workers: processes that train together.
+        clock: seconds, from which what is due by the clock is known.
+        stopped: whether they agreed to stop before the last step.
+        step: steps taken.
+        best: step and accuracy of the best evaluation on held-out images.
+        accuracy: of the last evaluation.
+        saved_step, saved_at: step and time of the last snapshot for a checkpoint.
+        summarized_at: time of the last summary.
+        open_record: that of the last step until it is evaluated and written. A run that
+            was stopped before that begins with it.
+        eval_feed: of every evaluation, from the first on. TensorFlow traces the
+            functions of each data set that is made, and never frees all of that.
+    """
+
+    config: Config
+    folder: RunFolder
+    lock: Lock | None
+    checkpointer: Checkpointer | None
+    reports: Reports
+    trainer: Trainer
+    watchdog: Watchdog
+    background: Background
+    last_step: int
+    dataset_info: DatasetInfo
+    workers: Workers = ALONE
+    clock: Callable[[], float] = time.monotonic
+    stopped: bool = False
+    step: int = 0
+    best: dict | None = None
+    accuracy: float | None = None
+    stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
+    saved_step: int = 0
+    saved_at: float = 0.0
+    summarized_at: float = 0.0
+    open_record: dict | None = None
+    eval_feed: Feed | None = None
+
+    def say(self, line: str) -> None:
+        """Prints a line about the run, once for all workers."""
+        if self.workers.is_chief:
+            say(line)
+
+
+def save(session: Session) -> None:
+    """Saves a snapshot of the state in the background, unless the last checkpoint holds
+    it already; the chief does that for all workers. To be called inside of
+    `Watchdog.run`.
+
+    Raises:
+        CheckpointError: the previous snapshot could not be written.
+        NumericError: a parameter is not finite.
+        RunFolderError: the run's folder is gone.
+    """
+    if not session.workers.is_chief:
+        return
+    session.lock.assert_same_folder()
+    trainer, reports = session.trainer, session.reports
+    if is_between_steps(trainer) and trainer.progress()[0] == session.saved_step:
+        session.step = session.saved_step
+        return
+    with session.watchdog.saving():
+        tensors = settled_state(trainer)
+    step = session.step = int(tensors["step"])
+    _validate_finite(tensors, step)
+    trainer_state = {
+        "images_seen": step * session.config.images_per_step,
+        "seed": session.config.seed,
+        "best": session.best,
+        "unfinished": session.open_record and _as_lists(session.open_record),
+        "config": dataclasses.asdict(session.config),
+        "dataset_info": dataclasses.asdict(session.dataset_info),
+        **dataclasses.asdict(session.stopwatch),
+    }
+
+    def write():
+        reports.sync()
+        unwritten = reports.metrics.kept_back(step)
+        stored = trainer_state | {"unwritten": unwritten}
+        session.checkpointer.save(Snapshot(step, tensors, stored))
+        reports.kept_steps = {record["step"] for record in unwritten}
+
+    with session.watchdog.saving():  # the previous one may still be written
+        session.background.submit(write)
+    session.saved_step, session.saved_at = step, session.clock()
+
+
+def save_and_wait(session: Session) -> None:
+    """Saves as `save`, and waits until the checkpoint is committed."""
+    save(session)
+    with session.watchdog.saving():
+        session.background.wait()
+
+
+def try_to_save(session: Session, because: Exception) -> None:
+    """Saves before a run ends because of an error; says why where that fails for
+    another reason."""
+    try:
+        save_and_wait(session)
+    except (CheckpointError, NumericError, RunFolderError) as error:
+        if str(error) != str(because):
+            say(str(error))
+
+
+def _validate_finite(tensors, step):
+    """A loss and gradients that are finite may give an update that is not."""
+    for name, array in tensors.items():
+        is_float = array.dtype.kind not in "biu"
+        if is_float and not np.isfinite(array.astype(np.float64, copy=False)).all():
+            raise NumericError(
+                f"{name} is not finite after step {step}, which is therefore not "
+                "saved; loss and gradients were finite. A lower --learning_rate or "
+                "--clip_norm may help"
+            )
+
+
+def is_between_steps(trainer: Trainer) -> bool:
+    """True if no update is under way, so that the parameters are those of a step."""
+    return trainer.progress()[1] in _BETWEEN_STEPS
+
+
+def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
+    """The state between two steps.
+
+    A call that was abandoned waiting for data may take its last step at this very
+    moment; that step is then waited for.
+    """
+    while True:
+        before = trainer.progress()
+        state = trainer.state()
+        if before[1] in _BETWEEN_STEPS and before == trainer.progress():
+            return state
+        time.sleep(0.01)
+
+
+def _as_lists(record):
+    """A record as JSON takes it; floats keep all their bits."""
+    return {name: np.asarray(value).tolist() for name, value in record.items()}

@@ -1,0 +1,124 @@
+"""The disk: what is written is there whole or not at all, also after a power cut.
+
+Nothing else in the package renames or flushes a file. All errors are OSErrors.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+
+def write_aside(path: str | os.PathLike, content: bytes | str) -> None:
+    """Replaces a file: a reader sees the old or the new one, whole. Texts are written
+    as UTF-8."""
+    with aside(path) as temporary:
+        is_text = isinstance(content, str)
+        temporary.write_bytes(content.encode() if is_text else content)
+
+
+@contextlib.contextmanager
+def aside(path: str | os.PathLike) -> Iterator[pathlib.Path]:
+    """A temporary path `.tmp-PID-NAME` for a file or a folder, next to its place. What
+    was written there gets its name at the end, and is removed after an error."""
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    remove(temporary)  # of a killed process with the same id
+    try:
+        yield temporary
+        replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
+
+
+def replace(path: pathlib.Path, target: pathlib.Path) -> None:
+    """Flushes a file or folder and gives it its final name. What had that name is
+    removed, but stays where this fails."""
+    for part in [*path.rglob("*"), path]:
+        sync(part)
+    before = target.with_name(f".tmp-replaced-{target.name}")
+    is_moved = path.is_dir() and os.path.lexists(target)
+    if is_moved:  # a folder is not replaced in one piece
+        remove(before)
+        os.rename(target, before)
+    try:
+        os.rename(path, target)
+    except BaseException:
+        if is_moved:
+            os.rename(before, target)
+        raise
+    sync(target.parent)
+    if is_moved:
+        with contextlib.suppress(OSError):
+            remove(before)
+
+
+def append(path: str | os.PathLike, content: bytes) -> None:
+    """Appends to a file, or makes it; where there is an error, nothing is appended. It
+    is not flushed, see `sync`."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            while content:
+                content = content[os.write(descriptor, content) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: str | os.PathLike) -> None:
+    """Flushes a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folders(path: pathlib.Path) -> None:
+    """Makes a folder and those above it, where they are missing; a power cut does not
+    take them away again, nor those that a killed process has made."""
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in path.resolve().parents:
+        with contextlib.suppress(OSError):  # one that may not be listed is not new
+            sync(folder)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file, a folder with all that is in it, or a link (not its target), if
+    there is one. A folder loses its name first: half of it does not look whole."""
+    if not os.path.isdir(path) or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    doomed = path
+    if not path.name.startswith(".tmp-"):
+        doomed = path.with_name(f".tmp-removed-{path.name}")
+        remove(doomed)
+        os.rename(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def num_bytes(path: pathlib.Path) -> int:
+    """Bytes of a file, or of the files in a folder and below."""
+    return sum(
+        part.lstat().st_size for part in (path, *path.rglob("*")) if not part.is_dir()
+    )
+
+
+def free_space(path: str | os.PathLike) -> str:
+    """What is free on the disk of a folder, as words of a message."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return "an unknown number of bytes are free"
+    if status.f_files and not status.f_favail:
+        return "no further file can be made (no inodes are free)"
+    return f"{status.f_bavail * status.f_frsize:,} bytes are free"
