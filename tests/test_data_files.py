@@ -68,6 +68,7 @@ def packed_idx_file(folder, plant):
     "read",
     [names_of_classes, archive, idx_file, packed_idx_file],
 )
+@pytest.mark.row(40)
 def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
     tmp_path, read, plant
 ):
@@ -79,6 +80,7 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
         assert "is no file" in text
 
 
+@pytest.mark.row(40)
 def test_row_40_zeros_behind_a_packed_file_are_not_unpacked(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(IDX) + bytes(100))
@@ -97,6 +99,7 @@ def test_links_to_files_are_followed(tmp_path):
 # Image files.
 
 
+@pytest.mark.row(40)
 def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     write_folder(tmp_path, "train", {"ant": 2, "cat": 2})
     path = tmp_path / "train" / "cat" / "00.png"
@@ -118,6 +121,7 @@ def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     "plant,words",
     [(fifo, "is no file"), (device, "is no file"), (sparse, "bytes, ")],
 )
+@pytest.mark.row(50)
 def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words):
     write_folder(tmp_path, "train", {"ant": 2})
     good, planted = (str(tmp_path / "train/ant" / name) for name in ("00.png", "x.png"))
@@ -133,6 +137,7 @@ def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words)
 @pytest.mark.parametrize(
     "plant", [fifo, device, pathlib.Path.mkdir, lambda path: path.symlink_to("mine")]
 )
+@pytest.mark.row(40)
 def test_row_40_what_is_planted_in_the_place_of_a_lock_is_refused(tmp_path, plant):
     (tmp_path / "mine").write_text("somebody's")
     plant(tmp_path / "lock")

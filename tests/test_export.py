@@ -70,7 +70,8 @@ def numpy_logits(workdir, images, kind="averages"):
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
-def test_row_45_an_export_is_the_network_until_it_is_overwritten(
+@pytest.mark.row(51)
+def test_an_export_is_the_network_until_it_is_overwritten(
     half_way, same_process, format, capsys
 ):
     path = export(half_way, format)
@@ -260,7 +261,8 @@ def write_text(path, *_):
         (write_text, r"in a new process it ends with .* \(exit 1\)"),
     ],
 )
-def test_row_45_what_is_not_the_network_is_removed(half_way, monkeypatch, write, words):
+@pytest.mark.row(51)
+def test_what_is_not_the_network_is_removed(half_way, monkeypatch, write, words):
     monkeypatch.setitem(WRITERS, "keras", write)
     with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
@@ -280,7 +282,8 @@ def test_row_45_what_is_not_the_network_is_removed(half_way, monkeypatch, write,
         ("a/b.keras", lambda p: p.parent.write_text("mine"), "a is a file"),
     ],
 )
-def test_row_45_what_stands_there_is_not_touched(tmp_path, name, make, words):
+@pytest.mark.row(51)
+def test_what_stands_there_is_not_touched(tmp_path, name, make, words):
     output = tmp_path / name
     make(output)
     before = small_runs.snapshot(tmp_path)
@@ -290,7 +293,8 @@ def test_row_45_what_stands_there_is_not_touched(tmp_path, name, make, words):
 
 
 @pytest.mark.parametrize("suffix", ["", ".keras"])
-def test_row_45_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
+@pytest.mark.row(51)
+def test_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
     output = tmp_path / f"mine{suffix}"
     with pytest.raises(ConfigError, match=f"{output} (exists|is a file)"):
         with staging.staged(output, suffix, overwrite=False) as path:
@@ -299,7 +303,8 @@ def test_row_45_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
     assert output.read_text() == "mine" and os.listdir(tmp_path) == [output.name]
 
 
-def test_row_45_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
+@pytest.mark.row(51)
+def test_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
     target = tmp_path / "folder" / "model"
     target.mkdir(parents=True)
     (target / "saved_model.pb").write_text("earlier")
@@ -310,7 +315,8 @@ def test_row_45_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
-def test_row_45_on_a_full_disk_nothing_is_left(small_disk, format):
+@pytest.mark.row(51)
+def test_on_a_full_disk_nothing_is_left(small_disk, format):
     run, suffix = random_run("lenet", width=2.0), FORMATS[format].suffix  # of 2 MB
     network = stock_network(run.network())
     with pytest.raises(ExportError, match="cannot be written: .*bytes are free"):
@@ -327,7 +333,8 @@ def test_row_45_on_a_full_disk_nothing_is_left(small_disk, format):
         (("onnx",), {}, r"needs no_onnx.* pip install '\.\[onnx\]'"),
     ],
 )
-def test_row_45_what_cannot_be_written_is_refused(
+@pytest.mark.row(51)
+def test_what_cannot_be_written_is_refused(
     half_way, monkeypatch, arguments, options, words
 ):
     row = dataclasses.replace(FORMATS["onnx"], packages=("no_onnx",))

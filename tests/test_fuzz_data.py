@@ -170,6 +170,7 @@ def image_files():
 
 
 @few_and_many
+@pytest.mark.row(40)
 def test_any_image_file(num_examples):
     options = ImageOptions(image_size=8, max_image_pixels=MOST_PIXELS, image_cache_mb=0)
 
@@ -194,6 +195,7 @@ NAMES = st.text(
 
 
 @few_and_many
+@pytest.mark.row(40)
 def test_any_names_of_folders_and_files(tmp_path, num_examples):
     content = png(random_pixels(0))
     encodable = NAMES.filter(is_file_name)
@@ -261,6 +263,7 @@ def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, reader)
 
 
 @few_and_many
+@pytest.mark.row(40)
 def test_any_file_of_tensorflow_records(tmp_path, num_examples):
     path = tmp_path / "records"
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -308,6 +311,7 @@ def little_address_space():
         ("checkpoint-1", "checkpoint-1.data-00000-of-00001"),
     ],
 )
+@pytest.mark.row(40)
 def test_any_file_of_weights(
     tmp_path, num_examples, name, changed_file, little_address_space
 ):

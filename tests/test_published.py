@@ -211,6 +211,7 @@ WRONG = [
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name, file, damage, words", WRONG)
+@pytest.mark.row(21)
 def test_row_21_wrong_files_are_named(tmp_path, name, file, damage, words, packed):
     files, _ = official(name)
     is_packed = packed and name in MNIST
@@ -231,6 +232,7 @@ def test_row_20_damaged_packed_files(tmp_path, damage):
 
 
 @every_set
+@pytest.mark.row(21)
 def test_row_21_missing_file(tmp_path, name):
     files, _ = official(name)
     for missing in files:
@@ -280,6 +282,7 @@ def test_data_dir_that_is_a_file(tmp_path):
         ("cifar100", "test"),
     ],
 )
+@pytest.mark.row(22)
 def test_row_22_pickled_layout_is_refused(tmp_path, no_network, name, place):
     class MakeFolder:
         def __reduce__(self):
@@ -317,6 +320,7 @@ def test_an_archive_is_read_in_place(tmp_path, monkeypatch, no_network, name):
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.row(20)
 def test_row_20_archive_with_wrong_sum(tmp_path, monkeypatch):
     path, content = write_archive(monkeypatch, tmp_path, "cifar10", {})
     path.write_bytes(content[:-9])
@@ -421,6 +425,7 @@ def test_a_prepared_folder_of_something_else_is_refused(tmp_path, no_network):
 
 
 @every_set
+@pytest.mark.row(19)
 def test_row_19_no_network(tmp_path, no_network, name):
     tfds.default_dir()  # Imports are not counted.
     start = time.monotonic()
@@ -441,6 +446,7 @@ def test_row_19_no_network(tmp_path, no_network, name):
 
 
 @pytest.mark.parametrize("function", ["getaddrinfo", "create_connection"])
+@pytest.mark.row(19)
 def test_row_19_network_that_never_answers(tmp_path, monkeypatch, function):
     tfds.default_dir()
     over = threading.Event()
@@ -556,6 +562,7 @@ def test_what_is_not_there_is_downloaded(
         (lambda request, x: request.send_error(403), "403 -- Forbidden"),
     ],
 )
+@pytest.mark.row(20)
 def test_row_20_a_bad_download_then_a_clean_second_try(
     tmp_path, monkeypatch, server, spoil, words
 ):
@@ -602,6 +609,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, server)
     )
 
 
+@pytest.mark.row(39)
 def test_row_39_a_signal_ends_a_download(tmp_path, server):
     over, begun = threading.Event(), threading.Event()
     server.files["x"] = b"x"

@@ -154,6 +154,7 @@ def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
     assert text.endswith("tfds build flowers --file_format=array_record")
 
 
+@pytest.mark.row(19)
 def test_row_19_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", path)
