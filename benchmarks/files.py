@@ -79,8 +79,7 @@ def report(name: str, stage: Callable[[], object], chosen) -> None:
 
 def listed(folder: pathlib.Path, chosen) -> FolderFiles:
     train = str(folder / "train")
-    skipped = image_folder.Skipped()
-    return FolderFiles(train, image_folder._list_classes(train, skipped, print))
+    return FolderFiles(train, image_folder.Listing(None).classes(train))
 
 
 def as_strings(folder: pathlib.Path, chosen) -> list[str]:

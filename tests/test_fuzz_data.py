@@ -172,7 +172,7 @@ def image_files():
 @few_and_many
 @pytest.mark.row(40)
 def test_any_image_file(num_examples):
-    options = ImageOptions(image_size=8, max_pixels=MOST_PIXELS, cache_mb=0)
+    options = ImageOptions(image_size=8, max_image_pixels=MOST_PIXELS, image_cache_mb=0)
 
     def read(content):
         source = CachedSource(OneFile(content), (8, 8, 3), options)

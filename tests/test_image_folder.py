@@ -186,8 +186,7 @@ def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
         for name in names:
             place = tmp_path / "train" / class_name / name
             place.write_bytes(png(random_pixels(0)))
-    skipped = image_folder.Skipped()
-    listed = image_folder._list_classes(str(tmp_path / "train"), skipped, None)
+    listed = image_folder.Listing(None).classes(str(tmp_path / "train"))
     files = FolderFiles("root", listed)
     expected = [f"root/{c}/{name}" for c in ("b", "\u00e4") for name in sorted(names)]
     assert [files.place(i) for i in range(len(files))] == expected
@@ -278,7 +277,7 @@ def test_row_23_bad_images_are_left_out_and_named(root):
 
 
 def test_a_file_that_is_spoiled_later_stops_a_run_that_skips(root):
-    data_set = load(root, bad_images="skip", cache_mb=0)
+    data_set = load(root, bad_images="skip", image_cache_mb=0)
     (root / "train" / "cat" / "03.png").write_bytes(b"")
     with pytest.raises(DataError, match="03.png: the file is empty"):
         with data_errors_of_tensorflow():
@@ -378,7 +377,7 @@ def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
     root, tmp_path, monkeypatch
 ):
     """The file is spoiled after the start, as one is that the sample did not hold."""
-    small_runs.use(monkeypatch, data_set=load(root, cache_mb=0))
+    small_runs.use(monkeypatch, data_set=load(root, image_cache_mb=0))
     config = small_runs.small_config(batch_size=4, num_epochs=2.0)
     path = root / "train" / "dog" / "02.png"
     path.write_bytes(path.read_bytes()[:60])

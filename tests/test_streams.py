@@ -50,7 +50,7 @@ def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read():
     class Cycle:
         pass
 
-    source = CachedSource(Collecting(), (8, 6, 3), ImageOptions(cache_mb=0))
+    source = CachedSource(Collecting(), (8, 6, 3), ImageOptions(image_cache_mb=0))
     numbers = tf.data.Dataset.range(1000).batch(10)
     reads = numbers.map(source.read, num_parallel_calls=4).prefetch(2)
     gc.disable()  # in all other threads

@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -130,7 +130,7 @@ class CachedSource:
         self.pixels = PIXELS if options.image_size else None
         self._files = files
         self._options = options
-        self._cache = cache or ImageCache(options.cache_mb)
+        self._cache = cache or ImageCache(options.image_cache_mb)
         self._image_bytes = math.prod(image_shape)
         self._has_read_crops = False
         self._keep_none()
@@ -200,15 +200,17 @@ class CachedSource:
             images[is_kept] = kept_images[slots[is_kept]]
             labels[is_kept] = kept_labels[slots[is_kept]]
 
-            def decode(number):
+            def read(number):
                 place = missing[number]
+                crop = None
+                if crop_numbers is not None:
+                    crop = functools.partial(random_box, crop_numbers[place])
                 index = int(indices[place])
-                numbers = None if crop_numbers is None else crop_numbers[place]
-                images[place], labels[place] = self._decode(index, numbers)
-                if numbers is None and labels[place] >= 0:
+                images[place], labels[place] = self._read_file(index, crop)
+                if crop is None and labels[place] >= 0:
                     self._keep(index, images[place], labels[place])
 
-            streams.call_in_readers(decode, len(missing))
+            streams.call_in_readers(read, len(missing))
         return images, labels
 
     def _keep_none(self):
@@ -219,8 +221,8 @@ class CachedSource:
             images = np.empty((most, *self.image_shape), np.uint8)
         except MemoryError:
             raise ConfigError(
-                f"image_cache_mb={self._options.cache_mb:g}: there is not so much "
-                "memory; what does not fit is decoded in every epoch"
+                f"image_cache_mb={self._options.image_cache_mb:g}: there is not so "
+                "much memory; what does not fit is decoded in every epoch"
             ) from None
         self._num_kept = 0
         self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
@@ -244,12 +246,8 @@ class CachedSource:
                 self._cache.num_bytes += self._num_kept * self._image_bytes
                 self._keep_none()
 
-    def _decode(self, index, crop_numbers):
-        options, crop, more = self._options, None, {}
-        if crop_numbers is not None:
-            crop = functools.partial(random_box, crop_numbers)
-        if options.survey is not None:
-            more["note_size"] = options.survey.add_size
+    def _read_file(self, index, crop):
+        options = self._options
         try:
             content, label = self._files.read(index)
             image = read_image(
@@ -258,8 +256,8 @@ class CachedSource:
                 crop,
                 resize=bool(options.image_size),
                 center_crop=options.center_crop,
-                max_pixels=options.max_pixels,
-                **more,
+                max_pixels=options.max_image_pixels,
+                note_size=options.survey and options.survey.add_size,
             )
             return image, label
         except (OSError, ValueError, MemoryError) as error:
@@ -288,7 +286,7 @@ def settle_size(
     sizes, count = set(), min(len(files), NUM_COMPARED)
     for index in np.linspace(0, len(files) - 1, count).astype(int).tolist():
         try:
-            sizes.add(upright_size(files.read(index)[0], options.max_pixels))
+            sizes.add(upright_size(files.read(index)[0], options.max_image_pixels))
         except (OSError, ValueError, MemoryError) as error:
             if options.survey is None and options.bad_images == "stop":
                 # Else it is found again with all others.
@@ -305,14 +303,19 @@ def settle_size(
 
 
 def read_in_batches(
-    source: Source, indices: tf.data.Dataset, most: int
-) -> tf.data.Dataset:
-    """Images and labels of indices, in batches of `most`, or fewer large images."""
+    source: Source, most: int, indices: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Images and labels, of all or of some indices, in batches of `most`, or fewer
+    large images; DataError where one cannot be read."""
     image_bytes = math.prod(source.image_shape)
     size = max(1, min(most, BATCH_BYTES // image_bytes))
     calls = streams.num_reads(size, size * image_bytes)
-    batches = indices.batch(size).map(source.read, num_parallel_calls=calls)
-    return streams.without_tuning(batches)
+    numbers = tf.data.Dataset.range(source.num_examples)
+    if indices is not None:
+        numbers = tf.data.Dataset.from_tensor_slices(indices)
+    batches = numbers.batch(size).map(source.read, num_parallel_calls=calls)
+    with data_errors_of_tensorflow():
+        yield from streams.without_tuning(batches).as_numpy_iterator()
 
 
 def leave_out_bad_images(
@@ -332,8 +335,8 @@ def leave_out_bad_images(
     count_read = progress(sum(source.num_examples for source in different), say)
     good = {None: None}
     for source in different:
-        indices, all_labels = tf.data.Dataset.range(source.num_examples), []
-        for _, labels in read_in_batches(source, indices, 100):
+        all_labels = []
+        for _, labels in read_in_batches(source, 100):
             all_labels.append(labels)
             count_read(len(labels))
         places = np.flatnonzero(np.concatenate(all_labels) >= 0)
@@ -376,12 +379,9 @@ def sampled_moments(source: Source) -> tuple[tuple[float, ...], tuple[float, ...
     if len(indices) > SAMPLE:
         rng = np.random.Generator(np.random.Philox(0))
         indices = np.sort(rng.choice(indices, SAMPLE, replace=False))
-    batches = tf.data.Dataset.from_tensor_slices(indices)
-    batches = read_in_batches(source, batches, 50)
     counts = np.zeros((source.image_shape[-1], 256))
-    with data_errors_of_tensorflow():
-        for images, labels in batches.as_numpy_iterator():
-            counts += channel_counts(images[labels >= 0])
+    for images, labels in read_in_batches(source, 50, indices):
+        counts += channel_counts(images[labels >= 0])
     if not counts.any():
         raise DataError(f"none of {len(indices)} training images can be read")
     return moments(counts)

@@ -14,7 +14,7 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.cached import progress, read_in_batches
 from towers.data.image_files import Survey
 from towers.data.sources import DataSet, Source, channel_counts, moments
-from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+from towers.errors import ConfigError, DataError
 from towers.output import say
 
 # The picture: so many classes at most, so many images of each, and pixels of their
@@ -125,23 +125,20 @@ def read_through(
     Raises:
         DataError: one cannot be read, and there is no survey to record that.
     """
-    indices = tf.data.Dataset.range(source.num_examples)
-    batches = read_in_batches(source, indices, BATCH_SIZE)
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
     step = _pixel_step(source.image_shape)
-    with data_errors_of_tensorflow():
-        for images, labels in batches.as_numpy_iterator():
-            count_read(len(labels))
-            images, labels = images[labels >= 0], labels[labels >= 0]
-            counts += np.bincount(labels, minlength=num_classes)
-            values += channel_counts(images)
-            for label, examples in samples.items():
-                missing = GRID_IMAGES - len(examples)
-                # Copies: a view would keep its whole batch in memory.
-                for place in np.flatnonzero(labels == label)[:missing]:
-                    examples.append(images[place, ::step, ::step].copy())
+    for images, labels in read_in_batches(source, BATCH_SIZE):
+        count_read(len(labels))
+        images, labels = images[labels >= 0], labels[labels >= 0]
+        counts += np.bincount(labels, minlength=num_classes)
+        values += channel_counts(images)
+        for label, examples in samples.items():
+            missing = GRID_IMAGES - len(examples)
+            # Copies: a view would keep its whole batch in memory.
+            for place in np.flatnonzero(labels == label)[:missing]:
+                examples.append(images[place, ::step, ::step].copy())
     return Statistics(counts, values, samples)
 
 

@@ -52,7 +52,7 @@ def read_image(
     resize: bool = True,
     center_crop: float = 1.0,
     max_pixels: int = MAX_IMAGE_PIXELS,
-    note_size: Callable[[int, int], None] = lambda height, width: None,
+    note_size: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
     """The middle of an image, or another part, resized with a triangular filter that
     widens as the image shrinks, so that every pixel of it counts.
@@ -82,7 +82,8 @@ def read_image(
     height, width, channels = shape
     with opened(content, max_pixels) as image:
         full_size, orientation = _inspect(image)
-        note_size(*full_size)
+        if note_size is not None:
+            note_size(*full_size)
         is_whole = crop is None and center_crop == 1
         if is_whole and full_size == (height, width):
             pixels = _pixels(image, channels)
@@ -133,15 +134,20 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """
     if not content:
         raise ValueError("the file is empty")
-    with _errors_of_pillow(), _opened(content) as image:
-        num_pixels = image.width * image.height
-        if num_pixels > max_pixels:
-            raise ValueError(
-                f"has {num_pixels:,} pixels, and at most max_image_pixels="
-                f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
-            )
-        with memory.taking(4 * num_pixels):
-            yield image
+    try:
+        with _opened(content) as image:
+            num_pixels = image.width * image.height
+            if num_pixels > max_pixels:
+                raise ValueError(
+                    f"has {num_pixels:,} pixels, and at most max_image_pixels="
+                    f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
+                )
+            with memory.taking(4 * num_pixels):
+                yield image
+    except (ValueError, MemoryError) as error:
+        raise error from None
+    except Exception as error:  # of any class where a file is damaged
+        raise ValueError(f"cannot be decoded: {one_line(error, 200)}") from None
 
 
 def _opened(content):
@@ -153,17 +159,6 @@ def _opened(content):
     raise ValueError(
         f"cannot be decoded: it is no {FORMATS_TEXT} file, or its header is damaged"
     )
-
-
-@contextlib.contextmanager
-def _errors_of_pillow():
-    """Those of decoding, of any class where a file is damaged, as a ValueError."""
-    try:
-        yield
-    except (ValueError, MemoryError) as error:
-        raise error from None
-    except Exception as error:
-        raise ValueError(f"cannot be decoded: {one_line(error, 200)}") from None
 
 
 def _pixels(image, channels):

@@ -77,9 +77,9 @@ class ImageOptions:
         image_size: height and width to which images are resized and cropped; 0 takes
             them as they are, where those of a sample are alike, see
             `cached.settle_size`.
-        cache_mb: megabytes of decoded images that are kept in memory.
-        max_pixels: of an image; a larger one is not decoded, and a file of many more
-            bytes than its pixels take not read.
+        image_cache_mb: megabytes of decoded images that are kept in memory.
+        max_image_pixels: of an image; a larger one is not decoded, and a file of many
+            more bytes than its pixels take not read.
         survey: records faults and sizes; an image with a fault is then black and its
             label -1. Without one the first fault is raised.
         bad_images: "stop" raises the first fault; "skip" reads every image when the
@@ -88,8 +88,8 @@ class ImageOptions:
     """
 
     image_size: int = 0
-    cache_mb: float = 2000.0
-    max_pixels: int = MAX_IMAGE_PIXELS
+    image_cache_mb: float = 2000.0
+    max_image_pixels: int = MAX_IMAGE_PIXELS
     survey: Survey | None = None
     bad_images: str = "stop"
     center_crop: float = 1.0

@@ -5,7 +5,6 @@ Names are read at the start, contents when they are needed.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
 
 from towers.data.cached import (
     DEFAULT_IMAGE_SIZE,
@@ -24,6 +23,7 @@ from towers.data.paths import (
     data_folder,
     is_file,
     is_folder,
+    is_image_name,
     shown,
 )
 from towers.data.sources import TEST_FRACTION, DataSet, Trained, split_off_test
@@ -36,28 +36,80 @@ JUNK = ("__macosx", "thumbs.db", "desktop.ini")
 
 
 @dataclasses.dataclass
-class Skipped:
-    """Files that are no images, and folders without images: their number and the first
-    path."""
+class Listing:
+    """Lists folders of classes.
 
-    count: int = 0
-    first: str = ""
+    Attributes:
+        survey: records what cannot be used; without one the first is an error.
+        num_skipped: files that are no images, and folders without images.
+        first_skipped: path of the first.
+    """
 
-    def add(self, path: str) -> None:
-        self.count += 1
-        self.first = self.first or path
+    survey: Survey | None
+    num_skipped: int = 0
+    first_skipped: str = ""
+
+    def skip(self, path: str) -> None:
+        self.num_skipped += 1
+        self.first_skipped = self.first_skipped or path
+
+    def refuse(self, path: str, words: str) -> None:
+        if self.survey is None:
+            raise DataError(f"{shown(path)}: {words}")
+        self.survey.misplaced[shown(path)] = words
 
     @property
     def words(self) -> str:
-        """Follow the origin of the data set; empty where there are none."""
-        if not self.count:
+        """Follow the origin of the data set; empty where nothing is skipped."""
+        if not self.num_skipped:
             return ""
-        words = f"{self.count} other file(s) or empty folder(s)"
-        return f"; {words}, as {shown(self.first)}, skipped"
+        words = f"{self.num_skipped} other file(s) or empty folder(s)"
+        return f"; {words}, as {shown(self.first_skipped)}, skipped"
+
+    def classes(self, folder: str) -> dict[str, bytes]:
+        """Class -> its image files, as `FolderFiles` takes them; both in the order of
+        the names."""
+        names = {}
+        for entry in entries(folder):
+            if is_folder(entry) and entry.name.lower() not in JUNK:
+                images = sorted(self._images(entry.path))
+                if images:
+                    files = (os.fsencode(f"{name}\0") for name in images)
+                    names[entry.name] = b"".join(files)
+                else:
+                    self.skip(entry.path)
+            elif is_image_name(entry.name):
+                self.refuse(entry.path, f"is an image of no class; {LAYOUT}")
+            else:
+                self.skip(entry.path)
+        return dict(sorted(names.items()))
+
+    def _images(self, folder):
+        for entry in entries(folder):
+            # The listing has the kind of each entry; no file is inspected.
+            if entry.name.lower().endswith(ENDINGS) and is_file(entry):
+                yield entry.name
+            elif entry.name.lower() in JUNK or _is_empty_folder(entry):
+                self.skip(entry.path)
+            elif is_folder(entry):
+                self.refuse(
+                    entry.path,
+                    "is a folder in the folder of a class, which holds images only; "
+                    "move them up, or the folder away",
+                )
+            elif entry.name.lower().endswith(OTHER_IMAGES):
+                self.refuse(
+                    entry.path,
+                    f"only {FORMATS_TEXT} files are read; convert it, or move it away",
+                )
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                self.refuse(entry.path, "is a link that leads nowhere")
+            else:
+                self.skip(entry.path)
 
 
-# (path, words): what to do about an entry that is not as it should be.
-Refuse = Callable[[str, str], None]
+def _is_empty_folder(entry):
+    return is_folder(entry) and next(entries(entry.path), None) is None
 
 
 def load(
@@ -91,38 +143,37 @@ def load(
             kinds, or an image of the sample cannot be read.
     """
     options = (image_options or ImageOptions()).with_survey()
-    skipped, refuse = Skipped(), _create_refuse(options.survey)
-    root = data_folder(data_dir)
+    listing, root = Listing(options.survey), data_folder(data_dir)
     folders = find_folders(root)
     validation_folder, test_folder = folders.get("validation"), folders.get("test")
     test_folder = test_folder or validation_folder
-    cache = ImageCache(options.cache_mb)
+    cache = ImageCache(options.image_cache_mb)
 
     # Training images and classes, unless those of a network are known.
     train = None
     if trained is not None and test_folder:
         validation_folder, classes_in, note = None, "the run", ""
-        listed = _list_classes(test_folder, Skipped(), refuse)
+        listed = Listing(options.survey).classes(test_folder)
         folder_of = {shown(name): name for name in listed}
         classes = [folder_of.get(name, name) for name in trained.class_names]
         options, image_shape = _trained_size(options, trained)
     else:
         classes_in = "train/"
         folder = training_folder(root, folders)
-        names = _list_classes(folder, skipped, refuse)
+        names = listing.classes(folder)
         if len(names) < 2:
             raise DataError(
                 f"{folder}: {len(names)} folder(s) with {FORMATS_TEXT} files, and at "
                 f"least two classes are needed; {LAYOUT}"
             )
         classes = list(names)
-        files = FolderFiles(folder, names, options.max_pixels)
+        files = FolderFiles(folder, names, options.max_image_pixels)
         options, image_shape, note = settle_size(files, CHANNELS, options)
         train = CachedSource(files, image_shape, options, cache)
 
     # Images for testing and validation.
     def open_folder(folder):
-        names = _list_classes(folder, skipped, refuse)
+        names = listing.classes(folder)
         unknown = sorted(set(names) - set(classes))
         if unknown:
             raise DataError(
@@ -130,7 +181,7 @@ def load(
                 f"{classes_in}; that has {shown(', '.join(classes[:20]), 100)}"
             )
         names = {name: names.get(name, b"") for name in classes}
-        files = FolderFiles(folder, names, options.max_pixels)
+        files = FolderFiles(folder, names, options.max_image_pixels)
         if not len(files):
             raise DataError(f"{folder}: holds no images; {LAYOUT}")
         return CachedSource(files, image_shape, options, cache)
@@ -158,7 +209,7 @@ def load(
         class_names=tuple(map(shown, dict.fromkeys(classes))),
         mean=mean,
         deviation=deviation,
-        origin=f"{root} ({split}{skipped.words}{bad_images})",
+        origin=f"{root} ({split}{listing.words}{bad_images})",
         validation=validation,
     )
 
@@ -184,63 +235,3 @@ def _trained_size(options, trained):
         # They were resized, unless all had this size.
         options = dataclasses.replace(options, image_size=DEFAULT_IMAGE_SIZE)
     return options, shape
-
-
-def _create_refuse(survey: Survey | None) -> Refuse:
-    """Records in a survey what cannot be used; without one the first is an error."""
-
-    def refuse(path, words):
-        if survey is None:
-            raise DataError(f"{shown(path)}: {words}")
-        survey.misplaced[shown(path)] = words
-
-    return refuse
-
-
-def _list_classes(folder: str, skipped: Skipped, refuse: Refuse) -> dict[str, bytes]:
-    """Class -> its image files, as `FolderFiles` takes them; both in the order of the
-    names."""
-    names = {}
-    for entry in entries(folder):
-        if entry.name.lower() in JUNK:
-            skipped.add(entry.path)
-        elif is_folder(entry):
-            images = sorted(_list_images(entry.path, skipped, refuse))
-            if images:
-                files = (os.fsencode(f"{name}\0") for name in images)
-                names[entry.name] = b"".join(files)
-            else:
-                skipped.add(entry.path)
-        elif entry.name.lower().endswith((*ENDINGS, *OTHER_IMAGES)):
-            refuse(entry.path, f"is an image of no class; {LAYOUT}")
-        else:
-            skipped.add(entry.path)
-    return dict(sorted(names.items()))
-
-
-def _list_images(folder: str, skipped: Skipped, refuse: Refuse) -> Iterator[str]:
-    for entry in entries(folder):
-        # The listing has the kind of each entry; no file is inspected.
-        if entry.name.lower().endswith(ENDINGS) and is_file(entry):
-            yield entry.name
-        elif entry.name.lower() in JUNK or _is_empty_folder(entry):
-            skipped.add(entry.path)
-        elif is_folder(entry):
-            refuse(
-                entry.path,
-                "is a folder in the folder of a class, which holds images only; move "
-                "them up, or the folder away",
-            )
-        elif entry.name.lower().endswith(OTHER_IMAGES):
-            refuse(
-                entry.path,
-                f"only {FORMATS_TEXT} files are read; convert it, or move it away",
-            )
-        elif entry.is_symlink() and not os.path.exists(entry.path):
-            refuse(entry.path, "is a link that leads nowhere")
-        else:
-            skipped.add(entry.path)
-
-
-def _is_empty_folder(entry):
-    return is_folder(entry) and next(entries(entry.path), None) is None

@@ -157,7 +157,7 @@ def load(
         train_images = Split(folder, builder, "train", keys)
         channels = 1 if image.shape[-1] == 1 else 3
         options, image_shape, note = settle_size(train_images, channels, options)
-        cache = ImageCache(options.cache_mb)
+        cache = ImageCache(options.image_cache_mb)
         train = CachedSource(train_images, image_shape, options, cache)
         for split in TEST_SPLITS:
             if split not in builder.info.splits:
