@@ -72,21 +72,6 @@ def message(call):
 # What is read.
 
 
-def test_read_takes_indices_in_any_order_and_repeated(files, pixels):
-    source = CachedSource(files, SHAPE, ImageOptions())
-    assert (source.num_examples, source.image_shape) == (NUM_EXAMPLES, SHAPE)
-    indices = tf.constant([7, 0, 3, 3, 10], tf.int64)
-    compiled = tf.function(source.read)
-    streamed = tf.data.Dataset.from_tensors(indices).map(source.read)
-    for images, labels in (source.read(indices), compiled(indices), *streamed):
-        assert (images.dtype, labels.dtype) == (tf.uint8, tf.int32)
-        np.testing.assert_array_equal(images, pixels[indices])
-        np.testing.assert_array_equal(labels, [3, 0, 3, 3, 2])
-    assert streamed.element_spec[0].shape == [5, *SHAPE]
-    none = source.read(tf.zeros([0], tf.int64))
-    assert none[0].shape == [0, *SHAPE]
-
-
 @pytest.mark.parametrize(
     "cache_mb,kept", [(1e308, NUM_EXAMPLES), (4.5 * IMAGE_MB, 4), (0, 0)]
 )
@@ -114,24 +99,6 @@ def test_crops_leave_the_cache_to_the_images_of_evaluations(files, pixels):
         test.read(everything)
     assert test_files.num_reads == NUM_EXAMPLES
     assert files.num_reads == 4 * NUM_EXAMPLES
-
-
-def test_threads_that_read_the_same_get_the_same(files, pixels):
-    source = CachedSource(files, SHAPE, ImageOptions())
-    actual = []
-
-    def read(seed):
-        order = np.random.default_rng(seed).permutation(NUM_EXAMPLES)
-        actual.append((order, source.read(tf.constant(order))[0].numpy()))
-
-    threads = [threading.Thread(target=read, args=[seed]) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(actual) == 8
-    for order, images in actual:
-        np.testing.assert_array_equal(images, pixels[order])
 
 
 @pytest.fixture
