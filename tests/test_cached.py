@@ -185,6 +185,10 @@ def test_a_survey_goes_on_and_takes_down(files, pixels):
 
 def test_the_size_is_that_of_the_images_or_of_the_option(files):
     assert settle_size(files, 3, ImageOptions()) == (ImageOptions(), SHAPE, "")
+    odd = Files([*files.contents, png(random_pixels(0, 6, 8))])
+    options, shape, note = settle_size(odd, 3, ImageOptions(image_cache_mb=1))
+    assert (options.image_size, options.image_cache_mb, shape) == (64, 1, (64, 64, 3))
+    assert "64x64" in note and "--image_size=N" in note
     given = ImageOptions(image_size=5)
     assert settle_size(files, 1, given) == (given, (5, 5, 1), "")
     files.contents[0] = b""
@@ -212,26 +216,15 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
         assert text.startswith("folder/0.png: there is not enough memory to read it")
 
 
-@pytest.mark.parametrize("odd", [0, NUM_EXAMPLES - 1])
-def test_images_of_several_sizes_get_one_that_is_said(files, odd):
-    files.contents[odd] = png(random_pixels(0, 6, 8))
-    decoding, shape, note = settle_size(files, 3, ImageOptions(image_cache_mb=1))
-    assert (decoding.image_size, decoding.image_cache_mb, shape) == (64, 1, (64, 64, 3))
-    assert "64x64" in note and "--image_size=N" in note
-    images, _ = CachedSource(files, shape, decoding).read(tf.range(3, dtype=tf.int64))
-    assert images.shape == (3, 64, 64, 3)
-
-
 # Mean and standard deviation.
 
 
-def test_moments_of_few_images_are_those_of_all(files, pixels):
+def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
+    files, pixels, monkeypatch
+):
     mean, deviation = cached.sampled_moments(CachedSource(files, SHAPE, ImageOptions()))
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
     np.testing.assert_allclose(deviation, pixels.std((0, 1, 2)))
-
-
-def test_moments_of_many_images_are_those_of_a_sample_that_stays(files, monkeypatch):
     monkeypatch.setattr(cached, "SAMPLE", 4)
     actual = []
     for _ in range(2):
