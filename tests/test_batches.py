@@ -168,15 +168,6 @@ def test_late_steps_are_reached_directly():
     np.testing.assert_array_equal(np.sort(around[begin : begin + 7]), np.arange(7))
 
 
-def test_labels_belong_to_their_images():
-    batches = train_batches(10, 4, "none")
-    images, _ = batches.source.read(tf.range(10, dtype=tf.int64))
-    evaluated = batches.augment.evaluate(images).numpy()
-    for step in range(5):
-        batch = at(batches, step)
-        np.testing.assert_array_equal(batch["images"], evaluated[batch["labels"]])
-
-
 def test_batches_have_static_shapes_and_the_promised_types():
     batches = train_batches(10, 4, "tutorial", noise_shapes=NOISE)
     expected = {
@@ -207,18 +198,15 @@ def test_noise_differs_between_steps_layers_seeds_and_images():
     assert np.min(drawn) >= 0 and np.max(drawn) < 1
 
 
-def test_augmentation_is_drawn_anew_in_every_step():
-    """One image and its crops: of 200 steps, hardly any two are alike."""
+def test_augmentation_is_drawn_anew_for_every_image():
+    """One image and its crops: of 200, hardly any two are alike."""
     batches = train_batches(1, 1)
     stream = batches.stream(0).take(200).as_numpy_iterator()
     different = {batch["images"].tobytes() for batch in stream}
     # 81 places, mirrored or not: 115 different ones of 162 are expected.
     assert len(different) > 90
-
-
-def test_images_of_one_batch_are_augmented_differently():
-    batch = at(train_batches(1, 200), 0)
-    assert len({image.tobytes() for image in batch["images"]}) > 90
+    together = at(train_batches(1, 200), 0)["images"]
+    assert len({image.tobytes() for image in together}) > 90
 
 
 # Reading, processing and computing overlap.
@@ -310,7 +298,7 @@ def test_batches_are_read_and_computed_while_others_are_processed():
 # Evaluation.
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 10, 11, 64])
+@pytest.mark.parametrize("batch_size", [3, 10, 11])
 def test_an_evaluation_counts_each_example_exactly_once(batch_size):
     examples = source(10)
     augment = create_augment("pad_crop_flip", examples.image_shape, *MOMENTS)
@@ -329,19 +317,6 @@ def test_an_evaluation_counts_each_example_exactly_once(batch_size):
     assert np.all(np.isfinite(joined["images"]))
 
 
-def test_an_evaluation_is_the_same_every_time():
-    examples = source(10, size=26)
-    augment = create_augment("tutorial", examples.image_shape, *MOMENTS)
-    stream = EvalBatches(examples, augment, 4).stream()
-    first, second = (list(stream.as_numpy_iterator()) for _ in range(2))
-    for actual, expected in zip(first, second, strict=True):
-        assert_same(actual, expected)
-    assert stream.element_spec["images"].shape == [4, 24, 24, 3]
-
-
-# Held-out images.
-
-
 # Parts: those of several processes are together the batch of one.
 
 
@@ -354,10 +329,7 @@ def parts_of(sizes):
     ]
 
 
-FAST_PARTS = [
-    ([5, 4, 4], "tutorial"),
-    ([1, 12], "translate_flip"),
-]
+FAST_PARTS = [([5, 4, 4], "translate_flip")]
 
 
 @pytest.mark.parametrize(
@@ -390,15 +362,6 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
         assert_same(streamed, batch)
 
 
-def test_no_example_of_an_epoch_is_read_by_two_processes():
-    batches = train_batches(24, 8)
-    read = [
-        labels_of(dataclasses.replace(batches, part=part), 3)
-        for part in parts_of([3, 3, 2])
-    ]
-    assert sorted(np.concatenate(read)) == list(range(24))
-
-
 @pytest.mark.parametrize("part", [None, Part(3, 4, 7)])
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 8])
 def test_the_towers_of_an_evaluation_have_together_the_batch(num_towers, part):
@@ -418,16 +381,6 @@ def test_the_towers_of_an_evaluation_have_together_the_batch(num_towers, part):
         ):
             actual = {k: np.concatenate([x[k] for x in of_towers]) for k in expected}
             assert_same(actual, {k: v[wanted] for k, v in expected.items()})
-
-
-def test_the_parts_of_an_evaluation_count_each_example_once():
-    found, counted = source(10), []
-    augment = create_augment("none", found.image_shape, *MOMENTS)
-    for part in parts_of([3, 2, 2]):
-        for batch in EvalBatches(found, augment, 7, part).stream().as_numpy_iterator():
-            assert len(batch["labels"]) == part.size
-            counted += list(batch["labels"][batch["weights"] > 0])
-    assert sorted(counted) == list(range(10))
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.99])
@@ -470,12 +423,3 @@ def test_a_fraction_that_leaves_nothing_is_refused_with_both_numbers(
     words = f"validation_fraction={fraction} of {num_examples} images"
     with pytest.raises(ConfigError, match=words):
         hold_out(source(num_examples), fraction)
-
-
-def test_training_never_sees_held_out_images():
-    rest, held_out = hold_out(source(20), 0.25)
-    augment = create_augment("none", rest.image_shape, *MOMENTS)
-    batches = TrainBatches(rest, augment, 0, 6)
-    seen = np.concatenate([at(batches, step)["labels"] for step in range(10)])
-    _, forbidden = held_out.read(tf.range(5, dtype=tf.int64))
-    assert set(seen) == set(range(20)) - set(forbidden.numpy())

@@ -72,21 +72,6 @@ def message(call):
 # What is read.
 
 
-def test_read_takes_indices_in_any_order_and_repeated(files, pixels):
-    source = CachedSource(files, SHAPE, ImageOptions())
-    assert (source.num_examples, source.image_shape) == (NUM_EXAMPLES, SHAPE)
-    indices = tf.constant([7, 0, 3, 3, 10], tf.int64)
-    compiled = tf.function(source.read)
-    streamed = tf.data.Dataset.from_tensors(indices).map(source.read)
-    for images, labels in (source.read(indices), compiled(indices), *streamed):
-        assert (images.dtype, labels.dtype) == (tf.uint8, tf.int32)
-        np.testing.assert_array_equal(images, pixels[indices])
-        np.testing.assert_array_equal(labels, [3, 0, 3, 3, 2])
-    assert streamed.element_spec[0].shape == [5, *SHAPE]
-    none = source.read(tf.zeros([0], tf.int64))
-    assert none[0].shape == [0, *SHAPE]
-
-
 @pytest.mark.parametrize(
     "cache_mb,kept", [(1e308, NUM_EXAMPLES), (4.5 * IMAGE_MB, 4), (0, 0)]
 )
@@ -114,24 +99,6 @@ def test_crops_leave_the_cache_to_the_images_of_evaluations(files, pixels):
         test.read(everything)
     assert test_files.num_reads == NUM_EXAMPLES
     assert files.num_reads == 4 * NUM_EXAMPLES
-
-
-def test_threads_that_read_the_same_get_the_same(files, pixels):
-    source = CachedSource(files, SHAPE, ImageOptions())
-    actual = []
-
-    def read(seed):
-        order = np.random.default_rng(seed).permutation(NUM_EXAMPLES)
-        actual.append((order, source.read(tf.constant(order))[0].numpy()))
-
-    threads = [threading.Thread(target=read, args=[seed]) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(actual) == 8
-    for order, images in actual:
-        np.testing.assert_array_equal(images, pixels[order])
 
 
 @pytest.fixture
@@ -218,6 +185,10 @@ def test_a_survey_goes_on_and_takes_down(files, pixels):
 
 def test_the_size_is_that_of_the_images_or_of_the_option(files):
     assert settle_size(files, 3, ImageOptions()) == (ImageOptions(), SHAPE, "")
+    odd = Files([*files.contents, png(random_pixels(0, 6, 8))])
+    options, shape, note = settle_size(odd, 3, ImageOptions(image_cache_mb=1))
+    assert (options.image_size, options.image_cache_mb, shape) == (64, 1, (64, 64, 3))
+    assert "64x64" in note and "--image_size=N" in note
     given = ImageOptions(image_size=5)
     assert settle_size(files, 1, given) == (given, (5, 5, 1), "")
     files.contents[0] = b""
@@ -245,26 +216,15 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
         assert text.startswith("folder/0.png: there is not enough memory to read it")
 
 
-@pytest.mark.parametrize("odd", [0, NUM_EXAMPLES - 1])
-def test_images_of_several_sizes_get_one_that_is_said(files, odd):
-    files.contents[odd] = png(random_pixels(0, 6, 8))
-    decoding, shape, note = settle_size(files, 3, ImageOptions(image_cache_mb=1))
-    assert (decoding.image_size, decoding.image_cache_mb, shape) == (64, 1, (64, 64, 3))
-    assert "64x64" in note and "--image_size=N" in note
-    images, _ = CachedSource(files, shape, decoding).read(tf.range(3, dtype=tf.int64))
-    assert images.shape == (3, 64, 64, 3)
-
-
 # Mean and standard deviation.
 
 
-def test_moments_of_few_images_are_those_of_all(files, pixels):
+def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
+    files, pixels, monkeypatch
+):
     mean, deviation = cached.sampled_moments(CachedSource(files, SHAPE, ImageOptions()))
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)))
     np.testing.assert_allclose(deviation, pixels.std((0, 1, 2)))
-
-
-def test_moments_of_many_images_are_those_of_a_sample_that_stays(files, monkeypatch):
     monkeypatch.setattr(cached, "SAMPLE", 4)
     actual = []
     for _ in range(2):

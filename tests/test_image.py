@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import WEBP, bmp, chunk, gif, png, png_file, random_pixels
+from pictures import bmp, gif, png, png_file, random_pixels
 from PIL import Image, ImageOps
 
 from towers.data.image import read_image, upright_size
@@ -59,6 +59,7 @@ def smooth(height, width):
         ("WEBP", RGBA, {"lossless": True, "exact": True}),
         ("WEBP", smooth(24, 40), {"quality": 90}),
         ("GIF", RGB.quantize(8), {}),
+        ("GIF", RGB.quantize(8), {"save_all": True, "append_images": [RGB]}),
         *(("JPEG", smooth(24, 40).convert(mode), {}) for mode in ("L", "RGB", "CMYK")),
         ("JPEG", smooth(24, 40), {"progressive": True}),
         ("TIFF", RGB, {"compression": "tiff_lzw"}),
@@ -87,17 +88,6 @@ def test_of_16_bits_the_upper_8_are_kept(kind):
         decode(file_of(Image.fromarray(np.ones((3, 4), np.float32)), "TIFF"))
 
 
-def test_palettes_and_single_bits_are_those_of_the_specification():
-    colors = random_pixels(0, 1, 4)[0]
-    indices = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
-    rows = b"".join(b"\0" + row.tobytes() for row in indices)
-    palette = png_file(2, 3, 8, 3, rows, chunk(b"PLTE", colors.tobytes()))
-    np.testing.assert_array_equal(decode(palette), colors[indices])
-    bits = png_file(1, 8, 1, 0, b"\0" + bytes([0b10110010]))
-    expected = np.array([1, 0, 1, 1, 0, 0, 1, 0])[None, :, None] * 255
-    np.testing.assert_array_equal(decode(bits, 1), expected)
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.row(23)
 def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
@@ -109,13 +99,6 @@ def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
     ):
         expected = tf.io.decode_image(content, 3, expand_animations=False).numpy()
         assert np.abs(decode(content).astype(int) - expected).max() <= most
-
-
-def test_of_an_animation_the_first_frame_is_read():
-    frames = [RGB.quantize(8), Image.new("P", RGB.size)]
-    content = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    np.testing.assert_array_equal(decode(content), frames[0].convert("RGB"))
-    assert decode(WEBP["animated"]).shape == (7, 5, 3)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"])
@@ -237,13 +220,9 @@ def test_the_orientation_in_xmp_is_read_where_there_is_no_exif():
     assert upright_size(file_of(smooth(8, 16), "JPEG", xmp=xmp)) == (16, 8)
 
 
-@each_format
-@pytest.mark.parametrize("value", [0, 9, 65535])
-def test_an_orientation_that_is_none_leaves_the_photo(kind, value):
-    assert decode(photo(smooth(8, 16), kind, value)).shape == (8, 16, 3)
-
-
 def test_damaged_metadata_leaves_the_photo():
+    for value in (0, 9, 65535):  # no orientation
+        assert decode(photo(smooth(8, 16), "JPEG", value)).shape == (8, 16, 3)
     content = photo(smooth(8, 16), "JPEG", 6)
     assert decode(content).shape == (16, 8, 3)
     place = content.index(b"Exif\0\0") + 6
@@ -265,7 +244,7 @@ def triangle_weights(length, size, scale, begin):
 
 
 @pytest.mark.parametrize(
-    "height,width", [(17, 40), (40, 17), (5, 9), (8, 30), (64, 64), (4, 900)]
+    "height,width", [(17, 40), (40, 17), (5, 9), (49, 56), (4, 900)]
 )
 def test_images_are_resized_by_the_shorter_side_and_cropped(height, width):
     size, image = 8, random_pixels(0, height, width)
@@ -290,7 +269,7 @@ def test_an_image_of_the_right_size_is_left_alone_and_another_names_the_way_out(
 
 @pytest.mark.parametrize(
     "height,width,size",
-    [(375, 500, 64), (512, 513, 32), (1201, 403, 50), (403, 1201, 50), (127, 300, 64)],
+    [(375, 500, 64), (403, 1201, 50), (127, 300, 64)],
 )
 def test_a_reduced_scale_shows_what_the_whole_image_does(height, width, size):
     content = file_of(smooth(height, width), "JPEG", quality=100, subsampling=0)
@@ -325,14 +304,3 @@ def test_a_crop_of_a_photo_is_what_pillow_cuts_out(kind, orientation):
         found = read_image(content, (side, side, 3), crop)
         assert np.abs(found.astype(int) - expected).max() <= 4
         assert sizes == [(height, width)]
-
-
-@pytest.mark.parametrize("height,width", [(49, 49), (49, 56), (103, 110), (98, 98)])
-def test_the_middle_is_never_larger_than_the_image(height, width):
-    """Of these sizes 8 / (8 / height) is larger than the height."""
-    content, left = file_of(smooth(height, width), "PNG"), (width - height) / 2
-    expected = by_pillow(content).resize(
-        (8, 8), Image.Resampling.BILINEAR, (left, 0, left + height, height)
-    )
-    found = read_image(content, (8, 8, 3))
-    assert np.abs(found.astype(int) - expected).max() <= 1

@@ -9,8 +9,7 @@ import pytest
 import small_runs
 import tensorflow as tf
 from marks import slow
-from pictures import png, png_file, random_pixels, write_folder
-from PIL import Image
+from pictures import png, random_pixels, write_folder
 
 from towers import build, data, evaluation, training
 from towers.config import Config
@@ -80,17 +79,6 @@ def test_the_table_of_data_sets_hands_the_options_on(root, monkeypatch):
     assert data.load("image_folder").train.image_shape == (8, 6, 3)
 
 
-def test_row_40_a_run_decodes_no_image_of_too_many_pixels(root):
-    options = {"data_dir": str(root), "model": "lenet", "augment": "none"}
-    options |= {"dataset": "image_folder", "image_size": 14, "device": "cpu"}
-    build.build(Config(**options, max_image_pixels=196))
-    path = root / "train" / "ant" / "01.png"
-    path.write_bytes(png_file(15, 15, 8, 2, bytes(46 * 15)))
-    with pytest.raises(DataError) as caught:
-        build.build(Config(**options, max_image_pixels=224))
-    assert str(caught.value).startswith(f"{path}: has 225 pixels, and at most ")
-
-
 @pytest.mark.parametrize("name", ["val", "VALID", "Validation"])
 def test_evaluations_during_training_use_the_images_for_validation(root, name):
     write_folder(root, name, {"dog": 2, "ant": 1}, seed=2)
@@ -129,34 +117,15 @@ def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
     np.testing.assert_array_equal(images[labels == 1][4], random_pixels([0, 0, 4]))
 
 
-def test_images_of_several_sizes_are_brought_to_one_also_in_a_run(root):
+def test_images_of_several_sizes_are_brought_to_one(root):
     (root / "train" / "cat" / "03.png").write_bytes(png(random_pixels(0, 30, 40)))
-    data_set = load(root, image_size=5)
-    assert data_set.train.image_shape == data_set.test.image_shape == (5, 5, 3)
-    assert all_of(data_set.train)[0].shape == (12, 5, 5, 3)
-    assert "sizes differ" not in data_set.origin
-    parts = build.build(
-        Config(dataset="image_folder", data_dir=str(root), model="lenet", device="cpu")
-    )
-    assert parts.data.train.image_shape == parts.data.test.image_shape == (64, 64, 3)
-    assert "sizes differ: resized to 64x64, --image_size=N for" in parts.data.origin
-    assert all_of(parts.data.test)[0].shape == (5, 64, 64, 3)
-
-
-def test_gray_and_color_images_of_all_formats_are_read_together(root):
-    pixels = random_pixels(5, 8, 6)
-    image, dogs = Image.fromarray(pixels), root / "train" / "dog"
-    image.convert("L").save(dogs / "gray.JPG", quality=100)
-    image.save(dogs / "lossless.webp", lossless=True)
-    image.save(dogs / "true.bmp")
-    image.quantize(16).save(dogs / "palette.BMP")
-    images, labels = all_of(load(root).train)
-    first, *_, gray, lossless, palette, true = images[labels == 2]
-    np.testing.assert_array_equal(first, random_pixels([0, 2, 0]))
-    assert (gray == gray[..., :1]).all() and np.ptp(gray) > 50
-    np.testing.assert_array_equal(lossless, pixels)
-    np.testing.assert_array_equal(palette, image.quantize(16).convert("RGB"))
-    np.testing.assert_array_equal(true, pixels)
+    for options, size, is_said in (({"image_size": 5}, 5, False), ({}, 64, True)):
+        data_set = load(root, **options)
+        for source, count in ((data_set.train, 12), (data_set.test, 5)):
+            assert source.image_shape == (size, size, 3)
+            assert all_of(source)[0].shape == (count, size, size, 3)
+        words = "sizes differ: resized to 64x64, --image_size=N for"
+        assert (words in data_set.origin) == is_said
 
 
 # Without a folder train/.
@@ -341,6 +310,7 @@ def broken_image(root):
     "spoil,place,words",
     [
         (one_class, "train", "1 folder(s) with JPEG, PNG"),
+        (shutil.rmtree, "", "there is no such folder; an image folder has train/CL"),
         (no_train, "", "has no folder train/; an image folder has train/CLASS/*.jpg"),
         (image_of_no_class, "train/x.png", "is an image of no class"),
         (
@@ -365,11 +335,6 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
     assert text.startswith(f"{root / place}") and words in text
 
 
-def test_a_folder_that_is_not_there(tmp_path):
-    start = f"{tmp_path}/none: there is no such folder; an image folder has train/"
-    assert message(tmp_path / "none").startswith(start)
-
-
 # In a run.
 
 
@@ -387,61 +352,48 @@ def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
     path.write_bytes(png(random_pixels([0, 2, 2])))
     assert training.train(tmp_path / "run", config).step == 6
 
-    path = root / "test" / "cat" / "01.png"
-    path.write_bytes(b"")
-    with pytest.raises(DataError) as caught:
-        evaluation.evaluate(tmp_path / "run", config)
-    assert str(caught.value).startswith(f"{path}: the file is empty")
-
-
-def folder_run(tmp_path, monkeypatch, **options):
-    """A short run on a folder whose training images have several sizes, one class of
-    which has no test images: (the folder, the run's folder, its Config)."""
-    root, counts = tmp_path / "root", {"c\tat": 4, "ant": 3, "dog": 5}
-    write_folder(root, "train", counts)
-    (root / "train" / "dog" / "07.png").write_bytes(png(random_pixels(7, 9, 12)))
-    write_folder(root, "test", {"dog": 4, "c\tat": 3}, seed=1)
-    options |= {"dataset": "image_folder", "data_dir": str(root)}
-    small_runs.use(monkeypatch)
-    config = small_runs.small_config(batch_size=4, num_epochs=3.0, **options)
-    training.train(tmp_path / "run", config)
-    return root, tmp_path / "run", config
-
 
 @pytest.mark.parametrize(
     "options", [{}, slow({"image_size": 7, "validation_fraction": 0.3})]
 )
-def test_an_evaluation_needs_no_training_images(tmp_path, monkeypatch, options):
-    root, run, config = folder_run(tmp_path, monkeypatch, **options)
-    # One that follows the run counts its epochs, so it loads all images.
-    expected = evaluation.evaluate(run, config, eval_interval_secs=1.0)
-    mistakes = (run / "mistakes.csv").read_text()
-    assert 0 < expected["test_correct"] < expected["test_images"] == 7
-    shutil.rmtree(root / "train")
-    assert evaluation.evaluate(run, config) == expected
-    assert (run / "mistakes.csv").read_text() == mistakes
-    with pytest.raises(DataError, match="has no folder train/"):
-        evaluation.evaluate(run, config, eval_interval_secs=1.0)
-    write_folder(root, "test", {"eel": 1})
-    with pytest.raises(DataError) as caught:
-        evaluation.evaluate(run, config)
-    words = "there is no such class in the run; that has ant, c\\tat, dog"
-    assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
-
-
-def test_an_export_reads_training_images_for_int8_alone(tmp_path, monkeypatch):
-    root, path, _ = folder_run(tmp_path, monkeypatch)
+def test_an_evaluation_and_an_export_need_no_training_images(
+    tmp_path, monkeypatch, options
+):
+    """The training images have several sizes; a class has no test images."""
+    root, path = tmp_path / "root", tmp_path / "run"
+    write_folder(root, "train", {"c\tat": 4, "ant": 3, "dog": 5})
+    (root / "train" / "dog" / "07.png").write_bytes(png(random_pixels(7, 9, 12)))
+    write_folder(root, "test", {"dog": 4, "c\tat": 3}, seed=1)
+    options |= {"dataset": "image_folder", "data_dir": str(root)}
+    small_runs.use(monkeypatch)
+    config = small_runs.small_config(batch_size=4, num_epochs=1.0, **options)
+    training.train(path, config)
     run = evaluation.load_run(path)
     compared, calibration, words = images_of(run, calibrate=True)
-    assert (len(compared), len(calibration), words) == (7, 13, "test images")
-    shutil.move(root / "train", tmp_path / "classes")
+    assert words == "test images" and len(compared) == 7
+    assert len(calibration) == 13
+    # One that follows the run counts its epochs, so it loads all images.
+    expected = evaluation.evaluate(path, config, eval_interval_secs=1.0)
+    mistakes = (path / "mistakes.csv").read_text()
+    assert expected["test_images"] == 7
+
+    shutil.rmtree(root / "train")
+    assert evaluation.evaluate(path, config) == expected
+    assert (path / "mistakes.csv").read_text() == mistakes
     again, calibration, words = images_of(run)
     assert calibration is None and words == "test images"
     np.testing.assert_array_equal(again, compared)
-    drawn, calibration, words = images_of(run, calibrate=True)
-    assert calibration is None and words.startswith("drawn images")
-    with pytest.raises(DataError, match="has no folder train/"):
-        images_of(run, data_dir=str(root), calibrate=True)
+    for fails in (
+        lambda: evaluation.evaluate(path, config, eval_interval_secs=1.0),
+        lambda: images_of(run, data_dir=str(root), calibrate=True),
+    ):
+        with pytest.raises(DataError, match="has no folder train/"):
+            fails()
+    write_folder(root, "test", {"eel": 1})
+    with pytest.raises(DataError) as caught:
+        evaluation.evaluate(path, config)
+    words = "there is no such class in the run; that has ant, c\\tat, dog"
+    assert str(caught.value) == f"{root / 'test' / 'eel'}: {words}"
 
 
 def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(
