@@ -1,13 +1,14 @@
 """A folder of images of your own, with a network that Keras has trained on ImageNet.
 
-    python run_train.py --config=photos_finetune --data_dir=ROOT \
-        --freeze='conv*,expanded*' --param_rates= --num_epochs=5 \
-        --workdir=runs/head
-    python run_train.py --config=photos_finetune --data_dir=ROOT --init_from=runs/head
+    python run_train.py --config=photos_finetune --data_dir=ROOT
+    python run_train.py --config=photos_finetune --data_dir=ROOT --init_from=FILE.keras
 
-The first command trains the head alone, the second all layers, those below the head at
-a tenth of its rate. The second alone is enough with --init_from=imagenet, the default
-here; a file of Keras' weights can be given instead. Not measured.
+The weights are those of Keras, which it downloads, or of a file. The head is new; the
+layers below it are trained at a tenth of its rate, and their batch normalization keeps
+its moments, which so few steps would not average. With --model=keras:NAME for another
+network --freeze has the names of its normalizations.
+
+Measured: MEASURED
 """
 
 from towers.config import Config

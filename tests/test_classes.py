@@ -12,7 +12,12 @@ from small_runs import small_config, small_data
 from towers import build
 from towers.data.augment import none, translate_flip
 from towers.data.batches import TrainBatches
-from towers.data.classes import BalancedOrder, class_weights, few_images
+from towers.data.classes import (
+    BalancedOrder,
+    class_weights,
+    few_images,
+    logit_offsets,
+)
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource, Subset
 from towers.errors import ConfigError
@@ -109,8 +114,10 @@ def test_weights_reach_the_loss_of_the_training_alone(monkeypatch, tmp_path):
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({name: 3 for name in "abcde"}))
     losses, evaluated = [], []
-    for weights in ("", str(path)):
-        config = small_config(class_weights=weights, weight_decay=0.0)
+    for weights, adjustment in (("", 0.0), (str(path), 0.0), ("", 5.0)):
+        config = small_config(
+            class_weights=weights, logit_adjustment=adjustment, weight_decay=0.0
+        )
         parts = build.build(config)
         trainer = build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
         batches = build.EvalBatches(parts.data.test, parts.augment, 10)
@@ -118,7 +125,21 @@ def test_weights_reach_the_loss_of_the_training_alone(monkeypatch, tmp_path):
         evaluated.append(trainer.evaluate(feed, 3, (False,), lambda: None))
         losses.append(float(trainer.train(1)["loss"]))
     assert losses[1] == pytest.approx(3 * losses[0], rel=1e-5)
-    assert evaluated[0] == evaluated[1]
+    assert abs(losses[2] - losses[0]) > 0.01
+    assert evaluated[0] == evaluated[1] == evaluated[2]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_adjusted_loss_is_that_of_logits_plus_logarithms_of_shares(smoothing):
+    offsets = logit_offsets(1.5, source_of(LABELS), 4)
+    shares = np.float64([170, 25, 1, 5]) / 200  # a class without images counts as one
+    np.testing.assert_allclose(offsets, 1.5 * np.log(shares))
+    logits, labels = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 4
+    found, expected = (
+        cross_entropy(tf.constant(x), labels, smoothing, logit_offsets=more)
+        for x, more in ((logits, offsets), (logits + offsets, None))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 # Balanced orders.

@@ -3,14 +3,26 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 from test_augment import DEVIATION, MEAN, SHAPE, Drawn, N, random_images
 
 from towers.config.choices import AUGMENTS
 from towers.data.augment import create_augment
-from towers.data.distortions import cut_out, erase_randomly, extend, jitter_colors
+from towers.data.distortions import (
+    cut_out,
+    erase_randomly,
+    extend,
+    gray_randomly,
+    jitter_colors,
+)
 
 LARGEST = np.nextafter(np.float32(1), np.float32(0))
-SETTINGS = {"color_jitter": 0.4, "random_erasing": 0.5, "cutout_size": 8}
+SETTINGS = {
+    "color_jitter": 0.4,
+    "random_gray": 0.5,
+    "random_erasing": 0.5,
+    "cutout_size": 8,
+}
 
 
 def ones(n, height=12, width=10):
@@ -54,6 +66,20 @@ def test_jittered_colours_equal_loops_over_pixels(shape, strength, low, high):
     for i, image in enumerate(images):
         expected = jittered(image, *factors[i])
         np.testing.assert_allclose(found[i], expected, atol=1e-3, err_msg=f"image {i}")
+
+
+@pytest.mark.parametrize("shape", [(9, 8, 3), (9, 8, 1)])
+def test_some_images_become_gray_as_by_pillow(shape):
+    images, drawn = random_images(N, shape), Drawn()
+    found = gray_randomly(tf.constant(images), drawn, 0.4).numpy()
+    is_gray = drawn.numbers["random_gray"][:, 0] < 0.4
+    assert 0.1 < np.mean(is_gray) < 0.7
+    for image, expected, gray in zip(found, images, is_gray, strict=True):
+        if gray and shape[2] == 3:
+            by_pillow = np.asarray(Image.fromarray(expected).convert("L"))
+            np.testing.assert_allclose(image, by_pillow[..., None] + 0 * image, atol=1)
+        else:
+            np.testing.assert_array_equal(image, expected)
 
 
 # Rectangles.
@@ -116,11 +142,12 @@ def test_the_order_is_colours_augmentation_rectangles_squares():
     found = extend(augment, **SETTINGS).train(images, drawn)
     plain = extend(augment).train(images, drawn)
     np.testing.assert_array_equal(plain, augment.train(images, drawn))
-    steps = jitter_colors(images, drawn, 0.4)
+    steps = gray_randomly(jitter_colors(images, drawn, 0.4), drawn, 0.5)
     steps = augment.train(steps, drawn)
     steps = cut_out(erase_randomly(steps, drawn, 0.5), drawn, 8)
     np.testing.assert_array_equal(found, steps)
-    purposes = {"color_jitter", "crop", "flip", "random_erasing", "cutout"}
+    purposes = {"color_jitter", "random_gray", "crop", "flip"}
+    purposes |= {"random_erasing", "cutout"}
     assert set(drawn.numbers) == purposes
 
 

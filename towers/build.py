@@ -12,7 +12,12 @@ from towers import data, models
 from towers.config import Config, factories
 from towers.data.augment import Augment, create_augment
 from towers.data.batches import EvalBatches, TrainBatches, hold_out, some_images
-from towers.data.classes import BalancedOrder, class_weights, labels_for
+from towers.data.classes import (
+    BalancedOrder,
+    class_weights,
+    labels_for,
+    logit_offsets,
+)
 from towers.data.distortions import extend
 from towers.data.mixing import create_mix
 from towers.data.part import Part, shares
@@ -185,6 +190,7 @@ def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
                 **config.options_of("augment"),
             ),
             color_jitter=config.color_jitter,
+            random_gray=config.random_gray,
             random_erasing=config.random_erasing,
             cutout_size=config.cutout_size,
         )
@@ -358,6 +364,11 @@ def create_trainer(
         class_names = parts.data.class_names
         weights = class_weights(config.class_weights, batches.source, class_names)
         train_loss_fn = functools.partial(loss_fn, class_weights=weights)
+    if batches is not None and config.logit_adjustment:
+        offsets = logit_offsets(
+            config.logit_adjustment, batches.source, len(parts.data.class_names)
+        )
+        train_loss_fn = functools.partial(train_loss_fn, logit_offsets=offsets)
     task = Task(
         model=parts.model,
         loss_fn=train_loss_fn,

@@ -122,6 +122,11 @@ class Config:
         "max(0, 1 - s) to 1 + s; 0 for none.",
         NOT_NEGATIVE,
     )
+    random_gray: float = option(
+        0.0,
+        "Probability that an image loses its colors.",
+        Range(at_least=0, at_most=1),
+    )
     random_erasing: float = option(
         0.0,
         "Probability that a random rectangle of an image is erased.",
@@ -223,6 +228,12 @@ class Config:
         "",
         "Weights of the classes in the training loss: balanced for weights inverse to "
         "the number of images, or a JSON file of names and weights; empty for none.",
+    )
+    logit_adjustment: float = option(
+        0.0,
+        "Margin for classes with few images: the training loss takes the logits plus "
+        "this times the logarithm of the class's share of the training images.",
+        NOT_NEGATIVE,
     )
     param_rates: str = option(
         "",

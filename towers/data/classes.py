@@ -96,6 +96,18 @@ def class_weights(
     return tuple(float(weights.get(name, 1)) for name in class_names)
 
 
+def logit_offsets(
+    adjustment: float, source: Source, num_classes: int
+) -> tuple[float, ...]:
+    """Per class what the training loss adds to its logit (Menon et al. 2020, "Long-tail
+    learning via logit adjustment", arXiv:2007.07314, equation 10): the adjustment times
+    the logarithm of the class's share of the images, so that a rare class is only right
+    with a larger logit. A class without images counts as one image."""
+    labels = labels_for(source, f"logit_adjustment={adjustment}")
+    counts = np.maximum(np.bincount(labels, minlength=num_classes), 1)
+    return tuple((adjustment * np.log(counts / len(labels))).tolist())
+
+
 def labels_for(source: Source, option: str) -> np.ndarray:
     """The labels of all training images, which are read where they are not known, or
     a ConfigError that names the option."""

@@ -16,6 +16,7 @@ def extend(
     augment: Augment,
     *,
     color_jitter: float = 0.0,
+    random_gray: float = 0.0,
     random_erasing: float = 0.0,
     cutout_size: int = 0,
 ) -> Augment:
@@ -24,6 +25,7 @@ def extend(
     Args:
         augment: the augmentation.
         color_jitter: strength, see `jitter_colors`; before the augmentation.
+        random_gray: probability, see `gray_randomly`; then.
         random_erasing: probability, see `erase_randomly`; after it.
         cutout_size: side in pixels, see `cut_out`; the last.
 
@@ -41,6 +43,8 @@ def extend(
         def train_with_distortions(images, draw):
             if color_jitter:
                 images = jitter_colors(images, draw, color_jitter)
+            if random_gray:
+                images = gray_randomly(images, draw, random_gray)
             images = train(images, draw)
             if random_erasing:
                 images = erase_randomly(images, draw, random_erasing)
@@ -56,6 +60,23 @@ def extend(
         train=extended(augment.train),
         train_on_crops=extended(on_crops) if on_crops else None,
     )
+
+
+def gray_randomly(images: tf.Tensor, draw: Draw, probability: float) -> tf.Tensor:
+    """Some images without their colors: each pixel's gray in all channels, see
+    `jitter_colors`.
+
+    Args:
+        images: [n, height, width, 3 or 1], any dtype.
+        draw: gives "random_gray" [n, 1].
+        probability: of an image.
+
+    Returns:
+        float32.
+    """
+    is_gray = draw("random_gray", [images.shape[0], 1]) < probability
+    images = tf.cast(images, tf.float32)
+    return tf.where(is_gray[..., None, None], _gray(images), images)
 
 
 def jitter_colors(images: tf.Tensor, draw: Draw, strength: float) -> tf.Tensor:

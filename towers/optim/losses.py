@@ -13,6 +13,7 @@ def cross_entropy(
     labels: tf.Tensor,
     label_smoothing: float = 0.0,
     class_weights: Sequence[float] | None = None,
+    logit_offsets: Sequence[float] | None = None,
 ) -> tf.Tensor:
     """Softmax cross-entropy of each image.
 
@@ -26,12 +27,15 @@ def cross_entropy(
         label_smoothing: in [0, 1).
         class_weights: per class a factor on its term of the sum over the classes, as in
             PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
+        logit_offsets: per class what is added to its logit.
 
     Returns:
         float32 (or float64) [n].
     """
     if logits.dtype in (tf.bfloat16, tf.float16):
         logits = tf.cast(logits, tf.float32)
+    if logit_offsets is not None:
+        logits += tf.constant(logit_offsets, logits.dtype)
     labels, num_classes = tf.convert_to_tensor(labels), logits.shape[-1]
     if labels.dtype.is_floating:
         targets = tf.cast(labels, logits.dtype) * (1 - label_smoothing)
