@@ -541,21 +541,6 @@ def test_an_error_in_tracing_is_raised_before_there_are_threads():
     assert towers.progress() == (0, "tracing the step")
 
 
-def test_request_stop_ends_after_the_furthest_step_in_hand():
-    class Stopped(AsynchronousTrainer):
-        def _compute(self, tower, *share):
-            if self.coordinator.begun[tower] == 2:
-                self.request_stop()
-            return super()._compute(tower, *share)
-
-    network, batches = networks.plain_network(), networks.random_batches(20, 13)
-    towers = create(network, Recipe(), batches, 3, Stopped)
-    step = towers.train(20)["step"]
-    assert 2 <= step <= 2 + SHARES_AHEAD
-    assert towers.progress() == (step, "idle")
-    assert towers.train(3) == {}
-
-
 def test_request_stop_before_the_first_step_takes_none():
     network, batches = networks.plain_network(), networks.random_batches(3, 8)
     towers = create(network, Recipe(), batches, 2)
