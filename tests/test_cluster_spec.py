@@ -64,13 +64,44 @@ SLURM = {
 }
 
 
-def test_slurm_is_read_by_tensorflows_resolver(monkeypatch):
-    for name, value in SLURM.items():  # it reads the environment of the process
-        monkeypatch.setenv(name, value)
-    by_slurm = found(**SLURM)
+@pytest.fixture
+def slurm(monkeypatch):
+    """What is found in a step of Slurm with such variables."""
+
+    def find(addresses="", index=None, **changes):
+        step = SLURM | changes
+        for name, value in step.items():  # TensorFlow reads those of the process
+            monkeypatch.setenv(name, value)
+        return found(addresses, index, **step)
+
+    return find
+
+
+def test_slurm_is_read_by_tensorflows_resolver(slurm):
+    by_slurm = slurm()
     assert by_slurm.addresses == ("n01:8888", "n01:8889", "n02:8888")
     assert (by_slurm.index, by_slurm.origin) == (1, "Slurm")
-    assert found("a:1,b:1", 0, **SLURM).addresses == ("a:1", "b:1")
+    assert slurm("a:1,b:1", 0).addresses == ("a:1", "b:1")
+    of_long_numbers = slurm(
+        SLURM_STEP_NODELIST="n[000000998-000001000]", SLURM_STEP_TASKS_PER_NODE="1(x3)"
+    )
+    assert of_long_numbers.addresses == tuple(
+        f"n00000{number}:8888" for number in ("0998", "0999", "1000")
+    )
+
+
+def test_slurm_with_nodes_in_another_order_is_refused(slurm):
+    nodes = {"SLURM_STEP_NODELIST": "n[2,10]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    step = nodes | {"SLURM_STEP_NUM_TASKS": "2"}
+    assert slurm(**step, SLURMD_NODENAME="n2").index == 1
+    with refused("n10", "--cluster"):
+        slurm(**step, SLURMD_NODENAME="n10")
+
+
+@pytest.mark.parametrize("number", ["3", "-1"])
+def test_a_task_outside_of_the_step_is_refused(number, slurm):
+    with refused(f"SLURM_PROCID={number}", "3 tasks"):
+        slurm(SLURM_PROCID=number)
 
 
 TWO = "a:1,b:1"
@@ -113,35 +144,6 @@ TWO = "a:1,b:1"
 def test_wrong_descriptions_are_refused_by_name(addresses, index, text, words):
     with refused(words):
         found(addresses, index, TF_CONFIG=text)
-
-
-def test_slurm_with_nodes_in_another_order_is_refused(monkeypatch):
-    nodes = {"SLURM_STEP_NODELIST": "n[2,10]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    step = SLURM | nodes | {"SLURM_STEP_NUM_TASKS": "2"}
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
-    assert found(**step, SLURMD_NODENAME="n2").index == 1
-    with refused("n10", "--cluster"):
-        found(**step, SLURMD_NODENAME="n10")
-
-
-@pytest.mark.parametrize("number", ["3", "-1"])
-def test_a_task_outside_of_the_step_is_refused(number, monkeypatch):
-    step = SLURM | {"SLURM_PROCID": number}
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
-    with refused(f"SLURM_PROCID={number}", "3 tasks"):
-        found(**step)
-
-
-def test_long_numbers_of_nodes_are_read(monkeypatch):
-    nodes = {"SLURM_STEP_NODELIST": "n[000000998-000001000]"}
-    step = SLURM | nodes | {"SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
-    for name, value in step.items():
-        monkeypatch.setenv(name, value)
-    assert found(**step).addresses == tuple(
-        f"n00000{number}:8888" for number in ("0998", "0999", "1000")
-    )
 
 
 def test_slurm_without_srun_is_refused():
