@@ -351,9 +351,8 @@ def test_two_steps_in_literals():
     average = 0.15 * (0.1 * 1 + 0.9 * 0.95) + 0.85 * 0.9425
     found = result.averages["logits/kernel"][0, 0]
     assert found == pytest.approx(average, rel=1e-14)
-    for report, rate, before in zip(
-        result.reports, [0.1, 0.01], [1, 0.95], strict=True
-    ):
+    steps = zip(result.reports, [0.1, 0.01], [1, 0.95], strict=True)
+    for report, rate, before in steps:
         assert report.learning_rate == pytest.approx(rate)
         assert report.loss == pytest.approx(math.log(2))
         assert report.total_loss == pytest.approx(math.log(2) + before**2)
