@@ -11,7 +11,6 @@ import pytest
 import small_runs
 import tensorflow as tf
 from conftest import NUM_DEVICES
-from marks import slow
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 
@@ -241,14 +240,15 @@ except RuntimeError:  # they are made
 FOLDER = "RunFolder('run')"
 
 
+@pytest.mark.slow
 @without_gpu
 @pytest.mark.parametrize(
     "use,expected",
     [
-        slow("load_run('run').model", ["0"]),
-        slow(f"predict('run', 'x.png', {FOLDER}.prediction_config(device='cpu'))", []),
-        slow(f"evaluate('run', {FOLDER}.evaluation_config(device='cpu'))", []),
-        slow("export('run', 'keras')", []),
+        ("load_run('run').model", ["0"]),
+        (f"predict('run', 'x.png', {FOLDER}.prediction_config(device='cpu'))", []),
+        (f"evaluate('run', {FOLDER}.evaluation_config(device='cpu'))", []),
+        ("export('run', 'keras')", []),
     ],
 )
 def test_who_uses_a_run_hides_the_gpus_that_it_does_not_need(
@@ -290,16 +290,12 @@ REQUIREMENTS = [
 ]
 
 
-@pytest.fixture
-def gpu_of_the_driver(monkeypatch, tmp_path):
+def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
+    monkeypatch, tmp_path
+):
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.setattr(devices, "DRIVER_GPUS", tmp_path)
 
-
-@pytest.mark.usefixtures("gpu_of_the_driver")
-def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
-    monkeypatch,
-):
     def version(name):
         if name != "nvidia-cublas-cu12":
             raise importlib.metadata.PackageNotFoundError(name)

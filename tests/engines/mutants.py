@@ -27,11 +27,10 @@ NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", "*cache*", "*.egg-info")
 
 
 class Mutant(NamedTuple):
-    """A row: below `towers/`, `old` stands once in `file`, and `new` replaces it."""
+    """A row: `old` stands once in `towers/ROOM`, and `new` replaces it."""
 
     room: str
     name: str
-    file: str
     tests: list[str]
     old: str
     new: str
@@ -45,10 +44,10 @@ def read_table() -> list[Mutant]:
         if lines[0][0] == "[":
             room = lines.pop(0)[1:-1]
         head, old, new, *lines = lines
-        name, file, tests = (part.strip() for part in head.split(" | "))
+        name, tests = head.split(" | ")
         assert (old[0], new[0]) == ("-", "+"), name
         tests = [f"tests/{test}" for test in tests.split()]
-        mutants.append(Mutant(room, name, file, tests, old[2:], new[2:]))
+        mutants.append(Mutant(room, name, tests, old[2:], new[2:]))
     return mutants
 
 
@@ -83,11 +82,12 @@ def main() -> int:
 
 def broken(root: pathlib.Path, mutant: Mutant) -> tuple[pathlib.Path, str]:
     """The file of a break, and its new text."""
-    path = root / "towers" / mutant.file
-    text = path.read_text()
-    if (times := text.count(mutant.old)) != 1:
-        raise SystemExit(f"{mutant.name}: {times} times in {mutant.file}: {mutant.old}")
-    return path, text.replace(mutant.old, mutant.new)
+    texts = {x: x.read_text() for x in (root / "towers" / mutant.room).rglob("*.py")}
+    found = [path for path, text in texts.items() if mutant.old in text]
+    if sum(texts[path].count(mutant.old) for path in found) != 1:
+        names = [path.name for path in found]
+        raise SystemExit(f"{mutant.name}: not once in {mutant.room}, but in {names}")
+    return found[0], texts[found[0]].replace(mutant.old, mutant.new)
 
 
 def first_failure(root: pathlib.Path, mutant: Mutant) -> str:
