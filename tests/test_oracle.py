@@ -1,9 +1,10 @@
-"""The oracle against finite differences, TensorFlow's operations and literals.
+"""The oracle against TensorFlow's operations, finite differences and literals.
 
 Its optimizers, clipping and averages are compared with Keras' and TensorFlow's by way
 of the trainer's, in test_optimizers.py.
 """
 
+import functools
 import itertools
 import math
 
@@ -23,13 +24,6 @@ def random_normal(*shape):
     return generator().normal(size=shape)
 
 
-def away_from_zero(*shape):
-    """Distinct values with gaps, so that a finite difference crosses no kink."""
-    count = math.prod(shape)
-    values = (generator().permutation(count) - count / 2 + 0.25) * 0.05
-    return values.reshape(shape)
-
-
 def central_differences(function, array, step=1e-5):
     """The gradient of `function()`, which reads `array`, by changing it in place."""
     gradient = np.zeros_like(array)
@@ -44,6 +38,57 @@ def central_differences(function, array, step=1e-5):
     return gradient
 
 
+# Layers.
+
+
+def conv(x, kernel, bias=0.0, *, stride=1, padding="same", groups=1):
+    pairs = zip(tf.split(x, groups, -1), tf.split(kernel, groups, -1), strict=True)
+    parts = [tf.nn.conv2d(a, b, stride, padding.upper()) for a, b in pairs]
+    return tf.concat(parts, -1) + bias
+
+
+def pool(function, x, *, size, stride, padding="same"):
+    return function(x, size, stride, padding.upper())
+
+
+def local_response_norm(x, *, depth_radius, bias, alpha, beta, groups=1):
+    """`tf.nn.local_response_normalization` is for float32 alone."""
+    outputs = []
+    for part in tf.split(x, groups, -1):
+        channel = np.arange(part.shape[-1])
+        band = np.abs(channel[:, None] - channel) <= depth_radius
+        scale = bias + alpha * tf.square(part) @ band.astype(np.float64)
+        outputs.append(part / scale**beta)
+    return tf.concat(outputs, -1)
+
+
+def batch_norm(x, gamma, beta, **_):
+    mean, variance = tf.nn.moments(x, range(len(x.shape) - 1))
+    return tf.nn.batch_normalization(x, mean, variance, beta, gamma, 1e-3)
+
+
+OF_TENSORFLOW = {
+    "conv": conv,
+    "dense": lambda x, kernel, bias: x @ kernel + bias,
+    "relu": tf.nn.relu,
+    "gelu": lambda x: 0.5 * x * (1 + tf.math.erf(x / math.sqrt(2))),
+    "pad": lambda x, rows, columns, channels: tf.pad(
+        x, [(0, 0), rows, columns, channels]
+    ),
+    "max_pool": functools.partial(pool, tf.nn.max_pool2d),
+    "average_pool": functools.partial(pool, tf.nn.avg_pool2d),
+    "global_average_pool": lambda x: tf.reduce_mean(x, [1, 2]),
+    "global_max_pool": lambda x: tf.reduce_max(x, [1, 2]),
+    "flatten": lambda x: tf.reshape(x, [len(x), -1]),
+    "add": lambda *xs: tf.add_n(xs),
+    "local_response_norm": local_response_norm,
+    "batch_norm": batch_norm,
+    "dropout": lambda x, noise, rate, training: tf.where(
+        noise < rate, 0.0, x / (1 - rate)
+    ),
+}
+
+
 def kernel(*shape, bias=False):
     variables = {"kernel": 0.3 * random_normal(*shape)}
     return variables | ({"bias": random_normal(shape[-1])} if bias else {})
@@ -55,123 +100,71 @@ MOVING = {
     "moving_variance": 1.0 + 0.1 * random_normal(4) ** 2,
 }
 LRN = {"depth_radius": 2, "bias": 1.0, "alpha": 0.3, "beta": 0.75}
-X, DISTINCT = random_normal(2, 5, 6, 4), away_from_zero(2, 5, 6, 4)
-VALID, TRAINING = {"padding": "valid"}, MOVING | {"training": True}
-NOISE = generator().random(X.shape)
-
-# (layer, inputs, variables that have a gradient, options)
-GRADIENT_CASES = [
-    ("conv", [X], kernel(3, 3, 4, 6, bias=True), {}),
-    ("conv", [X], kernel(2, 4, 4, 3), {"stride": 2}),
-    ("conv", [X], kernel(3, 3, 4, 6), {"stride": 2} | VALID),
-    ("conv", [X], kernel(1, 1, 4, 3), {"stride": 2}),
+X, TRAINING = random_normal(2, 5, 6, 4), MOVING | {"training": True}
+# Of equal numbers the first is the largest.
+TIES = generator().integers(0, 2, size=(2, 8, 7, 3)).astype(np.float64)
+CONVS = itertools.product(
+    [(8, 7), (5, 6)], [(1, 1), (2, 2), (5, 5), (4, 3)], [1, 2], ["same", "valid"]
+)
+POOLS = itertools.product(
+    ["max_pool", "average_pool"], [X, TIES], [2, 3], [1, 2, 3], ["same", "valid"]
+)
+# (layer, inputs, variables, options)
+CASES = [
+    *(
+        (
+            "conv",
+            [random_normal(2, *size, 4)],
+            kernel(*window, 4, 3),
+            {"stride": n, "padding": pad},
+        )
+        for size, window, n, pad in CONVS
+    ),
     ("conv", [X], kernel(3, 3, 2, 6, bias=True), {"groups": 2}),
-    ("conv", [X], kernel(3, 3, 1, 8), {"groups": 4, "stride": 2}),
+    ("conv", [X], kernel(3, 3, 1, 8, bias=True), {"groups": 4, "stride": 2}),
     ("dense", [random_normal(5, 7)], kernel(7, 3, bias=True), {}),
-    ("relu", [DISTINCT], {}, {}),
-    ("max_pool", [DISTINCT], {}, {"size": 3, "stride": 2}),
-    ("max_pool", [DISTINCT], {}, {"size": 2, "stride": 2} | VALID),
-    ("average_pool", [X], {}, {"size": 3, "stride": 2}),
-    ("average_pool", [X], {}, {"size": 3, "stride": 1} | VALID),
+    ("relu", [X], {}, {}),
+    *(
+        (name, [x], {}, {"size": size, "stride": stride, "padding": pad})
+        for name, x, size, stride, pad in POOLS
+    ),
     ("global_average_pool", [X], {}, {}),
-    ("global_max_pool", [DISTINCT], {}, {}),
+    ("global_max_pool", [X], {}, {}),
     ("flatten", [X], {}, {}),
-    ("add", [X, DISTINCT, 2.0 * X], {}, {}),
+    ("add", [X, X**2, 2.0 * X], {}, {}),
     ("gelu", [2.0 * X], {}, {}),
     ("pad", [X], {}, {"rows": (1, 2), "columns": (0, 1), "channels": (2, 1)}),
     ("local_response_norm", [X], {}, LRN),
     ("local_response_norm", [X], {}, LRN | {"groups": 2}),
     ("batch_norm", [X], NORM, TRAINING),
     ("batch_norm", [random_normal(6, 4)], NORM, TRAINING),
-    ("dropout", [X], {}, {"noise": NOISE, "training": True, "rate": 0.4}),
+    (
+        "dropout",
+        [X],
+        {},
+        {"noise": generator().random(X.shape), "rate": 0.4, "training": True},
+    ),
 ]
 
 
-def test_every_layer_has_a_gradient_case():
-    assert {name for name, *_ in GRADIENT_CASES} == set(layers.LAYERS)
-
-
-@pytest.mark.parametrize("name,inputs,variables,options", GRADIENT_CASES)
-def test_gradient_equals_finite_differences(name, inputs, variables, options):
-    function = layers.LAYERS[name]
-    inputs = [array.copy() for array in inputs]
-    variables = {key: array.copy() for key, array in variables.items()}
-    done = function(*inputs, **options, **variables)
-    weights = generator().normal(size=done.output.shape)
-
-    def weighted_sum():
-        return float((function(*inputs, **options, **variables).output * weights).sum())
-
-    of_inputs, of_variables = done.pullback(weights)
-    assert set(of_variables) == set(variables)
-    pairs = [*zip(of_inputs, inputs, strict=True)]
-    pairs += [(of_variables[key], variables[key]) for key in variables]
-    for analytic, array in pairs:
-        numeric = central_differences(weighted_sum, array)
-        np.testing.assert_allclose(analytic, numeric, rtol=1e-6, atol=1e-7)
-
-
-# Forward, against TensorFlow's own operations.
-
-
-def test_conv_equals_tensorflow():
-    windows, sizes = [(1, 1), (2, 2), (3, 3), (5, 5), (4, 3)], [(8, 7), (5, 6)]
-    for window, size, stride, padding in itertools.product(
-        windows, sizes, [1, 2], ["same", "valid"]
-    ):
-        x, weights = random_normal(2, *size, 4), random_normal(*window, 2, 6)
-        ours = layers.conv(x, weights, stride=stride, padding=padding, groups=2).output
-        theirs = tf.concat(
-            [
-                tf.nn.conv2d(part, of_part, stride, padding.upper())
-                for part, of_part in zip(
-                    np.split(x, 2, -1), np.split(weights, 2, -1), strict=True
-                )
-            ],
-            -1,
-        )
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("padding", ["same", "valid"])
-def test_pools_equal_tensorflow(padding):
-    """Of equal numbers the first takes the gradient."""
-    ties = generator().integers(0, 2, size=(2, 8, 7, 3)).astype(np.float64)
-    sizes = [(2, 2), (3, 2), (3, 1), (2, 1), (3, 3)]
-    for (size, stride), x in itertools.product(sizes, (X, ties)):
-        tensor = tf.constant(x)  # the pools take an array for float32
+@pytest.mark.parametrize("name", layers.LAYERS)
+def test_layers_and_their_gradients_equal_tensorflow(name):
+    cases = [case[1:] for case in CASES if case[0] == name]
+    assert cases
+    for inputs, variables, options in cases:
+        done = layers.LAYERS[name](*inputs, **variables, **options)
+        given = [tf.constant(x) for x in (*inputs, *variables.values())]
         with tf.GradientTape() as tape:
-            tape.watch(tensor)
-            theirs = tf.nn.max_pool2d(tensor, size, stride, padding.upper())
-        done = layers.max_pool(x, size=size, stride=stride, padding=padding)
-        np.testing.assert_array_equal(done.output, theirs)
-        gradient = random_normal(*done.output.shape)
-        expected = tape.gradient(theirs, tensor, tf.constant(gradient))
-        (found,), _ = done.pullback(gradient)
-        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
-        theirs = tf.nn.avg_pool2d(tensor, size, stride, padding.upper())
-        ours = layers.average_pool(x, size=size, stride=stride, padding=padding).output
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
-
-
-def test_local_response_norm_equals_tensorflow():
-    x = random_normal(2, 4, 4, 12)
-    options = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9.0, "beta": 0.75}
-    for changed in (options, {**options, "depth_radius": 2, "bias": 2.0, "alpha": 0.3}):
-        ours = layers.local_response_norm(x, **changed).output
-        theirs = tf.nn.local_response_normalization(x.astype(np.float32), **changed)
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-    ours = layers.local_response_norm(X, **LRN, groups=2).output
-    for block in (slice(0, 2), slice(2, 4)):
-        theirs = layers.local_response_norm(X[..., block], **LRN).output
-        np.testing.assert_array_equal(ours[..., block], theirs)
-
-
-def test_gelu_and_pad_equal_tensorflow():
-    # TensorFlow's constant is rounded to float32.
-    np.testing.assert_allclose(layers.gelu(X).output, tf.nn.gelu(X), rtol=1e-6)
-    ours = layers.pad(X, rows=(1, 0), columns=(2, 1), channels=(0, 3)).output
-    np.testing.assert_array_equal(ours, tf.pad(X, [(0, 0), (1, 0), (2, 1), (0, 3)]))
+            tape.watch(given)
+            named = dict(zip(variables, given[len(inputs) :], strict=True))
+            theirs = OF_TENSORFLOW[name](*given[: len(inputs)], **named, **options)
+        np.testing.assert_allclose(done.output, theirs, rtol=1e-9, atol=1e-12)
+        weights = generator().normal(size=done.output.shape)
+        expected = tape.gradient(theirs, given, tf.constant(weights))
+        of_inputs, of_variables = done.pullback(weights)
+        found = [*of_inputs, *(of_variables[key] for key in variables)]
+        for ours, gradient in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, gradient, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 4, 4), (6, 4)])

@@ -7,7 +7,6 @@ import itertools
 
 import networks
 import numpy as np
-import oracle
 import pytest
 import small_runs
 import tensorflow as tf
@@ -26,10 +25,10 @@ from recipes import (
 )
 
 from benchmarks.proofs import partition_graphs
-from towers.data.part import shares
 from towers.errors import NumericError
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.feed import Streams
 from towers.run import checkpoints
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
@@ -40,9 +39,6 @@ STRATEGIES = {
     "replicated": strategies.replicated,
     "model_parallel": strategies.model_parallel,
 }
-both = pytest.mark.parametrize("cls", [strategies.towers, slow(strategies.replicated)])
-
-
 # The suite: strategy x towers x network x optimizer x accumulation x batch, and type.
 
 AXES = {
@@ -57,6 +53,13 @@ AXES = {
     "accumulate_steps": [1, 3],
     "batch_size": [16, 13],  # of a micro-batch
     "dtype": ["float32", "float64"],
+}
+OPTIONS = {
+    "towers": lambda num_towers, group_size: {},
+    "replicated": lambda num_towers, group_size: {
+        "all_reduce": {3: "tree", 4: "ring"}.get(num_towers, "star")
+    },
+    "model_parallel": lambda num_towers, group_size: {"group_size": group_size},
 }
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
@@ -95,7 +98,7 @@ class Case:
             num_towers * group_size,
             accumulate_steps=steps,
             sync_batch_norm=self.network == "sync",
-            **{"group_size": group_size} if strategy == "model_parallel" else {},
+            **OPTIONS[strategy](num_towers, group_size),
         )
         step = 0
         for num_steps in (1, 2, 3):
@@ -143,52 +146,7 @@ def test_training_equals_the_oracle(case, monkeypatch):
     with_images_off_kinks(case.check, case.dtype, monkeypatch)
 
 
-@pytest.mark.parametrize("group_size", [2, 4])
-@pytest.mark.parametrize("name", ["plain", "residual"])
-def test_each_device_of_a_group_owns_its_share_of_the_parameters(name, group_size):
-    network = networks.NETWORKS[name]()
-    batches = networks.random_batches(1, 8)
-    groups = create_trainer(
-        strategies.model_parallel, network, Recipe(), batches, 8, group_size=group_size
-    )
-    whole = sum(value.nbytes for value in network.params.values())
-    num_bytes = [
-        sum(v.nbytes for k, v in copy.numpy().items() if k.startswith("params/"))
-        for copy in groups.strategy.shards
-    ]
-    assert sum(num_bytes) == whole
-    assert max(num_bytes) < 1.5 * whole / group_size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["tree", "ring"])
-def test_every_all_reduce_equals_the_oracle(algorithm):
-    """The suite takes the other one, star."""
-    network, batches = networks.plain_network(), networks.random_batches(3, 13)
-    options = {"all_reduce": algorithm}
-    replicas = create_trainer(
-        strategies.replicated, network, Recipe(), batches, 3, **options
-    )
-    replicas.train(3)
-    assert_equal_to_oracle(replicas.state(), Recipe().oracle(network, batches))
-
-
-# What is repeated, continued, stopped.
-
-
-@pytest.mark.slow
-@both
-def test_two_runs_are_bit_equal_and_so_are_other_cuts_into_calls(cls):
-    network = networks.residual_network()
-    batches = networks.random_batches(6, 13)
-    states = []
-    for calls in ([6], [1, 2, 3]):
-        towers = create_trainer(cls, network, Recipe(), batches, 3)
-        for num_steps in calls:
-            towers.train(num_steps)
-        states.append(towers.state())
-    for name, value in states[0].items():
-        np.testing.assert_array_equal(value, states[1][name], err_msg=name)
+# What is continued, stopped.
 
 
 # Towers of another number are another strategy here.
@@ -229,18 +187,6 @@ def test_any_strategy_continues_a_checkpoint_of_any_other(name, tmp_path):
             assert_close(strategy.state(), whole[writer])
 
 
-@both
-def test_a_bad_tower_stops_before_the_update(cls):
-    network = networks.plain_network()
-    batches = networks.random_batches(5, 16)
-    batches[3]["images"][4 * 2 + 1, 0, 0, 0] = np.nan
-    recipe = Recipe()
-    towers = create_trainer(cls, network, recipe, batches, 4)
-    with pytest.raises(NumericError, match=r"^step 4: .* of tower 2 \("):
-        towers.train(5)
-    assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches[:3], 1))
-
-
 def test_request_stop_ends_after_the_step_in_hand():
     network = networks.plain_network()
     batches = networks.random_batches(3, 8)
@@ -266,30 +212,31 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
         with tf.control_dependencies([clock(secs)]):
             return tf.identity(tensor)
 
+    def loss_fn(logits, labels):
+        return recipe.loss_fn(logits, passing(1.0, labels))
+
     network, batches = networks.plain_network(), networks.random_batches(4, 8)
-    recipe = Recipe()
-    towers = create_trainer(
-        strategies.towers,
-        network,
-        recipe,
-        batches,
-        1,
-        loss_fn=lambda x, labels: recipe.loss_fn(x, passing(1.0, labels)),
-    )
-    [stream] = towers._feed._streams
-    options = tf.data.Options()
+    recipe, options = Recipe(), tf.data.Options()
     options.experimental_optimization.inject_prefetch = False  # drawn when wanted
-    towers._feed._streams = [
-        lambda first_step: (
-            stream(first_step)
-            .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
-            .with_options(options)
-        )
-    ]
+    stream = networks.stream_of(batches)
+    slow_stream = Streams(
+        [
+            lambda first: (
+                stream(first)
+                .map(lambda batch: batch | {"labels": passing(3.0, batch["labels"])})
+                .with_options(options)
+            )
+        ],
+        ["/CPU:0"],
+    )
+    towers = create_trainer(
+        *(strategies.towers, network, recipe, batches, 1),
+        loss_fn=loss_fn,
+        feed=slow_stream,
+    )
     monkeypatch.setattr(tf, "timestamp", clock)
     assert towers.train(3)["input_wait_secs"] == 9.0
     assert now == [12.0]
-    assert towers.train(1)["input_wait_secs"] == 3.0
 
 
 def test_a_replica_that_differs_is_named():
@@ -305,39 +252,7 @@ def test_a_replica_that_differs_is_named():
         replicas.state()
 
 
-# Evaluation, and where things are computed.
-
-
-@pytest.mark.parametrize(
-    "cls,num_devices,options",
-    [
-        (strategies.towers, 3, {}),
-        slow(strategies.replicated, 8, {}),
-        (strategies.model_parallel, 4, {"group_size": 2}),
-    ],
-)
-def test_evaluation_counts_every_weighted_image_once(cls, num_devices, options):
-    network = networks.residual_network()
-    batches = networks.random_batches(3, 13)
-    for batch in batches:
-        batch["weights"] = np.ones(13, np.float32)
-    batches[-1]["weights"][5:] = 0
-    strategy = create_trainer(cls, network, Recipe(), batches, num_devices, **options)
-
-    num_towers = num_devices // options.get("group_size", 1)
-    devices = strategy.devices[:: options.get("group_size", 1)]
-    feed = networks.feed_of(batches, shares(13, num_towers), devices)
-    counts = strategy.evaluate(feed, len(batches))[False]
-
-    images = np.concatenate([b["images"] for b in batches])[: 13 + 13 + 5]
-    labels = np.concatenate([b["labels"] for b in batches])[: 13 + 13 + 5]
-    logits = oracle.forward(
-        network.described, network.params, network.state, images, training=False
-    ).logits
-    image_losses, _ = oracle.cross_entropy(logits, labels, 0.1)
-    assert counts["images"] == 31
-    assert counts["correct"] == np.sum(np.argmax(logits, 1) == labels)
-    assert counts["loss"] == pytest.approx(np.sum(image_losses), rel=1e-5)
+# Where things are computed.
 
 
 def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
