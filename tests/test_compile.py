@@ -21,14 +21,14 @@ from towers.training import train
 @pytest.mark.parametrize(
     "cls,num_towers,name,accumulate_steps",
     [
-        (strategies.towers, 3, "plain", 1),
+        (strategies.towers, 2, "plain", 1),
         slow(AsynchronousTrainer, 1, "residual", 1),
         slow(strategies.replicated, 2, "residual", 2),
     ],
 )
 def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_steps):
     network = networks.NETWORKS[name]()
-    batches = networks.random_batches(3, 13 * accumulate_steps)
+    batches = networks.random_batches(3, 12 * accumulate_steps)
     options = {"accumulate_steps": accumulate_steps} if accumulate_steps > 1 else {}
     towers = create_trainer(
         cls, network, Recipe(), batches, num_towers, compile_towers=True, **options
@@ -38,7 +38,8 @@ def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_step
     assert_equal_to_oracle(towers.state(), expected)
 
 
-@pytest.mark.parametrize("optimizer", [slow("momentum"), "nesterov"])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
 def test_on_gpus_the_update_is_compiled_as_well(optimizer, monkeypatch):
     have_steps_of_gpus(monkeypatch)
     network, recipe = networks.residual_network(), Recipe(optimizer)

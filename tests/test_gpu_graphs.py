@@ -30,6 +30,13 @@ LEAST_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
 COLORS, LENET = {3}, {20, 50}
 
 
+STRATEGIES = {
+    "one GPU": {"num_towers": 1},
+    "towers": {"num_towers": 2},
+    "replicated": {"strategy": "replicated"},
+    "model_parallel": {"strategy": "model_parallel", "group_size": 2},
+}
+
 FAST = [("cnn", "float32"), ("speedrun", "bfloat16")]
 
 
@@ -91,8 +98,9 @@ def test_channels_are_multiples_of_eight(network):
 @pytest.mark.parametrize(
     "fields",
     [
+        {"model": "cnn"},
         slow({"model": "speedrun", "early_sizes": "24:0.5"}),
-        {"model": "cnn", "width": 2.0, "strategy": "model_parallel", "group_size": 2},
+        slow({"model": "cnn", "width": 2.0} | STRATEGIES["model_parallel"]),
     ],
 )
 def test_a_cpu_convolves_by_winograd_and_a_gpu_does_not(fields):
@@ -143,12 +151,6 @@ def test_float64_of_an_evaluation_is_one_number_for_each_image_or_class():
     assert shapes == {(), (size,), (size, classes)}
 
 
-STRATEGIES = {
-    "one GPU": {"num_towers": 1},
-    "towers": {"num_towers": 2},
-    "replicated": {"strategy": "replicated"},
-    "model_parallel": {"strategy": "model_parallel", "group_size": 2},
-}
 GUARDED = {"precision": "float16", "on_nonfinite": "skip", "accumulate_steps": 2}
 WAITING = [
     ("one GPU", "resident", GUARDED),
