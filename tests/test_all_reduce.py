@@ -91,6 +91,7 @@ def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices):
     assert_mean(results, values, [1.0] * num_devices)
 
 
+@pytest.mark.row(25)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("algorithm", HERE)
 def test_weights_make_it_a_mean(algorithm, weights):

@@ -72,6 +72,7 @@ def busy_folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.row(2)
 def test_killed_at_each_file_operation(tmp_path, busy_folder):  # row 2
     for place in itertools.count(1):
         folder = shutil.copytree(busy_folder, tmp_path / str(place))
@@ -94,6 +95,7 @@ def test_killed_at_each_file_operation(tmp_path, busy_folder):  # row 2
     assert place > 30  # so many operations there are, or the patches do not reach them
 
 
+@pytest.mark.row(4)
 def test_no_room_at_each_file_operation(tmp_path, busy_folder):  # row 4
     num_refused = 0
     for place in itertools.count(1):
@@ -128,6 +130,7 @@ def check_refusal(refused, folder, step):
     assert "\n" not in str(refused) and "{{" not in str(refused)
 
 
+@pytest.mark.row(4)
 def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  # row 4
     """A real small disk, full at another place each time."""
     folder = folder_with(small_disk / "checkpoints", 1)
@@ -153,6 +156,7 @@ def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  #
 
 
 @pytest.mark.parametrize("max_bytes", [100, 900, 1500])
+@pytest.mark.row(4)
 def test_a_file_that_grows_too_large_is_refused(tmp_path, max_bytes):  # row 4
     save(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -165,6 +165,7 @@ def test_what_is_read_back_wrong_is_not_committed(tmp_path, monkeypatch):
 # Left-overs.
 
 
+@pytest.mark.row(3)
 def test_leftovers_are_removed_and_their_size_logged(tmp_path):  # row 3
     folder_with(tmp_path, 1)
     leftover = tmp_path / ".tmp-step-00000002-4711"
@@ -180,6 +181,7 @@ def test_leftovers_are_removed_and_their_size_logged(tmp_path):  # row 3
     checkpoints.remove_leftovers(tmp_path / "absent", log=pytest.fail)
 
 
+@pytest.mark.row(3)
 def test_a_leftover_of_too_many_levels_is_no_hindrance(tmp_path):
     leftover = tmp_path / ".tmp-x"
     nested_folders(leftover, 1100)
@@ -214,6 +216,7 @@ def test_a_leftover_of_the_same_process_id_is_no_hindrance(tmp_path):
 # Damage.
 
 
+@pytest.mark.row(38)
 def test_row_38_a_planted_folder_leads_to_no_other_checkpoint(tmp_path):
     folder_with(tmp_path / "own", 1)
     folder_with(tmp_path / "other", 2)
@@ -242,6 +245,7 @@ def damage_cases():
 
 
 @pytest.mark.parametrize("name, damage, reason", list(damage_cases()))
+@pytest.mark.row(6)
 def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
     tmp_path, name, damage, reason
 ):  # row 6
@@ -258,6 +262,7 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.row(6)
 def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):  # row 6
     path = save(tmp_path, 1)
     original = (path / MANIFEST).read_bytes()
@@ -496,6 +501,7 @@ def changed(place, *entries, drop=1):
     ids=["added", "added last", "removed", "removed last", "renamed", "widened"]
     + ["dtype", "swapped", "empty"],
 )
+@pytest.mark.row(8)
 def test_a_changed_model_is_refused_by_its_first_difference(actual, reason):  # row 8
     with pytest.raises(CheckpointError, match=reason) as refused:
         checkpoint_files.check_architecture(MODEL, actual)

@@ -178,6 +178,7 @@ def check_damage(run, expected, tmp_path, name, damage):
 @pytest.mark.parametrize(
     "num_places, seed", [(2, 0), *(slow(60, seed) for seed in range(1, 4))]
 )
+@pytest.mark.row(6)
 def test_a_damaged_file_costs_at_most_its_checkpoint(
     run, expected, tmp_path, num_places, seed, count
 ):
@@ -189,6 +190,7 @@ def test_a_damaged_file_costs_at_most_its_checkpoint(
 
 
 @pytest.mark.parametrize("name", [NEWEST, "checkpoints", "tensorboard/train", ""])
+@pytest.mark.row(38)
 def test_a_folder_that_is_replaced_is_never_followed(
     run, expected, tmp_path, name, count
 ):
@@ -210,6 +212,7 @@ def test_a_folder_that_is_replaced_is_never_followed(
                     assert isinstance(result, RunFolderError | ConfigError), result
 
 
+@pytest.mark.row(38)
 def test_the_run_folder_itself_may_be_a_link(run, expected, tmp_path):
     shutil.copytree(run, tmp_path / "large_disk")
     link = tmp_path / "run"
@@ -220,6 +223,7 @@ def test_the_run_folder_itself_may_be_a_link(run, expected, tmp_path):
 
 
 @pytest.mark.parametrize("name", [".tmp-x", "step-00000007", "step-000000006", "x"])
+@pytest.mark.row(38)
 def test_what_stands_next_to_the_checkpoints_is_neither_followed_nor_taken(
     run, expected, tmp_path, name, count
 ):
@@ -237,6 +241,7 @@ def test_what_stands_next_to_the_checkpoints_is_neither_followed_nor_taken(
                 assert set(STEPS) <= set(small_runs.saved_steps(workdir))
 
 
+@pytest.mark.row(34)
 def test_files_of_another_run_are_noticed(run, expected, tmp_path, count):
     """One by one: a checkpoint that lacks none of its files is that run's."""
     other = small_runs.uninterrupted(dataclasses.replace(CONFIG, seed=1)).path
@@ -301,6 +306,7 @@ def assert_usable(trainer_state):
 @pytest.mark.parametrize(
     "inside", [("best",), slow(("config", "versions", "dataset_info"))]
 )
+@pytest.mark.row(6)
 def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
     run, expected, tmp_path, inside, count
 ):
@@ -354,6 +360,7 @@ def sampled(num_cases, seed):
 
 
 @pytest.mark.parametrize("num_cases", [2, slow(30)])
+@pytest.mark.row(6)
 def test_a_damaged_run_continues_as_if_nothing_had_happened(
     run, tmp_path, uninterrupted, num_cases, count
 ):

@@ -61,6 +61,7 @@ def no_list(order):
     return ("cpu", 0, order), f"^device_order={order}: .*0,1,4,5"
 
 
+@pytest.mark.row(40)
 @without_gpu
 @pytest.mark.parametrize(
     "arguments,message",
@@ -181,6 +182,7 @@ def test_a_second_call_gets_the_devices_that_tensorflow_has_made(
     assert re.search(remark, remarks) if remark else not remarks
 
 
+@pytest.mark.row(16)
 @without_gpu
 @pytest.mark.parametrize(
     "first,then,message",

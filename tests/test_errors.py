@@ -124,6 +124,7 @@ def test_an_error_whose_text_fails_is_named():
     assert errors.one_line(Textless()) == "Textless"
 
 
+@pytest.mark.row(41)
 def test_row_41_a_traceback_that_cannot_be_saved_is_printed(
     tmp_path, monkeypatch, capsys
 ):
@@ -153,6 +154,7 @@ def test_row_41_a_traceback_that_cannot_be_saved_is_printed(
     assert not [*(tmp_path / "tmp").iterdir(), *(tmp_path / "run").iterdir()]
 
 
+@pytest.mark.row(12)
 def test_an_error_ends_a_process_whose_lines_nobody_reads(monkeypatch):
     """Row 12."""
     monkeypatch.setattr(errors, "_WRITE_SECS", 0.1)
@@ -171,6 +173,7 @@ def test_an_error_ends_a_process_whose_lines_nobody_reads(monkeypatch):
         assert found == [75] and lines.readline() == b"x: y\n"
 
 
+@pytest.mark.row(41)
 def test_row_41_a_defect_whose_text_fails_is_named(tmp_path, capsys):
     class Textless(Exception):
         __str__ = None
@@ -233,6 +236,7 @@ NO_MEMORY = [
 
 
 @pytest.mark.parametrize("text,expected", NO_MEMORY)
+@pytest.mark.row(40)
 def test_row_40_no_memory_is_told_with_device_and_size(text, expected):
     """As TensorFlow 2.21 and the libraries below word it, in errors of many types."""
     told = errors.out_of_memory(tf.errors.InternalError(None, None, text))
@@ -240,6 +244,7 @@ def test_row_40_no_memory_is_told_with_device_and_size(text, expected):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.row(40)
 def test_row_40_what_tensorflow_cannot_allocate_is_told(is_compiled):
     fill = tf.function(tf.zeros) if is_compiled else tf.zeros
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.device("CPU:1"):
@@ -249,6 +254,7 @@ def test_row_40_what_tensorflow_cannot_allocate_is_told(is_compiled):
     assert told == f"out of memory on CPU:1: {size}"
 
 
+@pytest.mark.row(40)
 def test_row_40_what_numpy_cannot_allocate_is_told_and_a_full_disk_is_not_memory():
     with pytest.raises(MemoryError) as caught:
         np.zeros([2**30, 2**27])
@@ -258,6 +264,7 @@ def test_row_40_what_numpy_cannot_allocate_is_told_and_a_full_disk_is_not_memory
 
 
 @pytest.mark.parametrize("task,lost", [(0, None), (1, 1)])
+@pytest.mark.row(40)
 def test_row_40_a_worker_without_memory_is_not_taken_for_a_lost_one(task, lost):
     message = (
         "Detected at node CollectiveReduceV2: OOM when allocating tensor with shape[2] "

@@ -53,6 +53,7 @@ def other_process(folder):
 # The lock.
 
 
+@pytest.mark.row(13)
 def test_a_second_process_is_refused_with_the_id_of_the_first(folder, other_process):
     with pytest.raises(ConfigError) as caught, folder.lock():
         pass
@@ -64,6 +65,7 @@ def test_a_second_process_is_refused_with_the_id_of_the_first(folder, other_proc
     assert folder.holder()["pid"] == other_process.pid
 
 
+@pytest.mark.row(13)
 def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
     other_process.send_signal(signal.SIGKILL)
     other_process.wait()
@@ -75,6 +77,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
         pass
 
 
+@pytest.mark.row(13)
 def test_row_13_the_chief_waits_for_the_lock_of_a_process_that_ends(
     folder, other_process, capsys
 ):
@@ -88,6 +91,7 @@ def test_row_13_the_chief_waits_for_the_lock_of_a_process_that_ends(
     assert line.endswith("; waiting for its lock, up to 60 s")
 
 
+@pytest.mark.row(13)
 def test_row_13_the_chief_does_not_wait_forever_for_a_lock(folder, other_process):
     begun = time.monotonic()
     # The machine may be lost, and its lock end later: a restart may help (exit 75).
@@ -129,6 +133,7 @@ def test_asking_for_the_holder_takes_no_lock(folder):
             pass
 
 
+@pytest.mark.row(36)
 def test_row_36_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_folder(
     folder, monkeypatch
 ):
@@ -217,6 +222,7 @@ def test_a_folder_of_someone_else_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["\0", "\ud800"])
+@pytest.mark.row(17)
 def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
     """Of every function that takes one."""
     path, image = f"{tmp_path}/a{wrong}b", tmp_path / "image.png"
@@ -253,6 +259,7 @@ def test_clear_removes_what_runs_write_and_nothing_else(folder):
     folder.clear()
 
 
+@pytest.mark.row(38)
 def test_a_link_is_refused_and_never_followed(folder, tmp_path):
     """Row 38."""
     elsewhere = tmp_path / "large_disk"

@@ -88,6 +88,7 @@ def test_a_training_goes_on_where_its_lines_cannot_be_printed(monkeypatch):
         say("step 1")
 
 
+@pytest.mark.row(12)
 def test_row_12_a_training_does_not_wait_for_those_who_read_its_lines(monkeypatch):
     """As with `| less`: they get the lines when they read on."""
     monkeypatch.setattr(towers.output, "_PATIENCE_SECS", 0.1)

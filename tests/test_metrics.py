@@ -75,6 +75,7 @@ def test_a_run_from_the_start_drops_all(tmp_path):
     assert steps_in(path) == [1]
 
 
+@pytest.mark.row(32)
 def test_a_line_torn_anywhere_is_dropped_and_the_steps_strictly_increase(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_all(MetricsFile(path, 0), [1, 10, 20])
@@ -88,6 +89,7 @@ def test_a_line_torn_anywhere_is_dropped_and_the_steps_strictly_increase(tmp_pat
         assert steps_in(path) == ([1, 10, 20, 30] if survives else [1, 10, 30])
 
 
+@pytest.mark.row(37)
 def test_row_37_a_file_without_an_end_is_not_read_to_it(tmp_path, monkeypatch):
     """A terabyte that was never written takes no room, and an hour to be read."""
     monkeypatch.setattr(metrics, "_MOST_OTHERS", 20)
@@ -134,6 +136,7 @@ def replace(path):
 
 
 @pytest.mark.parametrize("change", [remove, move, replace])
+@pytest.mark.row(35)
 def test_row_35_a_file_that_is_removed_or_replaced_is_written_anew(tmp_path, change):
     path, lines = tmp_path / "metrics.jsonl", []
     metrics = MetricsFile(path, 0, say=lines.append)
@@ -146,6 +149,7 @@ def test_row_35_a_file_that_is_removed_or_replaced_is_written_anew(tmp_path, cha
     metrics.close()
 
 
+@pytest.mark.row(35)
 def test_row_35_a_file_that_is_cut_short_keeps_what_is_in_memory(tmp_path):
     """As `logrotate` with `copytruncate` does."""
     path, lines = tmp_path / "metrics.jsonl", []
@@ -164,6 +168,7 @@ def test_row_35_a_file_that_is_cut_short_keeps_what_is_in_memory(tmp_path):
     metrics.close()
 
 
+@pytest.mark.row(35)
 def test_row_35_what_could_not_be_flushed_to_the_disk_is_kept_back(
     tmp_path, monkeypatch
 ):
@@ -206,6 +211,7 @@ def test_only_some_records_are_in_memory_until_they_are_flushed_to_the_disk(
     metrics.close()
 
 
+@pytest.mark.row(37)
 def test_row_37_a_damaged_file_that_cannot_be_moved_aside_is_not_replaced(
     tmp_path, monkeypatch
 ):
@@ -229,6 +235,7 @@ def test_row_37_a_damaged_file_that_cannot_be_moved_aside_is_not_replaced(
     assert len(lines) == 1
 
 
+@pytest.mark.row(37)
 def test_row_37_one_wrong_step_costs_no_other_line(tmp_path):
     path, lines = tmp_path / "metrics.jsonl", []
     path.write_text("".join(f'{{"step": {i}}}\n' for i in (10, 920, 30, 40)))
@@ -263,6 +270,7 @@ def test_one_thread_appends_while_another_one_flushes(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.row(37)
 def test_row_37_a_file_that_cannot_be_read_is_damaged():
     memory = pathlib.Path("/proc/self/mem")  # a file whose first byte gives EIO
     with open(memory, "rb") as file, pytest.raises(OSError, match="Input/output"):
@@ -270,6 +278,7 @@ def test_row_37_a_file_that_cannot_be_read_is_damaged():
     assert read_metrics(memory) == ([], True)
 
 
+@pytest.mark.row(37)
 def test_row_37_what_was_read_before_an_error_of_the_disk_is_taken_over(
     tmp_path, monkeypatch
 ):
@@ -287,6 +296,7 @@ def test_row_37_what_was_read_before_an_error_of_the_disk_is_taken_over(
 
 
 @pytest.mark.parametrize("step", [-(10**20), -1, 2**63, 1.0, True])
+@pytest.mark.row(37)
 def test_row_37_a_step_that_is_no_int64_is_none(tmp_path, step):
     path = tmp_path / "metrics.jsonl"
     path.write_text(json.dumps({"step": step, "loss": 1}) + '\n{"step": 3}\n')

@@ -48,6 +48,7 @@ def half_way(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "{", "[" * 100_000, "of another run"])
+@pytest.mark.row(34)
 def test_row_34_the_checkpoint_decides_what_run_it_is(half_way, content):
     path, other = half_way / "config.json", small_config(learning_rate=0.5, seed=77)
     path.unlink()
@@ -63,6 +64,7 @@ def test_row_34_the_checkpoint_decides_what_run_it_is(half_way, content):
     assert_equal_states(state, small_runs.uninterrupted(small_config()).state)
 
 
+@pytest.mark.row(34)
 def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
     half_way,
 ):
@@ -78,6 +80,7 @@ def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
     assert evaluate(half_way) == expected
 
 
+@pytest.mark.row(34)
 def test_row_34_a_command_without_a_recipe_stands_on_the_config_of_the_checkpoint(
     half_way, tmp_path
 ):
@@ -118,6 +121,7 @@ def full_disk(owner, name, fails=lambda *args: True):
 
 
 @every_strategy
+@pytest.mark.row(35)
 def test_row_35_without_room_for_reports_the_training_goes_on(
     tmp_path, capsys, strategy
 ):
@@ -146,6 +150,7 @@ def test_row_35_without_room_for_reports_the_training_goes_on(
     assert records(tmp_path) == expected.records
 
 
+@pytest.mark.row(35)
 def test_row_35_metrics_are_kept_back_whole_until_there_is_room(tmp_path, monkeypatch):
     """A write that stops in the middle of a line leaves nothing of it."""
     room = 100
@@ -178,6 +183,7 @@ def fill(disk):
     (disk / "fill").write_bytes(bytes(shutil.disk_usage(disk).free))
 
 
+@pytest.mark.row(35)
 def test_row_35_events_lost_on_a_full_disk_are_noticed_and_spoil_no_others(small_disk):
     """TensorFlow's writer tells nobody; here a real disk is full."""
     events = board.Board(small_disk, "train")
@@ -200,6 +206,7 @@ def test_row_35_events_lost_on_a_full_disk_are_noticed_and_spoil_no_others(small
     assert len(list((small_disk / "train").iterdir())) < 5
 
 
+@pytest.mark.row(35)
 def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
     small_disk, capsys
 ):
@@ -221,6 +228,7 @@ def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
     assert "TensorBoard can be written again" in capsys.readouterr().out
 
 
+@pytest.mark.row(4)
 def test_row_4_a_checkpoint_is_tried_once_more(tmp_path, capsys):
     config, failures = small_config(max_steps=4), [1]
     with full_disk(os, "rename", lambda *args: failures and failures.pop()):
@@ -233,6 +241,7 @@ def test_row_4_a_checkpoint_is_tried_once_more(tmp_path, capsys):
             train(tmp_path / "twice", config)
 
 
+@pytest.mark.row(35)
 def test_row_35_metrics_that_cannot_be_flushed_to_the_disk_are_in_the_checkpoint(
     tmp_path, monkeypatch, capsys
 ):
@@ -248,6 +257,7 @@ def test_row_35_metrics_that_cannot_be_flushed_to_the_disk_are_in_the_checkpoint
     assert "6 report(s) in metrics.jsonl were not written; 6 of them are kept" in out
 
 
+@pytest.mark.row(35)
 def test_row_35_failed_attempts_are_no_reports_and_what_is_lost_is_told(tmp_path):
     lines, folder = [], RunFolder(tmp_path)
     with full_disk(files, "write_text"), Reports(folder, "train", lines.append) as x:
@@ -264,6 +274,7 @@ def test_row_35_failed_attempts_are_no_reports_and_what_is_lost_is_told(tmp_path
     )
 
 
+@pytest.mark.row(35)
 def test_row_35_a_log_that_cannot_be_read_at_the_end_costs_the_history(tmp_path):
     lines, record = [], {"step": 1, "loss": 0.5}
     with Reports(RunFolder(tmp_path), "train", lines.append) as reports:
@@ -276,6 +287,7 @@ def test_row_35_a_log_that_cannot_be_read_at_the_end_costs_the_history(tmp_path)
     assert line == "warning: metrics.jsonl cannot be read: No space left on device"
 
 
+@pytest.mark.row(35)
 def test_row_35_an_error_when_the_log_is_closed_ends_no_run(tmp_path):
     """As a network file system reports a full disk."""
     with contextlib.ExitStack() as stack:
@@ -289,6 +301,7 @@ def test_row_35_an_error_when_the_log_is_closed_ends_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["result.json", "tensorboard"])
+@pytest.mark.row(35)
 def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys, name):
     expected = evaluate(half_way)
     (half_way / "result.json").unlink()
@@ -331,6 +344,7 @@ def files_in(folder):
 
 @pytest.mark.parametrize("change", [remove, move, replace])
 @pytest.mark.parametrize("when", ["between steps", "in a save"])
+@pytest.mark.row(36)
 def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
     tmp_path, change, when
 ):
@@ -338,6 +352,7 @@ def test_row_36_a_folder_that_is_gone_ends_the_run_saved_beside_it(
 
 
 @pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
+@pytest.mark.row(36)
 def test_row_36_a_folder_that_is_gone_under_every_strategy(tmp_path, strategy):
     assert_saved_beside(tmp_path, move, "between steps", **strategy)
 
@@ -374,6 +389,7 @@ def assert_saved_beside(tmp_path, change, when, **strategy):
 
 
 @pytest.mark.parametrize("is_link", [True, False])
+@pytest.mark.row(36)
 def test_row_36_another_folder_of_checkpoints_ends_the_run_saved_beside_it(
     tmp_path, is_link
 ):
@@ -402,6 +418,7 @@ def test_row_36_another_folder_of_checkpoints_ends_the_run_saved_beside_it(
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "tensorboard/train"])
+@pytest.mark.row(36)
 def test_row_36_another_folder_of_curves_gets_none(tmp_path, capsys, name):
     workdir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     (elsewhere / "train").mkdir(parents=True)
@@ -416,6 +433,7 @@ def test_row_36_another_folder_of_curves_gets_none(tmp_path, capsys, name):
     assert not files_in(elsewhere)
 
 
+@pytest.mark.row(36)
 def test_row_36_a_folder_that_is_gone_after_the_last_save_is_noticed(
     tmp_path, monkeypatch
 ):
@@ -436,6 +454,7 @@ def test_row_36_a_folder_that_is_gone_after_the_last_save_is_noticed(
     assert saved_steps(tmp_path / "run-aside-1") == [1]
 
 
+@pytest.mark.row(36)
 def test_row_36_reports_are_not_written_to_another_run(tmp_path):
     """It comes while a step is computed, before its log line and an evaluation."""
     workdir, calls, before = tmp_path / "run", [], {}
@@ -459,6 +478,7 @@ def test_row_36_reports_are_not_written_to_another_run(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["overwrite", "keep"])
+@pytest.mark.row(36)
 def test_row_36_nothing_of_another_run_is_removed(tmp_path, monkeypatch, when):
     workdir, before, calls = tmp_path / "run", {}, []
     owner, name = {
@@ -481,6 +501,7 @@ def test_row_36_nothing_of_another_run_is_removed(tmp_path, monkeypatch, when):
     assert before and files_in(workdir) == before
 
 
+@pytest.mark.row(36)
 def test_row_36_a_damaged_log_does_not_prevent_saving_aside(tmp_path):
     workdir, calls = tmp_path / "run", []
 
@@ -501,6 +522,7 @@ def test_row_36_a_damaged_log_does_not_prevent_saving_aside(tmp_path):
 
 
 @pytest.mark.parametrize("fails", ["checkpoint", "log"])
+@pytest.mark.row(36)
 def test_row_36_what_is_saved_aside_is_whole_or_not_there(tmp_path, fails):
     """Without its log and config.json it continues as well."""
     workdir, calls, config = tmp_path / "run", [], small_config(log_every_steps=1)
@@ -532,6 +554,7 @@ def test_row_36_what_is_saved_aside_is_whole_or_not_there(tmp_path, fails):
     "line",
     [b"\xff\n", b"[]\n", b"{}\n", b'{"step": "1"}\n', b"[" * 5000 + b"\n", b"\0\n"],
 )
+@pytest.mark.row(37)
 def test_row_37_a_damaged_log_is_moved_aside_and_refuses_no_run(half_way, capsys, line):
     path = half_way / "metrics.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
@@ -575,6 +598,7 @@ def hard_link(path, victim):
     "name", [".lock", "config.json", "dataset_info.json", "metrics.jsonl"]
 )
 @pytest.mark.parametrize("plant", [link, fifo, folder, hard_link])
+@pytest.mark.row(38)
 def test_row_38_nothing_planted_is_followed_written_or_waited_for(
     half_way, tmp_path, name, plant
 ):
@@ -593,6 +617,7 @@ def test_row_38_nothing_planted_is_followed_written_or_waited_for(
 
 
 @pytest.mark.parametrize("way", ["a long name", "a loop of links"])
+@pytest.mark.row(38)
 def test_row_38_an_evaluation_of_a_folder_that_cannot_be_looked_into_is_refused(
     tmp_path, way
 ):
@@ -605,6 +630,7 @@ def test_row_38_an_evaluation_of_a_folder_that_cannot_be_looked_into_is_refused(
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "tensorboard/train"])
+@pytest.mark.row(38)
 def test_row_38_a_link_or_a_file_in_the_place_of_a_folder_is_refused(
     half_way, tmp_path, name
 ):
@@ -620,6 +646,7 @@ def test_row_38_a_link_or_a_file_in_the_place_of_a_folder_is_refused(
         train(half_way, small_config())
 
 
+@pytest.mark.row(38)
 def test_row_38_a_linked_leftover_is_neither_walked_nor_emptied(half_way, tmp_path):
     large = tmp_path / "large"
     large.mkdir()
@@ -634,6 +661,7 @@ def test_row_38_a_linked_leftover_is_neither_walked_nor_emptied(half_way, tmp_pa
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "trainer_state.json"])
 @pytest.mark.parametrize("plant", [link, fifo, folder])
+@pytest.mark.row(38)
 def test_row_38_in_a_checkpoint_they_make_it_invalid(half_way, tmp_path, name, plant):
     checkpoint = half_way / "checkpoints" / "step-00000005"
     shutil.move(checkpoint / name, tmp_path / name)
@@ -649,6 +677,7 @@ def test_a_workdir_that_is_no_text_is_refused(tmp_path):
 
 
 @every_strategy
+@pytest.mark.row(41)
 def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path, strategy):
     config = small_config(**strategy)
 

@@ -107,6 +107,7 @@ def test_the_limit_here_is_not_below_the_memory_in_use():
 # The batch.
 
 
+@pytest.mark.row(40)
 def test_a_batch_beyond_the_memory_is_refused_with_bytes_and_limit():
     limit = sizes.memory_limit().num_bytes
     message = refusal(batch_size=2_000_000_000)
@@ -158,6 +159,7 @@ def test_bytes_are_counted_as_they_will_be_allocated(name):
 
 @pytest.mark.parametrize("width", [1e4, 1e9, 1e12, 1e15, 1e30])
 @pytest.mark.parametrize("model", ["lenet", "cnn", slow("resnet20"), slow("alexnet")])
+@pytest.mark.row(40)
 def test_a_width_beyond_the_memory_is_refused(model, width):
     message = refusal(model=model, width=width)
     assert message.startswith(f"width={width:g}") and "lower --width" in message
@@ -262,6 +264,7 @@ print(json.dumps([memory.growth_bytes(), *needed]))
         (1, {"model": "lenet", "width": 15.0, "batch_size": 2, "ema_decay": 0.0}),
     ],
 )
+@pytest.mark.row(40)
 def test_a_run_takes_more_than_the_lower_bound(which, options):
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, json.dumps(options)],
@@ -287,6 +290,7 @@ def test_a_run_takes_more_than_the_lower_bound(which, options):
         (["--learning_rate=" + 400 * "9"], "learning_rate=inf"),
     ],
 )
+@pytest.mark.row(40)
 def test_row_40_the_command_ends_in_one_line_within_a_limit_of_memory(
     tmp_path, flags, words
 ):

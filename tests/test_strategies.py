@@ -154,6 +154,7 @@ KINDS = {
 }
 
 
+@pytest.mark.row(11)
 @pytest.mark.parametrize("name", ["plain", slow("residual")])
 def test_any_strategy_continues_the_state_of_any_other(name):
     """For all ordered pairs."""
@@ -231,6 +232,7 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
     assert now == [12.0]
 
 
+@pytest.mark.row(27)
 def test_a_replica_that_differs_is_named():
     """reliability.md, row 27."""
     network = networks.plain_network()

@@ -172,6 +172,7 @@ def test_a_state_that_is_read_for_a_checkpoint_is_never_abandoned(short_grace):
         assert dog.run(save, dog) == "result"
 
 
+@pytest.mark.row(12)
 def test_outside_of_an_activity_the_worker_is_announced_and_never_abandoned():
     """Row 12: it may be in the middle of what the run reports."""
     trainer, lines = Trainer("waiting"), []
@@ -188,6 +189,7 @@ def test_outside_of_an_activity_the_worker_is_announced_and_never_abandoned():
     ]
 
 
+@pytest.mark.row(15)
 def test_outside_of_an_activity_the_worker_may_be_stuck():
     trainer = Trainer()
     dog = watch(trainer, stuck_after_secs=600, clock=clock(0, 0, 599, 601))
@@ -429,6 +431,7 @@ dog.run(train)
 """
 
 
+@pytest.mark.row(15)
 def test_row_15_a_process_that_was_paused_goes_on():
     """As by Ctrl-Z, or by `docker pause`."""
     process = subprocess.Popen(
@@ -483,6 +486,7 @@ def test_before_there_is_anything_to_save_a_signal_ends_the_process(number, busy
 
 
 @pytest.mark.parametrize("is_ignored", [False, True])
+@pytest.mark.row(12)
 def test_row_12_a_closed_terminal_is_a_signal_unless_it_is_ignored(is_ignored):
     former = "SIG_IGN" if is_ignored else "SIG_DFL"
     script = f"import signal; signal.signal(signal.SIGHUP, signal.{former})\n{EARLY}"
@@ -497,6 +501,7 @@ def test_row_12_a_closed_terminal_is_a_signal_unless_it_is_ignored(is_ignored):
 
 
 @pytest.mark.parametrize("output", ["closed", "full"])
+@pytest.mark.row(39)
 def test_a_signal_ends_the_process_even_if_nobody_reads_its_output(output):
     reader, writer = os.pipe()
     if output == "closed":

@@ -182,7 +182,13 @@ def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
     them."""
     try:
         return extend(
-            create_augment(config.augment, info.image_shape, info.mean, info.deviation),
+            create_augment(
+                config.augment,
+                info.image_shape,
+                info.mean,
+                info.deviation,
+                **config.options_of("augment"),
+            ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,
             cutout_size=config.cutout_size,

@@ -51,6 +51,14 @@ class Config:
         NOT_NEGATIVE,
         read_by="dataset",
     )
+    center_crop: float = option(
+        1.0,
+        "Part of height and width of the middle of images of image_folder and "
+        "tfds:NAME that --image_size takes, where no random crop is: 0.875 is a resize "
+        "to 256 and a crop of 224.",
+        Range(above=0, at_most=1),
+        read_by="dataset",
+    )
     early_sizes: str = option(
         "",
         "Pixels of height and width to which images are shrunk in the first part of "
@@ -102,6 +110,12 @@ class Config:
         choices=("shuffle", "balanced"),
     )
     augment: str = option("tutorial", "Augmentation", table="augment")
+    crop_scale: str = option(
+        "0.08,1",
+        "Least and most share of the area that random_resized_crop and rand_augment "
+        "take.",
+        read_by="augment",
+    )
     color_jitter: float = option(
         0.0,
         "Strength s of random brightness, contrast and saturation, by factors from "

@@ -77,7 +77,8 @@ def predict(
 
     def readable_images():
         found = image_paths.walk(paths, fail)
-        for file in read_files(found, run.image_shape, config.max_image_pixels):
+        options = config.max_image_pixels, run.config.center_crop
+        for file in read_files(found, run.image_shape, *options):
             if file.image is None:
                 fail(file.path, file.fault)
             else:

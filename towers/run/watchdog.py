@@ -15,8 +15,8 @@ from collections.abc import Callable, Container
 from typing import Any, Protocol
 
 from towers.errors import Preempted, StuckError, write_in_time
+from towers.job_thread import JobThread
 from towers.run import signals
-from towers.run.background import JobThread
 
 # After a signal: how long an interruptible activity may go on, and after how long a
 # step that computes is reported.
