@@ -12,16 +12,6 @@ averages and model state with it. One step is, in this order:
  4. the optimizer's update at the rate of the images seen before the step;
  5. the moving averages of the parameters and of the model state.
 
-    network = [
-        layer("conv", "conv1", stride=2),
-        layer("batch_norm", "norm1"),
-        layer("relu", "relu1"),
-        layer("global_average_pool", "pool"),
-        layer("dense", "logits"),
-    ]
-    result = train(network, params, state, [(images, labels)], optimizer="momentum",
-                   learning_rate=0.1, momentum=0.9, num_towers=3)
-
 Parameters and state are ordered dicts 'layer/variable' -> array; the names of variables
 and options are the keyword arguments of the functions in `oracle_layers.LAYERS`. A bias
 is there when `params` holds one.
@@ -99,37 +89,13 @@ class OracleResult:
     averages: dict[str, np.ndarray]  # empty without ema_decay
     reports: list[StepReport]
 
-    @property
-    def losses(self) -> list[float]:
-        return [report.loss for report in self.reports]
-
-    @property
-    def total_losses(self) -> list[float]:
-        return [report.total_loss for report in self.reports]
-
-    @property
-    def accuracies(self) -> list[float]:
-        return [report.accuracy for report in self.reports]
-
 
 # The network.
 
 
 def layer(kind: str, name: str, inputs: Sequence[str] = (), **options) -> Layer:
     """Declares a layer; without `inputs` it reads the layer declared before it."""
-    if kind not in LAYERS:
-        raise ValueError(f"no layer {kind!r}; there are {', '.join(LAYERS)}")
     return Layer(kind, name, tuple(inputs), options)
-
-
-def check_names(network: Network, params: Arrays, state: Arrays) -> None:
-    """Refuses a name given twice, and a variable that belongs to no layer."""
-    names = [node.name for node in network]
-    if len(set(names)) != len(names) or INPUT in names:
-        raise ValueError(f"layer names are not unique: {names}")
-    for variable in (*params, *state):
-        if variable.rpartition("/")[0] not in names:
-            raise ValueError(f"{variable!r} belongs to no layer of {names}")
 
 
 def forward(
@@ -220,8 +186,6 @@ def loss_and_gradients(
 
 def shares(num_images: int, num_towers: int) -> list[slice]:
     """Cuts the batch in contiguous shares; the first ones get one image more."""
-    if not 1 <= num_towers <= num_images:
-        raise ValueError(f"{num_images} images cannot be shared by {num_towers} towers")
     size, rest = divmod(num_images, num_towers)
     starts = [tower * size + min(tower, rest) for tower in range(num_towers + 1)]
     return [slice(starts[tower], starts[tower + 1]) for tower in range(num_towers)]
@@ -308,11 +272,7 @@ def batch_gradients(
 
 def micro_batches(batch: Batch, accumulate_steps: int) -> list[Batch]:
     """Cuts the batch in contiguous micro-batches of one size."""
-    size, rest = divmod(len(batch.labels), accumulate_steps)
-    if rest:
-        raise ValueError(
-            f"{len(batch.labels)} images are not {accumulate_steps} micro-batches"
-        )
+    size = len(batch.labels) // accumulate_steps
     cuts = [slice(i * size, (i + 1) * size) for i in range(accumulate_steps)]
     noise = batch.noise or {}
     return [
@@ -531,56 +491,32 @@ def train(
     ema_decay: float | None = None,
     num_towers: int = 1,
     accumulate_steps: int = 1,
-    first_step: int = 0,
-    slots: Mapping[str, Arrays] | None = None,
-    averages: Arrays | None = None,
     frozen: Mapping[str, int] | None = None,
     **hyperparameters: float,
 ) -> OracleResult:
     """Takes one step per batch; what is handed in is left as it was.
 
     Args:
-      network: layers in an order in which each reads only earlier ones; the last one
-        gives the logits.
-      params: 'layer/variable' -> array; every one of them is trained.
-      state: 'layer/moving_mean' and 'layer/moving_variance' of batch normalisation.
+      network: each layer reads only earlier ones; the last one gives the logits.
       batches: (images, labels) or (images, labels, noise), all of one size G.
-      optimizer: a name of `OPTIMIZERS`; `hyperparameters` go to its update.
-      learning_rate: a number, or a function of the images seen before the update
-        (step * G), as `staircase` gives it.
+      learning_rate: a number, or a function of the images seen before the update.
       weight_decay: parameter name -> coefficient of half its sum of squares.
-      clip_norm: bound on the global norm of the mean gradient; None or 0 for none.
-      ema_decay: keeps moving averages of the parameters; None or 0 for none.
-      num_towers: on how many towers batch normalisation is local. Give 1 for
-        synchronised batch normalisation.
-      accumulate_steps: micro-batches of a batch, each normalised by itself.
-      first_step, slots, averages: where a run begins that goes on from an earlier one.
-      frozen: parameter name -> the first step from which on the gradient of the loss
-        counts as zero for it.
+      num_towers: on how many towers batch normalisation is local; 1 where it is
+        synchronised.
+      frozen: parameter name -> the first step from which on its gradient is zero.
     """
     rule = OPTIMIZERS[optimizer]
     weight_decay = weight_decay or {}
     params = {name: _float64(array) for name, array in params.items()}
     state = {name: _float64(array) for name, array in state.items()}
-    check_names(network, params, state)
-    if unknown := set(weight_decay) - set(params):
-        raise ValueError(f"weight decay on what is no parameter: {sorted(unknown)}")
     slots = {
-        slot: {
-            name: _float64(slots[slot][name]) if slots else np.zeros_like(array)
-            for name, array in params.items()
-        }
+        slot: {name: np.zeros_like(array) for name, array in params.items()}
         for slot in rule.slot_names
     }
-    averages = averages or params | state
-    averages = {k: _float64(v) for k, v in averages.items() if ema_decay}
+    averages = params | state if ema_decay else {}
     reports: list[StepReport] = []
-    batch_size = None
-    for step, batch in enumerate(batches, start=first_step):
+    for step, batch in enumerate(batches):
         batch = Batch(*batch)
-        batch_size = batch_size or len(batch.labels)
-        if len(batch.labels) != batch_size:
-            raise ValueError(f"{len(batch.labels)} images after {batch_size}")
         found = batch_gradients(
             network,
             params,
@@ -597,7 +533,7 @@ def train(
         }
         rate = learning_rate
         if callable(learning_rate):
-            rate = float(learning_rate(step * batch_size))
+            rate = float(learning_rate(step * len(batch.labels)))
         image_losses = found.image_losses.reshape(accumulate_steps, -1)
         towers = shares(image_losses.shape[1], num_towers)
         reports.append(

@@ -41,10 +41,9 @@ def _unfold(x, window, stride, padding, fill=0.0):
             same_padding(size, extent, stride)
             for size, extent in zip(x.shape[1:3], window, strict=True)
         )
-    elif padding == "valid":
-        rows = columns = (0, 0)
     else:
-        raise ValueError(f"padding is 'same' or 'valid', not {padding!r}")
+        assert padding == "valid"
+        rows = columns = (0, 0)
     x = np.pad(x, ((0, 0), rows, columns, (0, 0)), constant_values=fill)
     windows = sliding_window_view(x, window, axis=(1, 2))[:, ::stride, ::stride]
     return windows, (rows, columns)
@@ -70,10 +69,6 @@ def _fold(tap_fn, shape, window, stride, pads):
 def conv(x, kernel, bias=None, *, stride=1, padding="same", groups=1) -> Applied:
     """Convolution; with groups, block g of the filters sees block g of the channels."""
     *window, depth, filters = kernel.shape
-    if depth * groups != x.shape[3] or filters % groups:
-        raise ValueError(
-            f"kernel {kernel.shape}, {groups} groups: does not fit input {x.shape}"
-        )
     windows, pads = _unfold(x, window, stride, padding)
     n, height, width = windows.shape[:3]
     # One matrix per group and image, [groups, N, H' * W', taps * depth]: small products
@@ -276,9 +271,7 @@ def dropout(x, *, noise, training, rate) -> Applied:
     """Keeps x / (1 - rate) where the given noise, uniform in [0, 1), is >= rate."""
     if not training:
         return Applied(x, None)
-    if noise is None or noise.shape != x.shape:
-        found = None if noise is None else noise.shape
-        raise ValueError(f"dropout needs noise of shape {x.shape}, not {found}")
+    assert noise.shape == x.shape
     mask = (noise >= rate) / (1.0 - rate)
     return Applied(x * mask, lambda gradient: ((gradient * mask,), {}))
 

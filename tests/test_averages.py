@@ -1,57 +1,16 @@
-"""Moving averages of the parameters and of the moments of batch normalization."""
+"""Runs of older versions, whose checkpoints have no averages of moments."""
 
-import networks
 import numpy as np
 import pytest
 import small_runs
-from marks import slow
-from recipes import Recipe, create_trainer
 from small_runs import NUM_TEST, arrays, saved, small_config
 
 from towers import load_run
 from towers.evaluation import evaluate
-from towers.parallel import strategies
 from towers.parallel.evaluator import AVERAGES
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.training import train
-
-pytestmark = pytest.mark.usefixtures("several_vectors")
-
-
-def decay_of(step, ema_decay):
-    """Of the update after so many steps."""
-    return min(ema_decay, (1 + step) / (10 + step))
-
-
-@pytest.mark.parametrize(
-    "create,num_devices,options",
-    [
-        (strategies.towers, 2, {}),
-        slow(strategies.replicated, 2, {"accumulate_steps": 2}),
-        slow(strategies.model_parallel, 2, {"group_size": 2}),
-    ],
-)
-def test_averages_follow_parameters_and_moments(create, num_devices, options):
-    network = networks.residual_network("float64")
-    batches = networks.random_batches(4, 8, noise_shapes={})
-    recipe = Recipe(ema_decay=0.2)  # above the first decays and below the later ones
-    trainer = create_trainer(create, network, recipe, batches, num_devices, **options)
-    averages = network.params | network.state
-    for step in range(4):
-        trainer.train(1)
-        state, decay = trainer.state(), decay_of(step, 0.2)
-        values = {
-            name.partition("/")[2]: value
-            for name, value in state.items()
-            if name.startswith(("params/", "state/"))
-        }
-        assert "norm1/moving_variance" in values
-        averages = {k: decay * averages[k] + (1 - decay) * v for k, v in values.items()}
-        found = {k[9:]: v for k, v in state.items() if k.startswith("averages/")}
-        assert set(found) == set(averages)
-        for name, value in averages.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-12, err_msg=name)
 
 
 @pytest.fixture
@@ -91,7 +50,7 @@ def test_without_averages_of_the_moments_the_state_is_taken(older_run):
 def test_without_averages_of_the_moments_they_begin_with_the_state(older_run):
     before = saved(older_run).tensors
     after = train(older_run, small_config(max_steps=6)).state
-    decay = decay_of(5, small_config().ema_decay)
+    decay = min(small_config().ema_decay, (1 + 5) / (10 + 5))
     moments = [k for k in before if k.startswith("state/norm1/moving")]
     assert len(moments) == 2
     for name in moments:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from marks import slow
 from recipes import Recipe, create_trainer
 
 from benchmarks.proofs import partition_graphs, step_on_cpus
@@ -44,7 +45,7 @@ def fused_by_tensorflow(dtype):
     [
         (strategies.towers, "float32", {}),
         (strategies.towers, "mixed_bfloat16", {}),
-        (strategies.model_parallel, "float32", {"group_size": 2}),
+        slow(strategies.model_parallel, "float32", {"group_size": 2}),
     ],
 )
 def test_bias_and_activation_are_fused_in_the_step_that_is_executed(

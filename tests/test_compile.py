@@ -1,7 +1,6 @@
 """--compile=xla: the same training, each tower's part compiled as one."""
 
 import networks
-import numpy as np
 import pytest
 import small_runs
 from marks import slow
@@ -14,8 +13,6 @@ from recipes import (
 )
 
 from benchmarks.graphs import placement
-from towers.config import Config
-from towers.errors import ConfigError, NumericError
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
@@ -24,34 +21,33 @@ from towers.training import train
 @pytest.mark.parametrize(
     "cls,num_towers,name,accumulate_steps",
     [
-        (strategies.towers, 3, "plain", 1),
-        slow(strategies.replicated, 2, "residual", 1),
+        (strategies.towers, 2, "plain", 1),
         slow(AsynchronousTrainer, 1, "residual", 1),
-        slow(strategies.towers, 2, "residual", 2),
-        slow(strategies.replicated, 3, "plain", 2),
+        slow(strategies.replicated, 2, "residual", 2),
     ],
 )
 def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_steps):
     network = networks.NETWORKS[name]()
-    batches = networks.random_batches(6, 13 * accumulate_steps)
+    batches = networks.random_batches(3, 12 * accumulate_steps)
     options = {"accumulate_steps": accumulate_steps} if accumulate_steps > 1 else {}
     towers = create_trainer(
         cls, network, Recipe(), batches, num_towers, compile_towers=True, **options
     )
-    towers.train(6)
+    towers.train(3)
     expected = Recipe().oracle(network, batches, num_towers, accumulate_steps)
     assert_equal_to_oracle(towers.state(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
 def test_on_gpus_the_update_is_compiled_as_well(optimizer, monkeypatch):
     have_steps_of_gpus(monkeypatch)
     network, recipe = networks.residual_network(), Recipe(optimizer)
-    batches = networks.random_batches(6, 13)
+    batches = networks.random_batches(3, 13)
     towers = create_trainer(
         strategies.replicated, network, recipe, batches, 2, compile_towers=True
     )
-    towers.train(6)
+    towers.train(3)
     assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches, 2))
 
 
@@ -71,33 +67,9 @@ def test_what_is_compiled_stays_on_its_tower():
 
 
 @pytest.mark.slow
-def test_a_bad_tower_is_named():
-    network = networks.plain_network()
-    batches = networks.random_batches(3, 8)
-    batches[1]["images"][5, 0, 0, 0] = np.nan
-    towers = create_trainer(
-        strategies.towers, network, Recipe(), batches, 2, compile_towers=True
-    )
-    with pytest.raises(NumericError, match=r"^step 2: .* of tower 1 \("):
-        towers.train(3)
-
-
-@pytest.mark.slow
 def test_a_run_may_be_continued_with_another_compiler(tmp_path, monkeypatch):
     small_runs.use(monkeypatch, small_runs.dropout_network)
     whole = train(tmp_path / "whole", small_runs.small_config()).state
     folder = tmp_path / "both"
     train(folder, small_runs.small_config(compile="xla", num_towers=2, max_steps=5))
     assert_close(train(folder, small_runs.small_config()).state, whole, 1e-4)
-
-
-@pytest.mark.parametrize(
-    "options,reason",
-    [
-        ({"strategy": "model_parallel"}, "strategy=model_parallel: the compiled part"),
-        ({"batch_norm": "sync"}, "batch_norm=sync: the compiled part"),
-    ],
-)
-def test_what_crosses_devices_is_not_compiled(options, reason):
-    with pytest.raises(ConfigError, match=f"^compile=xla with {reason}"):
-        Config(compile="xla", **options)

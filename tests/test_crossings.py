@@ -33,8 +33,9 @@ def assert_about(actual, expected, little=LITTLE):
     assert expected - 1 < actual <= expected + little, (actual, expected)
 
 
-@pytest.mark.parametrize("accumulate_steps", [slow(1), 3])
-@pytest.mark.parametrize("model,num_towers", [("lenet", 3), ("speedrun", 2)])
+@pytest.mark.parametrize(
+    "model,num_towers,accumulate_steps", [("lenet", 3, 1), ("speedrun", 2, 3)]
+)
 def test_towers_fetch_all_variables_and_return_gradients_and_state(
     model, num_towers, accumulate_steps
 ):
@@ -107,7 +108,7 @@ def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
     assert_about(crossed["GPU to host"], variables)
 
 
-@pytest.mark.parametrize("source", ["resident", "stream"])
+@pytest.mark.parametrize("source", ["resident", slow("stream")])
 def test_a_batch_costs_the_host_next_to_nothing_in_a_step(source):
     """Streamed images are copied before, by `tf.data`."""
     trained = traced.on_gpus(

@@ -11,7 +11,6 @@ import pytest
 import small_runs
 import tensorflow as tf
 from conftest import NUM_DEVICES
-from marks import slow
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 
@@ -25,24 +24,19 @@ HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 without_gpu = pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 4, NUM_DEVICES])
-def test_cpu_towers_have_a_logical_device_each(num_towers):
-    found = configure("cpu", num_towers)
-    assert found.kind == "CPU"
-    assert found.towers == tuple(f"/CPU:{i}" for i in range(num_towers))
+def test_cpu_towers_have_a_logical_device_each():
+    assert configure("cpu", 0).towers == ("/CPU:0",)
+    found = configure("cpu", 4)
+    assert (found.kind, found.remarks) == ("CPU", ())
+    assert found.towers == tuple(f"/CPU:{i}" for i in range(4))
     places = set()
     for name in found.towers:
         with tf.device(name):
             places.add((tf.constant(1) + 1).device)
-    assert len(places) == num_towers
-
-
-def test_without_a_number_there_is_one_cpu_tower():
-    assert configure("cpu", 0).towers == ("/CPU:0",)
-
-
-def test_a_cpu_that_was_asked_for_needs_no_remark():
-    assert configure("cpu", 2).remarks == ()
+    assert len(places) == 4
+    for num_towers in (0, 3):
+        found = configure("cpu", num_towers, "5,0,3")
+        assert found.towers == ("/CPU:5", "/CPU:0", "/CPU:3")
 
 
 @pytest.mark.parametrize(
@@ -63,60 +57,43 @@ def test_as_many_towers_as_cores_have_a_thread_each(
     assert threads == expected
 
 
-def test_more_cpu_towers_than_can_be_made_are_refused_with_both_numbers():
+def no_list(order):
+    return ("cpu", 0, order), f"^device_order={order}: .*0,1,4,5"
+
+
+@pytest.mark.row(40)
+@without_gpu
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (("cpu", NUM_DEVICES + 1), f"^num_towers={NUM_DEVICES + 1} .*{NUM_DEVICES} lo"),
+        *map(no_list, ["a", "0,,1", "0 1", "-1,0", "1,0,1", ","]),
+        (("cpu", 2, "0,1,2"), "names 3 devices, but num_towers=2"),
+        # Row 40: more than a process may have.
+        *(
+            (("cpu", count, order), "^.{,150}than the 256 devices.{,50}$")
+            for count, order in [(257, ""), (2**62, ""), (0, "0,256"), (0, "9" * 4000)]
+        ),
+        (("gpu", 0), "^device=gpu.*missing: nvidia-x"),
+    ],
+)
+def test_devices_that_are_not_there_are_refused(monkeypatch, arguments, message):
     tf.config.list_logical_devices()  # From here on the devices are what they are.
-    with pytest.raises(ConfigError) as caught:
-        configure("cpu", NUM_DEVICES + 1)
-    assert f"num_towers={NUM_DEVICES + 1}" in str(caught.value)
-    assert f"{NUM_DEVICES} logical" in str(caught.value)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("num_towers", [0, 3])
-def test_devices_are_taken_in_the_order_that_is_given(num_towers):
-    found = configure("cpu", num_towers, "5,0,3")
-    assert found.towers == ("/CPU:5", "/CPU:0", "/CPU:3")
-
-
-@pytest.mark.parametrize("order", ["a", "0,,1", "0 1", "-1,0", "1,0,1", ","])
-def test_an_order_that_is_no_list_of_devices_is_refused(order):
-    with pytest.raises(ConfigError, match=f"^device_order={order}: .*0,1,4,5"):
-        configure("cpu", 0, order)
-
-
-def test_an_order_of_another_length_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match="names 3 devices, but num_towers=2"):
-        configure("cpu", 2, "0,1,2")
-
-
-@without_gpu
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(devices, "unused_gpu", lambda: "")
-    with pytest.raises(ConfigError, match="^device=gpu.*--device=cpu") as caught:
-        configure("gpu", 0)
-    assert caught.value.exit_code == 2
-
-
-@without_gpu
-def test_a_gpu_that_tensorflow_cannot_use_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(devices, "unused_gpu", lambda: "missing: nvidia-x")
-    with pytest.raises(ConfigError, match="device=gpu.*missing: nvidia-x"):
-        configure("gpu", 0)
+    with pytest.raises(ConfigError, match=message):
+        configure(*arguments)
 
 
 @without_gpu
-def test_auto_takes_the_cpu_and_says_so_in_one_line(monkeypatch):
-    monkeypatch.setattr(devices, "unused_gpu", lambda: "")
+@pytest.mark.parametrize("unused", [[], ["missing: nvidia-x"]])
+def test_auto_takes_the_cpu_and_says_so_in_one_line(monkeypatch, unused):
+    """And what is missing where the driver sees a GPU."""
+    monkeypatch.setattr(devices, "unused_gpu", lambda: "".join(unused))
     found = configure("auto", 2)
     assert (found.kind, found.towers) == ("CPU", ("/CPU:0", "/CPU:1"))
-    (remark,) = found.remarks
+    remark, *more = found.remarks
     assert "no GPU" in remark and "CPU" in remark and "\n" not in remark
-
-
-@without_gpu
-def test_auto_says_what_is_missing_where_the_driver_sees_a_gpu(monkeypatch):
-    monkeypatch.setattr(devices, "unused_gpu", lambda: "missing: nvidia-x")
-    assert configure("auto", 1).remarks[1:] == ("missing: nvidia-x",)
+    assert more == unused
 
 
 # Four GPUs that TensorFlow lists and that are not there.
@@ -158,12 +135,6 @@ def test_only_the_gpus_of_the_towers_are_made(
     found = configure(device, num_towers, device_order)
     assert " ".join(found.towers) == towers
     assert told() == (gpus, bool(gpus), [])
-
-
-def test_gpus_that_are_numbered_anew_are_named(four_gpus):
-    assert configure("gpu", 2).remarks == ()
-    (remark,) = configure("gpu", 0, "3,1").remarks
-    assert "GPUs 1, 3 are visible" in remark
 
 
 @pytest.mark.parametrize(
@@ -211,6 +182,7 @@ def test_a_second_call_gets_the_devices_that_tensorflow_has_made(
     assert re.search(remark, remarks) if remark else not remarks
 
 
+@pytest.mark.row(16)
 @without_gpu
 @pytest.mark.parametrize(
     "first,then,message",
@@ -219,11 +191,14 @@ def test_a_second_call_gets_the_devices_that_tensorflow_has_made(
         (("gpu", 2), ("gpu", 0, "0,3"), "device_order=0,3: 2 of 4 GPU.* restart it"),
         (("cpu", 1), ("gpu", 0), "device=gpu: .*0 of 4 GPU.* restart it"),
         (("cpu", 2), ("cpu", 3), "num_towers=3 with 2 logical CPU .* restart it"),
+        ((), ("auto", 5), r"num_towers=5 .*with 4 GPU\(s\)"),
+        ((), ("auto", 0, "0,4"), r"GPU 4 with 4 GPU\(s\)"),
     ],
 )
-def test_a_second_call_for_other_devices_is_refused(four_gpus, first, then, message):
-    configure(*first)
-    context.context().ensure_initialized()
+def test_gpus_that_are_not_there_are_refused(four_gpus, first, then, message):
+    if first:
+        configure(*first)
+        context.context().ensure_initialized()
     with pytest.raises(ConfigError, match=message):
         configure(*then)
 
@@ -245,14 +220,6 @@ def test_no_limit_after_a_limit_is_refused(four_gpus):
         configure("gpu", 2)
 
 
-@pytest.mark.row(16)
-def test_more_towers_than_gpus_are_refused_with_both_numbers(four_gpus):
-    with pytest.raises(ConfigError, match=r"num_towers=5 .*with 4 GPU\(s\)"):
-        configure("auto", 5)
-    with pytest.raises(ConfigError, match=r"GPU 4 with 4 GPU\(s\)"):
-        configure("auto", 0, "0,4")
-
-
 # A process that uses a run as in a notebook, on such a machine.
 
 USE = """
@@ -272,19 +239,18 @@ try:
 except RuntimeError:  # they are made
     print("GPUs:", [gpu.name[-1] for gpu in tf.config.get_visible_devices("GPU")])
 """
+FOLDER = "RunFolder('run')"
 
 
+@pytest.mark.slow
 @without_gpu
 @pytest.mark.parametrize(
     "use,expected",
     [
         ("load_run('run').model", ["0"]),
-        (
-            "predict('run', 'x.png', RunFolder('run').prediction_config(device='cpu'))",
-            [],
-        ),
-        ("evaluate('run', RunFolder('run').evaluation_config(device='cpu'))", []),
-        slow("export('run', 'keras')", [], id="export"),
+        (f"predict('run', 'x.png', {FOLDER}.prediction_config(device='cpu'))", []),
+        (f"evaluate('run', {FOLDER}.evaluation_config(device='cpu'))", []),
+        ("export('run', 'keras')", []),
     ],
 )
 def test_who_uses_a_run_hides_the_gpus_that_it_does_not_need(
@@ -326,53 +292,23 @@ REQUIREMENTS = [
 ]
 
 
-@pytest.fixture
-def gpu_of_the_driver(monkeypatch, tmp_path):
+def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
+    monkeypatch, tmp_path
+):
     (tmp_path / "0000:01:00.0").mkdir()
     monkeypatch.setattr(devices, "DRIVER_GPUS", tmp_path)
 
-
-@pytest.mark.usefixtures("gpu_of_the_driver")
-def test_missing_packages_are_those_of_the_cuda_extra_that_are_not_installed(
-    monkeypatch,
-):
     def version(name):
         if name != "nvidia-cublas-cu12":
             raise importlib.metadata.PackageNotFoundError(name)
         return "12.5"
 
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIREMENTS)
     monkeypatch.setattr(importlib.metadata, "version", version)
+    assert unused_gpu().count("nvidia-") > 5  # of the installed TensorFlow
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: REQUIREMENTS)
     assert unused_gpu() == (
         "the driver sees 1 GPU(s) that TensorFlow cannot use: missing: "
         "nvidia-nccl-cu12; pip install 'towers[cuda]'"
     )
-
-
-@pytest.mark.usefixtures("gpu_of_the_driver")
-def test_a_tensorflow_without_such_an_extra_misses_nothing(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
     assert "look at the driver's version" in unused_gpu()
-
-
-@pytest.mark.usefixtures("gpu_of_the_driver")
-def test_the_installed_tensorflow_names_its_cuda_packages(monkeypatch):
-    def version(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    assert unused_gpu().count("nvidia-") > 5
-
-
-@without_gpu
-@pytest.mark.parametrize(
-    "num_towers,device_order",
-    [(devices.MOST_DEVICES + 1, ""), (2**62, ""), (0, "0,256"), (0, "9" * 4000)],
-)
-@pytest.mark.row(40)
-def test_row_40_more_towers_than_a_process_may_have_are_refused(
-    num_towers, device_order
-):
-    with pytest.raises(ConfigError, match="than the 256 devices") as caught:
-        configure("cpu", num_towers, device_order)
-    assert len(str(caught.value)) < 200

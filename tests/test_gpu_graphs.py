@@ -1,6 +1,7 @@
 """The graphs of steps on GPUs: what crosses devices, and what cuDNN wants."""
 
 import dataclasses
+import itertools
 
 import pytest
 import tensorflow as tf
@@ -29,7 +30,14 @@ LEAST_EPSILON = 1e-5  # CUDNN_BN_MIN_EPSILON
 COLORS, LENET = {3}, {20, 50}
 
 
-FAST = [("cnn", "float32"), ("speedrun", "bfloat16"), ("resnet20", "float16")]
+STRATEGIES = {
+    "one GPU": {"num_towers": 1},
+    "towers": {"num_towers": 2},
+    "replicated": {"strategy": "replicated"},
+    "model_parallel": {"strategy": "model_parallel", "group_size": 2},
+}
+
+FAST = [("cnn", "float32"), ("speedrun", "bfloat16")]
 
 
 def networks_and_precisions():
@@ -90,8 +98,9 @@ def test_channels_are_multiples_of_eight(network):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"model": "speedrun", "early_sizes": "24:0.5"},
-        {"model": "cnn", "width": 2.0, "strategy": "model_parallel", "group_size": 2},
+        {"model": "cnn"},
+        slow({"model": "speedrun", "early_sizes": "24:0.5"}),
+        slow({"model": "cnn", "width": 2.0} | STRATEGIES["model_parallel"]),
     ],
 )
 def test_a_cpu_convolves_by_winograd_and_a_gpu_does_not(fields):
@@ -142,18 +151,22 @@ def test_float64_of_an_evaluation_is_one_number_for_each_image_or_class():
     assert shapes == {(), (size,), (size, classes)}
 
 
-STRATEGIES = {
-    "one GPU": {"num_towers": 1},
-    "towers": {"num_towers": 2},
-    "replicated": {"strategy": "replicated"},
-    "model_parallel": {"strategy": "model_parallel", "group_size": 2},
-}
 GUARDED = {"precision": "float16", "on_nonfinite": "skip", "accumulate_steps": 2}
+WAITING = [
+    ("one GPU", "resident", GUARDED),
+    ("towers", "stream", GUARDED),
+    ("replicated", "stream", {}),
+    ("model_parallel", "resident", {}),
+]
 
 
-@pytest.mark.parametrize("options", [{}, GUARDED], ids=["plain", "guarded"])
-@pytest.mark.parametrize("source", ["resident", "stream"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy,source,options",
+    [
+        case if case in WAITING else slow(*case)
+        for case in itertools.product(STRATEGIES, ["resident", "stream"], [{}, GUARDED])
+    ],
+)
 def test_the_host_waits_for_no_gpu(strategy, source, options):
     """No edge of a step leads from a GPU to the host, a control edge neither; but for
     towers that share a copy on the host: these send gradients, state and scalars."""

@@ -53,7 +53,7 @@ def without_counts(state):
 
 @pytest.mark.parametrize(
     "cls,num_devices,options",
-    [KINDS[0], KINDS[1], *(slow(*kind) for kind in KINDS[2:])],
+    [KINDS[0], *(slow(*kind) for kind in KINDS[1:])],
 )
 @pytest.mark.row(14)
 def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, options):
@@ -122,21 +122,25 @@ def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
         small_runs.assert_equal_states(trainer.state(), expected)
 
 
-@pytest.mark.parametrize("cls,num_devices,options", KINDS[:3])
-def test_the_host_need_not_wait_to_end_at_the_step_before(
-    cls, num_devices, options, monkeypatch
+@pytest.mark.row(14)
+@pytest.mark.parametrize("of_gpus", [False, True])
+@pytest.mark.parametrize(
+    "cls,num_devices,options", [slow(*KINDS[0]), KINDS[1], slow(*KINDS[2])]
+)
+def test_a_bad_step_ends_the_call_at_the_one_before(
+    cls, num_devices, options, of_gpus, monkeypatch
 ):
-    """As on GPUs, where it learns of a bad step only when the call ends: the steps
-    after that one change nothing, and a mended batch is then trained on."""
+    """On GPUs the host learns of it only when the call ends: the steps after that one
+    change nothing. A mended batch is then trained on."""
     network, batches = networks.residual_network(), batches_with("ggbgg")
-    have_steps_of_gpus(monkeypatch)
-    trainer = create(
-        cls, network, batches, num_devices, skip_not_finite=False, **options
-    )
+    if of_gpus:
+        have_steps_of_gpus(monkeypatch)
+    options = options | {"skip_not_finite": False}
+    trainer = create(cls, network, batches, num_devices, **options)
     with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
         trainer.train(5)
     assert trainer.progress() == (2, "idle")
-    good = create(cls, network, batches, num_devices, skip_not_finite=False, **options)
+    good = create(cls, network, batches, num_devices, **options)
     assert good.train(2)["step"] == 2
     small_runs.assert_equal_states(trainer.state(), good.state())
     trainer._feed = trainer.loop.feed = networks.feed_of(
@@ -193,6 +197,7 @@ def test_a_run_stopped_in_a_row_of_bad_steps_continues_bit_for_bit(config, tmp_p
     assert "skipped_steps" in events.Reload().Tags()["tensors"]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_skip_and_back(
     config, tmp_path, monkeypatch
 ):

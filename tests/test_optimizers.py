@@ -17,7 +17,6 @@ from towers.errors import ConfigError
 from towers.optim.losses import pop_weight_decay
 from towers.optim.optimizers import (
     Optimizer,
-    UpdateContext,
     create_optimizer,
     orthogonalized,
 )
@@ -29,6 +28,7 @@ from towers.parallel.copies import Initial
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
 SHAPES = {"kernel": (4, 3), "bias": (3,), "scalar": (), "filters": (2, 3, 2, 4)}
+SHAPES |= {"zero": (2, 2), "still": (2, 2)}  # no values at first; no gradients
 DECAYS = {"kernel": 0.2, "filters": 0.2}
 NUM_STEPS = 6
 
@@ -92,8 +92,13 @@ each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def random_arrays(seed, dtype=np.float64):
+    """Parameters for seed 0, or gradients."""
     rng = np.random.default_rng(seed)
-    return [rng.normal(size=shape).astype(dtype) for shape in SHAPES.values()]
+    empty = "still" if seed else "zero"
+    return [
+        rng.normal(size=shape).astype(dtype) * (name != empty)
+        for name, shape in SHAPES.items()
+    ]
 
 
 def named(arrays):
@@ -191,210 +196,48 @@ def test_at_a_constant_rate_the_params_are_those_of_keras(name):
 
 
 @each_case
-def test_under_a_schedule_the_rate_stays_outside_the_slots(case):
-    found, slots, averages = run(create_update(case, falling_rate))
-    params, expected, _ = run_oracle(case)
-    assert_close(found, params, rtol=1e-12, atol=1e-12)
-    assert averages == {}
-    assert set(slots) == set(case.create().slots)
+@pytest.mark.parametrize("clip_norm", [0.0, 1.5])
+def test_an_update_clips_then_moves_then_averages(case, clip_norm):
+    """Under a schedule, whose rate stays outside of the slots; and it creates no
+    variable."""
+    created = []
+
+    def creator(next_creator, **kwargs):
+        created.append(kwargs.get("name"))
+        return next_creator(**kwargs)
+
+    assert all(global_norm(random_arrays(100 + step)) > 1.5 for step in range(6))
+    update = create_update(case, falling_rate, clip_norm=clip_norm, ema_decay=0.3)
+    with tf.variable_creator_scope(creator):
+        params, slots, averages = run(update)
+    assert created == [] and set(slots) == set(update.optimizer.slots)
+    expected = run_oracle(case, clip_norm, ema_decay=0.3)
+    assert_close(params, expected[0], rtol=1e-12, atol=1e-12)
+    assert_close(averages, expected[2], rtol=1e-12, atol=1e-12)
     for name, values in slots.items():
-        assert_close(values, expected[name], rtol=1e-12, atol=1e-14)
+        assert_close(values, expected[1][name], rtol=1e-12, atol=1e-14)
+    if clip_norm:
+        unclipped = run_oracle(case, ema_decay=0.3)[0]
+        assert np.any(np.abs(unclipped["kernel"] - expected[0]["kernel"]) > 1e-6)
 
 
-def create_context(optimizer, rate, step, decay, param, gradient):
-    step = tf.constant(step, tf.int64)
-    norms = [tf.norm(param), tf.norm(gradient)]
-    constants = optimizer.constants and optimizer.constants(step)
-    return UpdateContext(rate, step, decay, param.shape.rank, *norms, constants)
-
-
-@pytest.mark.parametrize("name", [n for n in CASES if CASES[n].create().elementwise])
-def test_elementwise_means_that_a_slice_can_be_updated_alone(name):
-    optimizer = CASES[name].create()
-    rng = np.random.default_rng(0)
-    param, gradient, slot = (tf.constant(rng.random(size=(6, 4))) for _ in range(3))
-    slots = {name: slot for name in optimizer.slots}
-    context = create_context(
-        optimizer, tf.constant(0.1, tf.float64), 3, 0.2, param, gradient
-    )
-    whole, whole_slots = optimizer.update(param, slots, gradient, context)
-    part, part_slots = optimizer.update(
-        param[2:5], {k: v[2:5] for k, v in slots.items()}, gradient[2:5], context
-    )
-    np.testing.assert_array_equal(part, whole[2:5])
-    for name, value in part_slots.items():
-        np.testing.assert_array_equal(value, whole_slots[name][2:5])
-
-
-@each_case
-def test_only_who_takes_the_decay_reads_it(case):
-    """Where the loss carries the weight decay, it must not be applied once more."""
-    optimizer = case.create()
-    param, gradient = tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.fill([2, 2], 3.0)
-    slots = {name: gradient for name in case.create().slots}
-    moved = []
-    for decay in (0.0, 0.5):
-        context = create_context(optimizer, 0.1, 0, decay, param, gradient)
-        moved.append(optimizer.update(param, slots, gradient, context))
-    differs = np.any(moved[0][0] != moved[1][0])
-    assert differs == case.create().takes_decay
-
-
-@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (12, 12)])
-def test_orthogonalized_has_the_singular_vectors_and_values_near_one(shape):
-    """With more steps than Muon takes, whatever the singular values were."""
-    matrix = np.random.default_rng(0).normal(size=shape)
-    left, values, right = np.linalg.svd(matrix, full_matrices=False)
-    found = orthogonalized(tf.constant(matrix), 6).numpy()
-    diagonal = left.T @ found @ right.T
-    assert values.max() / values.min() > 1.5
-    np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-9)
-    assert np.all((np.diag(diagonal) > 0.65) & (np.diag(diagonal) < 1.25))
-
-
-def test_muon_is_refused_where_kernels_are_split():
-    assert not create_optimizer("muon", momentum=0.9).elementwise
-    network = networks.residual_network()
-    recipe = TakingRecipe(optimizer="muon", hyper=MOMENTUM)
-    with pytest.raises(ConfigError, match="optimizer=muon with strategy=model_par"):
-        Config(optimizer="muon", strategy="model_parallel")
-    with pytest.raises(ConfigError, match="needs whole parameters"):
-        create_trainer(
-            strategies.model_parallel,
-            network,
-            recipe,
-            networks.random_batches(1, 4),
-            2,
-            group_size=2,
-        )
-
-
-def test_every_parameter_has_its_own_rate():
-    """A third of the rate, and one that ends after two steps."""
-    fns = [lambda step: constant_rate(step) / 3, falling_rate]
-    fns.append(lambda step: tf.where(step < 2, constant_rate(step), 0.0))
-    update = create_update(CASES["sgd"], constant_rate)
-    own = dataclasses.replace(update, rate_fns=(fns[0], constant_rate, fns[1], fns[2]))
-    before = named(random_arrays(0))
-    moved = {k: v - before[k] for k, v in run(update)[0].items()}
-    found = {k: v - before[k] for k, v in run(own)[0].items()}
-    np.testing.assert_allclose(found["kernel"], moved["kernel"] / 3, rtol=1e-12)
-    np.testing.assert_array_equal(found["bias"], moved["bias"])
-    gradients = [named(random_arrays(100 + step)) for step in range(NUM_STEPS)]
-    fallen = -sum(0.5**step * g["scalar"] for step, g in enumerate(gradients))
-    np.testing.assert_allclose(found["scalar"], fallen, rtol=1e-12)
-    ended = -0.125 * (gradients[0]["filters"] + gradients[1]["filters"])
-    np.testing.assert_allclose(found["filters"], ended, rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "option,value",
-    [
-        ("momentum", 0.5),
-        ("beta1", 0.5),
-        ("beta2", 0.5),
-        ("rho", 0.5),
-        ("epsilon", 0.5),
-        ("trust_coefficient", 0.5),
-        ("muon_momentum", 0.5),
-    ],
-)
-def test_options_are_called_ignored_where_they_change_no_step(name, option, value):
-    settings = {"optimizer": name, "momentum": 0.9, option: value}
-    lines = checks.ignored_options(Config(**settings))
-    is_ignored = any(line.startswith(f"{option}=") for line in lines)
-    found = []
-    for hyper in ({"momentum": 0.9}, {"momentum": 0.9, option: value}):
-        update = Update(create_optimizer(name, **hyper), constant_rate)
-        params = run(update, num_steps=2)[0]
-        found.append(np.concatenate([np.ravel(x) for x in params.values()]))
-    assert np.any(found[0] != found[1]) == (not is_ignored)
-
-
-# Norms.
-
-
-def test_squares_of_shards_add_up_to_those_of_the_whole():
-    update = create_update(CASES["lars"], constant_rate)
-
-    def squares(cut):
-        arrays = [
-            {k: x[..., cut] for k, x in named(random_arrays(i)).items() if x.ndim}
-            for i in (0, 1)
-        ]
-        layout = Layout(arrays[0])
-        packed = [layout.pack([tf.constant(x) for x in a.values()]) for a in arrays]
-        return arrays, update.squares(layout, *packed)
-
-    arrays, whole = squares(slice(None))
-    for row, of_kind in zip(whole, arrays, strict=True):
-        expected = [np.sum(np.square(x)) for x in of_kind.values()]
-        np.testing.assert_allclose(row, expected, rtol=1e-13)
-    parts = [squares(cut)[1] for cut in (slice(0, 2), slice(2, None))]
-    np.testing.assert_allclose(tf.add_n(parts), whole, rtol=1e-13)
-
-
-@pytest.mark.parametrize("param,gradient", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
-def test_lars_does_not_divide_by_a_norm_of_zero(param, gradient):
-    optimizer = CASES["lars"].create()
-    param, gradient = tf.fill([2, 2], param), tf.fill([2, 2], gradient)
-    context = create_context(optimizer, 0.125, 0, 0.0, param, gradient)
-    moved, _ = optimizer.update(
-        param, {"velocity": tf.zeros([2, 2])}, gradient, context
-    )
-    np.testing.assert_allclose(moved, param - 0.125 * gradient)
-
-
-# Clipping.
-
-
-@pytest.mark.parametrize("clip_norm", [0.5, 3.0, 1000.0])
+@pytest.mark.parametrize("clip_norm", [0, 0.5, 3.0, 1000.0])
 def test_clipping_equals_that_of_tensorflow(clip_norm):
+    """The norm is given, since a shard does not know those of the others."""
     gradients = [tf.constant(g) for g in random_arrays(1)]
-    expected, norm = tf.clip_by_global_norm(gradients, clip_norm)
-    np.testing.assert_allclose(norm, global_norm(random_arrays(1)))
-    found = clip_by_global_norm(gradients, norm, clip_norm)
-    for clipped, wanted in zip(found, expected, strict=True):
+    norm = global_norm(random_arrays(1))
+    expected = gradients
+    if clip_norm:
+        expected, _ = tf.clip_by_global_norm(gradients, clip_norm)
+    for i, wanted in enumerate(expected):
+        [clipped] = clip_by_global_norm([gradients[i]], tf.constant(norm), clip_norm)
         np.testing.assert_allclose(clipped, wanted, rtol=1e-12)
-    assert global_norm(found) == pytest.approx(min(clip_norm, float(norm)))
-
-
-def test_a_clip_norm_of_zero_leaves_the_gradients_alone():
-    gradients = [tf.constant(1e3 * g) for g in random_arrays(1)]
-    found = clip_by_global_norm(gradients, tf.constant(1e9, tf.float64), 0)
-    for clipped, gradient in zip(found, gradients, strict=True):
-        np.testing.assert_array_equal(clipped, gradient)
-
-
-def test_gradients_of_zero_are_not_divided_by_their_norm():
     (found,) = clip_by_global_norm([tf.zeros(3)], tf.constant(0.0), 1.0)
     np.testing.assert_array_equal(found, 0)
 
 
-def test_the_norm_of_the_whole_clips_a_shard():
-    """The norm is given, since a shard does not know those of the others."""
-    (found,) = clip_by_global_norm([tf.constant([3.0])], tf.constant(5.0), 1.0)
-    np.testing.assert_allclose(found, [0.6], rtol=1e-6)
-
-
-# Moving averages.
-
-
-@pytest.mark.parametrize("ema_decay", [0.3, 0.9999])
-def test_averages_follow_the_tutorials_ramp(ema_decay):
-    """The published rule: min(decay, (1 + n) / (10 + n)), n = 0 for the first step."""
-    average, found = 1.0, tf.constant(1.0, tf.float64)
-    for step in range(50):
-        param = float(np.sin(step))
-        decay = min(ema_decay, (1 + step) / (10 + step))
-        average = decay * average + (1 - decay) * param
-        value, step = tf.constant(param, tf.float64), tf.constant(step, tf.int64)
-        [found] = moving_averages([found], [value], step, ema_decay)
-        assert float(found) == pytest.approx(average, rel=1e-12)
-
-
 def test_averages_equal_those_of_tensorflow():
+    """The published rule: min(decay, (1 + n) / (10 + n)), n = 0 for the first step."""
     variable, steps = tf.Variable(1.0), tf.Variable(0.0)
     theirs = tf.train.ExponentialMovingAverage(0.7, num_updates=steps)
     theirs.apply([variable])  # begins with the variable's value
@@ -410,48 +253,60 @@ def test_averages_equal_those_of_tensorflow():
 
 @pytest.mark.parametrize("step", [2**24, 2**31, 2**40])
 def test_late_steps_use_the_decay_itself(step):
-    values = [tf.constant(x, tf.float64) for x in (1.0, 0.0)]
-    [found] = moving_averages(
-        values[:1], values[1:], tf.constant(step, tf.int64), 0.9999
+    one, zero, step = (
+        tf.ones([], tf.float64),
+        tf.zeros([], tf.float64),
+        tf.constant(step),
     )
+    [found] = moving_averages([one], [zero], tf.cast(step, tf.int64), 0.9999)
     assert float(found) == pytest.approx(0.9999, abs=1e-15)
 
 
-# All of it together.
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (12, 12)])
+def test_orthogonalized_has_the_singular_vectors_and_values_near_one(shape):
+    """With more steps than Muon takes, whatever the singular values were."""
+    matrix = np.random.default_rng(0).normal(size=shape)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    found = orthogonalized(tf.constant(matrix), 6).numpy()
+    diagonal = left.T @ found @ right.T
+    assert values.max() / values.min() > 1.5
+    np.testing.assert_allclose(diagonal, np.diag(np.diag(diagonal)), atol=1e-9)
+    assert np.all((np.diag(diagonal) > 0.65) & (np.diag(diagonal) < 1.25))
 
 
-@each_case
-def test_an_update_clips_then_moves_then_averages(case):
-    assert all(global_norm(random_arrays(100 + step)) > 1.5 for step in range(6))
-    update = create_update(case, falling_rate, clip_norm=1.5, ema_decay=0.9)
-    params, slots, averages = run(update)
-    expected = run_oracle(case, clip_norm=1.5, ema_decay=0.9)
-    assert_close(params, expected[0], rtol=1e-12, atol=1e-12)
-    assert_close(averages, expected[2], rtol=1e-12, atol=1e-12)
-    for name in update.optimizer.slots:
-        assert_close(slots[name], expected[1][name], rtol=1e-12, atol=1e-14)
-    unclipped = run_oracle(case, ema_decay=0.9)[0]
-    assert np.any(np.abs(unclipped["kernel"] - expected[0]["kernel"]) > 1e-6)
+def test_every_parameter_has_its_own_rate():
+    """A third of the rate, and one that ends after two steps."""
+    fns = [lambda step: constant_rate(step) / 3, falling_rate]
+    fns.append(lambda step: tf.where(step < 2, constant_rate(step), 0.0))
+    update = create_update(CASES["sgd"], constant_rate)
+    fns = (fns[0], constant_rate, *fns[1:], constant_rate, constant_rate)
+    own = dataclasses.replace(update, rate_fns=fns)
+    before = named(random_arrays(0))
+    moved = {k: v - before[k] for k, v in run(update)[0].items()}
+    found = {k: v - before[k] for k, v in run(own)[0].items()}
+    np.testing.assert_allclose(found["kernel"], moved["kernel"] / 3, rtol=1e-12)
+    np.testing.assert_array_equal(found["bias"], moved["bias"])
+    gradients = [named(random_arrays(100 + step)) for step in range(NUM_STEPS)]
+    fallen = -sum(0.5**step * g["scalar"] for step, g in enumerate(gradients))
+    np.testing.assert_allclose(found["scalar"], fallen, rtol=1e-12)
+    ended = -0.125 * (gradients[0]["filters"] + gradients[1]["filters"])
+    np.testing.assert_allclose(found["filters"], ended, rtol=1e-12)
 
 
-@each_case
-def test_an_update_keeps_the_dtype_of_the_params(case):
-    for dtype in (tf.float32, tf.float64):
-        run(create_update(case, falling_rate, clip_norm=1.0, ema_decay=0.9), dtype, 1)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_options_are_called_ignored_where_they_change_no_step(name):
+    def params_of(**hyper):
+        update = Update(create_optimizer(name, **hyper), constant_rate)
+        params = run(update, num_steps=2)[0]
+        return np.concatenate([np.ravel(x) for x in params.values()])
 
-
-@each_case
-def test_an_update_creates_no_variable(case):
-    created = []
-
-    def creator(next_creator, **kwargs):
-        created.append(kwargs.get("name"))
-        return next_creator(**kwargs)
-
-    update = create_update(case, falling_rate, clip_norm=1.0, ema_decay=0.9)
-    with tf.variable_creator_scope(creator):
-        run(update, num_steps=1)
-    assert created == []
+    options = "momentum beta1 beta2 rho epsilon trust_coefficient muon_momentum".split()
+    default = params_of(momentum=0.9)
+    for option in options:
+        changed = {"momentum": 0.9, option: 0.5}
+        lines = checks.ignored_options(Config(optimizer=name, **changed))
+        is_ignored = any(line.startswith(f"{option}=") for line in lines)
+        assert np.any(params_of(**changed) != default) == (not is_ignored), option
 
 
 # In the strategies. The first three are in the tests of the strategies themselves.
@@ -494,12 +349,9 @@ class TakingRecipe(Recipe):
         ("lars", strategies.model_parallel, 2, {"group_size": 2}),
         ("muon", strategies.replicated, 3, {}),
         slow("lars", strategies.model_parallel, 4, {"group_size": 2}),
-        slow("lars", strategies.towers, 3, {}),
         slow("lars", strategies.replicated, 3, {}),
-        slow("adamw", strategies.replicated, 3, {}),
         slow("adamw", strategies.model_parallel, 3, {"group_size": 3}),
         slow("rmsprop_momentum", strategies.towers, 3, {}),
-        slow("rmsprop_momentum", strategies.replicated, 3, {}),
         slow("rmsprop_momentum", strategies.model_parallel, 2, {"group_size": 2}),
     ],
 )
@@ -507,9 +359,9 @@ def test_strategies_equal_the_oracle(case, cls, num_towers, options):
     is_split = cls is strategies.model_parallel  # which computes in float32 only
     network = networks.plain_network("float32" if is_split else "float64")
     recipe = taking_recipe(case, network)
-    batches = networks.random_batches(5, 13)
+    batches = networks.random_batches(3, 13)
     strategy = create_trainer(cls, network, recipe, batches, num_towers, **options)
-    metrics = strategy.train(5)
+    metrics = strategy.train(3)
     expected = recipe.oracle(network, batches)
     assert max(r.gradient_norm for r in expected.reports) > 0.5, "nothing is clipped"
     tolerance = 1e-5 if is_split else 1e-9
@@ -537,38 +389,12 @@ def taking_recipe(case, network):
 
 def test_an_update_that_needs_whole_parameters_is_refused():
     network = networks.plain_network()
-    recipe = taking_recipe("lars", network)
-    update = recipe.update(8)
-    whole = dataclasses.replace(update.optimizer, elementwise=False)
+    update = taking_recipe("muon", network).update(8)
+    devices = ["/CPU:0", "/CPU:1"]
     with pytest.raises(ConfigError, match="group_size=2: .* whole parameters"):
         strategies.model_parallel(
-            Initial.of(network.model),
-            dataclasses.replace(update, optimizer=whole),
-            ["/CPU:0", "/CPU:1"],
-            8,
-            group_size=2,
+            Initial.of(network.model), update, devices, 8, group_size=2
         )
-
-
-@slow
-def test_the_oracle_objects_to_norms_of_slices(monkeypatch):
-    """Every shard takes the norms of its own slices."""
-    call = Update.__call__
-
-    def with_own_norms(self, layout, step, params, slots, gradients, norm, _):
-        squares = self.squares(layout, params, gradients)
-        return call(self, layout, step, params, slots, gradients, norm, squares)
-
-    monkeypatch.setattr(Update, "__call__", with_own_norms)
-    network = networks.plain_network()
-    recipe = taking_recipe("lars", network)
-    batches = networks.random_batches(5, 13)
-    groups = create_trainer(
-        strategies.model_parallel, network, recipe, batches, 2, group_size=2
-    )
-    groups.train(5)
-    with pytest.raises(AssertionError, match="Not equal to tolerance"):
-        assert_equal_to_oracle(groups.state(), recipe.oracle(network, batches))
 
 
 def test_an_update_that_drops_a_slot_is_refused():

@@ -1,17 +1,15 @@
 """Every operation that is asked onto a GPU has a kernel there: proved without a GPU."""
 
-import dataclasses
-import functools
 import itertools
 import os
 import pathlib
-import random
 import subprocess
 import sys
 
 import pytest
 import tensorflow as tf
 import traced
+from engines.pairs import pairwise
 from marks import slow
 
 from benchmarks.graphs import placement
@@ -21,7 +19,7 @@ from towers.config import Config, choices
 from towers.errors import ConfigError
 
 # Of the slow cases.
-CASES_AT_ONCE = 10
+CASES_AT_ONCE, MOST_CASES = 10, 110
 
 IMAGES = tf.TensorSpec([4, 3], tf.uint8)
 
@@ -39,27 +37,20 @@ def gathered(images):
 # Graphs that ask a GPU for what it cannot do.
 
 
-def plainly(images):
-    with tf.device("/GPU:1"):
-        return gathered(images)
+def on_gpu(function):
+    def placed(images):
+        with tf.device("/GPU:1"):
+            return function(images)
+
+    return placed
 
 
 def in_a_loop(images):
-    def body(i, x):
-        with tf.device("/GPU:1"):
-            return i + 1, tf.concat([gathered(x), x[2:]], 0)
-
-    return tf.while_loop(lambda i, x: i < 3, body, (0, images))[1]
+    body = on_gpu(lambda x: tf.concat([gathered(x), x[2:]], 0))
+    return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, body(x)), (0, images))
 
 
-def in_a_called_function(images):
-    """Which has no device of its own."""
-    call = tf.function(gathered, autograph=False)
-    with tf.device("/GPU:1"):
-        return call(images)
-
-
-def in_a_called_function_with_a_part_of_a_device(images):
+def in_a_function_with_a_part_of_a_device(images):
     @tf.function(autograph=False)
     def call(images):
         with tf.device("/device:GPU:*"):
@@ -70,30 +61,29 @@ def in_a_called_function_with_a_part_of_a_device(images):
 
 
 def in_a_branch(images):
-    with tf.device("/GPU:1"):
-        return tf.cond(
-            tf.reduce_all(images > 0), lambda: gathered(images), lambda: images[:2]
-        )
+    return tf.cond(
+        tf.reduce_all(images > 0), lambda: gathered(images), lambda: images[:2]
+    )
 
 
 def in_one_of_many_branches(images):
-    with tf.device("/GPU:1"):
-        branches = [lambda: images[:2], lambda: gathered(images)]
-        return tf.switch_case(tf.shape(images)[0], branches)
+    branches = [lambda: images[:2], lambda: gathered(images)]
+    return tf.switch_case(tf.shape(images)[0], branches)
 
 
-BAD = [
-    plainly,
-    in_a_loop,
-    in_a_called_function,
-    in_a_called_function_with_a_part_of_a_device,
-    in_a_branch,
-    in_one_of_many_branches,
-]
+BAD = {
+    "plainly": on_gpu(gathered),
+    "in a loop": in_a_loop,
+    "in a function": on_gpu(tf.function(gathered, autograph=False)),
+    "in a function, a part of a device": in_a_function_with_a_part_of_a_device,
+    "in a branch": on_gpu(in_a_branch),
+    "in one of many branches": on_gpu(in_one_of_many_branches),
+}
 
 
-@pytest.mark.parametrize("function", BAD, ids=lambda f: f.__name__)
-def test_an_operation_without_a_kernel_is_found_wherever_it_is(function):
+@pytest.mark.parametrize("where", BAD)
+def test_an_operation_without_a_kernel_is_found_wherever_it_is(where):
+    function = BAD[where]
     [group] = placement.without_kernel(graph_of(function, IMAGES))
     assert (group.type, group.device, group.count) == ("GatherV2", "/GPU:1", 1)
     assert "Tparams=uint8" in group.types
@@ -109,12 +99,7 @@ def test_what_xla_compiles_needs_a_kernel_of_xla():
 
     def compiled(function):
         call = tf.function(function, jit_compile=True, autograph=False)
-
-        def on_gpu(images):
-            with tf.device("/GPU:0"):
-                return call(images)
-
-        return graph_of(on_gpu, IMAGES)
+        return graph_of(on_gpu(call), IMAGES)
 
     assert not placement.without_kernel(compiled(gathered))
     [group] = placement.without_kernel(compiled(shuffled))
@@ -152,30 +137,14 @@ def test_a_part_of_a_device_is_completed_by_the_callers():
 def test_a_kernel_is_found_where_tensorflow_finds_one():
     """On a CPU, where it can be tried: operations of one tensor, for every type."""
     tf.config.set_soft_device_placement(True)
-    types = [tf.float32, tf.float64, tf.bfloat16, tf.int32, tf.uint8, tf.bool]
-    types += [tf.uint16, tf.uint32, tf.int8, tf.complex64, tf.float16]
-    operations = {
-        "Relu": tf.raw_ops.Relu,
-        "Rsqrt": tf.raw_ops.Rsqrt,
-        "LogicalNot": tf.raw_ops.LogicalNot,
-        "Softmax": tf.raw_ops.Softmax,
-        "Neg": tf.raw_ops.Neg,
-        "Round": tf.raw_ops.Round,
-        "Abs": tf.raw_ops.Abs,
-        "Invert": tf.raw_ops.Invert,
-        "L2Loss": tf.raw_ops.L2Loss,
-        "Selu": tf.raw_ops.Selu,
-        "CheckNumerics": functools.partial(tf.raw_ops.CheckNumerics, message=""),
-        "Cumsum": functools.partial(tf.raw_ops.Cumsum, axis=0),
-    }
-    arguments = {"Softmax": "logits", "Relu": "features", "Selu": "features"}
-    arguments |= {"L2Loss": "t", "CheckNumerics": "tensor"}
+    types = "float32 float64 bfloat16 float16 int8 int32 uint8 uint16 uint32 bool"
+    arguments = {"Relu": "features", "Selu": "features", "Softmax": "logits"}
+    arguments |= {"L2Loss": "t", "Invert": "x", "Rsqrt": "x", "Round": "x", "Abs": "x"}
     seen = set()
-    for (name, call), dtype in itertools.product(operations.items(), types):
-        argument = arguments.get(name, "x")
+    for (name, argument), dtype in itertools.product(arguments.items(), types.split()):
 
-        def function(x, call=call, argument=argument):
-            return call(**{argument: x})
+        def function(x, name=name, argument=argument):
+            return getattr(tf.raw_ops, name)(**{argument: x})
 
         try:
             graph = graph_of(function, tf.TensorSpec([2, 2], dtype))
@@ -211,111 +180,49 @@ PLACES = {
     "replicated": {"all_reduce": "ring"},
     "model_parallel": {"group_size": 2, "num_towers": 4},
 }
+MODELS = [x for x in choices.MODELS if not x.endswith(choices.FAMILY)]
 AXES = {
-    "strategy": tuple(PLACES),
-    "model": tuple(x for x in choices.MODELS if not x.endswith(choices.FAMILY)),
-    "precision": choices.PRECISIONS,
-    "input": ("stream", "resident"),
-    "accumulate_steps": (1, 2),
-    "batch_norm": ("local", "sync"),
-    "tta": tuple(choices.TTA),
-    "augment": tuple(AUGMENTS),
+    "strategy": list(PLACES),
+    "model": ["lenet", *(x for x in MODELS if x != "lenet")],
+    "precision": list(choices.PRECISIONS),
+    "input": ["stream", "resident"],
+    "accumulate_steps": [1, 2],
+    "batch_norm": ["local", "sync"],
+    "tta": list(choices.TTA),
+    "augment": list(AUGMENTS),
 }
 APART = ({"model", "augment"}, {"tta", "augment"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A value of each axis."""
-
-    strategy: str = "towers"
-    model: str = "lenet"
-    precision: str = "float32"
-    input: str = "stream"
-    accumulate_steps: int = 1
-    batch_norm: str = "local"
-    tta: str = "none"
-    augment: str = "none"
-
-    def __str__(self):
-        return " ".join(str(value) for value in dataclasses.astuple(self))
-
-    @property
-    def fields(self) -> dict:
-        fields = dataclasses.asdict(self)
-        return fields | AUGMENTS[self.augment] | PLACES[self.strategy]
-
-    @property
-    def is_possible(self) -> bool:
-        whitened = self.model.startswith("speedrun")
-        if self.strategy == "model_parallel" and whitened:
-            return False  # it cannot be split
-        fields = self.fields
-        if fields["augment"] not in choices.AUGMENTS:
-            fields["augment"] = "none"
-        try:
-            Config(**traced.SMALL | fields)
-        except ConfigError:
-            return False
-        return True
-
-    def trace(self):
-        fields = self.fields
-        if fields["augment"] not in choices.AUGMENTS:
-            fields["augment"] = "none"
-        return traced.on_gpus(**fields)
-
-
-def pairs(case: Case) -> set:
-    """The values of any two axes that are not apart."""
-    values = dataclasses.asdict(case).items()
-    return {
-        pair
-        for pair in itertools.combinations(values, 2)
-        if {pair[0][0], pair[1][0]} not in APART
-    }
-
-
-def pairwise_cases() -> list[Case]:
-    """Few cases that have every possible pair: each takes one that is missing, and of
-    some random cases with it that which has most others."""
-    draw, chosen, missing = random.Random(0), [], set()
-    for first, second in itertools.combinations(AXES, 2):
-        for values in itertools.product(AXES[first], AXES[second]):
-            pair = tuple(zip((first, second), values, strict=True))
-            if pair in pairs(Case(**dict(pair))) and Case(**dict(pair)).is_possible:
-                missing.add(pair)
-    while missing:
-        fixed = dict(min(missing, key=str))
-        candidates = [Case(**fixed)] + [
-            Case(**{axis: draw.choice(AXES[axis]) for axis in AXES} | fixed)
-            for _ in range(60)
-        ]
-        best = max(
-            (case for case in candidates if case.is_possible),
-            key=lambda case: len(pairs(case) & missing),
-        )
-        chosen.append(best)
-        missing -= pairs(best)
-    return chosen
-
-
 FAST = [
-    Case("towers", "lenet", "float32", "resident", augment="tutorial"),
-    Case("towers", "cnn", "bfloat16", accumulate_steps=2, tta="translate_unsure"),
-    Case("replicated", "lenet", "float16", accumulate_steps=2, tta="mirror"),
-    Case("model_parallel", "lenet", "float16", "resident", 2, augment="mixed"),
-    Case("async_towers", "lenet", "bfloat16", tta="translate"),
+    {"input": "resident", "augment": "tutorial"},
+    {"model": "cnn", "precision": "bfloat16", "accumulate_steps": 2, "tta": "mirror"},
+    {"strategy": "replicated", "precision": "float16", "tta": "translate_unsure"},
 ]
 
 
-@pytest.mark.parametrize("case", [*FAST[:3], *map(slow, FAST[3:])], ids=str)
+def fields_of(case):
+    fields = dict(case) | AUGMENTS[case["augment"]] | PLACES[case["strategy"]]
+    is_named = fields["augment"] in choices.AUGMENTS
+    return fields if is_named else fields | {"augment": "none"}
+
+
+def is_possible(case):
+    if case["strategy"] == "model_parallel" and case["model"].startswith("speedrun"):
+        return False  # it cannot be split
+    try:
+        Config(**traced.SMALL | fields_of(case))
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("case", FAST, ids=str)
 def test_every_operation_on_a_gpu_has_a_kernel(case):
-    assert_every_kernel(case.trace())
+    default = {axis: values[0] for axis, values in AXES.items()}
+    assert_every_kernel(fields_of(default | case))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 110, CASES_AT_ONCE))
+@pytest.mark.parametrize("first", range(0, MOST_CASES, CASES_AT_ONCE))
 def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
     """In other processes: TensorFlow 2.21 does not free a graph that has a loop, so
     that all of them would take 11 GB."""
@@ -328,25 +235,28 @@ def test_every_pair_of_options_has_a_kernel_for_every_operation(first):
 
 
 def check_cases(first):
-    for case in pairwise_cases()[first : first + CASES_AT_ONCE]:
+    cases = pairwise(AXES, is_possible=is_possible, apart=APART)
+    assert len(cases) < MOST_CASES
+    for case in cases[first : first + CASES_AT_ONCE]:
         print(case, file=sys.stderr)
-        assert_every_kernel(case.trace())
+        assert_every_kernel(fields_of(case))
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"strategy": "towers"},
         {"strategy": "async_towers", "parameter_device": "gpu"},
+        slow({"strategy": "towers"}),
         slow({"strategy": "replicated", "precision": "float16"}),
         slow({"strategy": "model_parallel", "group_size": 2, "num_towers": 4}),
     ],
 )
 def test_steps_that_may_be_skipped_have_every_kernel(fields):
-    assert_every_kernel(traced.on_gpus(model="lenet", on_nonfinite="skip", **fields))
+    assert_every_kernel({"model": "lenet", "on_nonfinite": "skip"} | fields)
 
 
-def assert_every_kernel(trained):
+def assert_every_kernel(fields):
+    trained = traced.on_gpus(**fields)
     missing, on_host, unasked = [], [], []
     for call in [*trained.calls(), traced.evaluation(trained)]:
         missing += map(str, placement.without_kernel(call.graph, call.device))
@@ -355,17 +265,6 @@ def assert_every_kernel(trained):
     assert not missing
     assert {group.type for group in on_host} <= set(placement.HOST_OPERATIONS)
     assert not unasked
-
-
-def test_the_cases_have_every_pair():
-    cases = [*FAST, *pairwise_cases()]
-    assert len(cases) < 110
-    for axis, values in AXES.items():
-        assert {getattr(case, axis) for case in cases} == set(values)
-    assert any(case.model == "cnn" and case.tta == "mirror" for case in cases)
-    assert any(
-        case.strategy == "replicated" and case.input == "resident" for case in cases
-    )
 
 
 @pytest.mark.slow

@@ -33,72 +33,26 @@ def rate_at(images_seen, name, learning_rate=0.1, **changes):
     return float(rate)
 
 
-@pytest.mark.parametrize("images_seen", [0, 1, 10**7, 2**40])
-def test_a_constant_rate_is_constant(images_seen):
-    assert rate_at(images_seen, "constant", 0.3) == 0.3
-
-
-# The staircase.
-
-
-@pytest.mark.parametrize("stair", [1, 2, 3, 7])
-def test_the_rate_falls_exactly_with_the_first_image_of_a_stair(stair):
-    images = stair * 30 * NUM_EXAMPLES
-    before, after = rate_at(images - 1, "exponential"), rate_at(images, "exponential")
-    assert before == pytest.approx(0.1 * 0.1 ** (stair - 1), rel=1e-14)
-    assert after == pytest.approx(0.1 * 0.1**stair, rel=1e-14)
-
-
-def test_the_rate_does_not_fall_between_stairs():
-    assert rate_at(0, "exponential") == 0.1
-    assert rate_at(30 * NUM_EXAMPLES // 2, "exponential") == 0.1
-
-
-def test_a_stair_may_be_a_fraction_of_an_epoch():
-    # 625 examples * 0.1 epochs: stairs of 62.5 images.
-    for images in range(0, 400):
-        found = rate_at(
-            images,
-            "exponential",
-            num_examples=625,
-            epochs_per_decay=0.1,
-            decay_factor=0.5,
-        )
-        stairs = math.floor(fractions.Fraction(images) / fractions.Fraction(125, 2))
-        assert found == 0.1 * 0.5**stairs
+# Where a rate changes: exactly with the first image of a stair or piece. float32 cannot
+# tell 2**24 and 2**24 + 1 images apart, int32 ends at 2**31.
 
 
 @pytest.mark.parametrize("images", [2**24, 2**31, 2**33, 2**40])
 def test_large_counts_of_images_stay_exact(images):
-    """float32 cannot tell 2**24 and 2**24 + 1 images apart, int32 ends at 2**31."""
     shape = {"num_examples": images + 1, "epochs_per_decay": 1.0, "decay_factor": 0.5}
     for seen, expected in ((images - 1, 0.1), (images, 0.1), (images + 1, 0.05)):
         assert rate_at(seen, "exponential", **shape) == expected
-
-
-def test_the_tutorials_rate_does_not_depend_on_how_images_are_cut_into_steps():
-    schedule = create_schedule("exponential", 0.1, **SHAPE | {"epochs_per_decay": 350})
-    for batch_size in (128, 512):
-        step = 350 * NUM_EXAMPLES // batch_size
-        before = schedule(tf.constant(step * batch_size, tf.int64))
-        after = schedule(tf.constant((step + 1) * batch_size, tf.int64))
-        assert (float(before), float(after)) == (0.1, pytest.approx(0.01))
+    assert rate_at(images, "constant", 0.3) == 0.3
+    for name in ("linear", "cosine", "one_cycle"):
+        assert rate_at(images, name, num_examples=images, num_epochs=1.0) == 0
 
 
 # Against a formula in NumPy, over all epochs and beyond the last.
 
 
-def stairs(epochs):
-    return 0.1 * 0.1 ** np.floor(epochs / 30)
-
-
-def one_cycle(epochs):
-    return 0.1 * np.interp(epochs, [0, 15, 60], [1 / 25, 1, 0])
-
-
 FORMULAS = {
     "constant": lambda epochs: np.full_like(epochs, 0.1),
-    "exponential": stairs,
+    "exponential": lambda epochs: 0.1 * 0.1 ** np.floor(epochs / 30),
     "smooth_exponential": lambda epochs: 0.1 * np.exp(np.log(0.1) * epochs / 30),
     "piecewise": lambda epochs: (
         0.1
@@ -106,7 +60,7 @@ FORMULAS = {
     ),
     "cosine": lambda epochs: 0.05 + 0.05 * np.cos(np.pi * np.minimum(epochs / 60, 1)),
     "linear": lambda epochs: 0.1 * np.interp(epochs, [0, 60], [1, 0]),
-    "one_cycle": one_cycle,
+    "one_cycle": lambda epochs: 0.1 * np.interp(epochs, [0, 15, 60], [0.04, 1, 0]),
 }
 
 
@@ -119,21 +73,15 @@ def test_a_schedule_equals_its_formula(name):
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-17)
     one_by_one = [float(schedule(tf.constant(seen, tf.int64))) for seen in images[::50]]
     np.testing.assert_array_equal(one_by_one, found[::50])
-
-
-# Piecewise.
-
-
-@pytest.mark.parametrize("epoch,factors", [(10, (1, 0.5)), (30.5, (0.5, 0.25))])
-def test_a_piece_begins_exactly_with_the_first_image_of_its_epoch(epoch, factors):
-    images = round(epoch * NUM_EXAMPLES)
-    rates = [rate_at(images + k, "piecewise", 1.0) for k in (-1, 0)]
-    assert rates == list(factors)
+    compiled = tf.function(schedule)(tf.constant(images, tf.int64))
+    np.testing.assert_allclose(compiled, found, rtol=1e-14, atol=1e-17)
+    rates = {rate_at(10**6, name, num_epochs=epochs) for epochs in (40.0, 60.0)}
+    assert (len(rates) > 1) == SCHEDULES[name].by_length
 
 
 # Fractions of an epoch.
 
-FRACTIONS = ("0.1", "0.3", "0.7", "1.1", "2.3")
+FRACTIONS = ("0.1", "0.3", "0.7", "1.1", "2.3", "30")
 
 
 @pytest.mark.parametrize("epochs", FRACTIONS)
@@ -160,8 +108,8 @@ def test_pieces_warmups_and_runs_end_with_a_fraction_of_an_epoch(epochs):
     warmup = {"name": "constant", "warmup_epochs": float(epochs)}
     assert rate_at(end - 1, **warmup) < rate_at(end, **warmup) == 0.1
     for name in ("linear", "cosine", "one_cycle"):
-        rates = [rate_at(end + k, name, num_epochs=float(epochs)) for k in (-1, 0)]
-        assert rates[0] > rates[1] == 0
+        rates = [rate_at(end + k, name, num_epochs=float(epochs)) for k in (-1, 0, 1)]
+        assert rates[0] > rates[1] == rates[2] == 0
 
 
 @pytest.mark.parametrize("epochs", FRACTIONS)
@@ -175,38 +123,6 @@ def test_a_parameter_is_frozen_with_the_step_at_which_its_rate_is_zero(epochs):
     )
     before, after = (rate_fn(tf.constant(step + k, tf.int64)) for k in (-1, 0))
     assert before > after == 0
-
-
-# Those that end at zero.
-
-
-@pytest.mark.parametrize("name", ["linear", "one_cycle"])
-@pytest.mark.parametrize("images", [60 * NUM_EXAMPLES, 60 * NUM_EXAMPLES + 1, 2**40])
-def test_lines_end_at_zero_and_stay_there(name, images):
-    assert rate_at(images, name) == 0
-    assert rate_at(60 * NUM_EXAMPLES - 1, name) > 0
-
-
-@pytest.mark.parametrize("peak_fraction", [0.01, 0.3, 0.99])
-def test_one_cycle_is_highest_at_its_peak(peak_fraction):
-    peak = round(peak_fraction * 60 * NUM_EXAMPLES)
-    options = {"name": "one_cycle", "peak_fraction": peak_fraction}
-    before, at, after = (rate_at(peak + k, **options) for k in (-1000, 0, 1000))
-    assert at == pytest.approx(0.1, rel=1e-12)
-    assert before < at > after
-
-
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5, 0.75, 0.9])
-def test_cosine_follows_half_a_wave(share):
-    images = round(share * 60 * NUM_EXAMPLES)
-    expected = 0.1 * (1 + math.cos(math.pi * share)) / 2
-    assert rate_at(images, "cosine") == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("images", [60 * NUM_EXAMPLES, 60 * NUM_EXAMPLES + 1, 2**40])
-def test_cosine_ends_at_zero_and_stays_there(images):
-    assert rate_at(images, "cosine") == 0
-    assert rate_at(60 * NUM_EXAMPLES - 1, "cosine") > 0
 
 
 # Warm-up.
@@ -224,12 +140,6 @@ def test_warmup_rises_from_zero_in_a_line_and_then_leaves_the_schedule_alone(nam
 
 
 # What Config says of schedules.
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_schedules_that_depend_on_the_length_are_listed(name):
-    rates = {rate_at(10**6, name, num_epochs=epochs) for epochs in (40.0, 60.0)}
-    assert (len(rates) > 1) == SCHEDULES[name].by_length
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -261,12 +171,3 @@ def test_the_picture_is_drawn_from_the_schedules():
     """python -m docs.draw_schedules draws it anew."""
     assert draw_schedules.PICTURE.read_text() == draw_schedules.picture()
     assert {name for name, _ in draw_schedules.PANELS} == set(SCHEDULES)
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_can_be_compiled(name):
-    schedule = create_schedule(name, 0.1, **SHAPE | {"warmup_epochs": 2.0})
-    compiled = tf.function(schedule)
-    for images in (0, 50_000, 10**6, 2**32):
-        seen = tf.constant(images, tf.int64)
-        assert float(compiled(seen)) == pytest.approx(float(schedule(seen)), rel=1e-14)

@@ -8,7 +8,7 @@ from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
 from towers.parallel import strategies, tower
-from towers.parallel.compilation import TracedOnce, needed_operations
+from towers.parallel.compilation import TracedOnce
 
 
 def powers(exponent, x, nothing):
@@ -106,20 +106,9 @@ def test_equal_constants_are_one():
     assert sum(op.type == "Const" for op in operations) == 4  # two are results
 
 
-def test_needed_operations_are_those_that_lead_to_the_wanted_ones():
-    with tf.Graph().as_default():
-        a, b = tf.constant(1.0), tf.constant(2.0)
-        c = a + a
-        with tf.control_dependencies([c]):
-            d = tf.identity(b)
-        unused = b * b
-        needed = needed_operations([d.op])
-        assert needed == {a.op, b.op, c.op, d.op} and unused.op not in needed
-
-
 @pytest.mark.parametrize(
     "options,num_traces",
-    [({}, 2), ({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
+    [({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
 )
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
     """Ten images for four towers: shares of 3 and of 2; the phases differ."""

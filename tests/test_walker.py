@@ -40,36 +40,21 @@ def test_gradients_over_devices_are_those_of_one_tape():
         a = Value(tf.constant(x), "/CPU:0", differentiable=True)
         b = Value(tf.constant(w), "/CPU:1", differentiable=True)
         there = tape.move(a, "/CPU:1")
+        assert tape.move(a, "/CPU:0") is a and tape.move(a, "/CPU:1") is there
         [product] = tape.apply("/CPU:1", lambda a, b: a * b, [there, b])
         [square] = tape.apply("/CPU:0", lambda a: a * a, [a])
         back = tape.move(product, "/CPU:0")
         total = tape.apply(
             "/CPU:0", lambda p, s: tf.reduce_sum(tf.sin(p) + s), [back, square]
         )
+        assert len(tape.moved) == 2
         tape.backward([(total[0], tf.constant(2.0, tf.float64))])
+        assert len(tape.moved) == 4  # each gradient once
         return a.gradient(), b.gradient()
 
     of_a, of_b = over_devices()
     np.testing.assert_allclose(of_a, 2 * (np.cos(x * w) * w + 2 * x))
     np.testing.assert_allclose(of_b, 2 * np.cos(x * w) * x)
-
-
-def test_a_value_moves_once_and_its_gradient_comes_back_once():
-    @tf.function(autograph=False)
-    def moves():
-        tape = DeviceTape()
-        a = Value(tf.ones([4]), "/CPU:0", differentiable=True)
-        assert tape.move(a, "/CPU:0") is a
-        first, second = tape.move(a, "/CPU:1"), tape.move(a, "/CPU:1")
-        assert first is second
-        [twice] = tape.apply("/CPU:1", lambda x, y: x + y, [first, second])
-        [total] = tape.apply("/CPU:1", tf.reduce_sum, [twice])
-        assert len(tape.moved) == 1
-        tape.backward([(total, tf.constant(1.0))])
-        assert len(tape.moved) == 2
-        return a.gradient()
-
-    np.testing.assert_array_equal(moves(), 2 * np.ones(4))
 
 
 def test_a_value_is_not_used_where_it_is_not():
@@ -99,24 +84,18 @@ def test_a_layer_that_cannot_be_split_is_refused_by_name(layer, reason):
         Shards(model, 4)
 
 
-def test_shards_own_slices_that_make_up_the_whole():
-    model = networks.model_of(layers.Conv2D(10, 3, name="conv"))
-    shards = Shards(model, 4)
-    kernel = model.layers[-1].kernel.numpy()
-    slices = [channel_slice(kernel, shard, 4) for shard in range(4)]
-    assert [s.shape[-1] for s in slices] == [3, 3, 2, 2]
-    np.testing.assert_array_equal(np.concatenate(slices, -1), kernel)
-    built = [shards.of(model.layers[-1], shard) for shard in range(4)]
-    assert [tuple(b.kernel.shape) for b in built] == [s.shape for s in slices]
-
-
-def test_a_depthwise_convolution_is_split_unevenly_too():
-    layer = GroupedConv2D(10, 3, groups=10, name="conv")
+@pytest.mark.parametrize(
+    "layer",
+    [layers.Conv2D(10, 3, name="c"), GroupedConv2D(10, 3, groups=10, name="c")],
+)
+def test_shards_own_slices_that_make_up_the_whole(layer):
     shards = Shards(networks.model_of(layer, shape=(8, 8, 10)), 4)
+    kernel = layer.kernel.numpy()
+    parts = [channel_slice(kernel, shard, 4) for shard in range(4)]
+    assert [part.shape[-1] for part in parts] == [3, 3, 2, 2]
+    np.testing.assert_array_equal(np.concatenate(parts, -1), kernel)
     built = [shards.of(layer, shard) for shard in range(4)]
-    assert [x.groups for x in built] == [3, 3, 2, 2]
-    slices_ = [channel_slice(layer.kernel.numpy(), shard, 4) for shard in range(4)]
-    assert [tuple(x.kernel.shape) for x in built] == [s.shape for s in slices_]
+    assert [tuple(b.kernel.shape) for b in built] == [part.shape for part in parts]
 
 
 # Each at the very beginning, where all channels are on every device, and after a layer
@@ -134,7 +113,7 @@ ONCE = [
 ]
 
 
-@pytest.mark.parametrize("num_shards", [2, 3])
+@pytest.mark.parametrize("num_shards", [slow(2), 3])
 @pytest.mark.parametrize("create,channels", ONCE)
 def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_shards):
     """Logits and gradients, before and after a convolution."""
@@ -189,36 +168,27 @@ def test_a_split_layer_computes_what_the_whole_one_does(create, channels, num_sh
 def test_padded_channels_move_no_more_than_they_must(
     channels, before, after, num_shards, moved
 ):
-    x = np.random.default_rng(0).normal(size=(2, 3, channels)).astype(np.float32)
-    sizes, tape = shares(channels, num_shards), DeviceTape()
+    x, tape = np.ones([2, 3, channels], np.float32), DeviceTape()
+    cuts = np.cumsum(shares(channels, num_shards))[:-1]
     values = [
-        Value(tf.constant(part), f"/CPU:{shard}", differentiable=True)
-        for shard, part in enumerate(np.split(x, np.cumsum(sizes)[:-1], -1))
+        Value(tf.constant(part), f"/CPU:{shard}")
+        for shard, part in enumerate(np.split(x, cuts, -1))
     ]
-    outputs = slices.pad_channels(tape, PadChannels(before, after), values)
+    outputs = [
+        y.tensor for y in slices.pad_channels(tape, PadChannels(before, after), values)
+    ]
+    sizes = shares(before + channels + after, num_shards)
+    assert [y.shape[-1] for y in outputs] == sizes
     expected = np.pad(x, [(0, 0), (0, 0), (before, after)])
-    total = before + channels + after
-    assert [y.tensor.shape[-1] for y in outputs] == shares(total, num_shards)
-    np.testing.assert_array_equal(tf.concat([y.tensor for y in outputs], -1), expected)
+    np.testing.assert_array_equal(tf.concat(outputs, -1), expected)
     assert sum(x.shape[-1] for x in tape.moved) == moved
-
-    upstream = np.arange(total, dtype=np.float32)
-    parts = np.split(upstream, np.cumsum(shares(total, num_shards))[:-1])
-    targets = [
-        tape.apply(y.device, lambda y, part=part: tf.reduce_sum(y * part), [y])[0]
-        for y, part in zip(outputs, parts, strict=True)
-    ]
-    tape.backward([(target, tf.constant(1.0)) for target in targets])
-    gradient = tf.concat([value.gradient() for value in values], -1)
-    wanted = np.broadcast_to(upstream[before : before + channels], x.shape)
-    np.testing.assert_array_equal(gradient, wanted)
 
 
 @pytest.mark.parametrize(
     "cls,options",
     [
         (strategies.model_parallel, {"group_size": 2}),
-        (strategies.towers, {"sync_batch_norm": True}),
+        slow(strategies.towers, {"sync_batch_norm": True}),
     ],
 )
 def test_layers_compute_in_their_own_precision(cls, options):
@@ -265,7 +235,7 @@ def sent_bytes(strategy):
 
 @pytest.mark.parametrize(
     "name,group_size",
-    [("plain", 2), slow("plain", 3), slow("residual", 2), ("residual", 3)],
+    [("plain", 2), slow("residual", 3)],
 )
 def test_transferred_bytes_are_those_that_tensorflow_sends(name, group_size):
     network = networks.NETWORKS[name]()
@@ -303,4 +273,3 @@ def test_columns_that_match_the_split_need_no_transfer():
     features, floats = 10 * 8, 4
     logits_of_the_second = 10 * (networks.NUM_CLASSES // 2)
     assert groups.transferred_bytes == 2 * floats * (features + logits_of_the_second)
-    groups.train(1)
