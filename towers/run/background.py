@@ -5,6 +5,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from towers import console
+
 # A run that ends because of an error waits so long for the last job.
 _LATE_SECS = 60.0
 
@@ -44,13 +46,9 @@ class Background:
     last one.
 
     The error of a job is raised once, by the next call of `submit`, `check` or `wait`.
-
-    Args:
-        say: takes a line for the user.
     """
 
-    def __init__(self, say: Callable[[str], None] = print):
-        self._say = say
+    def __init__(self):
         self._thread = JobThread("background")
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -100,6 +98,6 @@ class Background:
         except Exception as late:
             if error is None:
                 raise
-            self._say(str(late))  # the run ends because of an error already
+            console.line(str(late))  # the run ends because of an error already
         finally:
             self._thread.end()

@@ -72,8 +72,8 @@ class RunFolder:
         """Makes the folder. ConfigError where it cannot be written."""
         if re.search(r"[\[\\]", str(self.path)):
             raise ConfigError(
-                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has a "
-                "bracket or a backslash; choose another --workdir"
+                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has "
+                "a bracket or a backslash; choose another --workdir"
             )
         self._is_new = not os.path.exists(self.path)
         try:

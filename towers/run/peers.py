@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 import towers
+from towers import console
 from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
-from towers.output import say
 from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores
 from towers.parallel.workers import ALONE, Workers
@@ -90,7 +90,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
     if cluster is None:
         return ALONE
     port = cluster.address.rpartition(":")[2]
-    say(
+    console.line(
         f"worker {cluster.index} of {cluster.size} ({cluster.origin}): TensorFlow's "
         f"server listens on port {port} of all addresses of this machine, without a "
         "password and unencrypted; keep it in a private network"
@@ -103,7 +103,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         communication=config.all_reduce,
         wait_secs=limit or START_SECS,
         heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
-        say=say,
+        say=console.line,
     )
     own = {
         "towers": towers.__version__,

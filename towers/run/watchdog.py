@@ -6,15 +6,17 @@ and the clock.
 """
 
 import contextlib
-import faulthandler
 import functools
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Container
 from typing import Any, Protocol
 
-from towers.errors import Preempted, StuckError, write_in_time
+from towers import console
+from towers.errors import Preempted, StuckError
 from towers.run import signals
 from towers.run.background import JobThread
 
@@ -81,7 +83,6 @@ class Watchdog:
             _STARTING_FACTOR times as much time.
         stuck_after_secs: the worker is stuck after so many seconds without progress; 0
             waits forever.
-        say: takes a line for the user, and never waits for long.
         clock: seconds; by default those of an `AwakeClock`.
 
     Attributes:
@@ -96,13 +97,11 @@ class Watchdog:
         *,
         starting: Container[str] = (),
         stuck_after_secs: float = 0.0,
-        say: Callable[[str], None] = print,
         clock: Callable[[], float] | None = None,
     ):
         self._trainer = trainer
         self._interruptible = interruptible
         self._starting, self._stuck_after_secs = starting, stuck_after_secs
-        self._say = say
         self._clock = AwakeClock() if clock is None else clock
         self._handlers, self._thread = {}, None
         self.stopped_by: str | None = None
@@ -202,7 +201,7 @@ class Watchdog:
                 limit = factor * self._stuck_after_secs
                 if limit and now - since > limit:
                     worker.abandon()
-                    write_in_time(_print_stacks)
+                    _print_stacks()
                     times = f"{factor} x " if factor > 1 else ""
                     raise StuckError(
                         f"{work} was not finished within {times}"
@@ -210,7 +209,7 @@ class Watchdog:
                         + (f", while {activity}" if work != activity else "")
                     )
             if is_patient and stopping_secs > _PATIENCE_SECS:
-                self._say(f"{self.stopped_by}: {work} is finished first")
+                console.line(f"{self.stopped_by}: {work} is finished first")
                 is_patient = False
 
     def _work_of(self, worker):
@@ -227,9 +226,15 @@ class Watchdog:
 
 
 def _print_stacks():
-    # The standard error of a notebook may be no file.
-    with contextlib.suppress(AttributeError, OSError, RuntimeError):
-        faulthandler.dump_traceback(all_threads=True)
+    """Prints where each thread is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, innermost in sys._current_frames().items():
+        console.error(f"Thread {names.get(ident, ident)} (most recent call first):")
+        for frame, number in traceback.walk_stack(innermost):
+            code = frame.f_code
+            console.error(
+                f'  File "{code.co_filename}", line {number} in {code.co_name}'
+            )
 
 
 class _Abandoned(BaseException):
