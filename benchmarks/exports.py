@@ -18,12 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import measure
+from towers import store
 from towers.build import load_data_set
 from towers.data.sources import Source
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation import RestoredRun, load_run
 from towers.export import FORMATS, comparison, export, validate_format
-from towers.run import files
 
 READ_AT_ONCE = 500
 
@@ -65,7 +65,7 @@ def main() -> None:
                             data_dir=options.data_dir,
                         )
                     logits, _ = comparison.predict_in_new_process(format, path, images)
-                    num_bytes = f"{files.num_bytes(path):,}"
+                    num_bytes = f"{store.num_bytes(path):,}"
                 words = format if precision == "float32" else f"{format} {precision}"
                 print_row(name, words, logits, expected, labels, num_bytes)
 

@@ -13,7 +13,8 @@ from towers import build
 from towers.config import Config
 from towers.config.recipes import load_recipe
 from towers.parallel.devices import Devices
-from towers.run import checkpoints
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpointer import Checkpointer
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 RECIPES = FOLDER.parent / "configs"
@@ -59,10 +60,12 @@ def _measure(options: argparse.Namespace, chosen: Devices, model: str) -> dict:
     drawing_secs = _secs(lambda: measure.draw(stream, options.steps * 10))
     state = trainer.state()
     with tempfile.TemporaryDirectory() as folder:
-        save_secs = [
-            _secs(lambda step=step: checkpoints.save(folder, step, trainer.state(), {}))
-            for step in range(5)
-        ]
+        checkpointer = Checkpointer(folder)
+
+        def save(step):
+            checkpointer.save(Snapshot(step, trainer.state(), {}))
+
+        save_secs = [_secs(lambda step=step: save(step)) for step in range(5)]
     summed = [x for name, x in state.items() if name.startswith(("params/", "state/"))]
     return {
         "kind": chosen.kind,

@@ -96,7 +96,7 @@ def serve(output: str) -> None:
     from towers.training import train  # noqa: F401
 
     # These are imported at their first use.
-    _ = tf.keras, tf.random, tf.train.Checkpoint, tf.summary, tf.compat
+    _ = tf.keras, tf.random, tf.raw_ops, tf.summary, tf.compat
     for line in sys.stdin:
         job = json.loads(line)
         pid = os.fork()
@@ -123,22 +123,21 @@ def train_job(workdir: str, config: dict, kill: dict | None = None) -> None:
     import small_runs
 
     from towers.config import Config
-    from towers.run import checkpoints
+    from towers.run.checkpointer import Checkpointer
     from towers.training import train
 
     patch = pytest.MonkeyPatch()
     small_runs.use(patch, small_runs.full_network)
     killer = Killer(Kill(**kill) if kill else Kill())
-    save = checkpoints.save
+    save = Checkpointer.save
 
-    def saying(folder, step, *args):
+    def saying(checkpointer, snapshot):
         killer.begins_save()
-        path = save(folder, step, *args)
+        save(checkpointer, snapshot)
         with open(f"{workdir}.said", "a") as file:
-            file.write(f"{step}\n")
-        return path
+            file.write(f"{snapshot.step}\n")
 
-    patch.setattr(checkpoints, "save", saying)
+    patch.setattr(Checkpointer, "save", saying)
     if kill:
         killer.watch(patch)
     train(workdir, Config(**config), after_call=killer.after_call)
@@ -169,15 +168,15 @@ class Killer:
         """
         import tensorflow as tf
 
-        write = tf.train.Checkpoint.write
-        patch.setattr(tf.train.Checkpoint, "write", self._counted("write", write))
+        write = self._counted("write", tf.raw_ops.SaveV2)
+        patch.setattr(tf.raw_ops, "SaveV2", write)
         patch.setattr(os, "fsync", self._counted("fsync", lambda descriptor: None))
         sys.addaudithook(lambda event, _: event in EVENTS and self._operates(event))
 
     def _counted(self, name: str, operation: Callable) -> Callable:
-        def counted(*args):
+        def counted(*args, **kwargs):
             self._operates(name)
-            return operation(*args)
+            return operation(*args, **kwargs)
 
         return counted
 

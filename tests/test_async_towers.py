@@ -38,7 +38,7 @@ from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.coordinator import SHARES_AHEAD
 from towers.parallel.loop import CONSISTENT_ACTIVITIES
-from towers.run import run, watchdog
+from towers.run import session, watchdog
 
 WAIT_SECS = 30  # for what should come at once
 
@@ -537,7 +537,7 @@ def test_row_14_a_bad_update_is_not_applied_and_names_its_tower(bad_tower):
     assert_equal_to_oracle(towers.state(), expected)
     applied = collections.Counter(t for event, t, _ in record if event == "apply")
     is_whole = len(set(applied.values())) == 1 and len(applied) == 4
-    assert run.is_between_steps(towers) == is_whole
+    assert session.is_between_steps(towers) == is_whole
 
 
 def test_row_41_after_a_bad_update_of_the_only_tower_the_step_is_whole():
@@ -546,8 +546,8 @@ def test_row_41_after_a_bad_update_of_the_only_tower_the_step_is_whole():
     towers = create(network, Recipe(), batches, 1)
     with pytest.raises(NumericError):
         towers.train(3)
-    assert run.is_between_steps(towers)
-    assert run.settled_state(towers)["step"] == 1
+    assert session.is_between_steps(towers)
+    assert session.settled_state(towers)["step"] == 1
 
 
 class BadUpdate(AsynchronousTrainer):
@@ -591,13 +591,13 @@ def test_row_41_an_update_that_fails_midway_is_of_no_step_until_another_is_loade
     towers._apply_call = fail
     with pytest.raises(ZeroDivisionError):
         towers.train(2)
-    assert not run.is_between_steps(towers)
+    assert not session.is_between_steps(towers)
     towers._apply_call = call
     towers.train(1)
-    assert not run.is_between_steps(towers)
+    assert not session.is_between_steps(towers)
     towers.load(state)
-    assert run.is_between_steps(towers)
-    assert towers.train(1)["step"] == 3 and run.is_between_steps(towers)
+    assert session.is_between_steps(towers)
+    assert towers.train(1)["step"] == 3 and session.is_between_steps(towers)
 
 
 def test_row_14_a_bad_update_may_be_skipped():
@@ -731,7 +731,7 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
     with watchdog.Watchdog(towers, CONSISTENT_ACTIVITIES, clock=clock) as dog:
         with pytest.raises(Preempted, match="while waiting for data$"):
             dog.run(watched_training, dog, towers, 5)
-    state = run.settled_state(towers)
+    state = session.settled_state(towers)
     assert state["step"] == 3
     expected, staleness = replay(network, Recipe(), batches, 3, record)
     assert len(staleness) == 9

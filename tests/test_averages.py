@@ -12,7 +12,8 @@ from towers import load_run
 from towers.evaluation import evaluate
 from towers.parallel import strategies
 from towers.parallel.evaluator import AVERAGES
-from towers.run import checkpoints
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpointer import Checkpointer
 from towers.training import train
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
@@ -68,7 +69,7 @@ def older_run(tmp_path, monkeypatch):
     assert moments and len(tensors) == len(newest.tensors) - len(moments)
     newest.path.rename(tmp_path / "newer")
     folder = tmp_path / "checkpoints"
-    checkpoints.save(folder, newest.step, tensors, newest.trainer_state)
+    Checkpointer(folder).save(Snapshot(newest.step, tensors, newest.trainer_state))
     return tmp_path
 
 

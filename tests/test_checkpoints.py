@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip_bit])
-@pytest.mark.parametrize("name", [DATA, INDEX, STATE])
+@pytest.mark.parametrize("name", [DATA, INDEX])
 def test_what_the_manifest_cannot_tell_the_reader_does(tmp_path, name, damage):
     folder_with(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002" / name)

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from towers.errors import CheckpointError, ConfigError
 from towers.evaluation import evaluate
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -37,7 +37,7 @@ def workdir(tmp_path):
 
 def count_correct(workdir, step, use_ema):
     """In NumPy: how many test images the linear network gets right."""
-    tensors = checkpoints.restore_step(workdir / "checkpoints", step).tensors
+    tensors = Checkpointer(workdir / "checkpoints").restore(step).tensors
     kind = "averages" if use_ema else "params"
     train_images = arrays(NUM_TRAIN, 0)[0] / 1.0
     images, labels = arrays(NUM_TEST, 1)
@@ -110,7 +110,7 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     assert json.loads((workdir / "result.json").read_text()) == result
     assert (result["reported"], result["images"]) == ("test_accuracy_ema", 100)
     # The first call of the run is its first step; nine steps of ten images remain.
-    stored = checkpoints.restore_latest(workdir / "checkpoints").trainer_state
+    stored = Checkpointer(workdir / "checkpoints").restore().trainer_state
     assert stored["timed_steps"] == 9
     speed = 9 * 10 / stored["timed_secs"]
     assert result["images_per_sec"] == pytest.approx(speed)

@@ -18,7 +18,7 @@ from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
-from towers import load_run
+from towers import load_run, store
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
@@ -29,7 +29,7 @@ from towers.export.examples import images_of
 from towers.export.stock import stock_network, with_preprocessing
 from towers.export.writers import WRITERS, decode_image, write_keras
 from towers.models.inference import without_noise
-from towers.run import files, initial
+from towers.run import initial
 from towers.training import train
 
 DEPENDABLE = [name for name, row in FORMATS.items() if not row.packages]
@@ -290,7 +290,7 @@ def test_row_45_what_stands_there_is_not_touched(tmp_path, name, make, words):
 @pytest.mark.parametrize("suffix", ["", ".keras"])
 def test_row_45_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
     output = tmp_path / f"mine{suffix}"
-    with pytest.raises(ConfigError, match=f"{output} (exists|is a file)"):
+    with pytest.raises(ConfigError, match=f"{output} (exists|is no such export)"):
         with staging.staged(output, suffix, overwrite=False) as path:
             path.write_text("export")
             output.write_text("mine")
@@ -303,7 +303,7 @@ def test_row_45_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
     (target / "saved_model.pb").write_text("earlier")
     before = small_runs.snapshot(tmp_path)
     with pytest.raises(OSError, match="Invalid argument"):
-        files.replace(target.parent, target)  # a folder cannot be moved into itself
+        store.replace(target.parent, target)  # a folder cannot be moved into itself
     assert small_runs.snapshot(tmp_path) == before
 
 

@@ -20,7 +20,7 @@ from marks import slow
 from small_runs import assert_equal_states, records
 
 from towers.data.published import PUBLISHED
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRAIN = [ROOT / "run_train.py"]
@@ -118,7 +118,7 @@ def fails(start):
 
 
 def final_state(workdir):
-    return checkpoints.restore_latest(workdir / "checkpoints").tensors
+    return Checkpointer(workdir / "checkpoints").restore().tensors
 
 
 @pytest.fixture(scope="module")
@@ -399,7 +399,7 @@ def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
     program.wait_for("step 3/10")
     program.wait_for("halted at waiting")
     last = stop(program, signal.SIGTERM)
-    (step,) = checkpoints.list_steps(tmp_path / "run" / "checkpoints")
+    (step,) = Checkpointer(tmp_path / "run" / "checkpoints").steps()
     assert step >= 3
     assert f"stopped by SIGTERM: step {step} of 10 is saved in run" in last
 
@@ -463,7 +463,7 @@ def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(tmp_path):
         process.wait()
         os.close(reader)
         os.close(writer)
-    assert checkpoints.list_steps(tmp_path / "run" / "checkpoints")[-1] >= 3
+    assert Checkpointer(tmp_path / "run" / "checkpoints").steps()[-1] >= 3
 
 
 # Row 13: two processes.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from towers.evaluation import evaluate
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.training import train
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
 def test_a_former_run_is_continued(folder):
     """Bit for bit on the machine that wrote it; others may round differently."""
     result = train(folder.path, folder.stored_config())
-    expected = checkpoints.restore_latest(FORMER / "expected").tensors
+    expected = Checkpointer(FORMER / "expected").restore().tensors
     assert list(result.state) == list(expected)
     assert result.step == 6
     for name, value in expected.items():
@@ -37,7 +37,7 @@ def test_a_former_run_is_continued(folder):
             result.state[name], value, rtol=1e-5, atol=1e-6, err_msg=name
         )
     # The last steps moved the parameters, so that equality says something.
-    before = checkpoints.restore_latest(FORMER / "checkpoints").tensors
+    before = Checkpointer(FORMER / "checkpoints").restore().tensors
     moved = np.abs(expected["params/conv1/kernel"] - before["params/conv1/kernel"])
     assert moved.max() > 1e-4
     steps = [json.loads(x)["step"] for x in folder.metrics.read_text().splitlines()]

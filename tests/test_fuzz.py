@@ -29,12 +29,14 @@ from towers.config.list_options import (
 )
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
-from towers.run import checkpoint_files, checkpoints
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpoint import read as read_checkpoint
+from towers.run.checkpointer import Checkpointer
 from towers.run.cluster_spec import find_cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
-from towers.run.restore import check_trainer_state
+from towers.run.restore import validate_trainer_state
 from towers.run.stopwatch import Stopwatch
 
 # Some inputs are meant to be as long as that.
@@ -157,9 +159,9 @@ def checkpoint(tmp_path):
     state |= {"dataset_info": dataclasses.asdict(info)}
     state |= dataclasses.asdict(Stopwatch())
     tensors = {"step": example_tensors(1)["step"]}
-    path = checkpoints.save(tmp_path, 1, tensors, state)
-    checkpoint = checkpoint_files.read(path)
-    check_trainer_state(checkpoint)
+    path = Checkpointer(tmp_path).save(Snapshot(1, tensors, state))
+    checkpoint = read_checkpoint(path)
+    validate_trainer_state(checkpoint)
     assert RunFolder(tmp_path).stored_config
     return checkpoint
 
@@ -175,7 +177,7 @@ def test_any_manifest(fuzz, checkpoint):
 
     def read(content):
         path.write_bytes(content)
-        same = checkpoint_files.read(checkpoint.path)
+        same = read_checkpoint(checkpoint.path)
         assert same.trainer_state == checkpoint.trainer_state
 
     fuzz(read, st.one_of(files_like(manifest), entries), codes=(4,))
@@ -187,8 +189,8 @@ def test_any_trainer_state(fuzz, checkpoint):
 
     def read(content):
         resign(checkpoint.path, content.decode("utf-8", "surrogateescape"))
-        found = checkpoint_files.read(checkpoint.path)
-        check_trainer_state(found)
+        found = read_checkpoint(checkpoint.path)
+        validate_trainer_state(found)
         json.dumps(found.trainer_state, indent=1)  # as the next save does
 
     fuzz(read, files_like(state), codes=(4,))

@@ -17,7 +17,7 @@ from machines import Machines, machines
 
 from towers.errors import WorkerLostError
 from towers.parallel.workers import ALONE, Workers
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 NUM_WORKERS, NUM_STEPS = 3, 40
 STUCK_AFTER_SECS = 16
@@ -82,9 +82,11 @@ class Run:
         return [log.read_text().splitlines()[-1] for log in self.logs]
 
     def state(self):
-        return checkpoints.restore_latest(
-            self.workdir / "checkpoints", lambda line: pytest.fail(line)
-        ).tensors
+        return (
+            Checkpointer(self.workdir / "checkpoints", lambda line: pytest.fail(line))
+            .restore()
+            .tensors
+        )
 
     def __enter__(self):
         return self

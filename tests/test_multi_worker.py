@@ -23,7 +23,8 @@ from test_strategies import KINDS
 from worker_processes import Job, WorkerProcesses
 
 from towers.parallel import strategies
-from towers.run import checkpoints
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpointer import Checkpointer
 
 TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
@@ -144,8 +145,8 @@ def test_checkpoints_of_one_process_and_of_two_workers_continue_each_other(
 
 def saved(folder, state):
     """What a checkpoint of the state gives, and a file of it for other processes."""
-    checkpoints.save(folder, int(state["step"]), state, {})
-    restored = checkpoints.restore_latest(folder).tensors
+    Checkpointer(folder).save(Snapshot(int(state["step"]), state, {}))
+    restored = Checkpointer(folder).restore().tensors
     assert_equal_states(restored, state)
     np.savez(folder / "state.npz", **restored)
     return restored, str(folder / "state.npz")

@@ -29,7 +29,7 @@ from towers.launch import outcomes as outcomes_module
 from towers.launch.cluster import LASTING
 from towers.launch.machine import Share
 from towers.launch.outcomes import Outcomes, cause_of, run_worker
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WAIT_SECS = 30
@@ -453,7 +453,7 @@ class Run:
 
     def wait_for_checkpoint(self):
         folder = self.workdir / "checkpoints"
-        wait_until(lambda: checkpoints.list_steps(folder), self.process, self._log)
+        wait_until(lambda: Checkpointer(folder).steps(), self.process, self._log)
 
     def wait(self):
         return self.process.wait(900)
@@ -477,7 +477,7 @@ class Run:
 
     def state(self):
         folder = self.workdir / "checkpoints"
-        return checkpoints.restore_latest(folder, pytest.fail).tensors
+        return Checkpointer(folder, pytest.fail).restore().tensors
 
 
 @pytest.fixture(scope="module")
@@ -555,7 +555,7 @@ def test_a_signal_saves_and_the_same_command_continues(
     run.process.send_signal(number)
     assert run.wait() == 75, run.log
     assert not run.workers()
-    saved = checkpoints.list_steps(run.workdir / "checkpoints")[-1]
+    saved = Checkpointer(run.workdir / "checkpoints").steps()[-1]
     assert f"step {saved}/" in run.log and "restored" not in run.log
     run = Run(ray, tmp_path)
     assert run.wait() == 0, run.log

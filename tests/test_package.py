@@ -13,7 +13,7 @@ import pytest
 import towers
 from towers import evaluation, training
 from towers.evaluation import predict
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -80,7 +80,7 @@ def test_a_session_trains_and_evaluates_without_importing_tensorflow_first(sessi
     folder, about, _ = session
     assert not about["imported_tensorflow"]
     assert (about["path"], about["step"], about["state_step"]) == ("run", 2, 2)
-    assert checkpoints.list_steps(folder / "run" / "checkpoints") == [2]
+    assert Checkpointer(folder / "run" / "checkpoints").steps() == [2]
     assert "step=2" in about["repr"] and len(about["repr"]) < 100
     assert about["evaluated"]["test_images"] == 2000
     assert about["evaluated"]["test_accuracy_ema"] == about["accuracy"]

@@ -24,10 +24,10 @@ from strace_log import traced_operations
 
 from towers.config import Config
 from towers.errors import ConfigError
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile
-from towers.run.restore import check_changes, newest_checkpoint
+from towers.run.restore import checkpointer_of, validate_changes
 from towers.training import train
 
 WORKDIR = "runs/mine"  # neither of the folders exists before
@@ -54,15 +54,14 @@ def recorded_training(root: pathlib.Path, *configs: Config) -> list[Operation]:
         The file operations below `root`; ("said", step) where a save has returned.
     """
     recorder = Recorder(root, leave_out=("tensorboard",))
-    save = checkpoints.save
+    save = Checkpointer.save
 
-    def saying(folder, step, *args):
-        path = save(folder, step, *args)
-        recorder.say(step)
-        return path
+    def saying(checkpointer, snapshot):
+        save(checkpointer, snapshot)
+        recorder.say(snapshot.step)
 
     with pytest.MonkeyPatch.context() as patch, recorder:
-        patch.setattr(checkpoints, "save", saying)
+        patch.setattr(Checkpointer, "save", saying)
         for config in configs:
             train(root / WORKDIR, config)
     return recorder.operations
@@ -151,9 +150,10 @@ def recover(workdir: pathlib.Path, config: Config, tree: Tree, saved: Saved) -> 
     folder = RunFolder(workdir)
     folder.create()
     with folder.lock():
-        restored = newest_checkpoint(folder)
-        check_changes(config, folder, restored, ())
-        checkpoints.remove_leftovers(folder.checkpoints, log=lambda line: None)
+        checkpointer = checkpointer_of(folder, log=list)
+        restored = checkpointer.restore()
+        validate_changes(config, folder, restored, ())
+        checkpointer.remove_leftovers()
         step = restored.step if restored else 0
         assert step >= max(saved.said, default=0)
         if restored:
@@ -161,7 +161,7 @@ def recover(workdir: pathlib.Path, config: Config, tree: Tree, saved: Saved) -> 
             assert files == saved.contents[step]
             with pytest.raises(ConfigError, match="seed"):
                 other = dataclasses.replace(config, seed=config.seed + 1)
-                check_changes(other, folder, restored, ())
+                validate_changes(other, folder, restored, ())
         MetricsFile(folder.metrics, resume_step=step).flush()
         lines = small_runs.records(workdir) if folder.metrics.exists() else []
         assert lines == [line for line in saved.lines if line["step"] <= step]

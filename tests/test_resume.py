@@ -19,7 +19,7 @@ from small_runs import (
 )
 
 from towers.errors import CheckpointError, ConfigError
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 from towers.training import train
 
 TENSORS = "tensors.data-00000-of-00001"
@@ -273,7 +273,7 @@ def test_row_6_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capfd):
     assert_equal_states(state, expected.state)
     assert records(tmp_path) == expected.records
     for step in (4, 8, 10):  # the damaged one was replaced when its step came again
-        assert checkpoints.restore_step(path, step).step == step
+        assert Checkpointer(path).restore(step).step == step
 
 
 def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(tmp_path):

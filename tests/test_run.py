@@ -12,7 +12,7 @@ from marks import slow
 from small_runs import small_config
 
 from towers.errors import CheckpointError, ConfigError
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 from towers.training import train
 
 # So small a rate leaves every float32 parameter where it was.
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_drawn_and_listed(tmp_path, other_run, monkeypatch,
     state = train(
         tmp_path / "taken", small_config(**STILL, init_from=str(workdir))
     ).state
-    drawn = checkpoints.restore_latest(tmp_path / "drawn" / "checkpoints").tensors
+    drawn = Checkpointer(tmp_path / "drawn" / "checkpoints").restore().tensors
 
     for name in ("params/conv1/kernel", "params/logits/kernel", "params/logits/bias"):
         np.testing.assert_array_equal(state[name], theirs[name])
@@ -116,50 +116,48 @@ def num_records(workdir):
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def saves_as(monkeypatch, save):
-    """Replaces what writes: save(original, folder, step, state, trainer_state)."""
-    original = checkpoints.save
-    monkeypatch.setattr(
-        checkpoints, "save", lambda *args: save(lambda: original(*args), args[1])
-    )
+def saves_as(monkeypatch, before_save):
+    """Calls a function with the step before each save."""
+    save = Checkpointer.save
+
+    def save_after(checkpointer, snapshot):
+        before_save(snapshot.step)
+        return save(checkpointer, snapshot)
+
+    monkeypatch.setattr(Checkpointer, "save", save_after)
 
 
 def test_steps_are_taken_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     """What is written is the snapshot of its step, and not what came later."""
     small_runs.use(monkeypatch)
 
-    def slow_save(write, step):
+    def wait_for_step_9(step):
         patience = time.monotonic() + 60
         while step == 5 and num_records(tmp_path / "slow") < 9:
             assert time.monotonic() < patience, "training waits for the writing"
             time.sleep(0.01)
-        write()
 
-    saves_as(monkeypatch, slow_save)
+    saves_as(monkeypatch, wait_for_step_9)
     config = small_config(checkpoint_every_steps=5, log_every_steps=1)
     train(tmp_path / "slow", config)
-    written = checkpoints.restore_step(tmp_path / "slow" / "checkpoints", 5)
-    until_then = train(
-        tmp_path / "short", dataclasses.replace(config, max_steps=5)
-    ).state
-    for name, value in until_then.items():
-        np.testing.assert_array_equal(written.tensors[name], value, err_msg=name)
+    written = Checkpointer(tmp_path / "slow" / "checkpoints").restore(5)
+    until_then = small_runs.uninterrupted(dataclasses.replace(config, max_steps=5))
+    small_runs.assert_equal_states(written.tensors, until_then.state)
 
 
 @pytest.mark.parametrize("failing", [2, slow(10)])
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(
     tmp_path, monkeypatch, failing
 ):
-    def full_disk(write, step):
+    def full_disk(step):
         if step == failing:
             raise CheckpointError(f"cannot save step {step}: the disk is full")
-        write()
 
     small_runs.use(monkeypatch)
     saves_as(monkeypatch, full_disk)
     with pytest.raises(CheckpointError, match=f"cannot save step {failing}"):
         train(tmp_path, small_config(checkpoint_every_steps=2))
-    steps = checkpoints.list_steps(tmp_path / "checkpoints")
+    steps = small_runs.saved_steps(tmp_path)
     assert failing not in steps
     if failing == 10:
         assert steps[-1] == 8

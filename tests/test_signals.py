@@ -26,7 +26,7 @@ from small_runs import (
 
 from towers.errors import Preempted, StuckError
 from towers.parallel.loop import ACTIVITIES, COMPUTING, IDLE, WAITING
-from towers.run import run, watchdog
+from towers.run import session, watchdog
 from towers.run.watchdog import Watchdog
 from towers.training import train
 
@@ -208,7 +208,7 @@ class StepBegun:
 
 
 def test_row_12_a_step_that_begins_after_all_is_finished_before_the_save():
-    assert run.settled_state(StepBegun()) == "after"
+    assert session.settled_state(StepBegun()) == "after"
 
 
 def hurry_while_held(monkeypatch, halt):

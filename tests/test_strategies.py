@@ -34,7 +34,8 @@ from towers.parallel import step as step_module
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.sharding import slices
-from towers.run import checkpoints
+from towers.run.checkpoint import Snapshot
+from towers.run.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("several_vectors")
 
@@ -325,11 +326,11 @@ def test_any_strategy_continues_a_checkpoint_of_any_other(name, tmp_path):
         )
         strategies[kind].train(3)
         state = strategies[kind].state()
-        checkpoints.save(tmp_path / kind, 3, state, {})
+        Checkpointer(tmp_path / kind).save(Snapshot(3, state, {}))
         strategies[kind].train(3)
         whole[kind] = strategies[kind].state()
     for writer in KINDS:
-        saved = checkpoints.restore_latest(tmp_path / writer).tensors
+        saved = Checkpointer(tmp_path / writer).restore().tensors
         for strategy in strategies.values():
             strategy.load(saved)
             small_runs.assert_equal_states(strategy.state(), saved)

@@ -34,7 +34,6 @@ ALLOWED = {
     ("towers/config/factories.py", "importlib"): "rows of our tables, FILE.py:FUNCTION",
     ("towers/config/factories.py", "exec_module"): "a recipe or FILE.py:FUNCTION",
     ("towers/parallel/devices.py", "importlib"): "metadata: versions of packages",
-    ("towers/run/checkpoint_files.py", "importlib"): "metadata: versions of packages",
     ("towers/config/flags.py", "importlib"): "metadata: versions for --version",
     ("towers/export/__init__.py", "importlib"): "find_spec: is a package installed",
     ("towers/export/comparison.py", "subprocess"): "a list: load_in_new_process.py",

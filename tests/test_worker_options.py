@@ -8,7 +8,7 @@ from machines import machines
 
 from towers import training
 from towers.config import Config
-from towers.run import checkpoints
+from towers.run.checkpointer import Checkpointer
 
 COMMON = {
     "dataset": "embedded",
@@ -43,7 +43,7 @@ def records(folder):
 
 
 def tensors(folder):
-    return checkpoints.restore_latest(folder / "checkpoints", pytest.fail).tensors
+    return Checkpointer(folder / "checkpoints", pytest.fail).restore().tensors
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
     entries = [_entry(file) for file in sorted(path.iterdir())]
     text = json.dumps({"format": FORMAT, "files": entries}, indent=1)
     (path / _MANIFEST).write_text(text, encoding="utf-8")
-    restored = _read_tensors(path, _architecture(tensors), FORMAT)
+    restored = _read_tensors(path, list(tensors), FORMAT)
     for name, tensor in tensors.items():
         if tensor.tobytes() != restored[name].tobytes():  # a NaN equals itself
             raise CheckpointError(
@@ -103,7 +103,8 @@ def read(path: Path) -> Checkpoint:
         for name, entry in entries.items():
             _validate_file(path / name, entry)
         state = _json(path / _STATE)
-        tensors = _read_tensors(path, state.pop("architecture"), version)
+        names = [name for name, *_ in state.pop("architecture")]
+        tensors = _read_tensors(path, names, version)
         del state["architecture_sha256"]
         return Checkpoint(_step(state), tensors, state, path)
     except _READ_ERRORS as error:
@@ -177,21 +178,15 @@ def _entry(path):
     return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
 
 
-def _read_tensors(
-    path: Path, listed: Sequence[tuple[str, Sequence[int], str]], version: int
-) -> dict[str, np.ndarray]:
-    names = keys = [name for name, *_ in listed]
+def _read_tensors(path, names, version):
+    # RestoreV2 would make TensorFlow's devices, before a run has chosen its own.
+    reader = tf.train.load_checkpoint(str(path / _PREFIX))
+    keys = names
     if version == 1:
         escaped = (name.replace(".", "..") for name in names)
         keys = [f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in escaped]
-    with tf.device("CPU:0"):
-        tensors = tf.raw_ops.RestoreV2(
-            prefix=str(path / _PREFIX),
-            tensor_names=keys,
-            shape_and_slices=[""] * len(keys),
-            dtypes=[tf.as_dtype(dtype) for *_, dtype in listed],
-        )
-    return dict(zip(names, (x.numpy() for x in tensors), strict=True))
+    tensors = (np.asarray(reader.get_tensor(key)) for key in keys)
+    return dict(zip(names, tensors, strict=True))
 
 
 def _manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
