@@ -43,7 +43,7 @@ LAUNCHERS = {
 # Where flags are defined: by the programs, which are no part of the library.
 COMMAND_LINES = (
     "towers/config/flags.py",
-    "towers/run/cluster_spec.py",
+    "towers/config/cluster_spec.py",
     "towers/launch/__main__.py",
     "towers/on_ray.py",
 )

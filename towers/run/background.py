@@ -45,7 +45,8 @@ class Background:
     """Runs jobs one after another in one thread; a context manager that waits for the
     last one.
 
-    The error of a job is raised once, by the next call of `submit`, `check` or `wait`.
+    The error of a job is raised once, by the next call of `submit`, `raise_job_error`
+    or `wait`.
     """
 
     def __init__(self):
@@ -63,17 +64,14 @@ class Background:
             self._is_idle.clear()
             self._thread.submit(functools.partial(self._do, job))
 
-    def check(self) -> None:
+    def raise_job_error(self) -> None:
         """Raises the error of a finished job; does not wait."""
         if self._is_idle.is_set():
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self, timeout_secs: float | None = None) -> None:
         """Waits for the last job."""
-        self._wait(None)
-
-    def _wait(self, timeout):
-        self._is_idle.wait(timeout)
+        self._is_idle.wait(timeout_secs)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -91,10 +89,7 @@ class Background:
 
     def __exit__(self, error_type, error, traceback):
         try:
-            if error is None:
-                self.wait()
-            else:
-                self._wait(_LATE_SECS)
+            self.wait(None if error is None else _LATE_SECS)
         except Exception as late:
             if error is None:
                 raise

@@ -125,7 +125,7 @@ def validate_dataset(
         return
     info = dataset_info_of(checkpoint.trainer_state)
     if info is not None:
-        info.check_training(data)
+        info.validate_training(data)
 
 
 def validate_architecture(model: Tensors, saved: Tensors) -> None:

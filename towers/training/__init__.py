@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config, checks, to_json
+from towers.config.cluster_spec import Cluster
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
@@ -21,18 +22,17 @@ from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
 from towers.run.banner import start_banner
-from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.log import log_line
 from towers.run.peers import (
     LOCK_SECS,
     agree_on_steps,
-    check_copies_of_workers,
-    check_data,
     cluster_of,
     join,
     start_from_chief,
+    validate_copies,
+    validate_data,
 )
 from towers.run.periods import Periods
 from towers.run.reports import NoReports, Reports
@@ -106,7 +106,7 @@ def train(
         part = build.part_of(config, devices, workers)
         parts = build.build(config, device_kind=devices.kind, part=part)
         validate_dataset(parts.data, checkpoint, allow_change)
-        check_data(workers, parts.data, parts.num_examples)
+        validate_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
             parallel_devices.check_memory(
@@ -206,7 +206,7 @@ def train_steps(
         _evaluate_and_save(session, parts, periods)
 
     while session.step < session.last_step:
-        session.background.check()
+        session.background.raise_job_error()
         num_steps = min(
             periods.next_due(session.step) - session.step,
             session.last_step - session.step,
@@ -286,7 +286,7 @@ def _evaluate_and_save(
     session.open_record = None
     save_due = save_due or is_best or periods.saves(session.step)
     if save_due or session.step == session.last_step:
-        check_copies_of_workers(session)
+        validate_copies(session)
     if save_due:
         save(session)
 
