@@ -1,19 +1,15 @@
-"""Ways in which files of a run's folder go bad, or something else takes their place."""
+"""Ways in which files of a run's folder go bad."""
 
 import contextlib
 import json
-import os
 import pathlib
 import random
-import shutil
 import signal
-import stat
 from collections.abc import Callable, Iterator
 
 from example_checkpoints import STATE, rewrite_manifest
 
-# Damages a path; the folder outside of the run is what links point into.
-Damage = Callable[[pathlib.Path, pathlib.Path], None]
+Damage = Callable[[pathlib.Path], None]
 
 # JSON texts of another form than any file of a run.
 WRONG_TEXTS = {
@@ -58,29 +54,8 @@ def time_limit(secs: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def make_outside(folder: pathlib.Path) -> pathlib.Path:
-    """A folder of somebody else's files, for links to point to."""
-    (folder / "large" / "below").mkdir(parents=True)
-    (folder / "mine").write_text("somebody's")
-    (folder / "large" / "below" / "file").write_bytes(bytes(10_000))
-    return folder
-
-
-def state_of(folder: pathlib.Path) -> dict[str, tuple]:
-    """Kind, size, time of change, links and content of all in a folder."""
-    state = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        is_file = stat.S_ISREG(status.st_mode)
-        state[str(path)] = (
-            *(status.st_mode, status.st_size, status.st_mtime_ns, status.st_ino),
-            path.read_bytes() if is_file else None,
-        )
-    return state
-
-
 def damages(num_places: int, seed: int) -> Iterator[tuple[str, Damage]]:
-    """(name, damage) of a file: some at so many places, and each replacement.
+    """(name, damage) of a file: some at so many places, and other contents.
 
     Args:
         num_places: of truncations, flipped bits and overwritten blocks.
@@ -114,11 +89,23 @@ def damages(num_places: int, seed: int) -> Iterator[tuple[str, Damage]]:
         )
     for name, change in _CHANGES.items():
         yield name, _changed(change)
-    yield from _REPLACEMENTS.items()
+    yield "missing", pathlib.Path.unlink
+    yield "a folder", _in_place(pathlib.Path.mkdir)
+    yield "a dangling link", _in_place(lambda path: path.symlink_to("absent"))
 
 
 def _changed(change: Callable[[bytes], bytes]) -> Damage:
-    return lambda path, outside: path.write_bytes(change(path.read_bytes()))
+    return lambda path: path.write_bytes(change(path.read_bytes()))
+
+
+def _in_place(make: Callable[[pathlib.Path], None]) -> Damage:
+    """The damage that removes a file and makes something else of its name."""
+
+    def damage(path):
+        path.unlink()
+        make(path)
+
+    return damage
 
 
 def _overwritten(content, part, block):
@@ -141,89 +128,6 @@ _CHANGES = {
     name: lambda c, text=text: text.encode("utf-8", "surrogatepass")
     for name, text in WRONG_TEXTS.items()
 }
-
-
-def _replacement(make: Callable[[pathlib.Path, pathlib.Path, bytes], None]) -> Damage:
-    """The damage that removes a file and makes something else of its name."""
-
-    def damage(path, outside):
-        content = path.read_bytes()
-        path.unlink()
-        make(path, outside, content)
-
-    return damage
-
-
-def _twin(outside, content):
-    """A file outside of the same content."""
-    (outside / "twin").write_bytes(content)
-    return outside / "twin"
-
-
-def _folder_with_file(path, outside, content):
-    path.mkdir()
-    (path / path.name).write_bytes(content)
-
-
-_REPLACEMENTS = {
-    name: _replacement(make)
-    for name, make in {
-        "missing": lambda path, outside, content: None,
-        "a folder": lambda path, outside, content: path.mkdir(),
-        "a folder that holds it": _folder_with_file,
-        "a link to a twin": lambda path, outside, content: path.symlink_to(
-            _twin(outside, content)
-        ),
-        "a link to another file": lambda path, outside, content: path.symlink_to(
-            outside / "mine"
-        ),
-        "a link to a folder": lambda path, outside, content: path.symlink_to(
-            outside / "large"
-        ),
-        "a dangling link": lambda path, outside, content: path.symlink_to(
-            outside / "absent"
-        ),
-        "a link to itself": lambda path, outside, content: path.symlink_to(path),
-        "a link to a device": lambda path, outside, content: path.symlink_to(
-            "/dev/zero"
-        ),
-        "a FIFO": lambda path, outside, content: os.mkfifo(path),
-        "a socket": lambda path, outside, content: os.mknod(path, stat.S_IFSOCK),
-        "a hard link to a twin": lambda path, outside, content: os.link(
-            _twin(outside, content), path
-        ),
-        "a hard link to another file": lambda path, outside, content: os.link(
-            outside / "mine", path
-        ),
-    }.items()
-}
-
-
-def folder_damages() -> Iterator[tuple[str, Damage]]:
-    """(name, damage) of a folder that something else replaces."""
-
-    def damaged(make):
-        def damage(path, outside):
-            moved = outside / "moved"
-            shutil.move(path, moved)
-            make(path, outside, moved)
-
-        return damage
-
-    for name, make in {
-        "missing": lambda path, outside, moved: None,
-        "an empty folder": lambda path, outside, moved: path.mkdir(),
-        "a file": lambda path, outside, moved: path.write_bytes(b"mine"),
-        "a link to where it went": lambda p, outside, moved: p.symlink_to(moved),
-        "a link to another folder": lambda path, outside, moved: path.symlink_to(
-            outside / "large"
-        ),
-        "a link to a file": lambda p, outside, moved: p.symlink_to(outside / "mine"),
-        "a dangling link": lambda p, outside, moved: p.symlink_to(outside / "absent"),
-        "a FIFO": lambda path, outside, moved: os.mkfifo(path),
-        "a socket": lambda path, outside, moved: os.mknod(path, stat.S_IFSOCK),
-    }.items():
-        yield name, damaged(make)
 
 
 def resign(checkpoint: pathlib.Path, state_text: str) -> None:

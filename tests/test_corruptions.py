@@ -11,32 +11,17 @@ import shutil
 
 import pytest
 import small_runs
-from corruptions import (
-    WRONG_TEXTS,
-    damages,
-    folder_damages,
-    make_outside,
-    resign,
-    state_of,
-    time_limit,
-    wrong_states,
-)
+from corruptions import WRONG_TEXTS, damages, resign, time_limit, wrong_states
 from example_checkpoints import FILES, MANIFEST, STATE
 from marks import slow
 
 from towers import evaluation, training
 from towers.config import changed_mathematics
-from towers.errors import (
-    MOST_CHARACTERS,
-    ConfigError,
-    RunFolderError,
-    TowersError,
-    one_line,
-)
-from towers.run import checkpoints, files, restore
+from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
+from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
-from towers.run.restore import check_changes, newest_checkpoint
+from towers.run.restore import checkpointer_of, validate_changes
 
 STEPS = (2, 4, 6)
 NEWEST = "checkpoints/step-00000006"
@@ -57,37 +42,27 @@ def run():
 
 
 @pytest.fixture(scope="module")
-def expected():
+def expected(run):
     """Step -> the tensors of the intact checkpoint."""
-    folder = small_runs.uninterrupted(CONFIG).path / "checkpoints"
-    assert tuple(checkpoints.list_steps(folder)) == STEPS
-    return {step: checkpoints.restore_step(folder, step).tensors for step in STEPS}
+    assert tuple(small_runs.saved_steps(run)) == STEPS
+    checkpointer = Checkpointer(run / "checkpoints")
+    return {step: checkpointer.restore(step).tensors for step in STEPS}
 
 
 @pytest.fixture(autouse=True)
-def no_fsync_and_few_words(monkeypatch):
-    """It takes most of the time on a busy disk, and matters only in a power cut; and
-    thousands of lines about rejected checkpoints help nobody."""
+def no_fsync(monkeypatch):
+    """It takes most of the time on a busy disk, and matters only in a power cut."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(restore, "say", lambda line: None)
-
-
-def all_files(run):
-    """The files of the run by name; of the checkpoints only those of the newest."""
-    names = sorted(str(p.relative_to(run)) for p in run.rglob("*") if p.is_file())
-    return [n for n in names if not n.startswith("checkpoints") or n.startswith(NEWEST)]
 
 
 @contextlib.contextmanager
 def copied(run, tmp_path):
-    """A copy of the run, and a folder outside of it, both removed at the end."""
-    workdir, outside = tmp_path / "run", make_outside(tmp_path / "outside")
-    shutil.copytree(run, workdir)
+    """A copy of the run, removed at the end."""
+    workdir = shutil.copytree(run, tmp_path / "run")
     try:
-        yield workdir, outside
+        yield workdir
     finally:
-        files.remove(workdir)
-        files.remove(outside)
+        shutil.rmtree(workdir)
 
 
 def read_all(workdir):
@@ -96,9 +71,11 @@ def read_all(workdir):
     folder = RunFolder(workdir)
     folder.create()
     with folder.lock():
-        checkpoint = newest_checkpoint(folder)
-        check_changes(CONFIG, folder, checkpoint, ())
-        checkpoints.remove_leftovers(folder.checkpoints, lambda line: None)
+        # Thousands of lines about rejected checkpoints help nobody.
+        checkpointer = checkpointer_of(folder, log=list)
+        checkpoint = checkpointer.restore()
+        validate_changes(CONFIG, folder, checkpoint, ())
+        checkpointer.remove_leftovers()
         unwritten = checkpoint.trainer_state.get("unwritten", ())
         metrics = MetricsFile(folder.metrics, checkpoint.step, unwritten)
         metrics.flush()
@@ -106,26 +83,22 @@ def read_all(workdir):
         metrics.flush()
         metrics.close()
         last_accuracy(folder.metrics, checkpoint.step)
-    folder.check()
     assert folder.holder() is None
     assert changed_mathematics(folder.stored_config(), CONFIG) == {}
     assert len(folder.stored_dataset_info().class_names) == 5
     return checkpoint
 
 
-def outcome(workdir, outside, act=read_all):
-    """The result of `act`, or its TowersError; nothing outside has changed."""
-    before = state_of(outside)
+def outcome(workdir, act=read_all):
+    """The result of `act`, or its TowersError."""
     try:
         with time_limit(60):
-            result = act(workdir)
+            return act(workdir)
     except TowersError as error:
-        result = error
         assert error.exit_code in (2, 4)
         assert 1 <= len(one_line(error)) <= MOST_CHARACTERS
         assert one_line(error).isprintable()
-    assert state_of(outside) == before
-    return result
+        return error
 
 
 def assert_restored(checkpoint, expected, *steps):
@@ -152,27 +125,21 @@ def each_case(count):
     assert not failures, f"{len(failures)} cases failed:\n" + "\n".join(failures[:40])
 
 
-def check_damage(run, expected, tmp_path, name, damage):
+def check_damage(run, expected, workdir, name, damage):
     """Damages one file of a copy of the run and reads the copy."""
-    with copied(run, tmp_path) as (workdir, outside):
-        path = workdir / name
-        damage(path, outside)
-        found = files.kind(path)
-        is_shared = found == "a file" and path.lstat().st_nlink > 1
-        is_same = found == "a file" and path.read_bytes() == (run / name).read_bytes()
-        result = outcome(workdir, outside)
-        if name.startswith("checkpoints"):
-            # A line break at the end of a manifest, say, changes nothing.
-            steps = (6,) if is_same else (4, 6) if name.endswith(MANIFEST) else (4,)
-            assert_restored(result, expected, *steps)
-        elif name == ".lock" and (is_shared or found not in (None, "a file")):
-            assert isinstance(result, ConfigError), result
-        elif found not in (None, "a file") and not name.startswith("tensorboard"):
-            assert isinstance(result, RunFolderError), result
-        else:
-            assert_restored(result, expected, 6)
-            records, is_damaged = read_metrics(workdir / "metrics.jsonl")
-            assert not is_damaged and records[-1]["step"] == MORE_STEPS
+    path = workdir / name
+    damage(path)
+    is_file = path.is_file() or not os.path.lexists(path)
+    is_same = path.is_file() and path.read_bytes() == (run / name).read_bytes()
+    result = outcome(workdir)
+    if name.startswith("checkpoints"):
+        # A line break at the end of a manifest, say, changes nothing.
+        steps = (6,) if is_same else (4, 6) if name.endswith(MANIFEST) else (4,)
+        assert_restored(result, expected, *steps)
+    elif is_file or name.startswith("tensorboard"):
+        assert_restored(result, expected, 6)
+        records, is_damaged = read_metrics(workdir / "metrics.jsonl")
+        assert not is_damaged and records[-1]["step"] == MORE_STEPS
 
 
 @pytest.mark.parametrize(
@@ -181,60 +148,46 @@ def check_damage(run, expected, tmp_path, name, damage):
 def test_a_damaged_file_costs_at_most_its_checkpoint(
     run, expected, tmp_path, num_places, seed, count
 ):
+    paths = (path.relative_to(run) for path in run.rglob("*") if path.is_file())
+    names = [str(x) for x in paths if x.parts[0] != "checkpoints"]
+    names += [f"{NEWEST}/{name}" for name in FILES]
     with each_case(count) as case:
-        for name in all_files(run):
+        for name in names:
             for words, damage in damages(num_places, seed):
-                with case(f"{name}: {words}"):
-                    check_damage(run, expected, tmp_path, name, damage)
+                with case(f"{name}: {words}"), copied(run, tmp_path) as workdir:
+                    check_damage(run, expected, workdir, name, damage)
 
 
-@pytest.mark.parametrize("name", [NEWEST, "checkpoints", "tensorboard/train", ""])
-def test_a_folder_that_is_replaced_is_never_followed(
-    run, expected, tmp_path, name, count
+def test_row_38_links_work_as_everywhere_and_nothing_is_written_through_them(
+    run, expected, tmp_path
 ):
-    with each_case(count) as case:
-        for words, damage in folder_damages():
-            with case(words), copied(run, tmp_path) as (workdir, outside):
-                damage(workdir / name, outside)
-                found = files.kind(workdir / name)
-                is_new = found in (None, "a folder") and name in ("checkpoints", "")
-                is_elsewhere = name == "" and workdir.is_dir()
-                if is_new or is_elsewhere:
-                    continue  # there is no run, or another one
-                result = outcome(workdir, outside)
-                if name == NEWEST:
-                    assert_restored(result, expected, 4)
-                elif found in (None, "a folder"):
-                    assert_restored(result, expected, 6)
-                else:
-                    assert isinstance(result, RunFolderError | ConfigError), result
-
-
-def test_the_run_folder_itself_may_be_a_link(run, expected, tmp_path):
-    shutil.copytree(run, tmp_path / "large_disk")
+    """The folder of the run, that of its checkpoints, and its small files are links."""
+    large = shutil.copytree(run, tmp_path / "large_disk")
     link = tmp_path / "run"
     link.symlink_to("large_disk")
-    shutil.rmtree(link / NEWEST)
-    assert_restored(read_all(link), expected, 4)
-    checkpoints.save(link / "more", 6, expected[6], {})  # makes and syncs a folder
+    (large / "checkpoints").rename(tmp_path / "elsewhere")
+    (large / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    for name in ("config.json", "dataset_info.json"):
+        (large / name).rename(tmp_path / name)
+        (large / name).symlink_to(tmp_path / name)
+    before = {p: p.read_bytes() for p in tmp_path.glob("*.json")}
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        training.train(link, dataclasses.replace(CONFIG, max_steps=MORE_STEPS))
+    assert small_runs.saved_steps(large)[-1] == MORE_STEPS
+    assert (tmp_path / "elsewhere" / f"step-{MORE_STEPS:08d}").is_dir()
+    assert {p: p.read_bytes() for p in tmp_path.glob("*.json")} == before
 
 
-@pytest.mark.parametrize("name", [".tmp-x", "step-00000007", "step-000000006", "x"])
-def test_what_stands_next_to_the_checkpoints_is_neither_followed_nor_taken(
-    run, expected, tmp_path, name, count
-):
-    with each_case(count) as case:
-        for words, damage in folder_damages():
-            with case(words), copied(run, tmp_path) as (workdir, outside):
-                path = workdir / "checkpoints" / name
-                shutil.copytree(run / NEWEST, path)
-                damage(path, outside)
-                assert_restored(outcome(workdir, outside), expected, 6)
-                assert (files.kind(path) is None) == (
-                    name == ".tmp-x" or words == "missing"
-                )
-                checkpoints.keep(workdir / "checkpoints", 3, log=lambda line: None)
-                assert set(STEPS) <= set(small_runs.saved_steps(workdir))
+def test_row_38_a_backup_of_hard_links_hinders_no_run_and_is_not_changed(run, tmp_path):
+    workdir, backup = tmp_path / "run", tmp_path / "backup"
+    shutil.copytree(run, workdir)
+    shutil.copytree(workdir, backup, copy_function=os.link)
+    before = small_runs.snapshot(backup)
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        training.train(workdir, dataclasses.replace(CONFIG, max_steps=MORE_STEPS))
+    assert small_runs.snapshot(backup) == before
 
 
 def test_files_of_another_run_are_noticed(run, expected, tmp_path, count):
@@ -242,48 +195,17 @@ def test_files_of_another_run_are_noticed(run, expected, tmp_path, count):
     other = small_runs.uninterrupted(dataclasses.replace(CONFIG, seed=1)).path
     with each_case(count) as case:
         for name in FILES:
-            with case(name), copied(run, tmp_path) as (workdir, outside):
+            with case(name), copied(run, tmp_path) as workdir:
                 shutil.copy(other / NEWEST / name, workdir / NEWEST / name)
-                assert_restored(outcome(workdir, outside), expected, 4)
-        with case("a checkpoint"), copied(run, tmp_path) as (workdir, outside):
+                assert_restored(outcome(workdir), expected, 4)
+        with case("a checkpoint"), copied(run, tmp_path) as workdir:
             shutil.rmtree(workdir / NEWEST)
             shutil.copytree(other / NEWEST, workdir / NEWEST)
-            refused = outcome(workdir, outside)
+            refused = outcome(workdir)
             assert isinstance(refused, ConfigError) and "seed was 1" in str(refused)
 
 
 # Files that agree with their manifest and are wrong all the same.
-
-
-def continued(workdir):
-    """Trains the run to its end and evaluates it."""
-    config = dataclasses.replace(CONFIG, max_steps=MORE_STEPS)
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        state = training.train(workdir, config).state
-        return state, evaluation.evaluate(workdir)
-
-
-def evaluated(workdir):
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        return evaluation.evaluate(workdir)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted():
-    """The parameters and accuracy of the run without a pause."""
-    config = dataclasses.replace(CONFIG, max_steps=MORE_STEPS)
-    finished = small_runs.uninterrupted(config)
-    return finished.state, evaluated(finished.path)
-
-
-def assert_continued(result, uninterrupted):
-    """The bits of the uninterrupted run (row 10), whichever checkpoint was used."""
-    assert not isinstance(result, TowersError), result
-    small_runs.assert_equal_states(result[0], uninterrupted[0])
-    for name in ("step", "test_accuracy_ema", "test_loss_ema", "images"):
-        assert result[1][name] == uninterrupted[1][name], name
 
 
 def assert_usable(trainer_state):
@@ -304,12 +226,12 @@ def assert_usable(trainer_state):
 def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
     run, expected, tmp_path, inside, count
 ):
-    with each_case(count) as case, copied(run, tmp_path) as (workdir, outside):
+    with each_case(count) as case, copied(run, tmp_path) as workdir:
         text = (workdir / NEWEST / STATE).read_text()
         for words, changed in wrong_states(text, inside):
             with case(words):
                 resign(workdir / NEWEST, changed)
-                checkpoint = outcome(workdir, outside)
+                checkpoint = outcome(workdir)
                 if words.startswith("config") and isinstance(checkpoint, ConfigError):
                     assert "holds another run" in str(checkpoint)
                 elif words.startswith("architecture:"):  # of another model, at most
@@ -322,6 +244,36 @@ def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
                     assert_usable(checkpoint.trainer_state)
 
 
+# Whole trainings and evaluations.
+
+
+def continued(workdir):
+    """Trains the run to its end and evaluates it."""
+    config = dataclasses.replace(CONFIG, max_steps=MORE_STEPS)
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        state = training.train(workdir, config).state
+        return state, evaluation.evaluate(workdir)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """The parameters and the evaluation of the run without a pause."""
+    config = dataclasses.replace(CONFIG, max_steps=MORE_STEPS)
+    finished = small_runs.uninterrupted(config)
+    with pytest.MonkeyPatch.context() as patch:
+        small_runs.use(patch)
+        return finished.state, evaluation.evaluate(finished.path)
+
+
+def assert_continued(result, uninterrupted):
+    """The bits of the uninterrupted run (row 10), whichever checkpoint was used."""
+    assert not isinstance(result, TowersError), result
+    small_runs.assert_equal_states(result[0], uninterrupted[0])
+    for name in ("step", "test_accuracy_ema", "test_loss_ema", "images"):
+        assert result[1][name] == uninterrupted[1][name], name
+
+
 @pytest.mark.slow
 def test_a_wrong_trainer_state_that_is_taken_can_be_continued(
     run, tmp_path, uninterrupted, count
@@ -329,42 +281,50 @@ def test_a_wrong_trainer_state_that_is_taken_can_be_continued(
     text = (run / NEWEST / STATE).read_text()
     with each_case(count) as case:
         for words, changed in wrong_states(text, ("best",)):
-            with case(words), copied(run, tmp_path) as (workdir, outside):
+            with case(words), copied(run, tmp_path) as workdir:
                 resign(workdir / NEWEST, changed)
-                if checkpoints_step(workdir) == 4 or words == "config: {}":
+                newest = checkpointer_of(RunFolder(workdir), log=list).restore()
+                if newest.step == 4 or words == "config: {}":
                     continue  # refused, as the test above has it
-                result = outcome(workdir, outside, continued)
+                result = outcome(workdir, continued)
                 if not words.startswith("architecture:"):
                     assert_continued(result, uninterrupted)
-
-
-def checkpoints_step(workdir):
-    return newest_checkpoint(RunFolder(workdir)).step
-
-
-# Whole trainings and evaluations.
-
-
-def sampled(num_cases, seed):
-    """(name of a file, words, damage): all of a few places, or some of them."""
-    names = [f"{NEWEST}/{name}" for name in FILES]
-    names += ["config.json", "metrics.jsonl", ".lock"]
-    cases = [(name, *case) for name in names for case in damages(2, seed)]
-    return random.Random(seed).sample(cases, min(num_cases, len(cases)))
 
 
 @pytest.mark.parametrize("num_cases", [2, slow(30)])
 def test_a_damaged_run_continues_as_if_nothing_had_happened(
     run, tmp_path, uninterrupted, num_cases, count
 ):
+    names = [f"{NEWEST}/{name}" for name in FILES]
+    names += ["config.json", "metrics.jsonl", ".lock"]
+    cases = [(name, *case) for name in names for case in damages(2, seed=0)]
     with each_case(count) as case:
-        for name, words, damage in sampled(num_cases, seed=0):
-            with case(f"{name}: {words}"), copied(run, tmp_path) as (workdir, outside):
-                damage(workdir / name, outside)
-                is_refused = isinstance(outcome(workdir, outside), TowersError)
-            with case(f"{name}: {words}"), copied(run, tmp_path) as (workdir, outside):
-                damage(workdir / name, outside)
-                result = outcome(workdir, outside, continued)
+        for name, words, damage in random.Random(0).sample(cases, num_cases):
+            with case(f"{name}: {words}"), copied(run, tmp_path) as workdir:
+                damage(workdir / name)
+                is_refused = isinstance(outcome(workdir), TowersError)
+            with case(f"{name}: {words}"), copied(run, tmp_path) as workdir:
+                damage(workdir / name)
+                result = outcome(workdir, continued)
                 if not is_refused:
                     assert_continued(result, uninterrupted)
                 assert isinstance(result, TowersError) == is_refused
+
+
+# A downgrade: the checkpoint is whole, and the run refuses its trainer state.
+
+
+def test_a_step_whose_trainer_state_is_refused_is_saved_again(
+    run, tmp_path, uninterrupted, capsys
+):
+    with copied(run, tmp_path) as workdir:
+        state = json.loads((workdir / NEWEST / STATE).read_text())
+        state["config"]["an_option_of_tomorrow"] = 1
+        state["versions"]["towers"] = "99.0"
+        resign(workdir / NEWEST, json.dumps(state))
+        assert_continued(continued(workdir), uninterrupted)
+        out = capsys.readouterr().out
+        assert "towers 99.0 wrote it" in out and "continue with that version" in out
+        assert small_runs.saved_steps(workdir)[-2:] == [6, MORE_STEPS]
+        shutil.rmtree(workdir / "checkpoints" / f"step-{MORE_STEPS:08d}")
+        assert checkpointer_of(RunFolder(workdir), pytest.fail).restore().step == 6
