@@ -189,7 +189,7 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
         # The next worker is not affected, nor does it revive the first.
         assert dog.run(divmod, 7, 2) == (3, 1)
         trainer.released.set()
-        join_worker()
+    join_worker()
     assert trainer.steps == 7
 
 
@@ -214,7 +214,7 @@ def test_an_activity_is_not_left_while_it_is_being_abandoned():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Preempted):
             dog.run(train_and_write, dog)
-        join_worker()
+    join_worker()
     assert trainer.steps == 7 and not touched.is_set()
 
 

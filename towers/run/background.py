@@ -1,44 +1,14 @@
 """Jobs in the background, one at a time, such as writing a checkpoint."""
 
 import functools
-import queue
 import threading
 from collections.abc import Callable
 
 from towers import console
+from towers.job_thread import JobThread
 
 # A run that ends because of an error waits so long for the last job.
 _LATE_SECS = 60.0
-
-
-class JobThread:
-    """A thread that calls one function after the other.
-
-    It starts at once: with no memory left, `threading.Thread.start` waits forever for a
-    thread that cannot begin. And glibc keeps freed memory for each thread, such as the
-    buffers of a save.
-
-    Args:
-        name: of the thread.
-    """
-
-    def __init__(self, name: str):
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # A daemon: where a job never ends, the interpreter can still end.
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Calls a function, which raises no error, after those before."""
-        self._jobs.put(job)
-
-    def end(self) -> None:
-        """Ends the thread after its last job."""
-        self._jobs.put(None)
-
-    def _run(self):
-        while (job := self._jobs.get()) is not None:
-            job()
-            del job  # and the state that it holds
 
 
 class Background:
