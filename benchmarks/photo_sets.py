@@ -2,7 +2,8 @@
 
     python -m benchmarks.photo_sets ROOT
 
-writes ROOT/SET/train/CLASS and ROOT/SET/test/CLASS, of the same four classes:
+writes ROOT/SET/train/CLASS and ROOT/SET/test/CLASS, of the same four classes, with
+--drawing=N (0 by default) others, to choose by:
 - `docs`: as docs/draw_photos.py draws them.
 - `backgrounds`: on any ground, or before stripes and blots, two other things far away.
 - `scales`: a sixth to nearly all of the shorter side, often cut off, behind bars.
@@ -78,8 +79,8 @@ def photograph(kind: str, class_name: str, rng: np.random.Generator):
     return image.convert("L" if kind == "imbalanced" and rng.random() < 0.5 else "RGB")
 
 
-def write_set(folder: pathlib.Path, kind: str) -> None:
-    for part_number, (part, count) in enumerate(PARTS.items()):
+def write_set(folder: pathlib.Path, kind: str, drawing: int) -> None:
+    for part_number, (part, count) in enumerate(PARTS.items(), 2 * drawing):
         for label, class_name in enumerate(scenes.SCENES):
             to = folder / part / class_name
             to.mkdir(parents=True, exist_ok=True)
@@ -109,10 +110,11 @@ def train_sets(root: pathlib.Path, seeds: int, flags: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("root", type=pathlib.Path)
+    parser.add_argument("--drawing", type=int, default=0)
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)
     options, flags = parser.parse_known_args()
     if options.train:
         train_sets(options.root.resolve(), options.seeds, flags)
     for kind in () if options.train else SETS:
-        write_set(options.root / kind, kind)
+        write_set(options.root / kind, kind, options.drawing)

@@ -26,7 +26,7 @@ from benchmarks.graphs.graphs import called
 from towers import build
 from towers.config import Config
 from towers.errors import TowersError
-from towers.launch.machine import divide, free_ports
+from towers.launch.local import divide, free_ports
 from towers.parallel import devices
 from towers.parallel.connect import connect
 from towers.parallel.trainer import Trainer

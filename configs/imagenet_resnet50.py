@@ -7,9 +7,9 @@ images in train/CLASS and test/CLASS instead: --dataset=image_folder --data_dir=
 Published: 0.7640 for this network, batch 256, in 90 epochs (Goyal et al. 2017,
 arXiv:1706.02677, table 1: a top-1 error of 23.60 %), whose linear rule for the rate,
 warm-up, weight decay, Nesterov momentum and initial scales these are; it smooths
-no labels. For another batch size that rule is --learning_rate=0.1 per 256 images. It is
-evaluated on the middle 224x224 of the image resized to 256; here on the middle square
-resized to 224. Not measured here.
+no labels. For another batch size that rule is --learning_rate=0.1 per 256 images. As
+there it is evaluated on the middle 224x224 of the image resized to 256. Not measured
+here.
 """
 
 from towers.config import Config
@@ -19,6 +19,7 @@ def get_config() -> Config:
     return Config(
         dataset="tfds:imagenet2012",
         image_size=224,
+        center_crop=0.875,
         model="resnet50",
         augment="random_resized_crop",
         optimizer="nesterov",

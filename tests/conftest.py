@@ -30,6 +30,19 @@ def pytest_configure(config):
     gc.freeze()
 
 
+def pytest_addoption(parser):
+    parser.addoption("--row", type=int, help="only tests of this row (reliability.md)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if row := config.getoption("row"):
+        items[:] = [
+            item
+            for item in items
+            if any(row in mark.args for mark in item.iter_markers("row"))
+        ]
+
+
 @pytest.fixture
 def several_vectors(monkeypatch):
     """The larger parameters of `networks` are vectors of their own, as those of real

@@ -198,8 +198,8 @@ def read_tree(root: pathlib.Path) -> Tree:
     """The files and folders below a folder; what vanishes meanwhile is left out."""
     tree = {}
     for folder, names, file_names in os.walk(root):
-        prefix = os.path.relpath(folder, root).removeprefix(".").removeprefix("/")
-        prefix += "/" * bool(prefix)
+        relative = os.path.relpath(folder, root)
+        prefix = "" if relative == "." else f"{relative}/"
         tree |= {prefix + name: None for name in names}
         for name in file_names:
             try:

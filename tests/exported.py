@@ -30,7 +30,7 @@ def random_run(
         "drawn", CLASS_NAMES, image_shape, MEAN[:channels], deviation[:channels]
     )
     shape = create_augment(augment, image_shape, info.mean, info.deviation).image_shape
-    network = build.create_network(config, shape, len(CLASS_NAMES), False)
+    network = build.create_network(config, shape, len(CLASS_NAMES))
     rng = np.random.default_rng(0)
 
     def drawn(variable):

@@ -8,12 +8,9 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 
-from worker_processes import free_ports
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from processes import ROOT, Program, free_ports
 
 
 class Machines:
@@ -31,29 +28,22 @@ class Machines:
         self.addresses, self._namespaces, self._switch = addresses, namespaces, switch
 
     def start(
-        self, index: int, log: pathlib.Path, *flags: str, count: int = 0
-    ) -> subprocess.Popen:
+        self, index: int, folder: pathlib.Path, *flags: str, count: int = 0
+    ) -> Program:
         """A worker that trains on a machine.
 
         Args:
             index: of the machine, and of the worker.
-            log: gets what it prints.
+            folder: where it runs.
             *flags: of run_train.py.
             count: of the workers; by default one on each machine.
         """
-        addresses = self.addresses[: count or len(self.addresses)]
-        command = [sys.executable, str(ROOT / "run_train.py"), *flags]
-        command += [f"--cluster={','.join(addresses)}", f"--task_index={index}"]
+        addresses = ",".join(self.addresses[: count or len(self.addresses)])
+        place = [f"--cluster={addresses}", f"--task_index={index}"]
+        prefix = []
         if self._namespaces:
-            command = ["ip", "netns", "exec", self._namespaces[index], *command]
-        with open(log, "ab") as output:
-            return subprocess.Popen(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            prefix = ["ip", "netns", "exec", self._namespaces[index]]
+        return Program([ROOT / "run_train.py", *flags, *place], folder, prefix=prefix)
 
     @property
     def can_be_cut_off(self) -> bool:

@@ -1,14 +1,12 @@
 """What workers compare, with what others would give in place of their answers."""
 
 import contextlib
-import os
-import subprocess
-import sys
+import re
 import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from processes import on_linux, run
 
 from towers.config import Config
 from towers.config.cluster_spec import Cluster
@@ -18,6 +16,7 @@ from towers.parallel.devices import Devices
 from towers.run import peers
 
 ADDRESSES = ("a:1", "b:1", "c:1")
+THREADS = "threads (TF_NUM_INTRAOP_THREADS)"
 CPU = Devices("CPU", ("/CPU:0",))
 
 
@@ -38,6 +37,7 @@ def data_set(images):
     return DataSet("made up", source, source, ("x", "y", "z"), (0.0,), (1.0,), "")
 
 
+@pytest.mark.row(27)
 def test_a_copy_that_differs_is_named():
     state = {"params/a": np.ones(3), "params/b": np.zeros(3)}
     trainer = types.SimpleNamespace(state=lambda: state)
@@ -49,6 +49,7 @@ def test_a_copy_that_differs_is_named():
         peers.validate_copies(run)
 
 
+@pytest.mark.row(29)
 def test_other_pixels_of_as_many_images_are_refused():
     images = np.random.default_rng(0).integers(0, 256, (40, 4, 4, 1), np.uint8)
     given = []
@@ -68,8 +69,24 @@ def test_other_pixels_of_as_many_images_are_refused():
         peers.validate_data(Answers(**other), data_set(images), 40)
 
 
+def exchanged(patch, **options):
+    """What a worker tells the others when it joins."""
+    told = []
+
+    def exchange(own):
+        told.append(own)
+        return [own] * 3
+
+    workers = Answers()
+    workers.exchange = exchange
+    patch.setattr(peers, "connect", lambda *_, **__: workers)
+    config = Config(strategy="multi_worker", model="speedrun", **options)
+    assert peers.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU) is workers
+    return told[0]
+
+
 @pytest.mark.parametrize(
-    "changes,are_compared",
+    "options,are_compared",
     [
         ({}, False),
         ({"clip_norm": 1.0}, True),
@@ -79,60 +96,47 @@ def test_other_pixels_of_as_many_images_are_refused():
     ],
 )
 def test_where_an_update_has_sums_their_rounding_must_be_alike(
-    changes, are_compared, monkeypatch
+    options, are_compared, monkeypatch
 ):
     """Each worker adds up by itself: the bits depend on its threads."""
-    seen = {}
-    monkeypatch.setattr(peers, "connect", lambda *_, **__: Answers())
-    monkeypatch.setattr(peers, "validate_alike", lambda _, own: seen.update(own))
-    config = Config(strategy="multi_worker", model="speedrun", **changes)
-    peers.join(Cluster(ADDRESSES, 0, "--cluster"), config, CPU)
-    assert seen["devices"] == "1 CPU"
-    assert ("processor" in seen) == are_compared
+    told = exchanged(monkeypatch, **options)
+    assert told["devices"] == "1 CPU"
+    assert ("processor" in told) == (THREADS in told) == are_compared
 
 
 # Prints how many threads TensorFlow has made, and how many towers says that it makes.
-THREADS = """
+COUNT = """
 import os, sys
+import pytest, test_agreement
 import tensorflow as tf
-from towers.run import peers
 if by_program := int(sys.argv[1]):
     tf.config.threading.set_intra_op_parallelism_threads(by_program)
+told = test_agreement.exchanged(pytest.MonkeyPatch(), clip_norm=1.0)
 before = len(os.listdir("/proc/self/task"))
 tf.constant(1) + 1
-print(len(os.listdir("/proc/self/task")) - before, peers._num_threads())
+made = len(os.listdir("/proc/self/task")) - before
+print("counted", made, told[test_agreement.THREADS])
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@on_linux
 def test_the_number_of_threads_is_that_of_tensorflow():
     others = set()
     for by_variable, by_program in [("0", 0), (" 5 ", 0), ("7", 0), ("7", 3)]:
-        done = subprocess.run(
-            [sys.executable, "-c", THREADS, str(by_program)],
-            env=os.environ | {"TF_NUM_INTRAOP_THREADS": by_variable},
-            capture_output=True,
-            text=True,
+        done = run("-c", COUNT, str(by_program), TF_NUM_INTRAOP_THREADS=by_variable)
+        made, expected = map(
+            int, re.search(r"counted (\d+) (\d+)", done.stdout).groups()
         )
-        made, expected = map(int, done.stdout.split())
         others.add(made - expected)  # as many of other kinds each time
     assert len(others) == 1
-
-
-def test_the_variable_that_the_message_names_counts(monkeypatch):
-    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", int)
-    for value, expected in [("3", 3), (" 3 ", 3), ("", 6), ("0", 6)]:
-        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
-        monkeypatch.setattr(peers, "num_cores", lambda: 6)
-        assert peers._arithmetic(CPU)["threads (TF_NUM_INTRAOP_THREADS)"] == expected
 
 
 @pytest.mark.parametrize("value", ["-1", "x", "1.5", "٣", "9" * 5000])
 def test_what_is_no_number_of_threads_is_refused(value, monkeypatch):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", value)
     with pytest.raises(ConfigError, match="TF_NUM_INTRAOP_THREADS=.*number of threads"):
-        peers._num_threads()
+        exchanged(monkeypatch, clip_norm=1.0)
 
 
 def test_runs_of_one_process_in_a_step_of_slurm_are_their_own():

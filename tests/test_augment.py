@@ -69,8 +69,8 @@ def places(windows):
     return windows[:, 0, 0, 0], left, mirrored
 
 
-def augment(name, shape=SHAPE):
-    return create_augment(name, shape, MEAN, DEVIATION)
+def augment(name, shape=SHAPE, **options):
+    return create_augment(name, shape, MEAN, DEVIATION, **options)
 
 
 # Against other implementations.
@@ -109,30 +109,22 @@ def test_tutorial_evaluates_the_centre():
         np.testing.assert_allclose(found[i], expected, atol=1e-5)
 
 
-def test_tutorial_leaves_every_image_standardised_by_itself():
-    augmented = augment("tutorial")
-    images = tf.constant(random_images())
-    for found in (augmented.train(images, Drawn()), augmented.evaluate(images)):
-        np.testing.assert_allclose(tf.reduce_mean(found, [1, 2, 3]), 0, atol=1e-5)
-        deviations = tf.math.reduce_std(found, [1, 2, 3])
-        np.testing.assert_allclose(deviations, 1, atol=1e-5)
-
-
 def test_pad_crop_flip_equals_loops_over_pixels():
-    images, drawn = random_images(), Drawn()
-    found = augment("pad_crop_flip").train(tf.constant(images), drawn).numpy()
+    images, drawn = random_images(N, (32, 28, 3)), Drawn()
+    train = augment("pad_crop_flip", (32, 28, 3)).train
+    found = train(tf.constant(images), drawn).numpy()
     assert found.dtype == np.float32 and set(drawn.numbers) == {"crop", "flip"}
     for i, image in enumerate(images):
         # The border has the value of the mean.
-        padded = np.full((40, 40, 3), MEAN, np.float64)
-        padded[4:36, 4:36] = image
+        padded = np.full((40, 36, 3), MEAN, np.float64)
+        padded[4:36, 4:32] = image
         top, left = np.floor(drawn.numbers["crop"][i] * 9).astype(int)
-        expected = np.empty((32, 32, 3))
+        expected = np.empty((32, 28, 3))
         for row in range(32):
-            for column in range(32):
+            for column in range(28):
                 from_left = column
                 if drawn.numbers["flip"][i, 0] >= 0.5:
-                    from_left = 31 - column
+                    from_left = 27 - column
                 expected[row, column] = padded[top + row, left + from_left]
         expected = (expected - MEAN) / DEVIATION
         np.testing.assert_allclose(found[i], expected, atol=1e-5, err_msg=f"image {i}")
@@ -145,15 +137,6 @@ def test_evaluation_standardises_with_the_moments_of_the_training_set(name):
     np.testing.assert_allclose(found, (images - np.array(MEAN)) / DEVIATION, atol=1e-5)
 
 
-def test_none_trains_on_what_it_evaluates():
-    images, drawn = tf.constant(random_images()), Drawn()
-    augmented = augment("none")
-    np.testing.assert_array_equal(
-        augmented.train(images, drawn), augmented.evaluate(images)
-    )
-    assert drawn.numbers == {}
-
-
 def test_a_channel_that_is_the_same_everywhere_becomes_0():
     """As the red one of green fluorescence."""
     images = random_images(2)
@@ -164,52 +147,7 @@ def test_a_channel_that_is_the_same_everywhere_becomes_0():
     np.testing.assert_allclose(found[..., 1:], expected, rtol=1e-6, atol=1e-6)
 
 
-def test_standardize_works_per_channel():
-    images = np.stack([np.full((2, 2), value, np.uint8) for value in (100, 180, 0)], -1)
-    found = standardize(tf.constant(images[None]), MEAN, DEVIATION)
-    np.testing.assert_allclose(found[0, 0, 0], [0, 1, -2], atol=1e-6)
-
-
 # Places.
-
-
-@pytest.mark.parametrize(
-    "full,window,num_places",
-    [
-        ((32, 32), (24, 24), (9, 9)),  # tutorial
-        ((40, 40), (32, 32), (9, 9)),  # pad_crop_flip, with its border
-        ((10, 9), (8, 9), (3, 1)),  # not square
-    ],
-)
-def test_windows_lie_everywhere_and_every_other_one_is_mirrored(
-    full, window, num_places
-):
-    n = 6000
-    images = coordinates(n, *full)
-    windows = crop_and_flip(tf.constant(images), Drawn(), *window).numpy()
-    assert windows.shape == (n, *window, 3) and windows.dtype == np.uint8
-    np.testing.assert_array_equal(windows[:, 0, 0, 2], images[:, 0, 0, 2])
-    tops, lefts, mirrored = places(windows)
-    counts = np.zeros(num_places)
-    np.add.at(counts, (tops, lefts), 1)
-    expected = n / counts.size
-    np.testing.assert_allclose(counts, expected, atol=5 * np.sqrt(expected))
-    assert np.mean(mirrored) == pytest.approx(0.5, abs=0.03)
-    # Mirroring is drawn apart from the place.
-    for place in (tops, lefts):
-        if place.any():
-            assert abs(np.corrcoef(mirrored, place)[0, 1]) < 0.05
-
-
-def test_a_window_is_a_whole_piece_of_its_image():
-    windows = crop_and_flip(tf.constant(coordinates(50, 32, 32)), Drawn(), 24, 24)
-    tops, lefts, mirrored = places(windows.numpy())
-    for i, window in enumerate(windows.numpy()):
-        rows, columns = np.indices((24, 24))
-        if mirrored[i]:
-            columns = columns[:, ::-1]
-        np.testing.assert_array_equal(window[..., 0], tops[i] + rows)
-        np.testing.assert_array_equal(window[..., 1], lefts[i] + columns)
 
 
 def test_the_smallest_and_the_largest_number_give_the_first_and_the_last_place():
@@ -282,29 +220,6 @@ def test_the_result_has_the_shape_of_the_augmentation(name, shape):
 
 
 @pytest.mark.parametrize("name", AUGMENTS)
-def test_the_same_numbers_give_the_same_images_and_others_do_not(name):
-    images = tf.constant(random_images())
-    train = augment(name).train
-    first, again, other = (train(images, Drawn(seed)) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    changed = np.any(np.not_equal(first, other), axis=(1, 2, 3))
-    assert np.mean(changed) == 0 if name == "none" else np.mean(changed) > 0.8
-
-
-@pytest.mark.parametrize("name", AUGMENTS)
-def test_an_image_does_not_depend_on_its_neighbours(name):
-    """So that a batch may be cut in any way."""
-    images, drawn = random_images(), Drawn()
-    train = augment(name).train
-    whole = train(tf.constant(images), drawn)
-    numbers = drawn.numbers | {"epochs": drawn.epochs.numpy()}
-    part = train(
-        tf.constant(images[5:9]), Drawn(n=4, **{k: v[5:9] for k, v in numbers.items()})
-    )
-    np.testing.assert_array_equal(part, whole[5:9])
-
-
-@pytest.mark.parametrize("name", AUGMENTS)
 def test_an_image_of_one_colour_stays_finite(name):
     images = tf.fill([2, *SHAPE], tf.constant(7, tf.uint8))
     train, evaluate = augment(name).train, augment(name).evaluate
@@ -312,19 +227,9 @@ def test_an_image_of_one_colour_stays_finite(name):
         assert np.all(np.isfinite(found))
 
 
-@pytest.mark.parametrize("shape", [(23, 32, 3), (32, 23, 3), (8, 8, 1)])
+@pytest.mark.parametrize("shape", [(23, 32, 3), (32, 23, 3)])
 def test_images_too_small_for_the_tutorial_are_refused_with_both_sizes(shape):
     with pytest.raises(ValueError) as caught:
         augment("tutorial", shape)
     assert f"{shape[0]}x{shape[1]}" in str(caught.value)
     assert "24x24" in str(caught.value) and "--augment" in str(caught.value)
-
-
-def test_images_of_exactly_the_tutorials_size_are_taken():
-    augmented = augment("tutorial", (24, 24, 3))
-    images = tf.constant(random_images(3, (24, 24, 3)))
-    np.testing.assert_allclose(
-        augmented.evaluate(images),
-        tf.image.per_image_standardization(images),
-        atol=1e-5,
-    )

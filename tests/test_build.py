@@ -270,6 +270,7 @@ def test_mixed_batches_train_the_same_however_they_are_cut(small):
         np.testing.assert_allclose(states[1][name], value, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.row(16)
 def test_more_towers_than_images_are_refused(small):
     parts = build.build(small_config(batch_size=2))
     devices = Devices("CPU", tuple(f"/CPU:{i}" for i in range(3)))

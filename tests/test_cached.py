@@ -187,6 +187,7 @@ def flipped(content, place):
         (lambda x: FileNotFoundError(2, "No such file"), "No such file"),
     ],
 )
+@pytest.mark.row(23)
 def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
     files.contents[3] = damage(files.contents[3])
     source = CachedSource(files, SHAPE, ImageOptions())
@@ -231,6 +232,7 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     )
 
 
+@pytest.mark.row(40)
 def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
     files.contents[0] = MemoryError()
     indices, numbers = tf.constant([0], tf.int64), tf.ones([1, ATTEMPTS + 1, 2])

@@ -130,6 +130,7 @@ def test_photos_of_many_sizes_need_no_option(run, root):
     assert "sizes differ: resized to 64x64, --image_size=N for another" in lines[0]
 
 
+@pytest.mark.row(23)
 def test_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
     (root / "train" / "cat" / "x.jp2").touch()
     (root / "train" / "cat" / "gone.png").symlink_to(root / "nowhere")
@@ -149,6 +150,7 @@ def test_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
     assert error.startswith("towers.data: 4 of 23 images of image_folder cannot be")
 
 
+@pytest.mark.row(40)
 def test_row_40_an_image_of_too_many_pixels_is_named_and_not_decoded(run, root):
     huge = png_file(20_000, 20_000, 8, 2, bytes(60_001))  # of which the first row
     (root / "train" / "ant" / "03.png").write_bytes(huge)

@@ -76,7 +76,8 @@ def busy_folder(tmp_path_factory):
     return folder
 
 
-def test_killed_at_each_file_operation(tmp_path, busy_folder):  # row 2
+@pytest.mark.row(2)
+def test_killed_at_each_file_operation(tmp_path, busy_folder):
     for place in itertools.count(1):
         folder = shutil.copytree(busy_folder, tmp_path / str(place))
         with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +100,8 @@ def test_killed_at_each_file_operation(tmp_path, busy_folder):  # row 2
     assert place > 30  # so many operations there are, or the patches do not reach them
 
 
-def test_no_room_from_any_file_operation_on(tmp_path, busy_folder):  # row 4
+@pytest.mark.row(4)
+def test_no_room_from_any_file_operation_on(tmp_path, busy_folder):
     num_refused = 0
     for place in itertools.count(1):
         folder = shutil.copytree(busy_folder, tmp_path / str(place))
@@ -132,7 +134,8 @@ def check_refusal(refused, folder, step):
     assert "\n" not in str(refused) and "{{" not in str(refused)
 
 
-def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  # row 4
+@pytest.mark.row(4)
+def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):
     """A real small disk, full at another place each time."""
     folder = folder_with(small_disk / "checkpoints", 1)
     num_refused = num_saved = 0
@@ -156,7 +159,8 @@ def test_full_disk_is_refused_and_the_previous_checkpoint_intact(small_disk):  #
     assert_restores(folder, 2)
 
 
-def test_a_file_that_grows_too_large_is_refused(tmp_path):  # row 4
+@pytest.mark.row(4)
+def test_a_file_that_grows_too_large_is_refused(tmp_path):
     save(tmp_path, 1)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (900, hard))

@@ -151,7 +151,8 @@ def test_what_is_read_back_wrong_is_not_committed(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["step-00000001"]
 
 
-def test_leftovers_are_removed_and_their_size_logged(tmp_path):  # row 3
+@pytest.mark.row(3)
+def test_leftovers_are_removed_and_their_size_logged(tmp_path):
     folder_with(tmp_path, 1)
     leftover = tmp_path / f".tmp-{os.getpid()}-step-00000002"
     (leftover / "tensors_temp").mkdir(parents=True)
@@ -182,9 +183,10 @@ def damage_cases():
 
 
 @pytest.mark.parametrize("name, damage, reason", [*damage_cases()])
+@pytest.mark.row(6)
 def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
     tmp_path, name, damage, reason
-):  # row 6
+):
     folder_with(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002" / name)
     before = snapshot(tmp_path)
@@ -199,6 +201,7 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip_bit])
 @pytest.mark.parametrize("name", [DATA, INDEX])
+@pytest.mark.row(6)
 def test_what_the_manifest_cannot_tell_the_reader_does(tmp_path, name, damage):
     folder_with(tmp_path, 1, 2)
     damage(tmp_path / "step-00000002" / name)
@@ -263,6 +266,7 @@ def test_folders_files_copies_and_other_names_are_rejected_not_skipped(tmp_path,
         assert_restores(folder, 1)
 
 
+@pytest.mark.row(7)
 def test_all_bad_is_an_error_with_every_reason_and_nothing_is_deleted(tmp_path):
     """Row 7."""
     folder_with(tmp_path, 1, 2, 3)
@@ -367,6 +371,7 @@ def fail_in(monkeypatch, folder, code, num_times=10**6):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+@pytest.mark.row(46)
 def test_row_46_a_disk_that_fails_once_costs_no_checkpoint(tmp_path, monkeypatch, code):
     folder_with(tmp_path, 1, 2)
     lines, following = [], None
@@ -423,7 +428,8 @@ def changed(place, *entries, drop=1):
     ],
     ids=["added", "added last", "removed", "widened", "dtype", "swapped", "empty"],
 )
-def test_a_changed_model_is_refused_by_its_first_difference(actual, reason):  # row 8
+@pytest.mark.row(8)
+def test_a_changed_model_is_refused_by_its_first_difference(actual, reason):
     with pytest.raises(CheckpointError, match=reason):
         validate_architecture(tensors_of(MODEL), tensors_of(actual))
     validate_architecture(tensors_of(MODEL), tensors_of(MODEL))
@@ -455,7 +461,8 @@ def test_a_damaged_checkpoint_never_displaces_a_good_one(tmp_path):
 
 
 @pytest.mark.parametrize("calls_before", [0, 1, 2, 3])
-def test_nothing_more_is_changed_in_another_folder(tmp_path, calls_before):  # row 36
+@pytest.mark.row(36)
+def test_nothing_more_is_changed_in_another_folder(tmp_path, calls_before):
     folder_with(tmp_path, 1, 2, 3)
     calls = iter([None] * calls_before + [RunFolderError("gone")])
 

@@ -43,6 +43,10 @@ def test_classes_with_few_images_are_named():
     test = Subset(source_of(labels), np.arange(40))
     [line] = few_images(dataclasses.replace(data_set, test=test))
     assert "b 0, c 0, d 0, e 0 of 40 test images;" in line
+    [line] = few_images(dataclasses.replace(data_set, validation=test))
+    assert "b 0, c 0, d 0, e 0 of 40 validation images;" in line and "test" not in line
+    both = dataclasses.replace(data_set, validation=test, test=test)
+    assert "validation" not in few_images(both)[0]
 
 
 # Weights.

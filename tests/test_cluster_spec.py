@@ -169,12 +169,14 @@ def test_private_addresses_and_unknown_names_are_taken(private_machine):
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1"])
+@pytest.mark.row(33)
 def test_row_33_public_addresses_are_refused_unless_allowed(private_machine, address):
     with refused("public address", "--allow_public_address"):
         validate_addresses(of_two("127.0.0.1:39999", address))
     validate_addresses(of_two("127.0.0.1:39999", address), allow_public=True)
 
 
+@pytest.mark.row(33)
 def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
     monkeypatch.setattr(
         cluster_spec, "_own_ips", lambda: [ipaddress.ip_address("8.8.4.4")]
@@ -183,6 +185,7 @@ def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
         validate_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
 
 
+@pytest.mark.row(33)
 def test_row_33_so_is_one_of_ipv6(monkeypatch, tmp_path):
     """As the kernel writes the table; the server listens on these, too."""
     table = tmp_path / "if_inet6"

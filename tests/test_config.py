@@ -98,6 +98,7 @@ def test_a_wrong_type_is_refused(name):
 
 @pytest.mark.parametrize("name", [n for n, f in FIELDS.items() if f.type is str])
 @pytest.mark.parametrize("wrong", ["\0", "\ud800"])
+@pytest.mark.row(17)
 def test_a_text_that_no_path_can_have_is_refused_and_escaped(name, wrong):
     message = refusal(**{name: f"a{wrong}b"})
     assert message.startswith(f"{name}={f'a{wrong}b'!r}: has a character that no path")
@@ -148,6 +149,7 @@ def test_bounds_are_where_the_meaning_ends(name):
 
 
 @each_option
+@pytest.mark.row(40)
 def test_row_40_integers_beyond_64_bits_are_refused_in_a_short_line(name):
     for value in (2**63, -(2**64), 10**400, 10**5000):
         message = refusal(**{name: value})
@@ -203,6 +205,7 @@ def test_any_prepared_data_set_may_be_named(name):
     ],
     ids=lambda options: "-".join(options),
 )
+@pytest.mark.row(16)
 def test_options_that_contradict_are_refused_with_both_values(options):
     message, _, reason = refusal(**options).partition(": ")
     named = dict(text.split("=", 1) for text in message.split(" with "))

@@ -24,6 +24,7 @@ both = pytest.mark.parametrize("name,say", STREAMS.items(), ids=STREAMS)
         ("saved in \udcff", rb"saved in \udcff"),
     ],
 )
+@pytest.mark.row(31)
 def test_row_31_a_line_is_one_plain_line_whatever_a_path_holds(
     monkeypatch, name, say, line, expected
 ):
@@ -48,6 +49,7 @@ class Failing(io.StringIO):
 
 
 @both
+@pytest.mark.row(35)
 def test_row_35_where_a_line_cannot_be_printed_the_program_goes_on(
     monkeypatch, name, say
 ):
@@ -71,6 +73,7 @@ def in_time(call):
 
 
 @both
+@pytest.mark.row(12)
 def test_row_12_a_line_does_not_wait_for_those_who_read(monkeypatch, name, say):
     """As with `| less`: they get the lines when they read on."""
     monkeypatch.setattr(console, "_PATIENCE_SECS", 0.1)
@@ -86,6 +89,7 @@ def test_row_12_a_line_does_not_wait_for_those_who_read(monkeypatch, name, say):
         assert lines.read() == b"a\nb\nc\n"
 
 
+@pytest.mark.row(12)
 def test_row_12_an_error_ends_a_process_whose_lines_nobody_reads(monkeypatch):
     monkeypatch.setattr(console, "_PATIENCE_SECS", 0.1)
     reader, writer = os.pipe()

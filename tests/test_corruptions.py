@@ -144,6 +144,7 @@ def check_damage(run, expected, workdir, name, damage):
 @pytest.mark.parametrize(
     "num_places, seed", [(2, 0), *(slow(60, seed) for seed in range(1, 4))]
 )
+@pytest.mark.row(6, 37)
 def test_a_damaged_file_costs_at_most_its_checkpoint(
     run, expected, tmp_path, num_places, seed, count
 ):
@@ -157,6 +158,7 @@ def test_a_damaged_file_costs_at_most_its_checkpoint(
                     check_damage(run, expected, workdir, name, damage)
 
 
+@pytest.mark.row(38)
 def test_row_38_links_work_as_everywhere_and_nothing_is_written_through_them(
     run, expected, tmp_path
 ):
@@ -178,6 +180,7 @@ def test_row_38_links_work_as_everywhere_and_nothing_is_written_through_them(
     assert {p: p.read_bytes() for p in tmp_path.glob("*.json")} == before
 
 
+@pytest.mark.row(38)
 def test_row_38_a_backup_of_hard_links_hinders_no_run_and_is_not_changed(run, tmp_path):
     workdir, backup = tmp_path / "run", tmp_path / "backup"
     shutil.copytree(run, workdir)
@@ -189,6 +192,7 @@ def test_row_38_a_backup_of_hard_links_hinders_no_run_and_is_not_changed(run, tm
     assert small_runs.snapshot(backup) == before
 
 
+@pytest.mark.row(34)
 def test_files_of_another_run_are_noticed(run, expected, tmp_path, count):
     """One by one: a checkpoint that lacks none of its files is that run's."""
     other = small_runs.uninterrupted(dataclasses.replace(CONFIG, seed=1)).path
@@ -222,6 +226,7 @@ def assert_usable(trainer_state):
 @pytest.mark.parametrize(
     "inside", [("best",), slow(("config", "versions", "dataset_info"))]
 )
+@pytest.mark.row(6)
 def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
     run, expected, tmp_path, inside, count
 ):
@@ -274,6 +279,7 @@ def assert_continued(result, uninterrupted):
 
 
 @pytest.mark.slow
+@pytest.mark.row(6)
 def test_a_wrong_trainer_state_that_is_taken_can_be_continued(
     run, tmp_path, uninterrupted, count
 ):
@@ -291,6 +297,7 @@ def test_a_wrong_trainer_state_that_is_taken_can_be_continued(
 
 
 @pytest.mark.parametrize("num_cases", [2, slow(30)])
+@pytest.mark.row(6, 34, 37)
 def test_a_damaged_run_continues_as_if_nothing_had_happened(
     run, tmp_path, uninterrupted, num_cases, count
 ):
@@ -313,6 +320,7 @@ def test_a_damaged_run_continues_as_if_nothing_had_happened(
 # A downgrade: the checkpoint is whole, and the run refuses its trainer state.
 
 
+@pytest.mark.row(6)
 def test_a_step_whose_trainer_state_is_refused_is_saved_again(
     run, tmp_path, uninterrupted, capsys
 ):

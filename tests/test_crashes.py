@@ -96,6 +96,7 @@ CASES = [
 @pytest.mark.parametrize(
     "options,num_kills", [(CASES[1], 5), *(slow(case, 13) for case in CASES)]
 )
+@pytest.mark.row(1, 32)
 def test_row_1_killed_anywhere_a_run_ends_as_the_uninterrupted_one(
     processes, data_dir, tmp_path, count, options, num_kills
 ):
@@ -116,6 +117,7 @@ def test_row_1_killed_anywhere_a_run_ends_as_the_uninterrupted_one(
 
 
 @pytest.mark.slow
+@pytest.mark.row(2)
 def test_row_2_killed_before_each_file_operation_of_a_save(
     processes, data_dir, tmp_path, count
 ):
@@ -143,6 +145,7 @@ def test_row_2_killed_before_each_file_operation_of_a_save(
 
 
 @pytest.mark.slow
+@pytest.mark.row(1)
 def test_row_1_a_killed_run_of_asynchronous_towers_goes_on(
     processes, data_dir, tmp_path, count
 ):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import struct
 
+import numpy as np
 import pytest
 from corruptions import time_limit
 from pictures import chunk, write_folder
@@ -14,12 +15,15 @@ from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data import image_folder, published
 from towers.data.files import open_lock_file
 from towers.data.image_files import FolderFiles
-from towers.data.published import read_idx
+from towers.data.published import RecordFile, read_file
 from towers.data.unlabeled import read_files
 from towers.errors import DataError
 
 HUGE = 10**11
-IDX = struct.pack(">ii", 0x801, 3) + bytes([7, 8, 9])
+LABELS = RecordFile(
+    "labels", 3, np.dtype([("label", "u1")]), struct.pack(">ii", 0x801, 3)
+)
+IDX = LABELS.header + bytes([7, 8, 9])
 IMAGE_HEADER = struct.pack(">IIBBBBB", 10**5, 10**5, 8, 2, 0, 0, 0)
 IMAGE = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", IMAGE_HEADER)
 
@@ -51,12 +55,12 @@ def archive(folder, plant):
 
 def idx_file(folder, plant):
     plant(folder / "labels")
-    read_idx(str(folder / "labels"), (3,))
+    read_file(LABELS, str(folder), {})
 
 
 def packed_idx_file(folder, plant):
     plant(folder / "labels.gz")
-    read_idx(str(folder / "labels.gz"), (3,))
+    read_file(LABELS, str(folder), {})
 
 
 @pytest.mark.parametrize("plant", [fifo, device, sparse])
@@ -64,6 +68,7 @@ def packed_idx_file(folder, plant):
     "read",
     [names_of_classes, archive, idx_file, packed_idx_file],
 )
+@pytest.mark.row(40)
 def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
     tmp_path, read, plant
 ):
@@ -75,24 +80,26 @@ def test_row_40_nothing_planted_is_waited_for_or_read_without_an_end(
         assert "is no file" in text
 
 
+@pytest.mark.row(40)
 def test_row_40_zeros_behind_a_packed_file_are_not_unpacked(tmp_path):
     path = tmp_path / "labels.gz"
     path.write_bytes(gzip.compress(IDX) + bytes(100))
-    assert read_idx(str(path), (3,)).tolist() == [7, 8, 9]
+    assert read_file(LABELS, str(tmp_path), {})["label"].tolist() == [7, 8, 9]
     sparse(path, gzip.compress(IDX))
     with time_limit(10), pytest.raises(DataError, match=f"has {HUGE:,} bytes, and at"):
-        read_idx(str(path), (3,))
+        read_file(LABELS, str(tmp_path), {})
 
 
 def test_links_to_files_are_followed(tmp_path):
     (tmp_path / "elsewhere").write_bytes(IDX)
     (tmp_path / "labels").symlink_to("elsewhere")
-    assert read_idx(str(tmp_path / "labels"), (3,)).tolist() == [7, 8, 9]
+    assert read_file(LABELS, str(tmp_path), {})["label"].tolist() == [7, 8, 9]
 
 
 # Image files.
 
 
+@pytest.mark.row(40)
 def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     write_folder(tmp_path, "train", {"ant": 2, "cat": 2})
     path = tmp_path / "train" / "cat" / "00.png"
@@ -114,6 +121,7 @@ def test_row_40_an_image_file_beyond_its_pixels_is_refused_unread(tmp_path):
     "plant,words",
     [(fifo, "is no file"), (device, "is no file"), (sparse, "bytes, ")],
 )
+@pytest.mark.row(50)
 def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words):
     write_folder(tmp_path, "train", {"ant": 2})
     good, planted = (str(tmp_path / "train/ant" / name) for name in ("00.png", "x.png"))
@@ -129,6 +137,7 @@ def test_what_stands_in_the_place_of_an_image_is_refused(tmp_path, plant, words)
 @pytest.mark.parametrize(
     "plant", [fifo, device, pathlib.Path.mkdir, lambda path: path.symlink_to("mine")]
 )
+@pytest.mark.row(40)
 def test_row_40_what_is_planted_in_the_place_of_a_lock_is_refused(tmp_path, plant):
     (tmp_path / "mine").write_text("somebody's")
     plant(tmp_path / "lock")

@@ -245,6 +245,7 @@ def test_no_limit_after_a_limit_is_refused(four_gpus):
         configure("gpu", 2)
 
 
+@pytest.mark.row(16)
 def test_more_towers_than_gpus_are_refused_with_both_numbers(four_gpus):
     with pytest.raises(ConfigError, match=r"num_towers=5 .*with 4 GPU\(s\)"):
         configure("auto", 5)
@@ -368,6 +369,7 @@ def test_the_installed_tensorflow_names_its_cuda_packages(monkeypatch):
     "num_towers,device_order",
     [(devices.MOST_DEVICES + 1, ""), (2**62, ""), (0, "0,256"), (0, "9" * 4000)],
 )
+@pytest.mark.row(40)
 def test_row_40_more_towers_than_a_process_may_have_are_refused(
     num_towers, device_order
 ):

@@ -10,12 +10,7 @@ from towers.data.augment import create_augment
 from towers.data.distortions import cut_out, erase_randomly, extend, jitter_colors
 
 LARGEST = np.nextafter(np.float32(1), np.float32(0))
-SETTINGS = [
-    {"color_jitter": 0.4},
-    {"random_erasing": 0.5},
-    {"cutout_size": 8},
-    {"color_jitter": 0.4, "random_erasing": 0.5, "cutout_size": 8},
-]
+SETTINGS = {"color_jitter": 0.4, "random_erasing": 0.5, "cutout_size": 8}
 
 
 def ones(n, height=12, width=10):
@@ -61,13 +56,6 @@ def test_jittered_colours_equal_loops_over_pixels(shape, strength, low, high):
         np.testing.assert_allclose(found[i], expected, atol=1e-3, err_msg=f"image {i}")
 
 
-def test_factors_of_one_leave_the_colours_alone():
-    images = random_images(3)
-    halves = Drawn(color_jitter=np.full((3, 3), 0.5, np.float32))
-    found = jitter_colors(tf.constant(images), halves, 0.7)
-    np.testing.assert_allclose(found, images, atol=1e-3)
-
-
 # Rectangles.
 
 
@@ -89,16 +77,6 @@ def test_erased_rectangles_equal_loops_over_pixels():
                 for x in range(left, left + wide):
                     expected[y, x] = True
         np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
-
-
-@pytest.mark.parametrize("probability,share", [(0.25, 0.25), (1.0, 1.0)])
-def test_as_many_images_are_erased_as_was_asked(probability, share):
-    found = erased_by(erase_randomly(ones(2000), Drawn(), probability))
-    assert np.mean(found.any(axis=(1, 2))) == pytest.approx(share, abs=0.04)
-    sizes = found[found.any(axis=(1, 2))].mean(axis=(1, 2))
-    # Uniform in 2 % to 40 %, but for the rounding and for those that are cut.
-    assert np.mean(sizes) == pytest.approx(0.21, abs=0.02)
-    assert np.quantile(sizes, 0.9) == pytest.approx(0.362, abs=0.03)
 
 
 @pytest.mark.parametrize("number", [0.0, LARGEST])
@@ -129,31 +107,15 @@ def test_cut_out_squares_equal_loops_over_pixels(size):
         np.testing.assert_array_equal(found[i], expected, err_msg=f"image {i}")
 
 
-def test_every_pixel_is_the_centre_of_as_many_squares():
-    found = erased_by(cut_out(ones(12_000), Drawn(), 1))
-    np.testing.assert_array_equal(found.sum(axis=(1, 2)), 1)
-    np.testing.assert_allclose(found.sum(axis=0), 100, atol=50)
-
-
-def test_what_is_not_erased_keeps_its_bits():
-    images = tf.constant(np.random.default_rng(0).normal(size=(5, 12, 10, 2)))
-    images = tf.cast(images, tf.float32)
-    for found in (
-        erase_randomly(images, Drawn(), 1.0),
-        cut_out(images, Drawn(), 4),
-    ):
-        kept = found != 0
-        assert 0.3 < np.mean(kept) < 1
-        np.testing.assert_array_equal(found[kept], images[kept])
-
-
 # All of it, on top of an augmentation.
 
 
 def test_the_order_is_colours_augmentation_rectangles_squares():
     images, drawn = tf.constant(random_images()), Drawn()
     augment = create_augment("pad_crop_flip", SHAPE, MEAN, DEVIATION)
-    found = extend(augment, **SETTINGS[-1]).train(images, drawn)
+    found = extend(augment, **SETTINGS).train(images, drawn)
+    plain = extend(augment).train(images, drawn)
+    np.testing.assert_array_equal(plain, augment.train(images, drawn))
     steps = jitter_colors(images, drawn, 0.4)
     steps = augment.train(steps, drawn)
     steps = cut_out(erase_randomly(steps, drawn, 0.5), drawn, 8)
@@ -172,17 +134,17 @@ def test_no_purpose_is_used_twice(name):
             asked.append(purpose)
             return super().__call__(purpose, shape)
 
-    augment = extend(create_augment(name, SHAPE, MEAN, DEVIATION), **SETTINGS[-1])
+    augment = extend(create_augment(name, SHAPE, MEAN, DEVIATION), **SETTINGS)
     augment.train(tf.constant(random_images(2)), Asked(n=2))
     assert len(set(asked)) == len(asked) > 2
 
 
 @pytest.mark.parametrize("name", AUGMENTS)
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name, settings):
+def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name):
+    """So that a batch may be cut in any way."""
     images, drawn = random_images(), Drawn()
     plain = create_augment(name, SHAPE, MEAN, DEVIATION)
-    augment = extend(plain, **settings)
+    augment = extend(plain, **SETTINGS)
     assert (augment.evaluate, augment.image_shape) == (
         plain.evaluate,
         plain.image_shape,
@@ -193,15 +155,6 @@ def test_evaluation_and_shapes_stay_and_images_keep_to_themselves(name, settings
     numbers["epochs"] = drawn.epochs.numpy()[5:9]
     part = augment.train(tf.constant(images[5:9]), Drawn(n=4, **numbers))
     np.testing.assert_array_equal(part, whole[5:9])
-
-
-@pytest.mark.parametrize("name", AUGMENTS)
-def test_nothing_is_added_unless_it_is_asked_for(name):
-    images = tf.constant(random_images())
-    plain = create_augment(name, SHAPE, MEAN, DEVIATION)
-    drawn = Drawn()
-    found = extend(plain).train(images, drawn)
-    np.testing.assert_array_equal(found, plain.train(images, drawn))
 
 
 def test_a_square_larger_than_the_image_is_refused_with_both_sizes():

@@ -121,6 +121,7 @@ def test_an_error_whose_text_fails_is_named():
     assert errors.one_line(Textless()) == "Textless"
 
 
+@pytest.mark.row(41)
 def test_row_41_a_traceback_that_cannot_be_saved_is_printed(
     tmp_path, monkeypatch, capsys
 ):
@@ -150,6 +151,7 @@ def test_row_41_a_traceback_that_cannot_be_saved_is_printed(
     assert not [*(tmp_path / "tmp").iterdir(), *(tmp_path / "run").iterdir()]
 
 
+@pytest.mark.row(41)
 def test_row_41_a_defect_whose_text_fails_is_named(tmp_path, capsys):
     class Textless(Exception):
         __str__ = None
@@ -212,6 +214,7 @@ NO_MEMORY = [
 
 
 @pytest.mark.parametrize("text,expected", NO_MEMORY)
+@pytest.mark.row(40)
 def test_row_40_no_memory_is_told_with_device_and_size(text, expected):
     """As TensorFlow 2.21 and the libraries below word it, in errors of many types."""
     told = errors.out_of_memory(tf.errors.InternalError(None, None, text))
@@ -219,6 +222,7 @@ def test_row_40_no_memory_is_told_with_device_and_size(text, expected):
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.row(40)
 def test_row_40_what_tensorflow_cannot_allocate_is_told(is_compiled):
     fill = tf.function(tf.zeros) if is_compiled else tf.zeros
     with pytest.raises(tf.errors.ResourceExhaustedError) as caught, tf.device("CPU:1"):
@@ -228,6 +232,7 @@ def test_row_40_what_tensorflow_cannot_allocate_is_told(is_compiled):
     assert told == f"out of memory on CPU:1: {size}"
 
 
+@pytest.mark.row(40)
 def test_row_40_what_numpy_cannot_allocate_is_told_and_a_full_disk_is_not_memory():
     with pytest.raises(MemoryError) as caught:
         np.zeros([2**30, 2**27])
@@ -237,6 +242,7 @@ def test_row_40_what_numpy_cannot_allocate_is_told_and_a_full_disk_is_not_memory
 
 
 @pytest.mark.parametrize("task,lost", [(0, None), (1, 1)])
+@pytest.mark.row(40)
 def test_row_40_a_worker_without_memory_is_not_taken_for_a_lost_one(task, lost):
     message = (
         "Detected at node CollectiveReduceV2: OOM when allocating tensor with shape[2] "

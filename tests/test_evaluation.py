@@ -51,6 +51,7 @@ def count_correct(workdir, step, use_ema):
 @pytest.mark.parametrize(
     "batch_size,num_towers", [(1, 1), (7, 3), (23, 2), (24, 5), (500, 8)]
 )
+@pytest.mark.row(24)
 def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
     config = dataclasses.replace(CONFIG, batch_size=batch_size, num_towers=num_towers)
     result = evaluate(workdir, config)

@@ -70,7 +70,8 @@ def numpy_logits(workdir, images, kind="averages"):
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
-def test_row_45_an_export_is_the_network_until_it_is_overwritten(
+@pytest.mark.row(51)
+def test_an_export_is_the_network_until_it_is_overwritten(
     half_way, same_process, format, capsys
 ):
     path = export(half_way, format)
@@ -211,7 +212,7 @@ def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsy
 
 
 def test_a_saved_model_takes_files_of_images(tmp_path):
-    run = random_run("lenet")
+    run = random_run("lenet", image_size=32, center_crop=0.83)
     WRITERS["saved_model"](tmp_path / "model", stock_network(run.network()), run)
     signatures = tf.saved_model.load(tmp_path / "model").signatures
     rng, contents, images = np.random.default_rng(0), [], []
@@ -220,12 +221,14 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
         drawn = rng.integers(0, 256, (*size, 3), np.uint8)
         Image.fromarray(drawn).save(file, kind)
         contents.append(file.getvalue())
-        images.append(decode_image(tf.constant(contents[-1]), (32, 32, 3)).numpy())
-        by_pillow = read_image(contents[-1], (32, 32, 3))
-        differences = np.abs(images[-1].astype(int) - by_pillow)
-        # TensorFlow decodes JPEG files by a faster, less accurate transform.
-        most, most_mean = (6, 1) if kind == "JPEG" else (1, 0.05)
-        assert differences.max() <= most and differences.mean() < most_mean
+        for share in (1.0, 0.83):
+            image = decode_image(tf.constant(contents[-1]), (32, 32, 3), share).numpy()
+            by_pillow = read_image(contents[-1], (32, 32, 3), center_crop=share)
+            differences = np.abs(image.astype(int) - by_pillow)
+            # TensorFlow decodes JPEG files by a faster, less accurate transform.
+            most, most_mean = (6, 1) if kind == "JPEG" else (1, 0.05)
+            assert differences.max() <= most and differences.mean() < most_mean
+        images.append(image)
     logits = signatures["encoded_images"](tf.constant(contents))["logits"]
     results = signatures["serving_default"](tf.constant(np.stack(images)))
     np.testing.assert_allclose(logits, results["logits"], rtol=1e-4, atol=1e-6)
@@ -258,7 +261,8 @@ def write_text(path, *_):
         (write_text, r"in a new process it ends with .* \(exit 1\)"),
     ],
 )
-def test_row_45_what_is_not_the_network_is_removed(half_way, monkeypatch, write, words):
+@pytest.mark.row(51)
+def test_what_is_not_the_network_is_removed(half_way, monkeypatch, write, words):
     monkeypatch.setitem(WRITERS, "keras", write)
     with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
@@ -278,7 +282,8 @@ def test_row_45_what_is_not_the_network_is_removed(half_way, monkeypatch, write,
         ("a/b.keras", lambda p: p.parent.write_text("mine"), "a is a file"),
     ],
 )
-def test_row_45_what_stands_there_is_not_touched(tmp_path, name, make, words):
+@pytest.mark.row(51)
+def test_what_stands_there_is_not_touched(tmp_path, name, make, words):
     output = tmp_path / name
     make(output)
     before = small_runs.snapshot(tmp_path)
@@ -288,7 +293,8 @@ def test_row_45_what_stands_there_is_not_touched(tmp_path, name, make, words):
 
 
 @pytest.mark.parametrize("suffix", ["", ".keras"])
-def test_row_45_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
+@pytest.mark.row(51)
+def test_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
     output = tmp_path / f"mine{suffix}"
     with pytest.raises(ConfigError, match=f"{output} (exists|is no such export)"):
         with staging.staged(output, suffix, overwrite=False) as path:
@@ -297,7 +303,8 @@ def test_row_45_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
     assert output.read_text() == "mine" and os.listdir(tmp_path) == [output.name]
 
 
-def test_row_45_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
+@pytest.mark.row(51)
+def test_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
     target = tmp_path / "folder" / "model"
     target.mkdir(parents=True)
     (target / "saved_model.pb").write_text("earlier")
@@ -308,7 +315,8 @@ def test_row_45_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
-def test_row_45_on_a_full_disk_nothing_is_left(small_disk, format):
+@pytest.mark.row(51)
+def test_on_a_full_disk_nothing_is_left(small_disk, format):
     run, suffix = random_run("lenet", width=2.0), FORMATS[format].suffix  # of 2 MB
     network = stock_network(run.network())
     with pytest.raises(ExportError, match="cannot be written: .*bytes are free"):
@@ -325,7 +333,8 @@ def test_row_45_on_a_full_disk_nothing_is_left(small_disk, format):
         (("onnx",), {}, r"needs no_onnx.* pip install '\.\[onnx\]'"),
     ],
 )
-def test_row_45_what_cannot_be_written_is_refused(
+@pytest.mark.row(51)
+def test_what_cannot_be_written_is_refused(
     half_way, monkeypatch, arguments, options, words
 ):
     row = dataclasses.replace(FORMATS["onnx"], packages=("no_onnx",))

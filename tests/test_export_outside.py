@@ -136,7 +136,8 @@ def test_the_lines_of_the_page_bring_a_photo_to_the_size(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_row_45_a_signal_leaves_nothing(quickstart, tmp_path, name):
+@pytest.mark.row(51)
+def test_a_signal_leaves_nothing(quickstart, tmp_path, name):
     process = run_export(quickstart, "saved_model", tmp_path / "model")
     while not list(tmp_path.glob(".tmp-*")) and process.poll() is None:
         time.sleep(0.01)

@@ -153,6 +153,7 @@ def uninterrupted(tmp_path_factory):
         (["quickstart"], r"'quickstart' is no flag"),
     ],
 )
+@pytest.mark.row(16, 17)
 def test_row_17_a_wrong_flag_is_refused_at_once(fails, tmp_path, flags, message):
     started = time.monotonic()
     assert re.search(message, fails(2, TRAIN, "--workdir=run", *flags))
@@ -161,6 +162,7 @@ def test_row_17_a_wrong_flag_is_refused_at_once(fails, tmp_path, flags, message)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.row(17)
 def test_row_17_a_typo_in_a_recipe_names_the_nearest_option(fails, tmp_path):
     recipe = tmp_path / "mine.py"
     recipe.write_text(
@@ -175,6 +177,7 @@ def test_row_17_a_typo_in_a_recipe_names_the_nearest_option(fails, tmp_path):
     "environ", [{"KERAS_BACKEND": "jax"}, {"TF_USE_LEGACY_KERAS": "1"}]
 )
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE])
+@pytest.mark.row(30)
 def test_row_30_another_keras_is_refused(fails, command, environ):
     line = fails(2, command, "--workdir=run", **environ)
     assert next(iter(environ)) in line and "unset" in line
@@ -218,6 +221,7 @@ def has_diverted_stderr(program):
     ],
 )
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
+@pytest.mark.row(39)
 def test_row_39_a_signal_while_python_imports(
     start, tmp_path, command, is_time, number
 ):
@@ -234,6 +238,7 @@ def test_row_39_a_signal_while_python_imports(
 
 
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
+@pytest.mark.row(39)
 def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(command):
     script = (
         "import runpy, signal, sys\n"
@@ -287,6 +292,7 @@ def test_versions_that_cannot_be_printed_are_one_line(unbuffered):
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
+@pytest.mark.row(41)
 def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(tmp_path, has_folder):
     script, workdir = tmp_path / "run_train.py", tmp_path / "run"
     body = 'raise RuntimeError("a" * 1000 + "\\nb")'
@@ -337,6 +343,32 @@ def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
     assert message.format(mine=mine) in fails(2, [script], "--workdir=run")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flag,words",
+    [
+        ("--width=1000", "out of memory"),
+        ("--batch_size=2000000000", "batch_size=2000000000: must be at most"),
+        ("--num_towers=5000", "num_towers=5000: "),
+        ("--image_size=1000000", "image_size=1000000 with max_image_pixels="),
+    ],
+)
+def test_row_40_sizes_beyond_the_machine_are_one_line(tmp_path, flag, words):
+    """Under `ulimit -v`, so that other tests keep their memory."""
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -v 6000000 && exec "$@"', "", sys.executable]
+        + [*TRAIN, "--dataset=embedded", "--model=lenet", "--device=cpu"]
+        + [f"--workdir={tmp_path}/run", flag],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECS,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert words in line and len(line) <= 420
+
+
 MUCH = """
 import keras
 
@@ -348,6 +380,7 @@ def create(*, image_shape, num_classes):
 """
 
 
+@pytest.mark.row(40)
 def test_row_40_a_step_without_memory_is_one_line(fails, tmp_path):
     (tmp_path / "mine.py").write_text(MUCH)
     network = f"--model={tmp_path / 'mine.py'}:create"
@@ -394,6 +427,7 @@ def stop(program, *numbers):
     return last
 
 
+@pytest.mark.row(12)
 def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
     program = start(small("waiting", 6, 60), *RUN, "--workdir=run")
     program.wait_for("step 3/10")
@@ -420,6 +454,7 @@ def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
         ("saving", 1, 2, signal.SIGINT),
     ],
 )
+@pytest.mark.row(12)
 def test_row_12_the_same_command_continues_to_the_same_end(
     start, tmp_path, uninterrupted, place, nth, hold_secs, number
 ):
@@ -441,6 +476,7 @@ def test_row_12_the_same_command_continues_to_the_same_end(
 
 
 @pytest.mark.slow
+@pytest.mark.row(12)
 def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(tmp_path):
     """It trains on, and is stopped as any other."""
     reader, writer = os.pipe()
@@ -470,6 +506,7 @@ def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.row(13)
 def test_row_13_the_second_process_names_the_first(start, fails, tmp_path):
     first = start(small("waiting", 6, 60), *RUN, "--workdir=run")
     first.wait_for("step 3/10")
@@ -493,6 +530,7 @@ def test_row_13_the_second_process_names_the_first(start, fails, tmp_path):
         (5, ["--learning_rate=1e30"], "is not finite; the parameters are those before"),
     ],
 )
+@pytest.mark.row(5, 18)
 def test_rows_5_14_and_18_end_in_one_line(fails, tmp_path, exit_code, flags, message):
     if tf.config.list_physical_devices("GPU") and "--device=gpu" in flags:
         pytest.skip("there is a GPU")
@@ -502,6 +540,7 @@ def test_rows_5_14_and_18_end_in_one_line(fails, tmp_path, exit_code, flags, mes
 
 
 @pytest.mark.slow
+@pytest.mark.row(7)
 def test_row_7_with_no_good_checkpoint_it_exits_4(start, fails, tmp_path):
     program = start(small(), *RUN, "--max_steps=2", "--workdir=run")
     assert program.wait() == 0, program.output
@@ -513,6 +552,7 @@ def test_row_7_with_no_good_checkpoint_it_exits_4(start, fails, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.row(9)
 def test_row_9_another_config_exits_2_and_a_finished_run_0(start, fails, tmp_path):
     program = start(small(), *RUN, "--max_steps=2", "--workdir=run")
     assert program.wait() == 0, program.output
@@ -566,6 +606,7 @@ def truncated_data(folder):
         (truncated_data, ["data_batch_3.bin"]),
     ],
 )
+@pytest.mark.row(19, 22)
 def test_rows_19_21_and_22_bad_data_exit_3(fails, tmp_path, lay_out, messages):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -589,6 +630,7 @@ def test_rows_19_21_and_22_bad_data_exit_3(fails, tmp_path, lay_out, messages):
 
 
 @pytest.mark.slow
+@pytest.mark.row(31)
 def test_train_evaluate_and_continue_with_the_commands_themselves(
     start, fails, tmp_path
 ):

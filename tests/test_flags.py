@@ -230,6 +230,7 @@ def get_config(body):
         ("\0", ": SyntaxError: .*null bytes"),
     ],
 )
+@pytest.mark.row(42)
 def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
     content = content.encode() if isinstance(content, str) else content
     (recipes / "defect.py").write_bytes(content)
@@ -238,6 +239,7 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
+@pytest.mark.row(42)
 def test_row_42_a_name_that_is_too_long_for_a_file_is_one_line(recipes):
     with pytest.raises(ConfigError, match="there is no such file; recipes: "):
         load_recipe("x" * 300, recipes)
@@ -276,6 +278,7 @@ def run(*command, **environ):
         ("run_eval.py", ["--workdir=no/such/run"], "no/such/run holds no run"),
     ],
 )
+@pytest.mark.row(17)
 def test_a_wrong_command_line_ends_in_one_line_and_exit_2(program, arguments, words):
     done = run(program, *arguments)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
@@ -299,6 +302,7 @@ def test_another_keras_backend_ends_in_one_line_and_exit_2():
         ("frobnicate", None),
     ],
 )
+@pytest.mark.row(17)
 def test_a_name_of_another_program_is_understood(typed, meant):
     assert synonyms.meant(typed, FIELDS) == meant
 

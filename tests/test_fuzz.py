@@ -111,12 +111,14 @@ def files_like(values):
 
 
 @many_inputs
+@pytest.mark.row(34)
 def test_any_config_json(fuzz):
     values = json.loads(to_json(Config()))
     fuzz(lambda content: to_json(from_json(content)), files_like(values))
 
 
 @many_inputs
+@pytest.mark.row(34)
 def test_any_dataset_info_json(fuzz):
     info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20,))
 
@@ -129,6 +131,7 @@ def test_any_dataset_info_json(fuzz):
 
 
 @many_inputs
+@pytest.mark.row(37)
 def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = b'{"step": 1, "loss": 0.5}\n{"step": 3}\n{"step": 7, "losses": [1, 2]}\n'
@@ -166,6 +169,7 @@ def checkpoint(tmp_path):
 
 
 @many_inputs
+@pytest.mark.row(6)
 def test_any_manifest(fuzz, checkpoint):
     path = checkpoint.path / MANIFEST
     manifest = json.loads(path.read_text())
@@ -183,6 +187,7 @@ def test_any_manifest(fuzz, checkpoint):
 
 
 @many_inputs
+@pytest.mark.row(6)
 def test_any_trainer_state(fuzz, checkpoint):
     state = json.loads((checkpoint.path / STATE).read_text())
 
@@ -196,6 +201,7 @@ def test_any_trainer_state(fuzz, checkpoint):
 
 
 @many_inputs
+@pytest.mark.row(13)
 def test_any_lock(fuzz, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     monkeypatch.setattr(time, "sleep", lambda secs: None)  # before a second attempt
@@ -243,6 +249,7 @@ list_texts = st.one_of(
         parse_optimizer_options,
     ],
 )
+@pytest.mark.row(17)
 def test_any_list_option(fuzz, parse):
     def check(text):
         values = parse(text)
@@ -287,6 +294,7 @@ python_values = st.one_of(
 
 @many_inputs
 @pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.row(17)
 def test_any_value_of_an_option(fuzz, name, num_inputs):
     def check(value):
         config = Config(**{name: value})
@@ -297,6 +305,7 @@ def test_any_value_of_an_option(fuzz, name, num_inputs):
 
 
 @many_inputs
+@pytest.mark.row(17)
 def test_any_name_of_a_choice(fuzz, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def create_model(): pass\n")
@@ -348,6 +357,7 @@ recipes = st.one_of(
 
 
 @many_inputs
+@pytest.mark.row(42)
 def test_any_recipe(fuzz, tmp_path, monkeypatch):
     path = tmp_path / "recipe.py"
     monkeypatch.setattr("sys.dont_write_bytecode", True)
@@ -366,6 +376,7 @@ def test_any_recipe(fuzz, tmp_path, monkeypatch):
 
 
 @many_inputs
+@pytest.mark.row(42)
 def test_any_name_of_a_recipe(fuzz, tmp_path):
     (tmp_path / "folder.py").mkdir()
     names = st.one_of(
@@ -394,6 +405,7 @@ arguments = st.one_of(
 
 
 @many_inputs
+@pytest.mark.row(17)
 def test_any_command_line(fuzz):
     def check(arguments):
         values = absl_flags.FlagValues()
@@ -421,6 +433,7 @@ def check_cluster(found):
 
 
 @many_inputs
+@pytest.mark.row(17)
 def test_any_cluster_flag(fuzz):
     lists = st.lists(addresses | texts, max_size=4).map(",".join)
     index = st.none() | st.integers(-1, 3) | st.integers()
@@ -432,6 +445,7 @@ def test_any_cluster_flag(fuzz):
 
 
 @many_inputs
+@pytest.mark.row(17)
 def test_any_tf_config(fuzz):
     jobs = st.dictionaries(
         st.sampled_from(["worker", "chief", "evaluator", "ps"]) | any_text,
@@ -452,6 +466,7 @@ def test_any_tf_config(fuzz):
 
 
 @many_inputs
+@pytest.mark.row(17)
 def test_any_slurm_variables(fuzz, monkeypatch):
     names = "NUM_TASKS", "NODELIST", "TASKS_PER_NODE"
     names = [*(f"SLURM_STEP_{name}" for name in names), "SLURM_PROCID"]

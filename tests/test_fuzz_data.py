@@ -27,8 +27,7 @@ from towers.data import image_folder, tfds
 from towers.data.cached import CachedSource
 from towers.data.image import read_image, upright_size
 from towers.data.image_files import ImageOptions
-from towers.data.published import PUBLISHED, read_cifar, read_idx
-from towers.data.tfrecord import Records
+from towers.data.published import PUBLISHED, RecordFile, read_file, read_official
 from towers.errors import (
     MOST_CHARACTERS,
     DataError,
@@ -92,7 +91,7 @@ def test_any_file_of_records(tmp_path, num_examples):
 
     def read(content):
         (tmp_path / name).write_bytes(content)
-        (images, labels), *_ = read_cifar(small, str(tmp_path))
+        (images, labels), *_ = read_official(small, str(tmp_path))
         assert images.tobytes() and (labels < 10).all()
 
     fuzz(num_examples, changed([2 * record, record]), read)
@@ -107,32 +106,37 @@ def test_any_names_of_classes(tmp_path, num_examples):
 
     def read(text):
         path.write_bytes(text.encode(errors="surrogatepass"))
-        read_cifar(PUBLISHED["cifar10"], str(tmp_path))
+        read_official(PUBLISHED["cifar10"], str(tmp_path))
 
     fuzz(num_examples, many | st.text(max_size=300), read)
+
+
+IDX = RecordFile(
+    "images",
+    2,
+    np.dtype([("planes", np.uint8, (1, 28, 28))]),
+    struct.pack(">iiii", 0x803, 2, 28, 28),
+)
 
 
 @few_and_many
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_any_idx_file(tmp_path, num_examples, ending):
-    content = struct.pack(">iiii", 0x803, 2, 28, 28) + bytes(2 * 28 * 28)
+    content = IDX.header + bytes(2 * 28 * 28)
     contents = [gzip.compress(content) if ending else content]
-    path = tmp_path / f"images{ending}"
 
     def read(content):
-        path.write_bytes(content)
-        assert read_idx(str(path), (2, 28, 28)).shape == (2, 28, 28)
+        (tmp_path / f"images{ending}").write_bytes(content)
+        assert read_file(IDX, str(tmp_path), {})["planes"].shape == (2, 1, 28, 28)
 
     fuzz(num_examples, changed(contents), read)
 
 
 def test_a_file_that_unpacks_to_much_more_is_not_unpacked(tmp_path):
-    content = struct.pack(">iiii", 0x803, 2, 28, 28) + bytes(10**8)
-    path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(content, 1))
+    (tmp_path / "images.gz").write_bytes(gzip.compress(IDX.header + bytes(10**8), 1))
     tracemalloc.start()
     with pytest.raises(DataError, match="it goes on after record 1"):
-        read_idx(str(path), (2, 28, 28))
+        read_file(IDX, str(tmp_path), {})
     assert tracemalloc.get_traced_memory()[1] < 2e6
     tracemalloc.stop()
 
@@ -166,6 +170,7 @@ def image_files():
 
 
 @few_and_many
+@pytest.mark.row(40)
 def test_any_image_file(num_examples):
     options = ImageOptions(image_size=8, max_pixels=MOST_PIXELS, cache_mb=0)
 
@@ -190,6 +195,7 @@ NAMES = st.text(
 
 
 @few_and_many
+@pytest.mark.row(40)
 def test_any_names_of_folders_and_files(tmp_path, num_examples):
     content = png(random_pixels(0))
     encodable = NAMES.filter(is_file_name)
@@ -257,6 +263,7 @@ def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, reader)
 
 
 @few_and_many
+@pytest.mark.row(40)
 def test_any_file_of_tensorflow_records(tmp_path, num_examples):
     path = tmp_path / "records"
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -266,7 +273,7 @@ def test_any_file_of_tensorflow_records(tmp_path, num_examples):
     def read(content):
         path.write_bytes(content)
         try:
-            records = Records([str(path)])
+            records = tfds.Records([str(path)])
         except ValueError as error:
             raise DataError(str(error)) from None
         assert sum(len(records.read(i)) + 16 for i in range(len(records))) == len(
@@ -304,6 +311,7 @@ def little_address_space():
         ("checkpoint-1", "checkpoint-1.data-00000-of-00001"),
     ],
 )
+@pytest.mark.row(40)
 def test_any_file_of_weights(
     tmp_path, num_examples, name, changed_file, little_address_space
 ):

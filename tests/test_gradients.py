@@ -55,6 +55,7 @@ def test_average_is_weighted_by_the_towers_shares(weights):
         np.testing.assert_allclose(average, expected, rtol=1e-14)
 
 
+@pytest.mark.row(25)
 def test_uneven_shares_give_the_gradient_of_the_whole_batch():
     """The reason for the weights: 13 images on 3 towers, by the oracle."""
     network = networks.plain_network()

@@ -67,6 +67,7 @@ def smooth(height, width):
     ],
     ids=lambda x: x.mode if isinstance(x, Image.Image) else x if x else "",
 )
+@pytest.mark.row(23)
 def test_row_23_every_mode_is_read_as_pillow_reads_it(kind, image, options):
     if kind not in Image.SAVE:
         pytest.skip(f"Pillow is built without {kind}")
@@ -98,6 +99,7 @@ def test_palettes_and_single_bits_are_those_of_the_specification():
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.row(23)
 def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
     for content, most in (
         (file_of(smooth(24, 40).convert(mode), "JPEG", quality=95), 5),
@@ -143,6 +145,7 @@ def test_a_changed_bit_of_a_png_file_never_changes_pixels_in_silence():
     "content",
     [b"<html>", b"\xff\x0a" + bytes(60), b"RIFF1234WEBPVP9 ", b"P6 1 1 255 abc"],
 )
+@pytest.mark.row(40)
 def test_other_formats_are_refused(content):
     with pytest.raises(ValueError, match="cannot be decoded: "):
         decode(content)
@@ -176,6 +179,7 @@ def huge_bmp():
     ],
     ids=["png", "jpeg", "gif", "bmp", "tiff"],
 )
+@pytest.mark.row(40)
 def test_row_40_a_huge_image_is_refused_at_once(content, words):
     tracemalloc.start()
     started = time.monotonic()
@@ -187,6 +191,7 @@ def test_row_40_a_huge_image_is_refused_at_once(content, words):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"])
+@pytest.mark.row(40)
 def test_row_40_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
     content = file_of(RGB, kind)
     read_image(content, (4, 4, 3), max_pixels=63)
@@ -214,6 +219,7 @@ def photo(image, kind, orientation):
 
 @each_format
 @each_orientation
+@pytest.mark.row(23)
 def test_row_23_a_photo_is_turned_as_pillow_turns_it(kind, orientation):
     content = photo(smooth(150, 260), kind, orientation)
     expected = by_pillow(content)

@@ -226,6 +226,7 @@ def test_held_out_images_come_from_everywhere():
 # Refused and skipped files.
 
 
+@pytest.mark.row(23)
 def test_row_23_stray_files_and_empty_folders_are_skipped_and_counted(root):
     (root / "train" / "cat" / "notes.txt").touch()
     (root / "train" / "cat" / "Thumbs.db").touch()
@@ -252,6 +253,7 @@ def spoil_some(root):
     return "train/dog/x.jp2", "train/cat/03.png", "train/dog/00.png", "test/ant/01.png"
 
 
+@pytest.mark.row(23)
 def test_row_23_bad_images_are_left_out_and_named(root):
     names = spoil_some(root)
     data_set = load(root, bad_images="skip")
@@ -357,6 +359,7 @@ def broken_image(root):
         (broken_image, "train/dog/02.png", "cannot be decoded: broken PNG"),
     ],
 )
+@pytest.mark.row(23)
 def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
     spoil(root)
     text = message(root)
@@ -458,6 +461,7 @@ def test_held_out_test_images_are_those_of_the_training_also_in_an_evaluation(
 
 
 @pytest.mark.parametrize("change", ["rename", "move", "swap"])
+@pytest.mark.row(34)
 def test_the_checksum_notices_other_names_of_as_many_images(root, change):
     first, second = sorted((root / "train").iterdir())[:2]
     ours, theirs = sorted(first.iterdir())[0], sorted(second.iterdir())[0]

@@ -32,6 +32,7 @@ def load():
         ("labels", "labels - 1", r"test image 0 .*has the label -1, "),
     ],
 )
+@pytest.mark.row(21, 47)
 def test_row_21_labels_outside_of_the_classes(tmp_path, kind, train, test, words):
     path = tmp_path / "mine.py"
     path.write_text(IN_A_FILE.format(train=train, test=test, kind=kind))
@@ -48,6 +49,7 @@ def test_row_21_one_hot_labels(tmp_path):
 
 
 @pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+@pytest.mark.row(21)
 def test_row_21_labels_of_tensorflow_datasets(tmp_path, file_format):
     import tensorflow_datasets
 

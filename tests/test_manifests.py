@@ -25,7 +25,6 @@ from towers.config import FIELDS
 from towers.config.cluster_spec import find_cluster
 from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
-from towers.launch.cluster import LASTING
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLUSTER = ROOT / "docs" / "cluster"
@@ -36,7 +35,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 each_manifest = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 
 # Exit codes after which the same command is not started again.
-FINAL = set(LASTING)
+FINAL = {code for code, may_pass in errors.EXIT_CODES.items() if code and not may_pass}
 
 
 # Kubernetes.
@@ -308,11 +307,7 @@ def test_the_job_ends_or_starts_again_by_the_exit_code():
             assert codes["operator"] == "In"
             assert codes["containerName"] == POD["containers"][0]["name"]
             actions |= dict.fromkeys(codes["values"], rule["action"])
-    kinds = vars(errors).values()
-    promised = {e.exit_code for e in kinds if hasattr(e, "exit_code")} - {1}
-    counted = {errors.StuckError.exit_code, errors.DEFECT}
     again = {errors.Preempted.exit_code}
-    assert promised | {errors.DEFECT} == FINAL | counted | again
     assert actions == dict.fromkeys(FINAL, "FailJob") | dict.fromkeys(again, "Ignore")
     # What the API server asks for where there is a podFailurePolicy.
     assert POD["restartPolicy"] == "Never"
@@ -438,7 +433,7 @@ def run_batch_script(folder, codes, **variables):
         ([75, "killed", 75], (137, True)),
         (["killed", 75, 75], (137, True)),
         *[([75, code, 75], (75, True)) for code in (1, 6, 70)],
-        *[([75, code, "killed"], (200, False)) for code in [*LASTING, 127]],
+        *[([75, code, "killed"], (200, False)) for code in [*FINAL, 127]],
     ],
     ids=str,
 )
@@ -601,9 +596,7 @@ def test_every_file_is_on_the_page():
 def test_the_page_says_which_exit_codes_a_restart_mends():
     rows = re.findall(r"^\| ([\d, ]+)(?: or more)? \|.*\| (.*) \|$", PAGE, re.MULTILINE)
     said = {int(code): again for codes, again in rows for code in codes.split(",")}
-    kinds = vars(errors).values()
-    promised = {e.exit_code for e in kinds if hasattr(e, "exit_code")}
-    assert set(said) == promised | {0, errors.DEFECT, 128}
+    assert set(said) == {*errors.EXIT_CODES, 128}
     final = {code for code, again in said.items() if not again.startswith("yes")}
     assert final == FINAL | {0}
     [listed] = re.findall(r"Exit ([\d, and]+) end the Job", PAGE)

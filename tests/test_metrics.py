@@ -52,6 +52,7 @@ def test_a_record_is_a_line_of_plain_json(path):
 
 
 @pytest.mark.parametrize("resume_step,kept", [(0, 0), (20, 3), (29, 3), (30, 4)])
+@pytest.mark.row(32)
 def test_row_32_a_resumed_run_drops_the_steps_it_takes_again(path, resume_step, kept):
     append_all(MetricsFile(path, 0), [1, 10, 20, 30])
     before = path.read_text().splitlines()
@@ -62,6 +63,7 @@ def test_row_32_a_resumed_run_drops_the_steps_it_takes_again(path, resume_step, 
     assert steps_in(path) == [1, 10, 20, 30][:kept] + [31, 40]
 
 
+@pytest.mark.row(32)
 def test_row_32_a_line_torn_anywhere_is_dropped(path):
     append_all(MetricsFile(path, 0), [1, 10, 20])
     whole = path.read_bytes()
@@ -93,6 +95,7 @@ def empty(path):  # as `logrotate` with `copytruncate` does
 
 
 @pytest.mark.parametrize("damage", [remove, replace, cut, empty])
+@pytest.mark.row(37)
 def test_row_37_what_the_file_lacks_is_in_the_checkpoint(path, damage):
     metrics = MetricsFile(path, 0)
     append_all(metrics, [1, 10])
@@ -113,6 +116,7 @@ def test_row_37_what_the_file_lacks_is_in_the_checkpoint(path, damage):
     assert path.read_bytes().splitlines()[-2:] == lines
 
 
+@pytest.mark.row(35)
 def test_row_35_a_queue_is_written_when_there_is_room(path, small_disk):
     path = small_disk / path.name
     metrics = MetricsFile(path, 0)
@@ -129,6 +133,7 @@ def test_row_35_a_queue_is_written_when_there_is_room(path, small_disk):
     assert metrics.queue == [] and steps_in(path) == list(range(1, last + 1))
 
 
+@pytest.mark.row(35)
 def test_row_35_what_could_not_be_flushed_to_the_disk_is_written_anew(
     path, monkeypatch
 ):
@@ -168,6 +173,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize("line", BAD_LINES)
+@pytest.mark.row(37)
 def test_row_37_a_damaged_file_is_set_aside_and_its_records_are_taken_over(
     path, line, capsys, monkeypatch
 ):
@@ -192,6 +198,7 @@ def test_row_37_a_damaged_file_is_set_aside_and_its_records_are_taken_over(
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+@pytest.mark.row(37)
 def test_row_37_lines_of_steps_beyond_the_checkpoint_are_ignored(path):
     path.write_text("".join(f'{{"step": {i}}}\n' for i in (10, 920, 30, 40)))
     append_all(MetricsFile(path, 50, [{"step": 50}]), [60])
@@ -201,6 +208,7 @@ def test_row_37_lines_of_steps_beyond_the_checkpoint_are_ignored(path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.row(37)
 def test_row_37_a_file_that_cannot_be_read_is_damaged():
     # A file whose first byte gives EIO.
     assert read_metrics(pathlib.Path("/proc/self/mem")) == ([], True)

@@ -64,35 +64,15 @@ def assert_mixed(found, soft, i, own, own_label):
 # Of Beta(1, 1) the quantiles are the numbers themselves.
 
 
-def test_mixup_equals_loops():
+@pytest.mark.parametrize("mixup,cutmix", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_mixup_and_cutmix_equal_loops(mixup, cutmix):
     drawn = Drawn()
-    found, soft = mixed(1.0, 0.0, drawn)
-    assert set(drawn.numbers) == {"mixup"}
-    for i, share in enumerate(drawn.numbers["mixup"].astype(np.float64)):
-        assert_mixed(found, soft, i, *mixed_up(share))
-
-
-def test_cutmix_equals_loops():
-    drawn = Drawn()
-    found, soft = mixed(0.0, 1.0, drawn)
-    assert set(drawn.numbers) == {"cutmix"}
-    for i, numbers in enumerate(drawn.numbers["cutmix"].astype(np.float64)):
-        assert_mixed(found, soft, i, *pasted(*numbers))
-
-
-def test_cutmix_keeps_the_bits_of_both_images():
-    images, _ = example()
-    found, _ = mixed(0.0, 1.0, Drawn())
-    own, other = found == images, found == np.roll(images, 1, axis=0)
-    assert np.all(own | other) and 0.1 < np.mean(other & ~own) < 0.9
-
-
-def test_with_both_each_image_has_one_of_them():
-    drawn = Drawn()
-    found, soft = mixed(1.0, 1.0, drawn)
-    assert set(drawn.numbers) == {"mixup", "cutmix", "mixing"}
-    is_mixed_up = drawn.numbers["mixing"] < 0.5
-    assert 0.25 < np.mean(is_mixed_up) < 0.75
+    found, soft = mixed(mixup, cutmix, drawn)
+    is_mixed_up = np.full(N, mixup > 0)
+    if mixup and cutmix:  # one of the two
+        is_mixed_up = drawn.numbers["mixing"] < 0.5
+        assert 0.25 < np.mean(is_mixed_up) < 0.75
+    assert create_mix(0.0, 0.0, NUM_CLASSES) is None
     for i in range(N):
         if is_mixed_up[i]:
             expected = mixed_up(float(drawn.numbers["mixup"][i]))
@@ -119,17 +99,6 @@ def test_the_smallest_and_the_largest_numbers_are_taken(number):
             assert np.mean(pasted_there) == pytest.approx(0.25, abs=0.07)
 
 
-def test_an_image_alone_in_its_batch_is_mixed_with_itself():
-    images, labels = example(1)
-    found, soft = mixed(1.0, 0.0, Drawn(), n=1)
-    np.testing.assert_allclose(found, images, rtol=1e-6)
-    np.testing.assert_allclose(soft, np.eye(NUM_CLASSES)[labels], rtol=1e-6)
-
-
-def test_nothing_is_mixed_unless_it_is_asked_for():
-    assert create_mix(0.0, 0.0, NUM_CLASSES) is None
-
-
 # The shares.
 
 
@@ -141,18 +110,6 @@ def distribution(alpha, x):
         2.0: lambda: 3 * x**2 - 2 * x**3,
         3.0: lambda: 10 * x**3 - 15 * x**4 + 6 * x**5,
     }[alpha]()
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
-def test_quantiles_are_those_of_the_distribution(alpha):
-    quantiles = beta_quantiles(alpha)
-    assert quantiles.dtype == tf.float32
-    quantiles = quantiles.numpy().astype(np.float64)
-    np.testing.assert_allclose(quantiles, 1 - quantiles[::-1], atol=1e-7)
-    # The lower half, where float32 does not round them to 1.
-    lower = np.arange(NUM_QUANTILES // 2)
-    found = distribution(alpha, quantiles[lower])
-    np.testing.assert_allclose(found, lower / NUM_QUANTILES, atol=1e-7)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])

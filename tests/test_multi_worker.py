@@ -93,16 +93,14 @@ def test_two_workers_equal_the_oracle(two_workers, job, monkeypatch):
 def test_any_number_of_workers_equals_the_oracle(
     count, num_devices, tmp_path, monkeypatch
 ):
-    """The whole product of the axes in float32, and with nesterov in float64."""
-    axes = (
-        ("plain", "local", "sync"),
-        ("sgd", "momentum", "nesterov"),
-        (1, 3),
-        (16, 13),
-        TOLERANCES,
-    )
-    jobs = [Job(*values) for values in itertools.product(*axes)]
-    jobs = [x for x in jobs if x.dtype == "float32" or x.optimizer == "nesterov"]
+    """Each two values of the axes together, in both types, in other jobs for each
+    number of workers."""
+    axes = ("plain", "local", "sync"), ("sgd", "momentum", "nesterov"), (1, 3), (16, 13)
+    jobs = []
+    for places in itertools.product(*(range(len(axis)) for axis in axes)):
+        if (sum(places) + count + num_devices) % 3 == 0:
+            values = [axis[i] for axis, i in zip(axes, places, strict=True)]
+            jobs.append(Job(*values, list(TOLERANCES)[len(jobs) % 2]))
     with WorkerProcesses(count, tmp_path, num_devices) as workers:
         for job in jobs:
             assert_trained_as_by_the_oracle(
@@ -110,7 +108,7 @@ def test_any_number_of_workers_equals_the_oracle(
             )
 
 
-@pytest.mark.parametrize("tta", [*map(slow, ("none", "mirror", "translate_unsure"))])
+@pytest.mark.parametrize("tta", [slow("mirror"), slow("translate_unsure")])
 def test_an_evaluation_counts_every_image_once(two_workers, tta):
     job = Job("local", calls=(3,), tta=tta)
     state, _, counts = split_result(two_workers.do(job))
@@ -153,6 +151,7 @@ def saved(folder, state):
 
 
 @pytest.mark.slow
+@pytest.mark.row(11)
 def test_row_11_any_number_of_workers_and_any_strategy_continue_each_other(tmp_path):
     """Two steps by one and two by another are four by one device.
 

@@ -55,6 +55,7 @@ def without_counts(state):
     "cls,num_devices,options",
     [KINDS[0], KINDS[1], *(slow(*kind) for kind in KINDS[2:])],
 )
+@pytest.mark.row(14)
 def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, options):
     """The steps after it are those of a trainer that skips nothing, from that state."""
     network, batches = networks.residual_network(), batches_with("ggbgg")
@@ -86,6 +87,7 @@ def test_a_bad_step_is_counted_and_changes_nothing_else(cls, num_devices, option
     "cls,num_devices,options",
     [kind if kind is KINDS[1] else slow(*kind) for kind in KINDS],
 )
+@pytest.mark.row(14)
 def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
     """Also where another trainer goes on in the middle of a row."""
     network, batches = networks.plain_network(), batches_with("g" + 9 * "b" + "g")
@@ -171,6 +173,7 @@ def config(monkeypatch):
     )
 
 
+@pytest.mark.row(14)
 def test_a_run_stopped_in_a_row_of_bad_steps_continues_bit_for_bit(config, tmp_path):
     whole = train(tmp_path / "whole", config).state
     train(tmp_path / "run", dataclasses.replace(config, max_steps=3))

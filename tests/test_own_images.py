@@ -2,6 +2,7 @@
 
 import collections
 import csv
+import dataclasses
 import json
 import os
 import pathlib
@@ -13,9 +14,13 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from pictures import png, random_pixels
 from PIL import ExifTags, Image
 
+import towers
 from docs.draw_confusion import draw_matrix
+from towers.build import load_data_set
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "own_images.md").read_text()
@@ -122,21 +127,32 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
 
 
 def test_a_folder_of_photos_trains_and_continues_by_the_same_command(tmp_path):
-    for name in ("cat", "dog"):
+    for label, name in enumerate(("cat", "dog")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
             path = tmp_path / "photos" / name / f"{number}.png"
-            Image.new("RGB", (30, 40), (10 * number, 99, 0)).save(path)
-    first, second = (
-        typed(f"python run_train.py --data_dir=photos --max_steps={steps}", tmp_path)
-        for steps in (1, 2)
-    )
+            path.write_bytes(png(random_pixels([label, number], 40, 30)))
+    command = "python run_train.py --data_dir=photos --center_crop=0.6 --max_steps="
+    first, second = (typed(f"{command}{steps}", tmp_path) for steps in (1, 2))
     assert "chosen for the images: image_size=32, num_epochs=100.0" in first
     assert "run folder:" in second and "step 2 of" in second
     run = tmp_path / "runs" / "photos"
     config = json.loads((run / "config.json").read_text())
     assert (config["dataset"], config["image_size"]) == ("image_folder", 32)
     assert config["num_epochs"] == 100
+
+    # The same middle of each photo is evaluated and predicted.
+    restored = towers.load_run(run)
+    config = dataclasses.replace(restored.config, data_dir=str(tmp_path / "photos"))
+    test = load_data_set(config, restored.dataset_info).test
+    images, _ = test.read(tf.range(test.num_examples, dtype=tf.int64))
+    expected = tf.nn.softmax(restored.model_ema(restored.preprocess(images)))
+    paths = [test.place(index) for index in range(test.num_examples)]
+    towers.predict(run, paths, form="json", output=tmp_path / "predicted.jsonl")
+    lines = (tmp_path / "predicted.jsonl").read_text().splitlines()
+    for line, probabilities in zip(lines, expected.numpy(), strict=True):
+        found = {x["class"]: x["probability"] for x in json.loads(line)["predictions"]}
+        np.testing.assert_allclose([found["cat"], found["dog"]], probabilities, 1e-4)
 
 
 def check_forms(folder):

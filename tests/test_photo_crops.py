@@ -46,30 +46,37 @@ def photos():
     ]
 
 
-def batches_of(files, name="random_resized_crop", image_size=SIDE):
+def batches_of(files, name="random_resized_crop", image_size=SIDE, **options):
     shape = (SIDE, SIDE, 3)
     source = CachedSource(Files(files), shape, ImageOptions(image_size=image_size))
-    augmentation = create_augment(name, shape, MEAN, DEVIATION)
+    augmentation = create_augment(name, shape, MEAN, DEVIATION, **options)
     return TrainBatches(source, augmentation, SEED, NUM_IMAGES)
 
 
-def test_a_batch_is_made_of_crops_of_the_photos(photos):
-    batches = batches_of(photos)
+@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.6, 0.7)])
+def test_a_batch_is_made_of_crops_of_the_photos(photos, scale):
+    batches = batches_of(photos, crop_scale=scale)
     step = tf.constant(4, tf.int64)  # an epoch ends in it
     draw = randomness.Draw(SEED, step, None, None)
-    numbers = crops.draw_numbers(draw, NUM_IMAGES).numpy()
+    numbers = crops.draw_numbers(draw, NUM_IMAGES, scale).numpy()
     is_flipped = draw("flip", [NUM_IMAGES, 1]).numpy()[:, 0] >= 0.5
     batch, areas = batches(step), []
     for i, index in enumerate(batches.indices(step).numpy().tolist()):
         upright = ImageOps.exif_transpose(Image.open(io.BytesIO(photos[index])))
-        place = box(numbers[i, :-1], numbers[i, -1], *upright.size[::-1])
+        # These are shares of the area already.
+        size = upright.size[::-1]
+        place = box(numbers[i, :-1], numbers[i, -1], *size, low=0.0)
         areas.append(place[2] * place[3] / np.prod(upright.size))
         expected = cut_out(upright, *place)
         expected = expected[:, ::-1] if is_flipped[i] else expected
         found = batch["images"][i].numpy() * DEVIATION + MEAN
         np.testing.assert_allclose(found, expected, atol=1.01)
         assert batch["labels"][i] == index % 4
-    assert len(set(is_flipped)) == 2 and min(areas) < 0.5 < max(areas)
+    assert len(set(is_flipped)) == 2
+    if scale == (0.6, 0.7):
+        assert 0.5 < min(areas) <= max(areas) < 0.8
+    else:
+        assert min(areas) < 0.5 < max(areas)
 
 
 @pytest.mark.parametrize("name", ["random_resized_crop", "rand_augment"])
@@ -93,6 +100,26 @@ def test_streams_parts_and_subsets_have_the_same_crops(photos, name):
     (batch,) = subset.stream(0).take(1)
     again = subset(tf.constant(0, tf.int64))
     np.testing.assert_array_equal(batch["images"], again["images"])
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize(
+    "size,share,resized", [((40, 60), 0.8, (20, 30)), ((96, 64), 0.5, (48, 32))]
+)
+def test_a_center_crop_is_a_resize_and_a_crop_by_pillow(
+    size, share, resized, orientation
+):
+    content = photo(Image.fromarray(random_pixels(0, *size)), "PNG", orientation)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    height, width = resized if orientation == 1 else resized[::-1]
+    middle = upright.resize((width, height), Image.Resampling.BILINEAR)
+    top, left = (height - SIDE) // 2, (width - SIDE) // 2
+    middle = middle.crop((left, top, left + SIDE, top + SIDE))
+    options = ImageOptions(image_size=SIDE, center_crop=share)
+    source = CachedSource(Files([content]), (SIDE, SIDE, 3), options)
+    image = source.read(tf.constant([0], tf.int64))[0][0].numpy().astype(int)
+    # A turned photo is resized before it is turned; its rows are rounded first.
+    assert np.abs(image - middle).max() <= (orientation != 1)
 
 
 def test_photos_that_are_not_resized_are_cropped_as_they_are_stored():

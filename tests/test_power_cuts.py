@@ -189,6 +189,7 @@ def scratch(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("most,expected", [(6, 300), slow(100, 4000)])
+@pytest.mark.row(1, 32)
 def test_row_1_after_a_power_cut_what_was_saved_is_there(
     recorded, scratch, count, most, expected
 ):
@@ -201,6 +202,7 @@ def test_row_1_after_a_power_cut_what_was_saved_is_there(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+@pytest.mark.row(1)
 def test_row_1_after_a_power_cut_by_the_system_calls(tmp_path, scratch, count):
     """With the writes of TensorFlow one by one, and the best checkpoint kept."""
     root, config = tmp_path / "disk", small_config(**small_runs.HELD_OUT)
@@ -229,6 +231,7 @@ def test_row_1_after_a_power_cut_by_the_system_calls(tmp_path, scratch, count):
 
 
 @pytest.mark.slow
+@pytest.mark.row(1)
 def test_row_1_a_power_cut_after_a_kill(recorded, tmp_path, scratch, count):
     """A process killed at any operation until its first save leaves to the next one
     what it has not synced."""
@@ -249,6 +252,7 @@ def test_row_1_a_power_cut_after_a_kill(recorded, tmp_path, scratch, count):
 
 
 @pytest.mark.slow
+@pytest.mark.row(1)
 def test_row_1_after_a_power_cut_a_run_ends_as_the_uninterrupted_one(
     recorded, scratch, count
 ):

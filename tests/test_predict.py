@@ -157,6 +157,7 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
         assert wrong == {int(row["index"]): row["prediction"] for row in mistakes}
 
 
+@pytest.mark.row(50)
 def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     workdir, photos, capfd, tmp_path
 ):
@@ -223,6 +224,7 @@ def test_a_rejected_checkpoint_is_reported_on_standard_error(
 
 
 @pytest.mark.parametrize("features", ["", "logits"])
+@pytest.mark.row(50)
 def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path, features):
     def refuses(output, words):
         with pytest.raises(ConfigError, match=f"{output}: {words}"):
@@ -284,6 +286,7 @@ def test_a_network_in_16_bits_predicts_and_gives_its_features(
         assert file["features"].shape == (NUM_TEST, 3, 3, 4)
 
 
+@pytest.mark.row(50)
 def test_features_replace_files_alone(workdir, photos, tmp_path):
     """As root a rename would replace /dev/null, too."""
     paths, pipe = sorted_files(photos)[:2], tmp_path / "pipe"
@@ -352,7 +355,8 @@ def run(folder, *arguments, program="run_predict.py", after=""):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-def test_row_44_the_program_ends_in_one_line(workdir, photos, tmp_path):
+@pytest.mark.row(50)
+def test_the_program_ends_in_one_line(workdir, photos, tmp_path):
     run_flag = f"--workdir={workdir}"
     for arguments, code, words in [
         ([f"--workdir={tmp_path}"], 3, "no images: give files"),
@@ -370,6 +374,7 @@ def test_row_44_the_program_ends_in_one_line(workdir, photos, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.row(50)
 def test_the_program_predicts_and_names_what_cannot_be_read(tmp_path):
     """With the command itself; flags stand before, between and after the paths."""
     flags = "--dataset=embedded --width=0.25 --device=cpu --max_steps=2 --workdir=run"

@@ -65,20 +65,6 @@ def test_neighboring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
         assert abs(np.mean(correlations)) < 0.01
 
 
-@pytest.mark.parametrize("draw", [numbers, order, views])
-def test_the_same_key_draws_the_same(draw):
-    for each in KEYS:
-        np.testing.assert_array_equal(draw(*each), draw(*each))
-
-
-def test_numbers_are_uniform_in_the_half_open_unit_interval():
-    actual = uniform(0, "crop", tf.constant(0), [100_000]).numpy()
-    assert actual.dtype == np.float32
-    assert actual.min() >= 0 and actual.max() < 1
-    counts, _ = np.histogram(actual, 20, (0, 1))
-    np.testing.assert_allclose(counts, 5000, atol=5 * np.sqrt(5000))
-
-
 def test_hashed_numbers_are_uniform_and_independent_in_every_direction():
     count = 3
     epochs = [
@@ -117,49 +103,11 @@ def test_hashed_numbers_equal_murmurhash_in_plain_integers():
             assert actual[place, number] == bits % 2**23 / 2**23
 
 
-def test_numbers_of_one_draw_are_uncorrelated_with_their_neighbors():
-    actual = numbers(0, "crop", 0)
-    for lag in (1, 2, 3, 4, 8):
-        assert abs(np.corrcoef(actual[:-lag], actual[lag:])[0, 1]) < 0.04
-
-
-def test_numbers_have_the_given_shape():
-    actual = uniform(0, "noise", tf.constant(0), [3, 4, 5])
-    assert actual.shape == [3, 4, 5]
-    flat = uniform(0, "noise", tf.constant(0), [60])
-    np.testing.assert_array_equal(tf.reshape(actual, [-1]), flat)
-
-
 @pytest.mark.parametrize("length", [1, 2, 7, 10_000])
 def test_a_permutation_holds_every_number_once(length):
     actual = permutation(0, "order", tf.constant(0), length)
     assert actual.dtype == tf.int64
     np.testing.assert_array_equal(np.sort(actual), np.arange(length))
-
-
-def test_every_number_comes_everywhere():
-    """Counts of each of ten numbers in each place over many epochs."""
-    drawn = tf.function(lambda epoch: permutation(0, "order", epoch, 10))
-    orders = np.stack([drawn(tf.constant(epoch)) for epoch in range(2000)])
-    counts = np.stack([np.bincount(place, minlength=10) for place in orders.T])
-    np.testing.assert_allclose(counts, 200, atol=5 * np.sqrt(200))
-
-
-def test_the_counter_may_have_any_integer_type():
-    for dtype in (tf.int32, tf.int64):
-        actual = uniform(3, "crop", tf.constant(7, dtype), [5])
-        np.testing.assert_array_equal(actual, numbers(3, "crop", 7)[:5])
-
-
-def test_keys_of_all_purposes_in_use_differ():
-    purposes = ["order", "hold_out", "crop", "flip", "brightness", "contrast"]
-    keys = {
-        tuple(key(seed, purpose, tf.constant(counter)).numpy())
-        for seed in (0, 1, 2**31, 2**62)
-        for purpose in purposes
-        for counter in (0, 1)
-    }
-    assert len(keys) == 4 * 6 * 2
 
 
 def test_numbers_are_those_of_tensorflow():

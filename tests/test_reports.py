@@ -13,6 +13,7 @@ from towers.run.folder import RunFolder
 from towers.run.reports import Reports
 
 
+@pytest.mark.row(35)
 def test_row_35_on_a_full_disk_curves_are_lost_and_others_are_not(small_disk, capsys):
     folder = RunFolder(small_disk)
     with Reports(folder, "train") as reports:
@@ -31,6 +32,7 @@ def test_row_35_on_a_full_disk_curves_are_lost_and_others_are_not(small_disk, ca
     assert last == f"TensorBoard can be written again; {lost} report(s) are lost"
 
 
+@pytest.mark.row(35)
 def test_row_35_what_is_kept_and_what_is_lost_is_told(tmp_path, monkeypatch, capsys):
     def full(path, content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -55,6 +57,7 @@ def test_row_35_what_is_kept_and_what_is_lost_is_told(tmp_path, monkeypatch, cap
     )
 
 
+@pytest.mark.row(36)
 def test_row_36_nothing_is_written_in_the_folder_of_another_run(tmp_path, capsys):
     def check():
         raise RunFolderError("it was replaced")
@@ -67,6 +70,7 @@ def test_row_36_nothing_is_written_in_the_folder_of_another_run(tmp_path, capsys
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "metrics.jsonl"])
+@pytest.mark.row(35)
 def test_row_35_what_is_no_file_or_folder_of_ours_ends_no_run(tmp_path, capsys, name):
     path = tmp_path / name
     if name == "tensorboard":

@@ -99,6 +99,7 @@ def test_the_preprocessing_can_be_a_part_of_a_graph(half_way):
         run.preprocess(np.zeros((1, 9, 8, 3), np.uint8))
 
 
+@pytest.mark.row(34)
 def test_an_older_step_has_the_options_that_it_was_trained_with(half_way):
     changed = small_config(augment="translate_flip")
     train(half_way, changed, allow_change=("augment",))
@@ -159,6 +160,7 @@ def test_a_checkpoint_of_another_network_is_refused(half_way, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [None, "[]", "of other classes"])
+@pytest.mark.row(34)
 def test_row_34_the_checkpoint_decides_what_its_classes_are(half_way, content):
     path = half_way / "dataset_info.json"
     stored = json.loads(path.read_text())
@@ -191,6 +193,7 @@ def test_a_damaged_file_that_decides_is_refused_with_its_path(half_way):
         ({"train": np.arange(50)[::-1]}, "labels .* of its training images, or their"),
     ],
 )
+@pytest.mark.row(34)
 def test_row_34_another_data_set_does_not_continue_a_run(
     half_way, monkeypatch, capfd, change, words
 ):

@@ -60,6 +60,7 @@ FULL = {"num_towers": 2, "eval_every_epochs": 0.5}
         slow([1, 2, 9], {"steps_per_loop": 1}),
     ],
 )
+@pytest.mark.row(10)
 def test_row_10_a_continued_run_equals_the_uninterrupted_one(
     tmp_path, monkeypatch, stops, changes
 ):
@@ -80,6 +81,7 @@ def test_row_10_a_continued_run_equals_the_uninterrupted_one(
 
 
 @pytest.mark.slow
+@pytest.mark.row(10)
 def test_row_10_would_notice_other_random_numbers(tmp_path, monkeypatch):
     """With another seed from step 5 on, order, crops and dropout alone differ."""
     config = small_config(**FULL)
@@ -95,6 +97,7 @@ def test_row_10_would_notice_other_random_numbers(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, slow(8)])
+@pytest.mark.row(10)
 def test_row_10_also_where_batches_straddle_epochs(tmp_path, stop):
     config = small_config(
         batch_size=12, num_epochs=2.3, schedule="cosine", warmup_epochs=0.5
@@ -107,6 +110,7 @@ def test_row_10_also_where_batches_straddle_epochs(tmp_path, stop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adamw", "lars"])
+@pytest.mark.row(10)
 def test_row_10_also_with_other_optimizers_and_mixed_images(tmp_path, optimizer):
     config = small_config(
         optimizer=optimizer,
@@ -138,6 +142,7 @@ def test_row_10_other_cuts_into_calls_change_nothing(tmp_path):
 # Row 11: other towers.
 
 
+@pytest.mark.row(11)
 def test_row_11_two_four_and_one_tower_continue_each_other(tmp_path, monkeypatch):
     config = small_config(
         batch_size=12, num_epochs=2.3, num_towers=2, log_every_steps=1
@@ -160,6 +165,7 @@ def test_row_11_two_four_and_one_tower_continue_each_other(tmp_path, monkeypatch
 # Rows 9 and 8: another config, another model.
 
 
+@pytest.mark.row(9)
 def test_row_9_a_changed_config_is_refused_and_nothing_touched(half_way):
     before = snapshot(half_way)
     changed = small_config(learning_rate=0.2, seed=3, batch_size=20, num_towers=2)
@@ -196,6 +202,7 @@ def test_a_run_with_groups_is_continued_without(tmp_path):
     assert train(tmp_path, dataclasses.replace(config, **changes)).step == 2
 
 
+@pytest.mark.row(9)
 def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
     changed = small_config(learning_rate=0.2, seed=3)
     with pytest.raises(ConfigError) as caught:
@@ -209,6 +216,7 @@ def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
         train(half_way, small_config())
 
 
+@pytest.mark.row(9)
 def test_row_9_rhythm_towers_and_length_may_change_freely(half_way):
     changed = small_config(
         num_towers=5,
@@ -236,6 +244,7 @@ def test_row_9_the_length_of_a_cosine_is_part_of_the_run(tmp_path):
     assert train(tmp_path, longer, allow_change=("num_epochs",)).step == 3
 
 
+@pytest.mark.row(8)
 def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypatch):
     before = snapshot(half_way)
     small_runs.use(monkeypatch, dropout_network)
@@ -248,6 +257,7 @@ def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypa
 # Rows 3, 6 and 7: the folder of checkpoints.
 
 
+@pytest.mark.row(3)
 def test_row_3_leftovers_of_a_killed_save_are_removed(half_way, capfd):
     leftover = half_way / "checkpoints" / ".tmp-step-00000007-123"
     leftover.mkdir()
@@ -258,6 +268,7 @@ def test_row_3_leftovers_of_a_killed_save_are_removed(half_way, capfd):
     assert f"removed {leftover}, left by an interrupted save: 1,234 bytes" in out
 
 
+@pytest.mark.row(6)
 def test_row_6_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capfd):
     config = small_config()
     expected = uninterrupted(config)
@@ -276,6 +287,7 @@ def test_row_6_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capfd):
         assert Checkpointer(path).restore(step).step == step
 
 
+@pytest.mark.row(7)
 def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(tmp_path):
     config = small_config(checkpoint_every_steps=3)
     train(tmp_path, dataclasses.replace(config, max_steps=6))

@@ -42,6 +42,7 @@ def half_way(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "{", "of another run"])
+@pytest.mark.row(34)
 def test_row_34_the_checkpoint_decides_what_run_it_is(half_way, content):
     path, other = half_way / "config.json", small_config(learning_rate=0.5, seed=77)
     path.unlink()
@@ -57,6 +58,7 @@ def test_row_34_the_checkpoint_decides_what_run_it_is(half_way, content):
     assert_equal_states(state, small_runs.uninterrupted(small_config()).state)
 
 
+@pytest.mark.row(34)
 def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
     half_way,
 ):
@@ -72,6 +74,7 @@ def test_row_34_an_evaluation_takes_the_network_and_the_data_of_the_checkpoint(
     assert evaluate(half_way) == expected
 
 
+@pytest.mark.row(34)
 def test_row_34_a_command_without_a_recipe_stands_on_the_config_of_the_checkpoint(
     half_way, tmp_path
 ):
@@ -112,6 +115,7 @@ def full_disk(name, fails=lambda *args: True):
 
 
 @every_strategy
+@pytest.mark.row(35)
 def test_row_35_without_room_for_reports_the_training_goes_on(
     tmp_path, capsys, strategy
 ):
@@ -133,6 +137,7 @@ def test_row_35_without_room_for_reports_the_training_goes_on(
     assert records(tmp_path) == expected.records
 
 
+@pytest.mark.row(35)
 def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
     small_disk, capsys
 ):
@@ -155,6 +160,7 @@ def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
     assert "can be written again" in capsys.readouterr().out
 
 
+@pytest.mark.row(35)
 def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys):
     expected = evaluate(half_way)
     capsys.readouterr()
@@ -165,15 +171,22 @@ def test_row_35_an_evaluation_that_cannot_be_written_is_told(half_way, capsys):
     assert "result.json cannot be written: No space left on device" in out
 
 
-def test_rows_4_46_a_checkpoint_is_tried_once_more(tmp_path, capsys):
-    config, failures = small_config(max_steps=4), [1]
-    with full_disk("sync", lambda path: "step-" in str(path) and failures and failures.pop()):
-        train(tmp_path / "once", config)
-    assert saved_steps(tmp_path / "once") == [4]
+@pytest.mark.parametrize("num_failures", [1, 2])
+@pytest.mark.row(4, 46)
+def test_rows_4_46_a_checkpoint_is_tried_once_more(tmp_path, capsys, num_failures):
+    failures = iter(range(num_failures))
+
+    def fails(path, target):
+        return target.name.startswith("step-") and next(failures, None) is not None
+
+    is_saved = contextlib.nullcontext()
+    if num_failures == 2:
+        words = "bytes are free .* same command continues"
+        is_saved = pytest.raises(CheckpointError, match=words)
+    with full_disk("replace", fails), is_saved:
+        train(tmp_path, small_config(max_steps=4))
+    assert saved_steps(tmp_path) == ([4] if num_failures == 1 else [])
     assert "Trying once more" in capsys.readouterr().out
-    with full_disk("replace", lambda path, _: "step-" in str(path)):
-        with pytest.raises(CheckpointError, match="bytes are free .* same command con"):
-            train(tmp_path / "twice", config)
 
 
 # Row 36: the folder is removed, moved or replaced.
@@ -199,6 +212,7 @@ def replace(folder):
 
 @pytest.mark.parametrize("change", [remove, move, replace])
 @pytest.mark.parametrize("when", ["between steps", "in a save"])
+@pytest.mark.row(36)
 def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, change, when):
     """Another run in its place is not touched: nothing is written there or removed."""
     config = small_config(
@@ -228,6 +242,7 @@ def test_row_36_a_folder_that_is_gone_ends_the_run(tmp_path, change, when):
         assert_equal_states(state, small_runs.uninterrupted(config).state)
 
 
+@pytest.mark.row(36)
 def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeypatch):
     workdir, before = tmp_path / "run", {}
     start_banner = training.start_banner
@@ -247,6 +262,7 @@ def test_row_36_nothing_of_another_run_is_removed_by_overwrite(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("line", [b"\xff\n", b"[]\n", b"[" * 5000 + b"\n"])
+@pytest.mark.row(37)
 def test_row_37_a_damaged_log_is_moved_aside_and_refuses_no_run(half_way, capsys, line):
     path = half_way / "metrics.jsonl"
     first, *others = path.read_bytes().splitlines(keepends=True)
@@ -262,6 +278,7 @@ def test_row_37_a_damaged_log_is_moved_aside_and_refuses_no_run(half_way, capsys
 
 
 @pytest.mark.parametrize("way", ["a long name", "a loop of links"])
+@pytest.mark.row(38)
 def test_row_38_a_folder_that_cannot_be_looked_into_is_refused(tmp_path, way):
     path = tmp_path / ("x" * 300)
     if way == "a loop of links":
@@ -274,6 +291,7 @@ def test_row_38_a_folder_that_cannot_be_looked_into_is_refused(tmp_path, way):
 
 
 @pytest.mark.parametrize("name", [os.fsdecode(b"run-\xff"), "lr[0.1]", "a\\b"])
+@pytest.mark.row(38)
 def test_a_workdir_that_tensorflow_cannot_use_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="name is not UTF-8|a bracket or a backslash"):
         train(pathlib.Path(tmp_path, name), small_config())
@@ -294,6 +312,7 @@ def test_a_start_that_fails_leaves_no_folder(tmp_path):
 
 
 @every_strategy
+@pytest.mark.row(41)
 def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path, strategy):
     config = small_config(**strategy)
 

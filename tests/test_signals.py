@@ -123,6 +123,7 @@ def train_and_halt(config, workdir, place, halt):
         slow("saving", 1, False, [3], signal.SIGTERM),
     ],
 )
+@pytest.mark.row(12)
 def test_row_12_a_signal_saves_and_the_same_command_continues(
     tmp_path, place, nth, hold, steps, number
 ):
@@ -130,6 +131,7 @@ def test_row_12_a_signal_saves_and_the_same_command_continues(
 
 
 @pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
+@pytest.mark.row(12)
 def test_row_12_a_signal_saves_under_every_strategy(tmp_path, strategy):
     """In the fourth step; replicated towers compute two losses in each."""
     nth = 8 if strategy["strategy"] == "replicated" else 4
@@ -224,6 +226,7 @@ def hurry_while_held(monkeypatch, halt):
 
 
 @every_strategy
+@pytest.mark.row(15)
 def test_row_15_a_step_that_does_not_end_is_reported(
     half_way, monkeypatch, capfd, strategy
 ):
@@ -246,6 +249,7 @@ def test_row_15_a_step_that_does_not_end_is_reported(
 
 
 @pytest.mark.parametrize("every_steps", [4, 10])
+@pytest.mark.row(15)
 def test_row_15_a_save_that_does_not_end_is_reported(
     tmp_path, monkeypatch, every_steps
 ):
@@ -262,6 +266,7 @@ def test_row_15_a_save_that_does_not_end_is_reported(
         small_runs.join_abandoned()
 
 
+@pytest.mark.row(12)
 def test_row_12_a_signal_during_a_long_save_is_answered(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.2)
     halt = Halt(signal.SIGTERM)
@@ -280,6 +285,7 @@ def release_after(halt, secs):
     halt.released.set()
 
 
+@pytest.mark.row(12)
 def test_row_12_after_overwrite_the_command_without_it_continues(tmp_path):
     config = small_config(log_every_steps=1)
     halt = Halt(signal.SIGTERM, 4, hold=False)

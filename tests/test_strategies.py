@@ -312,6 +312,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", ["plain", slow("residual")])
+@pytest.mark.row(11)
 def test_any_strategy_continues_a_checkpoint_of_any_other(name, tmp_path):
     """reliability.md, row 11: save in X, resume in Y, for all ordered pairs."""
     network = networks.NETWORKS[name]()
@@ -340,6 +341,7 @@ def test_any_strategy_continues_a_checkpoint_of_any_other(name, tmp_path):
 
 @both
 @pytest.mark.parametrize("bad_tower", [slow(0), 2])
+@pytest.mark.row(14)
 def test_a_bad_tower_stops_before_the_update(cls, bad_tower):
     network = networks.plain_network()
     batches = networks.random_batches(5, 16)
@@ -412,6 +414,7 @@ def test_towers_without_averages_keep_none():
     assert not [name for name in towers.state() if name.startswith("averages/")]
 
 
+@pytest.mark.row(27)
 def test_a_replica_that_differs_is_named():
     """reliability.md, row 27."""
     network = networks.plain_network()
@@ -439,6 +442,7 @@ def test_a_replica_that_differs_is_named():
         (strategies.model_parallel, 4, {"group_size": 2}),
     ],
 )
+@pytest.mark.row(24)
 def test_evaluation_counts_every_weighted_image_once(cls, num_devices, options):
     network = networks.residual_network()
     batches = networks.random_batches(3, 13)

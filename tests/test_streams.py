@@ -1,13 +1,19 @@
 """Streams have threads of their own, and nobody waits for one that is dropped."""
 
+import gc
+import threading
 import time
+import weakref
 
 import pytest
 import small_runs
 import tensorflow as tf
+from pictures import png, random_pixels
 
 from towers.data.augment import create_augment
 from towers.data.batches import EvalBatches, TrainBatches
+from towers.data.cached import CachedSource
+from towers.data.image_files import ImageOptions
 from towers.data.streams import NUM_THREADS, without_tuning
 
 
@@ -26,10 +32,37 @@ def test_no_stream_is_tuned():
         assert stream.options().threading.private_threadpool_size == NUM_THREADS
 
 
-def test_the_elements_are_those_that_were_given():
-    numbers = tf.data.Dataset.range(7).batch(3)
-    actual = list(without_tuning(numbers).as_numpy_iterator())
-    assert [x.tolist() for x in actual] == [[0, 1, 2], [3, 4, 5], [6]]
+def test_a_reader_that_collects_an_iterator_does_not_wait_for_its_own_read():
+    collected_by, over = [], threading.Event()
+
+    class Collecting:
+        """Files whose reading collects garbage."""
+
+        def __len__(self):
+            return 1000
+
+        def read(self, index):
+            gc.collect()
+            if threading.get_ident() in collected_by:
+                over.set()
+            return png(random_pixels(0)), 0
+
+    class Cycle:
+        pass
+
+    source = CachedSource(Collecting(), (8, 6, 3), ImageOptions(cache_mb=0))
+    numbers = tf.data.Dataset.range(1000).batch(10)
+    reads = numbers.map(source.read, num_parallel_calls=4).prefetch(2)
+    gc.disable()  # in all other threads
+    try:
+        cycle = Cycle()
+        cycle.itself, cycle.iterator = cycle, iter(without_tuning(reads))
+        next(cycle.iterator)
+        weakref.finalize(cycle, lambda: collected_by.append(threading.get_ident()))
+        del cycle
+        assert over.wait(30)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

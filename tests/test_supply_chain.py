@@ -116,6 +116,7 @@ def bomb(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.row(22)
 def test_no_file_of_a_run_is_unpickled(tmp_path, monkeypatch, bomb):
     use(monkeypatch)
     original = half_way(tmp_path / "original")
@@ -155,6 +156,7 @@ def test_no_file_of_weights_is_unpickled(name, tmp_path, bomb):
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist"])
+@pytest.mark.row(22)
 def test_no_file_of_a_data_set_is_unpickled(name, tmp_path, monkeypatch, bomb):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
     for file in (
@@ -232,6 +234,7 @@ FORMS = ["class", "snake_case", "legacy", "nested", "in_a_string"]
 @pytest.mark.parametrize(
     "read", [load, lambda folder: tfds.read_arrays(str(folder), (8, 6, 3))]
 )
+@pytest.mark.row(22)
 def test_a_module_that_prepared_data_name_is_not_imported(
     form, read, prepared, tmp_path, monkeypatch
 ):

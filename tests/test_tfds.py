@@ -16,7 +16,6 @@ from towers import data
 from towers.data import tfds
 from towers.data.classes import labels_for
 from towers.data.image_files import ImageOptions, Survey
-from towers.data.tfrecord import Records
 
 FORMATS = ["tfrecord", "array_record"]
 
@@ -155,6 +154,7 @@ def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
     assert text.endswith("tfds build flowers --file_format=array_record")
 
 
+@pytest.mark.row(19)
 def test_row_19_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", path)
@@ -207,7 +207,7 @@ def test_records_are_those_that_tensorflow_reads(tmp_path):
         with tf.io.TFRecordWriter(path) as writer:
             for content in some:
                 writer.write(content)
-    records = Records(paths)
+    records = tfds.Records(paths)
     assert [records.read(i) for i in range(len(records))] == contents
     expected = tf.data.TFRecordDataset(paths).as_numpy_iterator()
     assert list(expected) == contents
@@ -215,7 +215,7 @@ def test_records_are_those_that_tensorflow_reads(tmp_path):
     for cut in (1, 5, 13, size - 1):
         os.truncate(paths[3], size - cut)
         with pytest.raises(ValueError, match="c: record .* breaks off"):
-            Records(paths)
+            tfds.Records(paths)
 
 
 def test_row_21_a_label_out_of_range_is_named(prepared, tmp_path):

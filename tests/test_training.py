@@ -124,6 +124,7 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
     assert re.search(log_line, out, re.MULTILINE)
 
 
+@pytest.mark.row(18)
 def test_row_18_without_a_gpu_one_line_says_that_the_cpu_is_taken(tmp_path, capfd):
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
@@ -134,6 +135,7 @@ def test_row_18_without_a_gpu_one_line_says_that_the_cpu_is_taken(tmp_path, capf
         train(tmp_path / "other", small_config(device="gpu"))
 
 
+@pytest.mark.row(25)
 def test_row_25_a_batch_that_does_not_divide_weighs_its_towers(tmp_path):
     train(tmp_path, small_config(num_towers=4))
     alone = uninterrupted(small_config())
@@ -359,6 +361,7 @@ def test_the_best_step_on_held_out_images_stays():
 # Row 14: not a number.
 
 
+@pytest.mark.row(14)
 def test_row_14_not_a_number_stops_before_the_update(tmp_path, monkeypatch):
     config = small_config(augment="none", num_towers=3)
     small_runs.use(monkeypatch, data_set=small_runs.spoiled(monkeypatch, 4))
@@ -378,6 +381,7 @@ def test_row_14_not_a_number_stops_before_the_update(tmp_path, monkeypatch):
     assert_equal_states(train(tmp_path, config).state, uninterrupted(config).state)
 
 
+@pytest.mark.row(14)
 def test_row_14_a_diverging_run_ends_with_finite_parameters(tmp_path):
     config = small_config(learning_rate=1e30)
     with pytest.raises(NumericError, match="not finite.* --learning_rate or --clip"):
@@ -388,6 +392,7 @@ def test_row_14_a_diverging_run_ends_with_finite_parameters(tmp_path):
 
 @pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
 @pytest.mark.parametrize("max_steps", [1, 0])
+@pytest.mark.row(14)
 def test_row_14_an_update_that_is_not_finite_is_not_saved(
     tmp_path, capsys, on_nonfinite, max_steps
 ):
@@ -412,6 +417,7 @@ def test_row_14_an_update_that_is_not_finite_is_not_saved(
         *((name, 1e-50) for name in ("learning_rate", "clip_norm", "epsilon")),
     ],
 )
+@pytest.mark.row(14)
 def test_row_14_numbers_that_float32_cannot_hold_are_refused(option, value):
     with pytest.raises(ConfigError, match=re.escape(f"{option}={value}: must be at ")):
         small_config(optimizer="adamw", **{option: value})
@@ -420,6 +426,7 @@ def test_row_14_numbers_that_float32_cannot_hold_are_refused(option, value):
 # Rows 5 and 13: the folder.
 
 
+@pytest.mark.row(5)
 def test_row_5_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written: .* --workdir"):
@@ -428,6 +435,7 @@ def test_row_5_a_folder_that_cannot_be_written_is_refused(tmp_path):
         train(tmp_path / "file", small_config())
 
 
+@pytest.mark.row(13)
 def test_row_13_of_several_workers_the_chief_waits(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "LOCK_SECS", 0.2)
     folder = RunFolder(tmp_path)

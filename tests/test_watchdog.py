@@ -100,6 +100,7 @@ def test_a_function_runs_in_another_thread():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.row(12)
 def test_row_12_a_waiting_trainer_is_abandoned_after_the_grace(number):
     trainer = Trainer("computing")
 
@@ -117,6 +118,7 @@ def test_row_12_a_waiting_trainer_is_abandoned_after_the_grace(number):
     trainer.released.set()
 
 
+@pytest.mark.row(12)
 def test_row_12_a_trainer_that_returns_gives_its_result_after_two_signals():
     trainer = Trainer("waiting")
     trainer.released = trainer.asked_to_stop
@@ -135,6 +137,7 @@ def test_row_12_a_trainer_that_returns_gives_its_result_after_two_signals():
         (report, "waiting", "what follows step 6, such as its reports,"),
     ],
 )
+@pytest.mark.row(12)
 def test_row_12_what_must_be_finished_is_announced_once_and_never_abandoned(
     monkeypatch, work, activity, what
 ):
@@ -254,6 +257,7 @@ def test_a_worker_that_has_left_its_activity_is_not_abandoned():
         (report, "what follows step 6, such as its reports, was not finished"),
     ],
 )
+@pytest.mark.row(15)
 def test_row_15_a_stuck_worker_is_reported_with_stacks(capfd, work, message):
     trainer = Trainer()
     dog = watch(trainer, 0, 0, 599, 601, stuck_after_secs=600)
@@ -265,6 +269,7 @@ def test_row_15_a_stuck_worker_is_reported_with_stacks(capfd, work, message):
 
 
 @pytest.mark.parametrize("stderr", [None, io.StringIO()])
+@pytest.mark.row(15)
 def test_row_15_a_stuck_step_is_reported_without_a_file_for_the_stacks(
     monkeypatch, stderr
 ):
@@ -317,6 +322,7 @@ def test_every_evaluated_batch_restarts_the_clock():
     dog.run(evaluate_batches, dog)
 
 
+@pytest.mark.row(15)
 def test_row_15_the_time_between_two_ticks_counts_and_a_pause_does_not():
     """As by Ctrl-Z, or by `docker pause`."""
     times = iter([5.0, 5.1, 5.9, 3605.9, 3606.0])
@@ -339,6 +345,7 @@ dog.run(train)
 
 
 @pytest.mark.slow
+@pytest.mark.row(15)
 def test_row_15_a_process_that_was_paused_goes_on():
     process = subprocess.Popen(
         [sys.executable, "-c", PAUSED],
@@ -383,6 +390,7 @@ def end_early(number, hang_up="SIG_DFL", busy="idle", stdout=subprocess.PIPE):
 
 @pytest.mark.parametrize("busy", ["idle", "printing"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.row(39)
 def test_row_39_before_there_is_anything_to_save_a_signal_ends_the_process(
     number, busy
 ):
@@ -391,12 +399,14 @@ def test_row_39_before_there_is_anything_to_save_a_signal_ends_the_process(
     assert (done.returncode, done.stdout, done.stderr) == (75, line, "")
 
 
+@pytest.mark.row(12)
 def test_row_12_a_closed_terminal_that_is_ignored_is_no_signal():
     done = end_early(signal.SIGHUP, "SIG_IGN")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.row(39)
 def test_row_39_a_signal_ends_the_process_even_if_nobody_reads_its_output(is_closed):
     reader, writer = os.pipe()
     if is_closed:

@@ -1,14 +1,14 @@
 """Two workers end where `replicated` ends with two towers, whatever the options."""
 
-import json
+import contextlib
 
 import numpy as np
 import pytest
 from machines import machines
+from small_runs import records, saved
 
 from towers import training
 from towers.config import Config
-from towers.run.checkpointer import Checkpointer
 
 COMMON = {
     "dataset": "embedded",
@@ -22,57 +22,54 @@ COMMON = {
     "summary_every_steps": 2,
     "log_every_steps": 2,
 }
+EVALUATED = {"eval_every_epochs": 0.006}
 OPTIONS = {
-    "mixing": {"mixup": 0.3, "cutmix": 1.0, "random_erasing": 0.5, "color_jitter": 0.3},
-    "accumulation": {"accumulate_steps": 3, "clip_norm": 0.5, "weight_decay": 0.01},
-    "float16": {"precision": "float16"},
+    "mixing, evaluation, clock": {
+        **{"mixup": 0.3, "cutmix": 1.0, "random_erasing": 0.5, "color_jitter": 0.3},
+        **EVALUATED,
+        "tta": "translate_unsure",
+        "summary_every_secs": 1e-6,
+        "steps_per_loop": 1,
+    },
+    "accumulation, resident": {
+        **{"accumulate_steps": 3, "clip_norm": 0.5, "weight_decay": 0.01},
+        "input": "resident",
+    },
+    "float16, held out": {"precision": "float16", "validation_fraction": 0.3}
+    | EVALUATED,
     "sync": {"model": "resnet20", "width": 0.25, "batch_norm": "sync"},
-    "muon": {"model": "speedrun", "width": 0.125, "optimizer": "muon"},
-    "phases": {"model": "speedrun", "width": 0.125, "early_sizes": "16:0.0005"},
-    "resident": {"input": "resident"},
+    "muon, phases": {
+        **{"model": "speedrun", "width": 0.125, "optimizer": "muon"},
+        "early_sizes": "16:0.0005",
+    },
     "dropout": {"model": "alexnet", "width": 0.02},
-    "evaluation": {"eval_every_epochs": 0.006, "tta": "translate_unsure"},
-    "clock": {"summary_every_secs": 1e-6, "steps_per_loop": 1},
-    "held out": {"validation_fraction": 0.3, "eval_every_epochs": 0.006},
     "skip": {"on_nonfinite": "skip", "learning_rate": 1e30},
 }
-
-
-def records(folder):
-    return [json.loads(x) for x in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def tensors(folder):
-    return Checkpointer(folder / "checkpoints", pytest.fail).restore().tensors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_two_workers_end_where_two_towers_end(name, tmp_path):
     options = COMMON | OPTIONS[name]
-    config = Config(**options, strategy="replicated", num_towers=2)
-    training.train(tmp_path / "towers", config)
+    alone, together = tmp_path / "towers", tmp_path / "workers"
+    training.train(alone, Config(**options, strategy="replicated", num_towers=2))
     flags = [f"--{k}={v}" for k, v in options.items()]
-    flags += ["--strategy=multi_worker", "--num_towers=1"]
-    with machines(2) as network:
-        logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    flags += ["--strategy=multi_worker", "--num_towers=1", f"--workdir={together}"]
+    with machines(2) as network, contextlib.ExitStack() as stack:
         workers = [
-            network.start(i, log, *flags, f"--workdir={tmp_path / 'workers'}")
-            for i, log in enumerate(logs)
+            stack.enter_context(network.start(i, tmp_path, *flags)) for i in range(2)
         ]
-        codes = [worker.wait(300) for worker in workers]
-        assert codes == [0, 0], "".join(log.read_text() for log in logs)
-    expected, found = tensors(tmp_path / "towers"), tensors(tmp_path / "workers")
+        for worker in workers:
+            assert worker.wait(300) == 0, worker.output
+    expected, found = saved(alone).tensors, saved(together).tensors
     assert set(found) == set(expected)
     for key, value in expected.items():
         np.testing.assert_allclose(
             found[key], value, rtol=1e-3, atol=2e-5, err_msg=f"{name}: {key}"
         )
-    for mine, theirs in zip(
-        records(tmp_path / "workers"), records(tmp_path / "towers"), strict=True
-    ):
+    for mine, theirs in zip(records(together), records(alone), strict=True):
         assert set(mine) == set(theirs)
-        for key in set(theirs) - {"images_per_sec", "input_wait_percent"}:
+        for key in theirs:
             # What is not a number is written as None.
             ours, expected = (np.array(x[key], float) for x in (mine, theirs))
             np.testing.assert_allclose(

@@ -5,22 +5,17 @@ writes what it has to a file. One process does many jobs, since each has to impo
 TensorFlow first.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import select
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 
 import numpy as np
-
-HERE = pathlib.Path(__file__).resolve().parent
-# Of a job; workers that wait for each other would wait for ever.
-MOST_SECS = 300
+from processes import Server, free_ports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,24 +118,11 @@ class WorkerProcesses:
     """
 
     def __init__(self, count: int, folder: pathlib.Path, num_devices: int = 1):
-        self._folder = folder
         addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(count))
-        environ = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
-        self._logs = [folder / f"worker-{index}.log" for index in range(count)]
-        self._processes = []
-        for index, log in enumerate(self._logs):
-            command = [sys.executable, __file__, addresses, str(index)]
-            with open(log, "wb") as output:
-                self._processes.append(
-                    subprocess.Popen(
-                        [*command, str(num_devices), str(folder)],
-                        env=environ,
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=output,
-                        text=True,
-                    )
-                )
+        self._servers = [
+            Server([__file__, addresses, index, num_devices, folder], folder)
+            for index in range(count)
+        ]
 
     def do(self, job: Job) -> dict[str, np.ndarray]:
         """What the chief has after a job: the state by name, the metrics of each call
@@ -148,14 +130,11 @@ class WorkerProcesses:
 
         All workers must have the same bits.
         """
-        for process in self._processes:
-            print(json.dumps(dataclasses.asdict(job)), file=process.stdin, flush=True)
+        for server in self._servers:
+            server.send(dataclasses.asdict(job))
         results = []
-        for process, log in zip(self._processes, self._logs, strict=True):
-            ready, _, _ = select.select([process.stdout], [], [], MOST_SECS)
-            path = process.stdout.readline().strip() if ready else ""
-            assert path, log.read_text()[-3000:]
-            with np.load(path) as arrays:
+        for server in self._servers:
+            with np.load(server.answer()) as arrays:
                 results.append(dict(arrays))
         for other in results[1:]:
             assert set(other) == set(results[0])
@@ -167,28 +146,12 @@ class WorkerProcesses:
     def __enter__(self) -> "WorkerProcesses":
         return self
 
-    def __exit__(self, *_) -> None:
-        try:
-            for process in self._processes:
-                process.stdin.close()
-                process.stdout.close()
-            for process, log in zip(self._processes, self._logs, strict=True):
-                assert process.wait(30) == 0, log.read_text()[-3000:]
-        finally:
-            for process in self._processes:
-                process.kill()
-                process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback on which nobody listens."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    def __exit__(self, *error) -> None:
+        for server in self._servers:  # they wait for each other at their ends
+            server.process.stdin.close()
+        with contextlib.ExitStack() as stack:
+            for server in self._servers:
+                stack.push(server)
 
 
 def own_part(batch: Mapping[str, np.ndarray], part, count: int = 1) -> dict:

@@ -33,7 +33,6 @@ from towers.parallel.feed import Batch, Feed, Streams
 from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
-from towers.run import sizes
 from towers.run.dataset_info import DatasetInfo
 
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
@@ -114,10 +113,6 @@ def build(
         images = num_images(config.num_epochs, num_examples)
         total_steps = max(1, math.ceil(images / config.images_per_step))
     part = part or Part.all_of(config.batch_size)
-    # An evaluation takes its batches from the test images.
-    images_per_step = config.images_per_step if for_training else config.batch_size
-    images_per_step = images_per_step * part.size // part.whole
-    sizes.check_batch(config, images_per_step, augment.image_shape)
 
     # Network.
     *image_size, channels = augment.image_shape
@@ -125,7 +120,7 @@ def build(
 
     def create_model(height: int, width: int) -> keras.Model:
         shape = (height, width, channels)
-        model = create_network(config, shape, num_classes, for_training, device_kind)
+        model = create_network(config, shape, num_classes, device_kind)
         _, frozen = match_parameters(config, model)
         models.freeze_normalization(model, frozen)
         return model
@@ -182,7 +177,13 @@ def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
     them."""
     try:
         return extend(
-            create_augment(config.augment, info.image_shape, info.mean, info.deviation),
+            create_augment(
+                config.augment,
+                info.image_shape,
+                info.mean,
+                info.deviation,
+                **config.options_of("augment"),
+            ),
             color_jitter=config.color_jitter,
             random_erasing=config.random_erasing,
             cutout_size=config.cutout_size,
@@ -222,11 +223,10 @@ def create_network(
     config: Config,
     image_shape: tuple[int, int, int],
     num_classes: int,
-    for_training: bool,
     device_kind: str = "CPU",
 ) -> keras.Model:
     """The network for images [n, *image_shape], with its initial parameters. A file
-    that is wrong, or a network that cannot fit in memory, is a ConfigError."""
+    that is wrong is a ConfigError."""
     return models.create_model(
         config.model,
         image_shape=image_shape,
@@ -236,9 +236,6 @@ def create_network(
         precision=config.precision,
         seed=config.seed,
         device_kind=device_kind,
-        check_bytes=lambda trainable, others: sizes.check_variables(
-            config, trainable, others, for_training
-        ),
     )
 
 

@@ -25,6 +25,28 @@ from towers.console import printable
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
 
+# Exit code -> whether the same command may succeed when it is started again, as the
+# launchers do. It does not mend options, data, a checkpoint or numbers. It may mend a
+# defect: a fault of a GPU or of its driver ends as one, and so does an unknown error of
+# the network. The meanings are in docs/reliability.md.
+EXIT_CODES = {
+    0: False,
+    1: True,  # TensorFlow did not connect the workers of a cluster
+    2: False,
+    3: False,
+    4: False,
+    5: False,
+    6: True,
+    DEFECT: True,
+    75: True,
+}
+
+
+def may_pass(code: int) -> bool:
+    """Whether the cause of an exit code may pass; that of a signal, 128 + it, may."""
+    return EXIT_CODES.get(code, True)
+
+
 # The environment variable with the name of a job, which its restarts keep.
 JOB = "TOWERS_JOB"
 

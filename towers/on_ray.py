@@ -1,11 +1,10 @@
-"""Has Ray Train place the workers of a cluster on the nodes of Ray, and restart them.
+"""Has Ray place the workers of a cluster on its nodes, and restarts them.
 
     python -m towers.on_ray --num_workers=3 -- --config=cifar10_cnn
 
-Each worker of Ray runs `python run_train.py --strategy=multi_worker` with the flags
-that follow `--`, in a process of its own: Ray calls a function in a thread, where no
-signal is caught, after it has imported TensorFlow. TF_CONFIG comes from Ray. A signal
-stops all workers. The exit code is as that of `towers.launch`.
+Each actor of Ray runs `python run_train.py --strategy=multi_worker` with the flags that
+follow `--`, in a process of its own: Ray calls functions in threads, where no signal is
+caught. Stops, restarts and the exit code are as those of `towers.launch`.
 """
 
 from towers.run import signals
@@ -13,28 +12,56 @@ from towers.run import signals
 if __name__ == "__main__":  # before the imports that take time
     signals.exit_on_signals()
 
+import asyncio
 import contextlib
-import functools
 import os
-import sys
-import tempfile
-import threading
-import time
-import uuid
-from collections.abc import Sequence
+import signal
+from collections.abc import AsyncIterator, Sequence
 
 from absl import flags
 
 from towers import quiet_imports
 from towers.config import flags as config_flags
-from towers.errors import ConfigError, Preempted, WorkerLostError, one_line
+from towers.errors import ConfigError, WorkerLostError, one_line
+from towers.launch import output
 from towers.launch.__main__ import ROOT, WAY_OUT, parse, train_command
-from towers.launch.cluster import GRACE_SECS
-from towers.launch.machine import Share
-from towers.launch.outcomes import Outcomes, cause_of, run_worker
+from towers.launch.process import Share
+from towers.launch.ray_host import RayHost
+from towers.launch.supervisor import job_environ, supervise, tf_config
 
 PROGRAM = "towers.on_ray"
 MOST = 2**16  # workers, and CPUs or GPUs of one: beyond any cluster
+
+
+class RayWorker:
+    """A worker that an actor runs, with the attributes of a `Process`."""
+
+    def __init__(self, index, actor, outcome):
+        self.index, self._actor, self._sent = index, actor, set()
+        self.code, self._end = None, f"worker {index} is running"
+        self.ended = asyncio.create_task(self._until_end(outcome))
+
+    def __str__(self) -> str:
+        return self._end
+
+    def send(self, number: int) -> bool:
+        """As of a `Process`."""
+        if number == signal.SIGINT:
+            number = signal.SIGTERM  # Ray blocks the other one
+        if number in self._sent:
+            return False
+        self._sent.add(number)
+        self._actor.send.remote(number)
+        return True
+
+    async def _until_end(self, outcome):
+        import ray
+
+        try:
+            self.code, self._end = await outcome
+        except ray.exceptions.RayError as error:
+            self.code = WorkerLostError.exit_code
+            self._end = f"worker {self.index} is lost: {one_line(error, 200)}"
 
 
 def run(
@@ -50,13 +77,13 @@ def run(
     Args:
         command: a program and its arguments, the same on all nodes of Ray.
         num_workers: number of processes.
-        max_restarts: how often Ray starts all of them anew where the cause may pass,
-            see `towers.launch.cluster.launch`, or where a node is lost.
+        max_restarts: see `towers.launch.supervisor.supervise`; also where a node is
+            lost.
         cpus_per_worker: that Ray reserves.
         gpus_per_worker: that Ray reserves; a worker sees no others.
 
     Returns:
-        The exit code, see `towers.launch.cluster.worst`.
+        The exit code, see `towers.launch.supervisor.worst`.
 
     Raises:
         ConfigError: Ray is missing, or cannot do that.
@@ -65,9 +92,8 @@ def run(
     try:
         with quiet_imports():
             import ray
-            from ray import train
-            from ray.train.tensorflow import TensorflowTrainer
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+            from ray.util import placement_group, remove_placement_group
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
     except ImportError as error:
         raise ConfigError(
             f"Ray cannot be imported ({one_line(error, 100)}); it comes with the extra "
@@ -85,91 +111,53 @@ def run(
         resources["GPU"] = gpus_per_worker
     for name, count in resources.items():
         if (there := ray.cluster_resources().get(name, 0)) < count * num_workers:
-            _say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
-    # On this node, as with this process the run ends anyhow.
-    here = NodeAffinitySchedulingStrategy(
-        ray.get_runtime_context().get_node_id(), soft=False
-    )
-    actor = ray.remote(num_cpus=0, scheduling_strategy=here)(Outcomes).remote()
+            output.say(f"Ray has {there:g} {name}s; waiting for {count * num_workers}")
+    job, share = job_environ(), Share(gpus=None if gpus_per_worker else "")
 
-    def ask(method, *args):
-        return ray.get(getattr(actor, method).remote(*args))
-
-    share = Share(gpus=None if gpus_per_worker else "")
-    # Processes of Ray that end may still write there.
-    with tempfile.TemporaryDirectory(
-        prefix="towers-ray-", ignore_cleanup_errors=True
-    ) as notes:
-        trainer = TensorflowTrainer(
-            functools.partial(
-                run_worker, command, folder, share, num_workers, ask, str(uuid.uuid4())
-            ),
-            scaling_config=train.ScalingConfig(
-                num_workers=num_workers,
-                use_gpu=bool(gpus_per_worker),
-                resources_per_worker=resources,
-                placement_strategy="SPREAD",
-            ),
-            run_config=train.RunConfig(
-                storage_path=notes,
-                failure_config=train.FailureConfig(max_failures=max_restarts),
-                logging_config=train.LoggingConfig(log_level="WARNING"),
-            ),
-        )
+    @contextlib.asynccontextmanager
+    async def start(stopped) -> AsyncIterator[list[RayWorker]]:
+        group = placement_group([resources] * num_workers, strategy="SPREAD")
+        actors, workers = [], []
         try:
-            error = _until_signal(trainer.fit, lambda: ask("stop"))
-            outcomes, _ = ask("get")
-        except ray.exceptions.RayError as lost:
-            raise WorkerLostError(f"Ray: {lost}") from None
-    ray.shutdown()
-    if isinstance(error, train.ControllerError):
-        raise ConfigError(f"Ray: {error}")
-    if error or len(outcomes) < num_workers:
-        outcomes.append((Preempted.exit_code, str(error or "stopped by a signal")))
-    code, description = cause_of(outcomes)
-    if code:
-        _say(description)
-    return code
+            ready = asyncio.ensure_future(group.ready())
+            await asyncio.wait([ready, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not stopped.done():
+                ready.result()
+                actors = [
+                    ray.remote(RayHost)
+                    .options(
+                        num_cpus=cpus_per_worker,
+                        num_gpus=gpus_per_worker,
+                        max_concurrency=2,
+                        scheduling_strategy=PlacementGroupSchedulingStrategy(group, i),
+                    )
+                    .remote()
+                    for i in range(num_workers)
+                ]
+                addresses = await asyncio.gather(*(x.address.remote() for x in actors))
+                for index, actor in enumerate(actors):
+                    environ = job | tf_config(addresses, index)
+                    outcome = actor.run.remote(index, command, folder, environ, share)
+                    workers.append(RayWorker(index, actor, outcome))
+            yield workers
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+            remove_placement_group(group)
 
-
-def _until_signal(fit, stop, most_secs=2 * GRACE_SECS):
-    """Calls `fit`, and `stop` after a signal; returns what `fit` raises, or None.
-
-    Args:
-        fit: not waited for after a signal when none of its workers is left.
-        stop: whether one is left; it asks them to stop.
-        most_secs: after a signal it waits no longer than this.
-    """
-    errors, received = [], []  # received: when
-
-    def call():
-        try:
-            fit()
-        except Exception as error:
-            errors.append(error)
-
-    # Elsewhere than in the main thread, which serves the signals.
-    thread = threading.Thread(target=call, daemon=True)
-    handlers = signals.catch(lambda *_: received.append(time.monotonic()))
-    thread.start()
-    while thread.is_alive() and (
-        not received or stop() and time.monotonic() < received[0] + most_secs
-    ):
-        thread.join(0.5)
-    signals.restore(handlers)
-    return errors[0] if errors else None
-
-
-def _say(line):
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        print(f"{PROGRAM}: {one_line(line)}", file=sys.stderr, flush=True)
+    try:
+        return supervise(start, max_restarts=max_restarts)
+    except ray.exceptions.RayError as lost:
+        raise WorkerLostError(f"Ray: {lost}") from None
+    finally:
+        ray.shutdown()
 
 
 def define_flags() -> None:
     """The flags before `--`."""
     for name, default, least, help_text in (
         ("num_workers", None, 1, "Number of worker processes."),
-        ("max_restarts", 0, 0, "How often Ray starts all workers anew when one was "
+        ("max_restarts", 0, 0, "How often all workers are started anew when one was "
          "killed, was stuck, met a defect, or lost its node."),
         ("cpus_per_worker", 1, 1, "CPUs that Ray reserves for each worker."),
         ("gpus_per_worker", 0, 0, "GPUs that Ray reserves for each worker, which sees "
@@ -183,6 +171,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs the workers; returns their exit code."""
     if len(argv) < 2:
         raise ConfigError(f"no command: {WAY_OUT}")
+    output.program = PROGRAM
     names = ("max_restarts", "cpus_per_worker", "gpus_per_worker")
     options = {name: flags.FLAGS[name].value for name in names}
     return run(train_command(argv[1:]), flags.FLAGS.num_workers, **options)

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from towers.config.config import Config
 
 # The options that the argument `image_options` of a data set holds.
-_IMAGE_OPTIONS = ("image_size", "image_cache_mb", "max_image_pixels", "bad_images")
+_IMAGE_OPTIONS = (
+    *("image_size", "center_crop"),
+    *("image_cache_mb", "max_image_pixels", "bad_images"),
+)
 
 
 def check_together(config: "Config") -> None:
@@ -82,6 +85,11 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
         yield (
             ("image_size", "max_image_pixels"),
             f"the images have {num_pixels:,} pixels; lower the one or raise the other",
+        )
+    if config.center_crop < 1 and not config.image_size:
+        yield (
+            ("center_crop", "image_size"),
+            "images that keep their size are not cropped; set --image_size=N",
         )
     own_moments = config.choice_of("model").own_moments
     if config.init_from == "imagenet" and not own_moments:

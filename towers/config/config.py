@@ -51,6 +51,14 @@ class Config:
         NOT_NEGATIVE,
         read_by="dataset",
     )
+    center_crop: float = option(
+        1.0,
+        "Part of height and width of the middle of images of image_folder and "
+        "tfds:NAME that --image_size takes, where no random crop is: 0.875 is a resize "
+        "to 256 and a crop of 224.",
+        Range(above=0, at_most=1),
+        read_by="dataset",
+    )
     early_sizes: str = option(
         "",
         "Pixels of height and width to which images are shrunk in the first part of "
@@ -102,6 +110,12 @@ class Config:
         choices=("shuffle", "balanced"),
     )
     augment: str = option("tutorial", "Augmentation", table="augment")
+    crop_scale: str = option(
+        "0.08,1",
+        "Least and most share of the area that random_resized_crop and rand_augment "
+        "take.",
+        read_by="augment",
+    )
     color_jitter: float = option(
         0.0,
         "Strength s of random brightness, contrast and saturation, by factors from "
@@ -138,7 +152,10 @@ class Config:
     # Network, its arithmetic and compiler.
     model: str = option("cnn", "Network", table="model")
     width: float = option(
-        1.0, "Factor on the channels of every layer.", POSITIVE, read_by="model"
+        1.0,
+        "Factor on the channels of every layer.",
+        Range(above=0, at_most=1000),
+        read_by="model",
     )
     precision: str = option(
         "float32",
@@ -363,13 +380,13 @@ class Config:
         128,
         "Images over all towers together: of a step, or of a micro-batch with "
         "--accumulate_steps.",
-        AT_LEAST_1,
+        Range(at_least=1, at_most=1_000_000),
     )
     accumulate_steps: int = option(
         1,
         "Micro-batches whose mean gradient makes one step of a synchronous strategy; "
         "a step then has batch_size x accumulate_steps images.",
-        AT_LEAST_1,
+        Range(at_least=1, at_most=10_000),
     )
     deterministic: bool = option(
         False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs).", free=True

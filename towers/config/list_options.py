@@ -50,6 +50,21 @@ def parse_epoch_factors(text: str) -> tuple[tuple[float, float], ...]:
     return tuple(_parse("epoch_factors", text, read, words))
 
 
+def parse_crop_scale(text: str) -> tuple[float, float]:
+    """'0.35,1' -> (0.35, 1.0), or a ConfigError."""
+
+    def read(before, share):
+        share, least = _number(share), max([0, *before])
+        is_right = len(before) < 2 and 0 < share <= 1 and share >= least
+        return share if is_right else None
+
+    words = "a share of the area, first the least, then the most, such as 0.35,1"
+    shares = _parse("crop_scale", text, read, words)
+    if len(shares) < 2:
+        raise ConfigError(f"crop_scale={text!r}: {text!r} should be {words}")
+    return tuple(shares)
+
+
 def parse_early_sizes(text: str) -> tuple[tuple[int, float], ...]:
     """'16:0.2,24:0.5' -> ((16, 0.2), (24, 0.5)), or a ConfigError."""
 
@@ -117,6 +132,7 @@ def parse_optimizer_options(text: str) -> dict[str, float]:
 
 # Option -> the function that parses it.
 PARSERS = {
+    "crop_scale": parse_crop_scale,
     "early_sizes": parse_early_sizes,
     "epoch_factors": parse_epoch_factors,
     "freeze": parse_freeze,

@@ -19,6 +19,7 @@ def load(
     data_dir: str = "",
     *,
     image_size: int = 0,
+    center_crop: float = 1.0,
     image_cache_mb: float = 2000.0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     bad_images: str = "stop",
@@ -29,11 +30,13 @@ def load(
 
     Args:
         name: in `towers.config.choices.DATASETS`, or FILE.py:FUNCTION, a function with
-            some of the keyword arguments data_dir, image_size, image_cache_mb,
-            max_image_pixels, bad_images, and image_options, which holds the last four.
+            some of the keyword arguments data_dir, image_size, center_crop,
+            image_cache_mb, max_image_pixels, bad_images, and image_options, which holds
+            the last five.
         data_dir: where the user keeps it; empty for the usual places.
-        image_size, image_cache_mb, max_image_pixels, bad_images, survey: of images that
-            are decoded when they are read; see `image_files.ImageOptions`.
+        image_size, center_crop, image_cache_mb, max_image_pixels, bad_images, survey:
+            of images that are decoded when they are read; see
+            `image_files.ImageOptions`.
         trained: of a network that is only to be evaluated; a data set may then have no
             training images, `train` being None.
 
@@ -50,11 +53,17 @@ def load(
         name,
         data_dir=data_dir,
         image_size=image_size,
+        center_crop=center_crop,
         image_cache_mb=image_cache_mb,
         max_image_pixels=max_image_pixels,
         bad_images=bad_images,
         image_options=ImageOptions(
-            image_size, image_cache_mb, max_image_pixels, survey, bad_images
+            image_size,
+            image_cache_mb,
+            max_image_pixels,
+            survey,
+            bad_images,
+            center_crop,
         ),
         trained=trained,
     )

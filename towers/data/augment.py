@@ -22,6 +22,7 @@ from towers.errors import ConfigError
 
 TUTORIAL_SIZE = 24
 PADDING = 4
+CROP_SCALE = (0.08, 1.0)
 
 # Images, and values of them at most, on which an augmentation in a file is tried.
 NUM_TRIED = 32
@@ -37,13 +38,15 @@ class Augment:
         evaluate: images -> images, the same every time.
         image_shape: height, width, channels of the results.
         train_on_crops: as `train`, of images that are random crops already, see
-            `crops.CropSource`; None where it takes none.
+            `Source.read`; None where it takes none.
+        crop_scale: bounds of the share of the area in such crops.
     """
 
     train: Callable[[tf.Tensor, Draw], tf.Tensor]
     evaluate: Callable[[tf.Tensor], tf.Tensor]
     image_shape: tuple[int, int, int]
     train_on_crops: Callable[[tf.Tensor, Draw], tf.Tensor] | None = None
+    crop_scale: tuple[float, float] = CROP_SCALE
 
 
 def none(
@@ -143,6 +146,7 @@ def create_augment(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
     deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
 ) -> Augment:
     """An augmentation by its name in `towers.config.choices.AUGMENTS`.
 
@@ -150,13 +154,19 @@ def create_augment(
         name: in the table, or FILE.py:FUNCTION.
         image_shape: of the stored images.
         mean, deviation: of the training images, per channel.
+        crop_scale: bounds of the share of the area in random crops.
 
     Raises:
         ValueError: it does not fit the images, or one in a file has a state: called
             twice with the same arguments it gives different images.
     """
     augment = factories.create(
-        "augment", name, image_shape=image_shape, mean=mean, deviation=deviation
+        "augment",
+        name,
+        image_shape=image_shape,
+        mean=mean,
+        deviation=deviation,
+        crop_scale=crop_scale,
     )
     if not isinstance(augment, Augment):
         raise ConfigError(

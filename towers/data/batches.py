@@ -194,7 +194,8 @@ class TrainBatches:
     def _read(self, step, indices):
         size = sum(map(len, self._read_rows))
         if self._reads_crops:
-            numbers = draw_numbers(self._draw(step, indices), size)
+            draw, scale = self._draw(step, indices), self.augment.crop_scale
+            numbers = draw_numbers(draw, size, scale)
             images, labels = self.source.read(indices, numbers)
         else:
             images, labels = self.source.read(indices)
@@ -330,7 +331,8 @@ def some_images(source: Source, augment: Augment) -> Iterator[np.ndarray]:
 
 
 def hold_out(source: Source, fraction: float) -> tuple[Source, Source]:
-    """Splits a source into the rest and a held-out fraction of each class.
+    """Splits a source into the rest and a held-out fraction of each class, or of all
+    where the labels are not known before the images are read.
 
     The choice goes by a hash of the names of the files (CLASS/NAME; without files of
     the numbers of the images), and is the same for every seed of a run.

@@ -22,7 +22,7 @@ from towers.data.image import read_image, upright_size
 from towers.data.image_files import ImageFiles, ImageOptions, refuse
 from towers.data.paths import shown
 from towers.data.sources import Source, Subset, channel_counts, moments
-from towers.errors import DataError, data_errors_of_tensorflow
+from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
 
 # Height and width of images that are stored in different sizes, where none is asked
 # for; the recipe `image_folder_resnet18` has the same.
@@ -91,19 +91,15 @@ class ImageCache:
 
     Args:
         megabytes: of all images.
+
+    Attributes:
+        num_bytes: what is left.
+        lock: held by the thread that takes some.
     """
 
     def __init__(self, megabytes: float):
-        self._left = megabytes * MEGABYTE
-        self._lock = threading.Lock()
-
-    def take(self, num_bytes: int) -> bool:
-        """Whether there is room for so many bytes, which are then taken; fewer than 0
-        are given back."""
-        with self._lock:
-            is_room = num_bytes <= self._left
-            self._left -= num_bytes * is_room
-        return is_room
+        self.num_bytes = megabytes * MEGABYTE
+        self.lock = threading.Lock()
 
 
 class CachedSource:
@@ -135,8 +131,9 @@ class CachedSource:
         self._files = files
         self._options = options
         self._cache = cache or ImageCache(options.cache_mb)
-        self._kept = {}
+        self._image_bytes = math.prod(image_shape)
         self._has_read_crops = False
+        self._keep_none()
 
     def read(
         self, indices: tf.Tensor, crop_numbers: tf.Tensor | None = None
@@ -188,38 +185,64 @@ class CachedSource:
         return self._files.place(index)
 
     def _read(self, indices, crop_numbers=None):
-        images = np.empty((len(indices), *self.image_shape), np.uint8)
-        labels = np.empty(len(indices), np.int32)
-        missing = []
         if crop_numbers is not None:
             self._drop_first_images()
-        for place, index in enumerate(indices.tolist()):
-            kept = self._kept.get(index) if crop_numbers is None else None
-            if kept is None:
-                missing.append((place, index))
-            else:
-                images[place], labels[place] = kept
-
-        def decode(number):
-            place, index = missing[number]
-            numbers = None if crop_numbers is None else crop_numbers[place]
-            image, label = self._decode(index, numbers)
-            images[place], labels[place] = image, label
-            if numbers is None and label >= 0 and index not in self._kept:
-                if self._cache.take(image.nbytes):
-                    self._kept[index] = image, label
-
+        slots, kept_images, kept_labels = self._kept
+        slots = slots[indices]
+        if crop_numbers is not None:
+            slots[:] = -1
         with _reads:
+            if len(slots) and slots.min() >= 0:
+                return kept_images.take(slots, 0), kept_labels.take(slots)
+            images = np.empty((len(indices), *self.image_shape), np.uint8)
+            labels = np.empty(len(indices), np.int32)
+            is_kept, missing = slots >= 0, np.flatnonzero(slots < 0)
+            images[is_kept] = kept_images[slots[is_kept]]
+            labels[is_kept] = kept_labels[slots[is_kept]]
+
+            def decode(number):
+                place = missing[number]
+                index = int(indices[place])
+                numbers = None if crop_numbers is None else crop_numbers[place]
+                images[place], labels[place] = self._decode(index, numbers)
+                if numbers is None and labels[place] >= 0:
+                    self._keep(index, images[place], labels[place])
+
             streams.call_in_readers(decode, len(missing))
         return images, labels
+
+    def _keep_none(self):
+        """Arrays for the images that are kept: their slots, pixels and labels. Memory
+        is taken as it is written to."""
+        most = int(min(self.num_examples, self._cache.num_bytes / self._image_bytes))
+        try:
+            images = np.empty((most, *self.image_shape), np.uint8)
+        except MemoryError:
+            raise ConfigError(
+                f"image_cache_mb={self._options.cache_mb:g}: there is not so much "
+                "memory; what does not fit is decoded in every epoch"
+            ) from None
+        self._num_kept = 0
+        self._kept = np.full(self.num_examples, -1), images, np.empty(most, np.int32)
+
+    def _keep(self, index, image, label):
+        with self._cache.lock:
+            slots, images, labels = self._kept
+            is_room = self._cache.num_bytes >= self._image_bytes
+            if slots[index] < 0 and is_room and self._num_kept < len(images):
+                images[self._num_kept], labels[self._num_kept] = image, label
+                slots[index] = self._num_kept  # from now on it is read
+                self._num_kept += 1
+                self._cache.num_bytes -= self._image_bytes
 
     def _drop_first_images(self):
         """What was read before the first crops, such as the images of the moments, is
         not read again."""
-        if not self._has_read_crops:
-            self._has_read_crops, kept = True, self._kept
-            self._kept = {}
-            self._cache.take(-sum(image.nbytes for image, _ in kept.values()))
+        with self._cache.lock:
+            if not self._has_read_crops:
+                self._has_read_crops = True
+                self._cache.num_bytes += self._num_kept * self._image_bytes
+                self._keep_none()
 
     def _decode(self, index, crop_numbers):
         options, crop, more = self._options, None, {}
@@ -234,6 +257,7 @@ class CachedSource:
                 self.image_shape,
                 crop,
                 resize=bool(options.image_size),
+                center_crop=options.center_crop,
                 max_pixels=options.max_pixels,
                 **more,
             )

@@ -1,8 +1,7 @@
 """Crops of random sizes and shapes, resized to the size of the images.
 
-As `RandomResizedCrop` of torchvision, with its defaults, for a whole batch. They are of
-the image files where a source reads such (`Source.reads_crops`), else of the stored
-images.
+As `RandomResizedCrop` of torchvision, for a whole batch. They are of the image files
+where a source reads such (`Source.reads_crops`), else of the stored images.
 """
 
 import functools
@@ -13,10 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from towers.data.augment import Augment, choose, standardize
+from towers.data.augment import CROP_SCALE, Augment, choose, standardize
 from towers.data.randomness import Draw
 
-SCALE = (0.08, 1.0)  # share of the area
 RATIO = (3 / 4, 4 / 3)  # width over height
 ATTEMPTS = 10
 
@@ -34,18 +32,20 @@ def random_resized_crop(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
     deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
 ) -> Augment:
-    """A crop of 8 % to 100 % of the area, its sides in a ratio of 3:4 to 4:3, resized,
-    and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6)."""
+    """A crop of a share of the area, by default 8 % to 100 %, its sides in a ratio of
+    3:4 to 4:3, resized, and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6).
+    """
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
-        return evaluate(crop_resize_flip(images, draw))
+        return evaluate(crop_resize_flip(images, draw, crop_scale))
 
     def train_on_crops(images, draw):
         return evaluate(flip(images, draw))
 
-    return Augment(train, evaluate, image_shape, train_on_crops)
+    return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
 
 
 def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
@@ -63,29 +63,37 @@ def flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
     return tf.where(is_flipped[..., None, None], images[:, :, ::-1], images)
 
 
-def crop_resize_flip(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+def crop_resize_flip(
+    images: tf.Tensor, draw: Draw, crop_scale: tuple[float, float] = CROP_SCALE
+) -> tf.Tensor:
     """A random crop of each image, resized, every other one mirrored.
 
     Args:
         images: [n, height, width, channels], any dtype.
         draw: gives "flip" [n, 1], and what `draw_numbers` takes.
+        crop_scale: bounds of the share of the area.
 
     Returns:
         float32 [n, height, width, channels].
     """
     n, height, width, _ = images.shape
-    boxes = random_boxes(draw_numbers(draw, n), height, width)
+    boxes = random_boxes(draw_numbers(draw, n, crop_scale), height, width)
     return resized(images, boxes, draw("flip", [n, 1]) >= 0.5)
 
 
-def draw_numbers(draw: Draw, n: int) -> tf.Tensor:
-    """float32 [n, ATTEMPTS + 1, 2], uniform in [0, 1): the random numbers of the crops
-    of n images.
+def draw_numbers(
+    draw: Draw, n: int, crop_scale: tuple[float, float] = CROP_SCALE
+) -> tf.Tensor:
+    """float32 [n, ATTEMPTS + 1, 2]: the random numbers of the crops of n images. Those
+    of an attempt are the share of the area, uniform in `crop_scale`, and one of the
+    aspect; the last two are of the place; these are uniform in [0, 1).
 
     Args:
         draw: gives "crop_size" [n, ATTEMPTS, 2] and "crop_place" [n, 2].
     """
-    sizes = draw("crop_size", [n, ATTEMPTS, 2])
+    low, high = crop_scale
+    shares, aspects = tf.unstack(draw("crop_size", [n, ATTEMPTS, 2]), axis=2)
+    sizes = tf.stack([low + (high - low) * shares, aspects], 2)
     return tf.concat([sizes, draw("crop_place", [n, 2])[:, None]], 1)
 
 
@@ -101,7 +109,7 @@ def random_box(numbers: np.ndarray, height: int, width: int) -> tuple[int, ...]:
     *sizes, (row, column) = numbers.tolist()
     low, high = map(math.log, RATIO)
     for area_share, aspect in sizes:
-        area = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * area_share)
+        area = height * width * area_share
         aspect = math.exp(low + (high - low) * aspect)
         h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         if 1 <= h <= height and 1 <= w <= width:
@@ -123,7 +131,7 @@ def random_boxes(numbers: tf.Tensor, height: int, width: int) -> Boxes:
     """
     sizes, places = numbers[:, :-1], numbers[:, -1]
     area_share, aspect = tf.unstack(sizes, axis=2)
-    areas = height * width * (SCALE[0] + (SCALE[1] - SCALE[0]) * area_share)
+    areas = height * width * area_share
     low, high = map(math.log, RATIO)
     aspects = tf.exp(low + (high - low) * aspect)
     heights = tf.round(tf.sqrt(areas / aspects))

@@ -50,6 +50,7 @@ def read_image(
     crop: Crop | None = None,
     *,
     resize: bool = True,
+    center_crop: float = 1.0,
     max_pixels: int = MAX_IMAGE_PIXELS,
     note_size: Callable[[int, int], None] = lambda height, width: None,
 ) -> np.ndarray:
@@ -67,6 +68,7 @@ def read_image(
         crop: the part of the upright image; by default the largest one in the middle
             with the proportions of the result.
         resize: whether the image may have another size than the result.
+        center_crop: part of height and width of the middle that is taken.
         max_pixels: of the largest image that is decoded.
         note_size: takes the height and width of the upright image.
 
@@ -81,7 +83,8 @@ def read_image(
     with opened(content, max_pixels) as image:
         full_size, orientation = _inspect(image)
         note_size(*full_size)
-        if crop is None and full_size == (height, width):
+        is_whole = crop is None and center_crop == 1
+        if is_whole and full_size == (height, width):
             pixels = _pixels(image, channels)
             return np.asarray(_upright(pixels, orientation)).reshape(shape)
         if not resize:
@@ -90,7 +93,10 @@ def read_image(
                 f"{height}x{width} is expected; --image_size=N resizes and crops all "
                 "images"
             )
-        box = crop(*full_size) if crop else _middle(full_size, (height, width))
+        if crop is None:
+            box = _middle(full_size, (height, width), center_crop)
+        else:
+            box = crop(*full_size)
         top, left, *part = _stored_box(box, full_size, orientation)
         size = _turned((height, width), orientation)
         ratio = 1
@@ -193,11 +199,12 @@ def _turned(size, orientation):
     return tuple(size[::-1] if orientation in SIDEWAYS else size)
 
 
-def _middle(full_size, size):
-    """Top, left, height, width of the largest part with the proportions of a size."""
+def _middle(full_size, size, share):
+    """Top, left, height, width of the largest part with the proportions of a size, or
+    of a share of it."""
     scale = max(new / old for new, old in zip(size, full_size, strict=True))
     part = [  # not larger than the image by rounding
-        min(old, new / scale) for new, old in zip(size, full_size, strict=True)
+        share * min(old, new / scale) for new, old in zip(size, full_size, strict=True)
     ]
     return (*((old - x) / 2 for old, x in zip(full_size, part, strict=True)), *part)
 

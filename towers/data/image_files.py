@@ -84,6 +84,7 @@ class ImageOptions:
             label -1. Without one the first fault is raised.
         bad_images: "stop" raises the first fault; "skip" reads every image when the
             data set is loaded, and leaves those with faults out.
+        center_crop: part of height and width of the middle that is resized.
     """
 
     image_size: int = 0
@@ -91,6 +92,7 @@ class ImageOptions:
     max_pixels: int = MAX_IMAGE_PIXELS
     survey: Survey | None = None
     bad_images: str = "stop"
+    center_crop: float = 1.0
 
     def with_survey(self) -> "ImageOptions":
         """With a survey where bad images are to be skipped."""

@@ -11,11 +11,10 @@ import dataclasses
 import fcntl
 import gzip
 import hashlib
-import math
 import os
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import BinaryIO
 
 import numpy as np
@@ -30,15 +29,35 @@ from towers.errors import DataError
 # Of an archive, and of a file of class names.
 MOST_ARCHIVE_BYTES = 2**28
 MOST_NAMES_BYTES = 2**16
-# Of a packed IDX file besides twice its content.
+# Of a packed file besides twice its content.
 PACKING_BYTES = 2**20
 
-# Of IDX files: unsigned bytes.
-UNSIGNED_BYTE = 0x08
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 # uint8 images [n, height, width, channels] and integer labels [n].
 Examples = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordFile:
+    """A file of equal records behind a header.
+
+    Attributes:
+        name: of the file; packed it ends with .gz.
+        num_records: in the file.
+        dtype: of a record: a byte for each label, then the planes of an image, row by
+            row.
+        header: of the file.
+    """
+
+    name: str
+    num_records: int
+    dtype: np.dtype
+    header: bytes = b""
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.header) + self.num_records * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +73,12 @@ class Published:
         folders: in --data_dir, searched before the folder itself.
         files: split -> file -> number of records, in the official order; of IDX files
             what their names begin with.
-        reader: (data set, folder) -> training and test examples and their origin; None
-            where the folder has none of its files.
         label_counts: label in a record -> number of its classes; the last one counts.
         names_file: of the class names, one a line; may be missing.
         pickled: names of the pickled layout, that of its folder first; recognized by
             these, never opened.
         first_labels: of the training images, which tell data sets apart whose files
-            have the same names.
+            have the same names; such are IDX files.
     """
 
     title: str
@@ -71,14 +88,37 @@ class Published:
     archives: Mapping[str, str]
     folders: tuple[str, ...]
     files: Mapping[str, Mapping[str, int]]
-    reader: Callable[["Published", str], tuple[Examples, Examples, str] | None]
-    label_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    label_counts: Mapping[str, int]
     names_file: str = ""
     pickled: tuple[str, ...] = ()
     first_labels: tuple[int, ...] = ()
 
     def url(self, archive: str) -> str:
         return self.address + os.path.basename(archive)
+
+    def record_files(self, split: str) -> list[RecordFile]:
+        """Those of a split: the binary layout of CIFAR (Krizhevsky, 2009), or IDX files
+        (yann.lecun.com/exdb/mnist), whose header is two zero bytes, the type of the
+        values, the number of dimensions, and each of these in four bytes."""
+        height, width, channels = self.image_shape
+        labels = [(name, np.uint8) for name in self.label_counts]
+        planes = [("planes", np.uint8, (channels, height, width))]
+        found = []
+        for stem, count in self.files[split].items():
+            if self.first_labels:
+                for name, dims, fields in (
+                    (IMAGES, (count, height, width), planes),
+                    (LABELS, (count,), labels),
+                ):
+                    header = (
+                        bytes([0, 0, 8, len(dims)]) + np.array(dims, ">u4").tobytes()
+                    )
+                    found.append(
+                        RecordFile(f"{stem}-{name}", count, np.dtype(fields), header)
+                    )
+            else:
+                found.append(RecordFile(stem, count, np.dtype(labels + planes)))
+        return found
 
     @property
     def how_to_get_it(self) -> str:
@@ -139,7 +179,7 @@ def downloads_folder() -> str:
 def _read(name: str, root: str) -> DataSet | None:
     """The data set from a folder, which may be missing; None where it is not there."""
     published = PUBLISHED[name]
-    found = published.reader(published, root)
+    found = read_official(published, root)
     if found is None:
         folder = tfds.find_prepared(name, root)
         if folder is None:
@@ -190,114 +230,93 @@ def _refuse_pickled(published, root):
                 )
 
 
-# The binary layout of CIFAR (Krizhevsky, 2009): per record a byte for each label, then
-# the red, green and blue planes of the image, row by row.
-
-
-def read_cifar(
+def read_official(
     published: Published, root: str
 ) -> tuple[Examples, Examples, str] | None:
-    """Reads the files of a folder, or out of the checked archive without unpacking it.
+    """Reads the official files of a folder, packed or not, or out of the checked
+    archive without unpacking it.
+
+    Returns:
+        Training and test examples and their origin; None where the folder has none.
 
     Raises:
         DataError: a file is missing or is not what it should be; names the record.
     """
-    files = [name for of_split in published.files.values() for name in of_split]
+    splits = [published.record_files(split) for split in published.files]
+    files = sum(splits, [])
     for folder in (*(os.path.join(root, name) for name in published.folders), root):
         # One file is enough; an error then names those that are missing.
-        if any(os.path.exists(os.path.join(folder, name)) for name in files):
-            _check_names_file(published, os.path.join(folder, published.names_file))
-            examples, origin = {}, f"{folder} (official binary layout)"
-            for name in files:
-                path = os.path.join(folder, name)
-                with _reading(path), open_data_file(path) as file:
-                    size = os.fstat(file.fileno()).st_size
-                    examples[name] = read_records(published, name, path, file, size)
+        paths = {file.name: _find(folder, file.name) for file in files}
+        if any(paths.values()):
+            _check_names_file(published, folder)
+            counts = published.label_counts
+            records = {file.name: read_file(file, folder, counts) for file in files}
+            origin = f"{folder} (official files)"
             break
     else:
-        [path] = (os.path.join(root, name) for name in published.archives)
-        if not os.path.exists(path):
+        path = os.path.join(root, next(iter(published.archives)))
+        if not os.path.exists(path) or published.first_labels:
             return None
-        examples = _read_archive(published, path, files)
+        records = _read_archive(published, path, files)
         origin = f"{path} (official archive, checked)"
-    train, test = (
-        tuple(map(np.concatenate, zip(*(examples[x] for x in of_split), strict=True)))
-        for of_split in published.files.values()
-    )
+    train, test = (_examples([records[x.name] for x in split]) for split in splits)
+    _refuse_others(published, train[1], origin)
     return train, test, origin
 
 
-def read_records(
-    published: Published, name: str, place: str, file: BinaryIO, size: int
-) -> Examples:
-    """Reads one file of records.
-
-    Args:
-        published: the data set.
-        name: of the file.
-        place: of the file, for messages.
-        file: open for reading.
-        size: of the file in bytes.
-
-    Raises:
-        DataError: it has another size, or a label is too high.
-    """
-    height, width, channels = published.image_shape
-    kinds = [(kind, np.uint8) for kind in published.label_counts]
-    dtype = np.dtype([*kinds, ("planes", np.uint8, (channels, height, width))])
-    num_records = {k: n for x in published.files.values() for k, n in x.items()}[name]
-    expected, record = num_records * dtype.itemsize, dtype.itemsize
-    content = b""
-    if size == expected:
-        content = file.read(size)
-        size = len(content)
-    if size != expected:
-        whole, rest = divmod(size, record)
-        where = f"record {whole} and those after it are missing"
-        if size > expected:
-            where = f"it goes on after record {num_records - 1}, the last"
-        elif rest:
-            where = f"it breaks off in record {whole}, after {rest} of its bytes"
-        raise DataError(
-            f"{place}: expected {expected} bytes ({num_records} records of {record}), "
-            f"found {size}: {where} (records are counted from 0)"
-        )
-    records = np.frombuffer(content, dtype)
-    for kind, num_classes in published.label_counts.items():
-        _check_labels(place, records[kind], num_classes, kind)
-    images = np.empty((num_records, *published.image_shape), np.uint8)
+def _examples(records):
+    """Images and labels of files of records, in their order."""
+    planes = [x["planes"] for x in records if "planes" in x.dtype.names]
+    *_, label = (name for x in records for name in x.dtype.names if name != "planes")
+    labels = [x[label] for x in records if label in x.dtype.names]
+    count, channels, height, width = sum(map(len, planes)), *planes[0].shape[1:]
+    images = np.empty((count, height, width, channels), np.uint8)
     for channel in range(channels):  # Three times as fast as one transposition.
-        images[..., channel] = records["planes"][:, channel]
-    return images, records[kind].astype(np.int32)
+        np.concatenate([x[:, channel] for x in planes], out=images[..., channel])
+    return images, np.concatenate(labels).astype(np.int32)
 
 
-def _check_labels(place, labels, num_classes, kind="label"):
-    """Names the first record whose label is out of range."""
-    wrong = np.flatnonzero(labels >= num_classes)
-    if wrong.size:
-        raise DataError(
-            f"{place}: record {wrong[0]} (counted from 0) has the {kind} "
-            f"{labels[wrong[0]]}, expected 0 to {num_classes - 1}"
-            + (f"; {wrong.size - 1} more are wrong" if wrong.size > 1 else "")
-        )
+def _refuse_others(published, labels, origin):
+    for name, other in PUBLISHED.items():
+        first = other.first_labels
+        if first == published.first_labels or not first:
+            continue
+        if tuple(labels[: len(first)].tolist()) == first:
+            raise DataError(
+                f"{origin}: these are the files of {other.title}, as the first labels "
+                f"say; --dataset={name} reads them"
+            )
 
 
-def _check_names_file(published, path):
-    """Refuses a file of other class names or another order; it may be missing."""
-    if not os.path.exists(path):
-        return
-    with _reading(path):
-        content = read_data_file(path, MOST_NAMES_BYTES)
-    lines = content.decode("utf-8", "replace").splitlines()
-    names = tuple(line.strip() for line in lines if line.strip())
-    _compare_names(published, path, names)
+def _find(folder, name):
+    for path in (os.path.join(folder, name), os.path.join(folder, f"{name}.gz")):
+        if os.path.exists(path):
+            return path
+    return None
+
+
+def read_file(
+    wanted: RecordFile, folder: str, label_counts: Mapping[str, int]
+) -> np.ndarray:
+    """The records of a file of a folder, packed or not; DataError as `read_records`."""
+    path = _find(folder, wanted.name)
+    if path is None:
+        raise DataError(f"{folder}: {wanted.name}, or that with .gz, is missing")
+    is_packed = path.endswith(".gz")
+    # Behind its content a packed file may go on with zeros, which would all be read.
+    most_bytes = 2 * wanted.num_bytes + PACKING_BYTES if is_packed else None
+    with _reading(path), contextlib.ExitStack() as stack:
+        file = stack.enter_context(open_data_file(path, most_bytes))
+        if is_packed:
+            file = stack.enter_context(gzip.open(file))
+        return read_records(wanted, file, path, label_counts)
 
 
 def _read_archive(published, path, files):
-    """File -> its examples, out of the archive; nothing is written anywhere."""
-    members = {f"{published.folders[0]}/{name}": name for name in files}
+    """File -> its records, out of the archive; nothing is written anywhere."""
+    members = {f"{published.folders[0]}/{file.name}": file for file in files}
     [sha256] = published.archives.values()
-    examples = {}
+    records = {}
     # What is checked is what is read: both through one open file.
     with _reading(path), open_data_file(path, MOST_ARCHIVE_BYTES) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -309,118 +328,73 @@ def _read_archive(published, path, files):
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r|gz") as archive:
             for member in archive:
-                name = members.get(member.name)
-                if name and member.isreg():
-                    place, content = f"{path}: {name}", archive.extractfile(member)
-                    examples[name] = read_records(
-                        published, name, place, content, member.size
+                wanted = members.get(member.name)
+                if wanted and member.isreg():
+                    records[wanted.name] = read_records(
+                        wanted,
+                        archive.extractfile(member),
+                        f"{path}: {wanted.name}",
+                        published.label_counts,
                     )
-    for name in files:
-        if name not in examples:
-            raise DataError(f"{path}: {name} is missing")
-    return examples
+    for wanted in files:
+        if wanted.name not in records:
+            raise DataError(f"{path}: {wanted.name} is missing")
+    return records
 
 
-# IDX files (yann.lecun.com/exdb/mnist, "File formats"): two zero bytes, the type of
-# the values, the number of dimensions, each dimension as four bytes, the highest first;
-# then the values in row-major order.
-
-
-def read_mnist(
-    published: Published, root: str
-) -> tuple[Examples, Examples, str] | None:
-    """Reads the four IDX files of a folder, packed or not.
+def read_records(
+    wanted: RecordFile, file: BinaryIO, place: str, label_counts: Mapping[str, int]
+) -> np.ndarray:
+    """The records [num_records] of a file that is open for reading.
 
     Raises:
-        DataError: one is missing or is not what it should be; names the record.
+        DataError: it has another header or size, or a label is too high; begins with
+            the place.
     """
-    stems = {k: n for of_split in published.files.values() for k, n in of_split.items()}
-    for folder in (*(os.path.join(root, name) for name in published.folders), root):
-        paths = {
-            f"{stem}-{kind}": _find(folder, f"{stem}-{kind}")
-            for stem in stems
-            for kind in (IMAGES, LABELS)
-        }
-        if any(paths.values()):
-            break
-    else:
-        return None
-    for name, path in paths.items():
-        if path is None:
-            raise DataError(f"{folder}: {name}, or that with .gz, is missing")
-    height, width, _ = published.image_shape
-    splits = []
-    for stem, count in stems.items():
-        images = read_idx(paths[f"{stem}-{IMAGES}"], (count, height, width))
-        labels = read_idx(paths[f"{stem}-{LABELS}"], (count,))
-        _check_labels(paths[f"{stem}-{LABELS}"], labels, len(published.class_names))
-        splits.append((images[..., None], labels))
-    for name, other in PUBLISHED.items():
-        first = other.first_labels
-        is_other = first and first != published.first_labels
-        if is_other and tuple(splits[0][1][: len(first)].tolist()) == first:
+    header = file.read(len(wanted.header))
+    record, last = wanted.dtype.itemsize, wanted.num_records - 1
+    size = wanted.num_records * record
+    # One byte more than expected reveals a file that is too long.
+    content = file.read(size + 1)
+    if header != wanted.header:
+        raise DataError(
+            f"{place}: begins with 0x{header.hex()}, expected 0x{wanted.header.hex()}: "
+            "magic number of IDX files, number of records, height and width"
+        )
+    if len(content) != size:
+        whole, rest = divmod(len(content), record)
+        where = f"it goes on after record {last}, the last"
+        if len(content) < size:
+            where = f"it breaks off in record {whole}, after {rest} of its bytes"
+        raise DataError(
+            f"{place}: expected {size} bytes ({wanted.num_records} records of {record})"
+            f": {where} (records are counted from 0)"
+        )
+    records = np.frombuffer(content, wanted.dtype)
+    for kind, num_classes in label_counts.items():
+        if kind not in wanted.dtype.names:
+            continue
+        labels = records[kind]
+        wrong = np.flatnonzero(labels >= num_classes)
+        if wrong.size:
             raise DataError(
-                f"{folder}: these are the files of {other.title}, as the first labels "
-                f"say; --dataset={name} reads them"
+                f"{place}: record {wrong[0]} (counted from 0) has the {kind} "
+                f"{labels[wrong[0]]}, expected 0 to {num_classes - 1}"
+                + (f"; {wrong.size - 1} more are wrong" if wrong.size > 1 else "")
             )
-    return *splits, f"{folder} (official IDX files)"
+    return records
 
 
-def _find(folder, name):
-    for path in (os.path.join(folder, name), os.path.join(folder, f"{name}.gz")):
-        if os.path.exists(path):
-            return path
-    return None
-
-
-def read_idx(path: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Reads one file, packed where its name ends with `.gz`.
-
-    Args:
-        path: of the file.
-        shape: that it must have; the first dimension counts the records.
-
-    Returns:
-        uint8 [*shape].
-
-    Raises:
-        DataError: it is missing, not such a file, of another shape, or cut short.
-    """
-    header = bytes([0, 0, UNSIGNED_BYTE, len(shape)])
-    header += b"".join(size.to_bytes(4, "big") for size in shape)
-    num_bytes, is_packed = math.prod(shape), path.endswith(".gz")
-    # Behind its content a packed file may go on with zeros, which would all be read.
-    most_bytes = 2 * num_bytes + PACKING_BYTES if is_packed else None
-    with _reading(path), contextlib.ExitStack() as stack:
-        file = stack.enter_context(open_data_file(path, most_bytes))
-        if is_packed:
-            file = stack.enter_context(gzip.open(file))
-        actual = file.read(len(header))
-        # One byte more than expected reveals a file that is too long.
-        content = file.read(num_bytes + 1)
-    if actual[:4] != header[:4]:
-        raise DataError(
-            f"{path}: is not an IDX file of bytes with {len(shape)} dimension(s): its "
-            f"magic number is 0x{actual[:4].hex()}, expected 0x{header[:4].hex()}"
-        )
-    if len(actual) < len(header):
-        raise DataError(f"{path}: breaks off in its header, after {len(actual)} bytes")
-    if actual != header:
-        sizes = np.frombuffer(actual, ">u4")[1:]
-        raise DataError(
-            f"{path}: holds {'x'.join(map(str, sizes))} (records, then height and "
-            f"width), expected {'x'.join(map(str, shape))}"
-        )
-    if len(content) != num_bytes:
-        record_bytes = num_bytes // shape[0]
-        where = f"it breaks off in record {len(content) // record_bytes}"
-        if len(content) > num_bytes:
-            where = f"it goes on after record {shape[0] - 1}, the last"
-        raise DataError(
-            f"{path}: expected {num_bytes} bytes after the header ({shape[0]} records "
-            f"of {record_bytes}): {where} (records are counted from 0)"
-        )
-    return np.frombuffer(content, np.uint8).reshape(shape)
+def _check_names_file(published, folder):
+    """Refuses a file of other class names or another order; it may be missing."""
+    path = os.path.join(folder, published.names_file)
+    if not published.names_file or not os.path.exists(path):
+        return
+    with _reading(path):
+        content = read_data_file(path, MOST_NAMES_BYTES)
+    lines = content.decode("utf-8", "replace").splitlines()
+    names = tuple(line.strip() for line in lines if line.strip())
+    _compare_names(published, path, names)
 
 
 # Downloads.
@@ -478,7 +452,6 @@ PUBLISHED: dict[str, Published] = {
             "train": {f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
             "test": {"test_batch.bin": 10_000},
         },
-        reader=read_cifar,
         label_counts={"label": 10},
         names_file="batches.meta.txt",
         pickled=(
@@ -514,7 +487,6 @@ PUBLISHED: dict[str, Published] = {
         },
         folders=("cifar-100-binary",),
         files={"train": {"train.bin": 50_000}, "test": {"test.bin": 10_000}},
-        reader=read_cifar,
         label_counts={"coarse label": 20, "fine label": 100},
         names_file="fine_label_names.txt",
         pickled=("cifar-100-python", "cifar-100-python.tar.gz", "train", "test"),
@@ -534,7 +506,7 @@ PUBLISHED: dict[str, Published] = {
         ),
         folders=("mnist", "MNIST/raw"),
         files=_IDX_FILES,
-        reader=read_mnist,
+        label_counts={"label": 10},
         first_labels=(5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
     ),
     # Xiao et al., 2017. The second folder is that of Keras, the third of torchvision.
@@ -563,7 +535,7 @@ PUBLISHED: dict[str, Published] = {
         ),
         folders=("fashion_mnist", "fashion-mnist", "FashionMNIST/raw"),
         files=_IDX_FILES,
-        reader=read_mnist,
+        label_counts={"label": 10},
         first_labels=(9, 0, 0, 3, 0, 2, 7, 2, 5, 5),
     ),
 }

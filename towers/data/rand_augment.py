@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.data.augment import Augment, choose, standardize
+from towers.data.augment import CROP_SCALE, Augment, choose, standardize
 from towers.data.crops import crop_resize_flip, flip
 from towers.data.randomness import Draw
 
@@ -58,18 +58,19 @@ def rand_augment(
     image_shape: tuple[int, int, int],
     mean: Sequence[float],
     deviation: Sequence[float],
+    crop_scale: tuple[float, float] = CROP_SCALE,
 ) -> Augment:
     """A random crop of random size, a flip, and RandAugment."""
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
-        images = tf.round(crop_resize_flip(images, draw))
+        images = tf.round(crop_resize_flip(images, draw, crop_scale))
         return evaluate(transform_randomly(images, draw))
 
     def train_on_crops(images, draw):
         return evaluate(transform_randomly(flip(images, draw), draw))
 
-    return Augment(train, evaluate, image_shape, train_on_crops)
+    return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
 
 
 def transform_randomly(images: tf.Tensor, draw: Draw) -> tf.Tensor:

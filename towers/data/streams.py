@@ -7,8 +7,6 @@ delete, older ones up to 43 s). So autotuning is off, and the numbers are fixed 
 """
 
 import contextlib
-import gc
-import itertools
 import os
 import queue
 import threading
@@ -42,24 +40,21 @@ MOST_BATCH_BYTES = 10**9
 # than tracing them.
 plain = tf.autograph.experimental.do_not_convert
 
-# Between two collections of garbage.
-COLLECT_SECS = 0.1
-
-_calls = queue.SimpleQueue()
+_calls, _dropped = queue.SimpleQueue(), queue.SimpleQueue()
 _starting, _started = threading.Lock(), []
 
 
 def _start_readers():
-    """Starts the threads that read images, and one that collects garbage.
+    """Starts the threads that read images, and one that deletes iterators.
 
-    A collection deletes iterators of `tf.data`, which waits for the reads that are
-    under way. In a reader it would wait for itself, so it has a thread of its own.
+    To delete an iterator of `tf.data` is to wait for its reads. A reader that collects
+    garbage with an iterator in it would wait for itself, so it leaves that to a thread.
     """
     with _starting:
         if _started:
             return
-        gc.disable()
-        for run in [_read_images] * NUM_READERS + [_collect_garbage]:
+        tf.data.Iterator.__del__ = lambda self: _dropped.put(self._iterator_resource)
+        for run in [_read_images] * NUM_READERS + [_delete_iterators]:
             thread = threading.Thread(target=run, daemon=True)
             thread.start()
             _started.append(thread)
@@ -70,13 +65,9 @@ def _read_images():
         _calls.get()()
 
 
-def _collect_garbage():
-    """As Python does: the young generations more often than the old ones."""
-    ended = threading.Event()
-    for number in itertools.count(1):
-        ended.wait(COLLECT_SECS)
-        if gc.get_count()[0] > gc.get_threshold()[0]:
-            gc.collect(2 if number % 100 == 0 else 1 if number % 10 == 0 else 0)
+def _delete_iterators():
+    while True:
+        _dropped.get()
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:

@@ -11,13 +11,15 @@ reading a prepared folder needs no network.
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from towers.data import streams
 from towers.data.cached import (
     CachedSource,
     ImageCache,
@@ -25,14 +27,18 @@ from towers.data.cached import (
     sampled_moments,
     settle_size,
 )
+from towers.data.image import read_image
 from towers.data.image_files import ImageOptions
 from towers.data.paths import data_folder, reason, shown
 from towers.data.sources import TEST_FRACTION, DataSet, split_off_test
-from towers.data.tfrecord import Records
 from towers.errors import DataError, TowersError, one_line
 
 PREFIX = "tfds:"
 TEST_SPLITS = ("test", "validation")
+
+# Of a record in a TFRecord file: its length and a checksum of that come before the
+# content, and the checksum of the content after it.
+LENGTH_BYTES, BEFORE, AFTER = 8, 12, 4
 
 Examples = tuple[np.ndarray, np.ndarray]
 
@@ -146,22 +152,18 @@ def load(
     options = (image_options or ImageOptions()).with_survey()
     folder = _find(name, data_dir)
     with reading(folder) as builder:
-        image_key, label_key = _image_and_label(folder, builder.info)
-        image, label = (builder.info.features[key] for key in (image_key, label_key))
-
-        def open_split(split):
-            keys, num_classes = (image_key, label_key), label.num_classes
-            return _open_split(folder, builder, split, keys, num_classes)
-
-        _require_split(folder, builder.info, "train")
-        train_images = open_split("train")
+        keys = _image_and_label(folder, builder.info)
+        image, label = (builder.info.features[key] for key in keys)
+        train_images = Split(folder, builder, "train", keys)
         channels = 1 if image.shape[-1] == 1 else 3
         options, image_shape, note = settle_size(train_images, channels, options)
         cache = ImageCache(options.cache_mb)
         train = CachedSource(train_images, image_shape, options, cache)
         for split in TEST_SPLITS:
-            images = split in builder.info.splits and open_split(split)
-            if images and images.is_labeled():
+            if split not in builder.info.splits:
+                continue
+            images = Split(folder, builder, split, keys)
+            if images.is_labeled():
                 test = CachedSource(images, image_shape, options, cache)
                 origin = f"split {split} for testing"
                 break
@@ -245,43 +247,57 @@ def _entries(folder):
         raise DataError(f"{shown(folder)}: cannot be read: {error.strerror}") from error
 
 
-class Prepared:
-    """The images of one split, an `ImageFiles` that checks the labels.
+class Split:
+    """The images of one split, in the order of its files; an `ImageFiles` that checks
+    the labels.
 
     Args:
-        read: index -> encoded image, label.
-        num_examples: of the split.
-        place: of the split, for messages.
-        num_classes: labels are below it.
+        folder: of the data set, for messages.
+        builder: of it.
+        split: its name.
+        keys: features of each example: the encoded image, the label, and others.
+
+    Raises:
+        DataError: there is no such split, it is stored in another format, damaged, or
+            has another number of examples.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int], tuple[bytes, int]],
-        num_examples: int,
-        place: str,
-        num_classes: int,
-    ):
-        self._read = read
-        self._num_examples = num_examples
-        self._place = place
-        self._num_classes = num_classes
+    def __init__(self, folder: str, builder: Any, split: str, keys: Sequence[str]):
+        info, splits = builder.info, builder.info.splits
+        if split not in splits:
+            names = shown(", ".join(splits))
+            raise DataError(f"{folder}: has no split '{split}', only {names}")
+        self._place = f"{folder}: split '{split}'"
+        self._num_classes = info.features[keys[1]].num_classes
+        try:
+            self._length, self._values = _open_split(folder, builder, split, keys)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self._place}: {reason(error)}") from error
+        expected = splits[split].num_examples
+        if self._length != expected or not expected:
+            raise DataError(
+                f"{self._place} should have {expected} examples, found {self._length}"
+            )
 
     def __len__(self) -> int:
-        return self._num_examples
+        return self._length
 
     def read(self, index: int) -> tuple[bytes, int]:
-        content, label = self._read(index)
+        return self.values(index)[:2]
+
+    def values(self, index: int) -> tuple:
+        """Those of all keys; errors as of `ImageFiles.read`."""
+        _, label, *_ = found = self._values(index)
         if not 0 <= label < self._num_classes:
             raise ValueError(
                 f"has the label {label}, expected 0 to {self._num_classes - 1}"
             )
-        return content, label
+        return found
 
     def is_labeled(self) -> bool:
         """True where the first image has a label; hidden labels are -1."""
         try:
-            return self._read(0)[1] != -1
+            return self._values(0)[1] != -1
         except (OSError, ValueError):
             return True
 
@@ -289,51 +305,106 @@ class Prepared:
         return f"{self._place}, image {index} (counted from 0)"
 
 
-def _open_split(folder, builder, split, keys, num_classes):
-    """The encoded images of a split, in the order of its files."""
+def _open_split(folder, builder, split, keys):
+    """The number of examples, and a function index -> values of the keys, bytes and
+    integers, which raises OSError or ValueError."""
     import tensorflow_datasets as tfds
 
     info = builder.info
-    place = f"{folder}: split '{split}'"
     if info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
         as_stored = {keys[0]: tfds.decode.SkipDecoding()}
         examples = builder.as_data_source(split, decoders=as_stored)
 
-        def read(index):
+        def values(index):
             try:
                 example = examples[index]
+                return tuple(example[key] for key in keys)
             except Exception as error:  # Any error of array_record.
                 raise ValueError(f"cannot be read: {one_line(error)}") from error
-            return example[keys[0]], int(example[keys[1]])
 
-        return Prepared(read, len(examples), place, num_classes)
+        return len(examples), values
 
     if info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise DataError(
             f"{folder}: is prepared as {info.file_format.value}, and only array_record "
             "and tfrecord are read: tfds build --file_format=array_record"
         )
-    try:
-        records = Records([os.fspath(x) for x in info.splits[split].filepaths])
-    except (OSError, ValueError) as error:
-        raise DataError(f"{place}: {reason(error)}") from error
-    if len(records) != info.splits[split].num_examples:
-        raise DataError(
-            f"{place} should have {info.splits[split].num_examples} examples, found "
-            f"{len(records)}"
-        )
+    records = Records([os.fspath(x) for x in info.splits[split].filepaths])
 
-    def read(index):
+    def values(index):
         content = records.read(index)
         try:
             features = tf.train.Example.FromString(content).features.feature
-            [image] = features[keys[0]].bytes_list.value
-            [label] = features[keys[1]].int64_list.value
+            lists = (
+                features[key].bytes_list.value or features[key].int64_list.value
+                for key in keys
+            )
+            return tuple(value for [value] in lists)
         except Exception as error:  # Any error of protobuf.
             raise ValueError(f"is no record of an image: {one_line(error)}") from error
-        return image, int(label)
 
-    return Prepared(read, len(records), place, num_classes)
+    return len(records), values
+
+
+class Records:
+    """The records of some TFRecord files, one file after the other, read in any order
+    from where they are.
+
+    The lengths lead from one record to the next, so that all offsets are known after
+    reading 8 bytes for each. The checksums of the contents are not compared: TensorFlow
+    offers their kind (CRC-32C) to its own readers alone.
+
+    Args:
+        paths: of the files.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: one breaks off, or is no TFRecord file.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        self._paths = list(paths)
+        ends = [None] * len(self._paths)
+
+        def read_ends(number):
+            ends[number] = _record_ends(self._paths[number])
+
+        streams.call_in_readers(read_ends, len(self._paths))
+        self._ends = np.concatenate([np.zeros(0, np.int64), *ends])
+        self._firsts = np.cumsum([0, *map(len, ends)])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def read(self, index: int) -> bytes:
+        """The content of a record; OSError or ValueError where it cannot be read."""
+        file = np.searchsorted(self._firsts, index, side="right") - 1
+        is_first = index == self._firsts[file]
+        begin = BEFORE + (0 if is_first else int(self._ends[index - 1]))
+        length = int(self._ends[index]) - AFTER - begin
+        with open(self._paths[file], "rb", buffering=0) as opened:
+            content = os.pread(opened.fileno(), length, begin)
+        if len(content) < length:
+            raise ValueError(f"{self._paths[file]} has become shorter")
+        return content
+
+
+def _record_ends(path):
+    """int64: where each record of a file ends."""
+    place, ends = 0, []
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        while place < size:
+            header = os.pread(file.fileno(), LENGTH_BYTES, place)
+            if len(header) == LENGTH_BYTES:
+                place += BEFORE + struct.unpack("<Q", header)[0] + AFTER
+            if len(header) < LENGTH_BYTES or place > size:
+                raise ValueError(
+                    f"{path}: record {len(ends)} (counted from 0) breaks off, or it is "
+                    "no TFRecord file"
+                )
+            ends.append(place)
+    return np.array(ends, np.int64)
 
 
 def read_arrays(
@@ -365,52 +436,27 @@ def read_arrays(
                 f"{folder}: expected uint8 images of {list(image_shape)}, found "
                 f"{np.dtype(image.np_dtype)} {list(image.shape)}"
             )
+        if "id" in builder.info.features:
+            keys = (*keys, "id")
         train, test = (
-            _read_split(folder, builder, split, keys) for split in ("train", "test")
+            _read_split(Split(folder, builder, split, keys), image_shape)
+            for split in ("train", "test")
         )
         origin = f"tensorflow-datasets {builder.info.full_name} in {folder}"
         return train, test, origin, tuple(label.names)
 
 
-def _read_split(folder, builder, split, keys):
-    _require_split(folder, builder.info, split)
-    num_examples = builder.info.splits[split].num_examples
-    if "id" in builder.info.features:
-        keys = (*keys, "id")
-    columns = [[] for _ in keys]
-    with tf.device("CPU:0"):
-        batches = _stream(builder, split, keys).batch(1000).prefetch(2)
-        for batch in batches.as_numpy_iterator():
-            for column, key in zip(columns, keys, strict=True):
-                column.append(batch[key])
-    # TFDS counts too, but not what the metadata say beyond what there is.
-    found = sum(map(len, columns[0]))
-    if found != num_examples or not found:
-        raise DataError(
-            f"{folder}: split '{split}' should have {num_examples} examples, found "
-            f"{found}"
-        )
-    images, labels, *ids = map(np.concatenate, columns)
-    if ids:
-        order = np.argsort(ids[0], kind="stable")
-        images, labels = images[order], labels[order]
-    return images, labels.astype(np.int32)
+def _read_split(split, image_shape):
+    images = np.empty((len(split), *image_shape), np.uint8)
+    labels, ids = np.empty(len(split), np.int32), [()] * len(split)
 
+    def read(index):
+        try:
+            content, labels[index], *ids[index] = split.values(index)
+            images[index] = read_image(content, image_shape, resize=False)
+        except (OSError, ValueError, MemoryError) as error:
+            raise DataError(f"{split.place(index)}: {reason(error)}") from error
 
-def _require_split(folder, info, split):
-    if split not in info.splits:
-        raise DataError(
-            f"{folder}: has no split '{split}', only {shown(', '.join(info.splits))}"
-        )
-
-
-def _stream(builder: Any, split: str, keys: Sequence[str]) -> tf.data.Dataset:
-    """These features of a split, in the order of its files."""
-    import tensorflow_datasets as tfds
-
-    return builder.as_dataset(
-        split=split,
-        shuffle_files=False,
-        decoders=tfds.decode.PartialDecoding(dict.fromkeys(keys, True)),
-        read_config=tfds.ReadConfig(try_autocache=False),
-    )
+    streams.call_in_readers(read, len(split))
+    order = sorted(range(len(split)), key=ids.__getitem__)
+    return images[order], labels[order]

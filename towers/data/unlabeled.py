@@ -36,7 +36,10 @@ class ImageFile(NamedTuple):
 
 
 def read_files(
-    paths: Iterable[str], image_shape: tuple[int, int, int], max_pixels: int
+    paths: Iterable[str],
+    image_shape: tuple[int, int, int],
+    max_pixels: int,
+    center_crop: float = 1.0,
 ) -> Iterator[ImageFile]:
     """Reads image files in threads, ahead of their use, and gives them in their order.
 
@@ -45,12 +48,14 @@ def read_files(
         image_shape: height, width, channels of the images that a network was trained
             on; see `image.read_image`.
         max_pixels: limits pixels and bytes.
+        center_crop: see `image.read_image`.
     """
+    options = {"max_pixels": max_pixels, "center_crop": center_crop}
 
     def read(path):
         try:
             content = read_image_file(path, max_pixels)
-            image = read_image(content, image_shape, max_pixels=max_pixels)
+            image = read_image(content, image_shape, **options)
         except (OSError, ValueError, MemoryError) as error:
             return ImageFile(path, None, reason(error))
         return ImageFile(path, image)

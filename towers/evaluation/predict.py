@@ -21,7 +21,6 @@ from towers.evaluation.restored import configure_devices, kinds_of_parameters, r
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
-from towers.run import sizes
 from towers.run.folder import RunFolder
 
 
@@ -58,7 +57,6 @@ def predict(
     *_, kind = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder, console.error)
     run = read_run(workdir, step=step, log=console.error)
-    sizes.check_batch(config, config.batch_size, run.input_shape)
     model = without_noise(run.network(kind), features)
     tta = "none" if features else config.tta
     if tta != config.tta:
@@ -77,7 +75,8 @@ def predict(
 
     def readable_images():
         found = image_paths.walk(paths, fail)
-        for file in read_files(found, run.image_shape, config.max_image_pixels):
+        options = config.max_image_pixels, run.config.center_crop
+        for file in read_files(found, run.image_shape, *options):
             if file.image is None:
                 fail(file.path, file.fault)
             else:

@@ -81,7 +81,7 @@ class RestoredRun:
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(
-            self.config, self.input_shape, len(self.class_names), False, device_kind
+            self.config, self.input_shape, len(self.class_names), device_kind
         )
         variables = {f"params/{v.path}": v for v in model.trainable_variables}
         variables |= {f"state/{v.path}": v for v in model.non_trainable_variables}

@@ -84,8 +84,8 @@ def _read_files(run, paths):
             f"{FORMATS_TEXT} files are taken"
         )
     spaced = [names[i] for i in _equally_spaced(len(names), NUM_CALIBRATION)]
-    images, most = [], run.config.max_image_pixels
-    for path, image, fault in read_files(spaced, run.image_shape, most):
+    images, options = [], (run.config.max_image_pixels, run.config.center_crop)
+    for path, image, fault in read_files(spaced, run.image_shape, *options):
         if image is None:
             fail(path, fault)
         images.append(image)

@@ -47,7 +47,9 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
 
     def predict_encoded(encoded_images):
         images = tf.map_fn(
-            lambda content: decode_image(content, run.image_shape),
+            lambda content: decode_image(
+                content, run.image_shape, run.config.center_crop
+            ),
             encoded_images,
             fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
         )
@@ -64,7 +66,9 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
     archive.write_out(path, verbose=False)
 
 
-def decode_image(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
+def decode_image(
+    content: tf.Tensor, image_shape: Sequence[int], center_crop: float = 1.0
+) -> tf.Tensor:
     """The middle of an image file, by TensorFlow's decoder, which does not turn photos
     as EXIF says; resized as by `towers.data.image`.
 
@@ -72,11 +76,12 @@ def decode_image(content: tf.Tensor, image_shape: Sequence[int]) -> tf.Tensor:
         content: a string; PNG or JPEG; for three channels also BMP without a palette,
             and the first frame of a GIF.
         image_shape: height, width, channels of the result, uint8.
+        center_crop: part of height and width of the middle that is taken.
     """
     *size, channels = image_shape
     image = tf.io.decode_image(content, channels=channels, expand_animations=False)
     stored = tf.cast(tf.shape(image)[:2], tf.float32)
-    scale = tf.reduce_max(size / stored)
+    scale = tf.reduce_max(size / stored) / center_crop
     begins = (size - scale * stored) / 2
     for axis in (1, 0):  # as Pillow: the rows are resized and rounded, then the columns
         is_axis = tf.one_hot(axis, 2)

@@ -23,9 +23,10 @@ from absl import flags
 
 from towers.config import flags as config_flags
 from towers.errors import ConfigError
-from towers.launch.cluster import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR, launch
-from towers.launch.output import PROGRAM
+from towers.launch.local import launch
+from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR
 
+PROGRAM = "towers.launch"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_WORKERS = 64
 WAY_OUT = "the flags of run_train.py follow --, such as -- --config=quickstart"

@@ -37,7 +37,6 @@ def create_model(
     precision: str = "float32",
     seed: int = 0,
     device_kind: str = "CPU",
-    check_bytes: Callable[[int, int], None] | None = None,
 ) -> keras.Model:
     """Builds a network on the CPU with parameters that depend on the seed alone.
 
@@ -53,8 +52,6 @@ def create_model(
         seed: of the initial parameters.
         device_kind: CPU or GPU, for which convolutions are chosen; on the other kind
             the network computes the same, only slower.
-        check_bytes: called with the bytes of the trainable and of all other variables
-            before they are allocated.
 
     Returns:
         A Functional model from images [n, *image_shape] (and one noise tensor per
@@ -78,7 +75,7 @@ def create_model(
             model = rebuild(f"model={name}", model, image_shape, num_classes)
         return model
 
-    model = build_network(create, seed, POLICIES[precision], check_bytes)
+    model = build_network(create, seed, POLICIES[precision])
     set_device_kind(model, device_kind)
     return model
 

@@ -1,7 +1,6 @@
 """A network is built, and its variables are named and get their initial values."""
 
 import contextlib
-import math
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,6 @@ def build_network(
     create: Callable[[], keras.Model],
     seed: int = 0,
     policy: str = "float32",
-    check_bytes: Callable[[int, int], None] | None = None,
 ) -> keras.Model:
     """A network on the CPU whose initial values are functions of (seed, name).
 
@@ -50,8 +48,6 @@ def build_network(
             second time, after Keras' generators have been set to the seed.
         seed: of the initial values.
         policy: Keras' policy of types.
-        check_bytes: called with the bytes of the trainable and of all other variables
-            before they are allocated.
     """
 
     def without_values():
@@ -68,9 +64,6 @@ def build_network(
         model, scope = _in_new_thread(without_values)
     except Exception:  # the error of a network that is wrong is raised again
         return _in_new_thread(with_values)
-    if check_bytes:
-        parts = model.trainable_variables, model.non_trainable_variables
-        check_bytes(*(sum(map(_num_bytes, part)) for part in parts))
     with _settled(policy):
         for variable in model.variables:
             _initialize(variable, scope.get_current_value(variable), seed)
@@ -105,10 +98,6 @@ def _settled(policy):
 def _in_new_thread(function):
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
-
-
-def _num_bytes(variable):
-    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _initialize(variable, value, seed):

@@ -55,7 +55,10 @@ class AsynchronousTrainer(Trainer):
         num_towers = len(self.devices)
         self._weights = tower_weights(self.strategy.sizes)
         self._scales = self._weights if async_scale_gradients else [1.0] * num_towers
-        self._max_staleness = max_staleness
+        # Its threads start here: in mid-run there may be no memory for one.
+        self.coordinator = Coordinator(
+            num_towers, self.step, max_staleness=max_staleness
+        )
         self._phase, self._is_compiled, self._is_training = 0, False, False
         self._is_torn = False  # the state is that of no step
         # Of each tower's last update; the gradients of the last one of all.
@@ -301,9 +304,7 @@ class AsynchronousTrainer(Trainer):
         if self._feed:
             self._feed.restart()
         self._num_drawn = self.step
-        self.coordinator = Coordinator(
-            len(self.devices), self.step, max_staleness=self._max_staleness
-        )
+        self.coordinator.restart(self.step)
 
 
 def _traced(call, *specs):

@@ -6,11 +6,14 @@ update is the number of other updates applied between its fetch and its apply.
 
 import collections
 import contextlib
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from towers.job_thread import JobThread
 
 # Shares drawn ahead for each tower. The slowest tower decides when the next batch is
 # drawn, so no other one makes more than 2 * SHARES_AHEAD + 1 updates during one of its
@@ -19,7 +22,7 @@ SHARES_AHEAD = 2
 
 
 class Abandoned(Exception):
-    """Ends a thread because another one has failed."""
+    """Ends a call because that of another thread has failed."""
 
 
 class Coordinator:
@@ -42,10 +45,17 @@ class Coordinator:
 
     def __init__(self, num_towers: int, steps: int, *, max_staleness: int = 0):
         self.lock = threading.Condition()
+        names = ["batches", *(f"tower_{tower}" for tower in range(num_towers))]
+        self._threads, self._num_running = list(map(JobThread, names)), 0
+        self._max_staleness = max_staleness or math.inf
+        self.restart(steps)
+
+    def restart(self, steps: int) -> None:
+        """Forgets all but the threads; every tower has made so many updates."""
+        num_towers = len(self._threads) - 1
         self.begun, self.applied = [steps] * num_towers, [steps] * num_towers
         self.staleness: list[int] = []
         self.input_wait_secs = [0.0] * num_towers
-        self._max_staleness = max_staleness or math.inf
         # Per tower (share, when its batch was begun and drawn).
         self._shares = [collections.deque() for _ in range(num_towers)]
         # Tower -> number of updates applied before its fetch, the oldest fetch first.
@@ -67,36 +77,34 @@ class Coordinator:
 
         Args:
             draw: draws the next batch and returns a share for each tower.
-            work: is called with each tower, in a thread of its own, to `take_share`,
+            work: is called with each tower, in its thread, to `take_share`,
                 `fetch` and `apply` until there is no share left.
 
         Raises:
-            Exception: what any thread raised first. All have ended then, and this
-                object is of no more use.
+            Exception: what any thread raised first. All calls have ended then; go on
+                with `restart`.
         """
         num_towers = len(self.applied)
         self._target = self.applied[0] + num_steps
         self.staleness, self.input_wait_secs = [], [0.0] * num_towers
-        calls = [("batches", self._draw_ahead, draw)]
-        calls += [(f"tower_{tower}", work, tower) for tower in range(num_towers)]
-        threads = [
-            threading.Thread(target=self._guard, args=call, name=name, daemon=True)
-            for name, *call in calls
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        calls = [functools.partial(self._draw_ahead, draw)]
+        calls += [functools.partial(work, tower) for tower in range(num_towers)]
+        self._num_running = len(calls)
+        for thread, call in zip(self._threads, calls, strict=True):
+            thread.submit(functools.partial(self._guard, call))
+        with self.lock:
+            self.lock.wait_for(lambda: not self._num_running)
         if self._errors:
             raise self._errors[0]
 
-    def _guard(self, call, argument):
+    def _guard(self, call):
         try:
             with contextlib.suppress(Abandoned):
-                call(argument)
+                call()
         except BaseException as error:
             self._errors.append(error)
         with self.lock:
+            self._num_running -= 1
             self.lock.notify_all()
 
     def request_stop(self) -> None:

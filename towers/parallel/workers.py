@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import WorkerLostError
+from towers.job_thread import JobThread
 from towers.parallel.devices import HOST
 from towers.parallel.lost_workers import announce_chief, lost_worker, tell_others
 
@@ -49,6 +50,8 @@ class Workers:
         self.addresses, self.index = tuple(addresses), index
         self.size, self.is_chief = max(len(addresses), 1), index == 0
         self.devices = engine.extended.worker_devices if engine else [HOST]
+        if engine:
+            self._thread = JobThread("workers")
         if engine and self.is_chief:
             announce_chief()
         self._add = {
@@ -159,7 +162,20 @@ class Workers:
                 [total] = self._add[values.dtype.type]([tf.constant(values.ravel())])
                 return total.numpy().reshape(values.shape)
 
-        return _interruptible(added)
+        if threading.current_thread() is not threading.main_thread():
+            return added()
+        # The main thread serves signals while it waits for another one, not while it
+        # waits in TensorFlow.
+        total = concurrent.futures.Future()
+
+        def call():
+            try:
+                total.set_result(added())
+            except BaseException as error:
+                total.set_exception(error)
+
+        self._thread.submit(call)
+        return total.result()
 
     def agree(
         self, num_steps: int, save: bool, summarize: bool, stop: bool
@@ -243,24 +259,6 @@ class Workers:
                 raise
             tell_others(lost)
             raise WorkerLostError(lost.text) from None
-
-
-def _interruptible(function):
-    """Calls a function that waits in TensorFlow, where no signal is served: not in the
-    main thread, which serves signals while it waits for another one."""
-    if threading.current_thread() is not threading.main_thread():
-        return function()
-    outcome = concurrent.futures.Future()
-
-    def call():
-        try:
-            outcome.set_result(function())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    # A daemon: the process can end while it waits.
-    threading.Thread(target=call, daemon=True).start()
-    return outcome.result()
 
 
 ALONE = Workers()

@@ -157,6 +157,7 @@ class Watchdog:
             self._watch(worker)
         except BaseException:
             worker.abandon()
+            thread.end()
             raise
         self._threads.append(thread)
         return worker.result()

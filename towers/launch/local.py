@@ -1,31 +1,59 @@
-"""The parts of the machine that the workers get: GPUs, CPU cores and ports."""
+"""Workers on this machine, and the parts of it that they get: GPUs, cores and ports."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import pathlib
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 from towers.errors import ConfigError
+from towers.launch.process import Process, Share
+from towers.launch.supervisor import job_environ, supervise, tf_config
 
 DRIVER_GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """A worker's part of the machine.
+def launch(
+    command: Sequence[str], num_workers: int, *, device: str = "auto", **options
+) -> int:
+    """Runs a command as every worker of a cluster; call it in the main thread.
 
-    Attributes:
-        gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
-        cores: numbers of the CPU cores that it may use; empty for all.
+    Args:
+        command: a program and its arguments.
+        num_workers: number of processes.
+        device: "cpu" hides the GPUs from the workers.
+        **options: of `supervise`.
+
+    Returns:
+        The exit code, see `towers.launch.supervisor.worst`.
+
+    Raises:
+        ConfigError: the machine cannot be divided, or a worker cannot be started; or of
+            `supervise`.
     """
+    shares, job = divide(num_workers, os.environ, device), job_environ()
 
-    gpus: str | None = None
-    cores: tuple[int, ...] = ()
+    @contextlib.asynccontextmanager
+    async def start(stopped) -> AsyncIterator[list[Process]]:
+        workers = []
+        try:
+            with free_ports(num_workers) as ports:
+                addresses = [f"127.0.0.1:{port}" for port in ports]
+                for index, share in enumerate(shares):
+                    environ = job | tf_config(addresses, index)
+                    if not stopped.done():
+                        workers.append(
+                            await Process.start(index, command, environ, share)
+                        )
+                yield workers
+        finally:
+            for worker in workers:
+                await worker.kill()
+
+    return supervise(start, **options)
 
 
 def divide(
@@ -75,42 +103,19 @@ def _visible_gpus(environ):
 
 @contextlib.contextmanager
 def free_ports(count: int) -> Iterator[list[int]]:
-    """Free TCP ports, held as by `held_port`."""
+    """TCP ports that on Linux nobody else is given inside of the context.
+
+    There they stay bound, without listening, in a way that leaves them to a server that
+    sets SO_REUSEADDR, as those of TensorFlow do.
+    """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(_bound(0)) for _ in range(count)]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("", 0))  # a server of TensorFlow listens on all addresses
         ports = [each.getsockname()[1] for each in sockets]
         for each in sockets:
-            _leave_to_server(each)
+            if sys.platform == "linux":
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            else:
+                each.close()
         yield ports
-
-
-@contextlib.contextmanager
-def held_port(port: int) -> Iterator[None]:
-    """On Linux nobody else is given this TCP port inside of the context.
-
-    There it stays bound, without listening, in a way that leaves it to a server that
-    sets SO_REUSEADDR, as those of TensorFlow do.
-
-    Raises:
-        OSError: somebody else has it.
-    """
-    with _bound(port) as held:
-        _leave_to_server(held)
-        yield
-
-
-def _bound(port):
-    bound = socket.socket()
-    try:
-        bound.bind(("", port))  # a server of TensorFlow listens on all addresses
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
-def _leave_to_server(bound):
-    if sys.platform == "linux":
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    else:
-        bound.close()

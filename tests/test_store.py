@@ -1,0 +1,109 @@
+"""The one seam to the disk: whole or not at all, also after a power cut.
+
+The operations are recorded and replayed into all that a disk may hold, see `disk`.
+"""
+
+import os
+import random
+import resource
+
+import pytest
+from disk import Disk, read_tree
+from file_recorder import Recorder
+
+from towers import store
+
+OLD, NEW = b"the old content", b"the new one, longer"
+
+
+def recorded(folder, act):
+    """A disk with what was in a folder, and the operations of `act` there."""
+    disk, before = Disk(), read_tree(folder)
+    for path, content in before.items():
+        disk.mkdir(path) if content is None else disk.create(path)
+        if content is not None:
+            disk.write(path, content)
+    for path in (*before, ""):
+        disk.sync(path)
+    with Recorder(folder) as recorder:
+        act()
+    return disk, recorder.operations
+
+
+def contents_after_power_cuts(folder, act, content_of):
+    """What may be read after a power cut during `act`; after it that is NEW."""
+    disk, operations = recorded(folder, act)
+    contents = set()
+    for kind, *args in [*operations, ("sync", "")]:
+        now = {content_of(tree) for tree in disk.crash_states(random.Random(0), 2000)}
+        contents |= now
+        getattr(disk, kind)(*args)
+    assert now == {NEW}
+    return contents
+
+
+def test_a_file_is_the_old_or_the_new_one(tmp_path):
+    (tmp_path / "file").write_bytes(OLD)
+
+    def act():
+        store.write_aside(tmp_path / "file", NEW)
+
+    contents = contents_after_power_cuts(tmp_path, act, lambda tree: tree["file"])
+    assert contents == {OLD, NEW}
+
+
+def test_a_folder_is_the_old_one_or_gone_or_the_new_one(tmp_path):
+    """A folder is not replaced in one piece."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(OLD)
+
+    def act():
+        with store.aside(tmp_path / "folder") as temporary:
+            temporary.mkdir()
+            (temporary / "file").write_bytes(NEW)
+
+    def content_of(tree):
+        return tree["folder/file"] if "folder" in tree else None
+
+    contents = contents_after_power_cuts(tmp_path, act, content_of)
+    assert contents == {OLD, None, NEW}
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_after_an_error_the_old_one_stays_and_nothing_else(tmp_path):
+    (tmp_path / "file").write_bytes(OLD)
+    with pytest.raises(KeyError), store.aside(tmp_path / "file") as temporary:
+        temporary.write_bytes(NEW)
+        raise KeyError
+    with pytest.raises(OSError), store.aside(tmp_path / "absent" / "file") as temporary:
+        temporary.write_bytes(NEW)
+    assert read_tree(tmp_path) == {"file": OLD}
+
+
+def test_what_is_removed_loses_its_name_first(tmp_path):
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    (tmp_path / "folder" / "below" / "file").touch()
+    _, operations = recorded(tmp_path, lambda: store.remove(tmp_path / "folder"))
+    assert operations[0] == ("rename", "folder", ".tmp-removed-folder")
+    assert not os.listdir(tmp_path)
+
+
+def test_all_is_appended_or_nothing(tmp_path):
+    """The file may not grow beyond 100 bytes."""
+    path, lines = tmp_path / "log", []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        for number in range(30):
+            line = f"{number}: {'x' * 7}\n".encode()
+            try:
+                store.append(path, line)
+                lines.append(line)
+            except OSError as error:
+                assert "File too large" in str(error)
+            assert path.read_bytes() == b"".join(lines)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert 5 < len(lines) < 30
+    store.append(path, b"more\n")
+    assert path.read_bytes() == b"".join([*lines, b"more\n"])

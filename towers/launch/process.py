@@ -1,0 +1,153 @@
+"""A worker process, which does not outlive the launcher."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from towers.errors import ConfigError, Preempted, StuckError, end_with_parent
+from towers.launch.output import MOST_BYTES, write
+
+# How long output is waited for after the end: another process may hold the pipe.
+_LATE_SECS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A worker's part of the machine.
+
+    Attributes:
+        gpus: its CUDA_VISIBLE_DEVICES; None leaves the variable as it is.
+        cores: numbers of the CPU cores that it may use; empty for all.
+    """
+
+    gpus: str | None = None
+    cores: tuple[int, ...] = ()
+
+
+class Process(asyncio.SubprocessProtocol):
+    """A worker process in a process group of its own, whose lines are printed behind
+    its number.
+
+    Attributes:
+        index: number of the worker.
+        ended: a task, done once it has ended and its lines are printed; the rest of
+            its process group is killed then.
+        code: its exit code, once it has ended: as a shell gives it, but where it was
+            killed by a signal that `send` had sent 75, or 6 of SIGKILL, which it gets
+            when it does not end in time.
+    """
+
+    def __init__(self, index: int):
+        self.index = index
+        self.code: int | None = None
+        self._end = "is running"
+        self._sent: set[int] = set()
+        self._prefix = b"[%d] " % index
+        self._lines = {1: b"", 2: b""}  # the beginning of one
+        self._exited, self._closed = asyncio.Event(), asyncio.Event()
+
+    @classmethod
+    async def start(
+        cls,
+        index: int,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        share: Share,
+    ) -> "Process":
+        """Starts a worker.
+
+        Args:
+            index: number of the worker.
+            command: a program and its arguments.
+            environ: what it has besides the environment of this process.
+            share: its part of the machine.
+
+        Raises:
+            ConfigError: it cannot be started.
+        """
+        gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
+        try:
+            transport, self = await asyncio.get_running_loop().subprocess_exec(
+                functools.partial(cls, index),
+                *command,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | environ | gpus,
+                process_group=0,  # Ctrl-C in a terminal reaches the launcher alone
+                preexec_fn=functools.partial(_in_child, os.getpid(), share.cores),
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ConfigError(f"cannot start worker {index}: {error}") from None
+        self._transport = transport
+        self.ended = asyncio.create_task(self._until_end())
+        return self
+
+    def __str__(self) -> str:
+        return f"worker {self.index} {self._end}"
+
+    def send(self, number: int) -> bool:
+        """Sends a signal, each at most once; False where it was sent before."""
+        if number in self._sent:
+            return False
+        self._sent.add(number)
+        if not self._exited.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._transport.get_pid(), number)
+        return True
+
+    async def kill(self) -> None:
+        """Ends it and its process group at once."""
+        if self.code is None:
+            self._kill_group()
+        await self.ended
+
+    async def _until_end(self):
+        await self._exited.wait()
+        self._kill_group()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), _LATE_SECS)
+        self._transport.close()
+        for stream, line in self._lines.items():
+            if line:
+                write(stream, self._prefix + line + b"\n")
+        code = self._transport.get_returncode()
+        self._end = f"ended with exit code {code}"
+        if code < 0:
+            number, code = -code, 128 - code
+            self._end = f"was killed by signal {number} ({signal.strsignal(number)})"
+            if number in self._sent:
+                code = Preempted.exit_code
+                if number == signal.SIGKILL:
+                    code = StuckError.exit_code
+                    self._end = "did not end in time and was killed"
+        self.code = code
+
+    def _kill_group(self):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    # Called by the event loop.
+
+    def pipe_data_received(self, stream, data):
+        *lines, rest = (self._lines[stream] + data).split(b"\n")
+        if len(rest) > MOST_BYTES:
+            lines, rest = [*lines, rest], b""
+        self._lines[stream] = rest
+        write(stream, b"".join(self._prefix + line + b"\n" for line in lines))
+
+    def process_exited(self):
+        self._exited.set()
+
+    def connection_lost(self, error):
+        self._closed.set()
+
+
+def _in_child(parent, cores):
+    """Runs in the new process, before the program."""
+    end_with_parent(parent)
+    if cores:
+        os.sched_setaffinity(0, cores)
