@@ -80,11 +80,18 @@ def short_ticks(monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK_SECS", 0.01)
 
 
+@pytest.fixture
 def join_worker():
-    for thread in threading.enumerate():
-        if thread.name == "worker":
-            thread.join(WAIT_SECS)
-            assert not thread.is_alive()
+    """Waits for the threads that the test has started."""
+    before = threading.enumerate()
+
+    def join():
+        for thread in threading.enumerate():
+            if thread not in before:
+                thread.join(WAIT_SECS)
+                assert not thread.is_alive()
+
+    return join
 
 
 def test_a_function_runs_in_another_thread():
@@ -181,7 +188,7 @@ def test_outside_of_the_main_thread_it_watches_without_signals():
 @pytest.mark.parametrize("work", [evaluate, evaluate_batches])
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progress(
-    work, is_stopped
+    work, is_stopped, join_worker
 ):
     trainer = Trainer()
     with watch(trainer, *LATE, stuck_after_secs=0 if is_stopped else 600) as dog:
@@ -196,7 +203,7 @@ def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progre
     assert trainer.steps == 7
 
 
-def test_an_activity_is_not_left_while_it_is_being_abandoned():
+def test_an_activity_is_not_left_while_it_is_being_abandoned(join_worker):
     """The trainer returns just while the main thread decides to abandon it."""
     trainer, touched = Trainer("waiting"), threading.Event()
 
