@@ -17,13 +17,12 @@ import pathlib
 
 from absl import flags
 
-from towers import train
+from towers import console, train
+from towers.config import cluster_spec
 from towers.config import flags as config_flags
 from towers.config.checks import check_environment
 from towers.config.recipes import config_of_flags
 from towers.data.photos import photo_options
-from towers.output import say
-from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
@@ -45,7 +44,7 @@ def main(_):
         CONFIG.value, RECIPES, given, WORKDIR.value, stored, photo_options
     )
     if command.remark:
-        say(command.remark)
+        console.line(command.remark)
     train(
         command.workdir,
         command.config,

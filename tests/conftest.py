@@ -7,14 +7,18 @@ import pytest
 
 # Small products in the oracle; threads that wait for each other cost more than they do.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Variables of whoever runs the tests would change what towers and TensorFlow do.
+for name in list(os.environ):
+    if name.startswith(("KERAS_", "SLURM_", "TF_")) or name == "TOWERS_JOB":
+        del os.environ[name]
 # Processes that tests start say no more than by default.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 # For pytest to find.
-from small_disk import small_disk  # noqa: F401
-from tally import count, pytest_terminal_summary  # noqa: F401
+from small_disk import small_disk  # noqa: E402, F401
+from tally import count, pytest_terminal_summary  # noqa: E402, F401
 
-import towers  # noqa: F401  (settles Keras' backend before TensorFlow is imported)
+import towers  # noqa: E402, F401  (settles Keras' backend before TensorFlow)
 
 NUM_DEVICES = 8
 

@@ -9,11 +9,11 @@ import pytest
 from processes import on_linux, run
 
 from towers.config import Config
+from towers.config.cluster_spec import Cluster
 from towers.data.sources import ArraySource, DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices
 from towers.run import peers
-from towers.run.cluster_spec import Cluster
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 THREADS = "threads (TF_NUM_INTRAOP_THREADS)"
@@ -43,10 +43,10 @@ def test_a_copy_that_differs_is_named():
     trainer = types.SimpleNamespace(state=lambda: state)
     watchdog = types.SimpleNamespace(activity=contextlib.nullcontext)
     run = types.SimpleNamespace(workers=Answers(), trainer=trainer, watchdog=watchdog)
-    peers.check_copies_of_workers(run)
+    peers.validate_copies(run)
     run.workers = Answers(**{"params/b": 7})
     with pytest.raises(NumericError, match=r"params/b of worker 2 \(c:1\) differs"):
-        peers.check_copies_of_workers(run)
+        peers.validate_copies(run)
 
 
 @pytest.mark.row(29)
@@ -61,12 +61,12 @@ def test_other_pixels_of_as_many_images_are_refused():
     workers = Answers()
     workers.exchange = record
     for brighter in (0, 1):
-        peers.check_data(workers, data_set(images ^ brighter), 40)
+        peers.validate_data(workers, data_set(images ^ brighter), 40)
     same, other = given
     different = {name for name in same if same[name] != other[name]}
     assert different == {"the checksum of 16 training images"}
     with pytest.raises(ConfigError, match="worker 2 .* the checksum of 16 training"):
-        peers.check_data(Answers(**other), data_set(images), 40)
+        peers.validate_data(Answers(**other), data_set(images), 40)
 
 
 def exchanged(patch, **options):

@@ -21,7 +21,7 @@ def test_the_owner_goes_on_and_the_next_job_waits():
 
     with Background() as background:
         background.submit(slow_job)
-        background.check()  # waits for nothing
+        background.raise_job_error()  # waits for nothing
         assert done == []
         threading.Timer(0.05, may_end.set).start()
         background.submit(lambda: done.append("second"))
@@ -38,7 +38,7 @@ def test_the_end_waits_for_the_last_job():
     assert done == ["done"]
 
 
-@pytest.mark.parametrize("call", ["submit", "wait", "check", "leave"])
+@pytest.mark.parametrize("call", ["submit", "wait", "raise_job_error", "leave"])
 def test_an_error_is_raised_by_the_next_call_and_once(call):
     failed, begun = threading.Event(), []
 
@@ -52,9 +52,9 @@ def test_an_error_is_raised_by_the_next_call_and_once(call):
         with Background() as background:
             background.submit(fail_and_say)
             assert failed.wait(30)
-            if call == "check":
+            if call == "raise_job_error":
                 while True:  # the thread has a little to do after the job
-                    background.check()
+                    background.raise_job_error()
             elif call == "submit":
                 background.submit(lambda: begun.append(True))
             elif call == "wait":
@@ -63,13 +63,12 @@ def test_an_error_is_raised_by_the_next_call_and_once(call):
     assert begun == ([True] if call == "submit" else [])
 
 
-def test_an_error_at_the_end_does_not_hide_why_it_ends():
-    lines = []
+def test_an_error_at_the_end_does_not_hide_why_it_ends(capsys):
     with pytest.raises(KeyError, match="the reason"):
-        with Background(lines.append) as background:
+        with Background() as background:
             background.submit(fail)
             raise KeyError("the reason")
-    assert lines == ["the disk is full"]
+    assert capsys.readouterr().out == "the disk is full\n"
 
 
 def test_a_job_that_never_ends_does_not_hold_up_an_error(monkeypatch):

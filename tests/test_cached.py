@@ -300,7 +300,7 @@ def test_a_run_on_photos_that_another_version_resized_is_refused(files):
         train = CachedSource(files, (8, 8, 3), options)
         data_set = DataSet("x", train, train, ("a", "b"), (0.0,) * 3, (1.0,) * 3, "")
         run = dataclasses.replace(DatasetInfo.of(data_set), pixels=pixels)
-        return run.check_training(data_set)
+        return run.validate_training(data_set)
 
     info(None, image_size=0)
     info(cached.PIXELS)

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
+from towers.config import cluster_spec
+from towers.config.cluster_spec import Cluster, find_cluster, validate_addresses
 from towers.errors import ConfigError
-from towers.run import cluster_spec
-from towers.run.cluster_spec import Cluster, check_addresses, find_cluster
 
 
 @contextlib.contextmanager
@@ -166,16 +166,16 @@ def private_machine(monkeypatch):
 
 
 def test_private_addresses_and_unknown_names_are_taken(private_machine):
-    check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
-    check_addresses(of_two("localhost:39999", "name.invalid:1"))
+    validate_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
+    validate_addresses(of_two("localhost:39999", "name.invalid:1"))
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8:1", "[2001:4860:4860::8888]:1"])
 @pytest.mark.row(33)
 def test_row_33_public_addresses_are_refused_unless_allowed(private_machine, address):
     with refused("public address", "--allow_public_address"):
-        check_addresses(of_two("127.0.0.1:39999", address))
-    check_addresses(of_two("127.0.0.1:39999", address), allow_public=True)
+        validate_addresses(of_two("127.0.0.1:39999", address))
+    validate_addresses(of_two("127.0.0.1:39999", address), allow_public=True)
 
 
 @pytest.mark.row(33)
@@ -184,7 +184,7 @@ def test_row_33_a_public_address_of_this_machine_is_refused(monkeypatch):
         cluster_spec, "_own_ips", lambda: [ipaddress.ip_address("8.8.4.4")]
     )
     with refused("8.8.4.4", "--allow_public_address"):
-        check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
+        validate_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
 
 
 @pytest.mark.row(33)
@@ -204,7 +204,7 @@ def test_row_33_so_is_one_of_ipv6(monkeypatch, tmp_path):
         file.write("20014860486000000000000000008888 02 40 00 80     eth0\n")
     monkeypatch.setattr(socket, "if_nameindex", lambda: [])
     with refused("2001:4860:4860::8888", "--allow_public_address"):
-        check_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
+        validate_addresses(of_two("127.0.0.1:39999", "10.2.3.4:1"))
 
 
 def test_the_addresses_of_this_machine_are_known():

@@ -76,12 +76,11 @@ def read_all(workdir):
         checkpoint = checkpointer.restore()
         validate_changes(CONFIG, folder, checkpoint, ())
         checkpointer.remove_leftovers()
-        unwritten = checkpoint.trainer_state.get("unwritten", ())
-        metrics = MetricsFile(folder.metrics, checkpoint.step, unwritten)
+        carried = checkpoint.trainer_state["records"]
+        metrics = MetricsFile(folder.metrics, checkpoint.step, carried)
         metrics.flush()
         metrics.append({"step": MORE_STEPS})
         metrics.flush()
-        metrics.close()
         last_accuracy(folder.metrics, checkpoint.step)
     assert folder.holder() is None
     assert changed_mathematics(folder.stored_config(), CONFIG) == {}

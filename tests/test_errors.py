@@ -4,14 +4,11 @@ import inspect
 import os
 import pathlib
 import re
-import sys
 import tempfile
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from full_pipes import fill
 
 from towers import errors
 from towers.parallel.lost_workers import lost_worker
@@ -152,25 +149,6 @@ def test_row_41_a_traceback_that_cannot_be_saved_is_printed(
     assert text[-1] == "ZeroDivisionError: y"
     assert last == "x: the traceback: it could not be saved"
     assert not [*(tmp_path / "tmp").iterdir(), *(tmp_path / "run").iterdir()]
-
-
-@pytest.mark.row(12)
-def test_an_error_ends_a_process_whose_lines_nobody_reads(monkeypatch):
-    """Row 12."""
-    monkeypatch.setattr(errors, "_WRITE_SECS", 0.1)
-    reader, writer = os.pipe()
-    with open(reader, "rb") as lines, open(writer, "w") as output:
-        monkeypatch.setattr(sys, "stderr", output)
-        num_bytes, codes = fill(writer), []
-        thread = threading.Thread(
-            target=lambda: codes.append(errors.report("x", errors.Preempted("y"))),
-            daemon=True,
-        )
-        thread.start()
-        thread.join(30)
-        found = list(codes)
-        lines.read(num_bytes)
-        assert found == [75] and lines.readline() == b"x: y\n"
 
 
 @pytest.mark.row(41)

@@ -21,6 +21,7 @@ from fuzzing import many_inputs
 from hypothesis import strategies as st
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
+from towers.config.cluster_spec import find_cluster
 from towers.config.list_options import (
     parse_early_sizes,
     parse_epoch_factors,
@@ -32,7 +33,6 @@ from towers.errors import ConfigError
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpoint import read as read_checkpoint
 from towers.run.checkpointer import Checkpointer
-from towers.run.cluster_spec import find_cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
@@ -141,9 +141,8 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
         records, _ = read_metrics(path)
         steps = [record["step"] for record in records]
         assert all(a < b for a, b in zip(steps, steps[1:], strict=False))
-        metrics = MetricsFile(path, 3, [{"step": 2}], lambda line: None)
+        metrics = MetricsFile(path, 3, [{"step": 2}])
         metrics.flush()
-        metrics.close()
         for line in path.read_text().splitlines():
             assert json.loads(line)["step"] <= 3
 
@@ -156,7 +155,7 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as a run writes it."""
-    state = {"images_seen": 64, "best": {"step": 1, "accuracy": 0.5}, "unwritten": []}
+    state = {"images_seen": 64, "best": {"step": 1, "accuracy": 0.5}, "records": []}
     state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
     info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))
     state |= {"dataset_info": dataclasses.asdict(info)}

@@ -20,16 +20,17 @@ RECIPES = ROOT / "configs"
 # A package imports only packages of lower levels. Packages of one level do not import
 # each other; inside of a package, modules may.
 LEVELS = {
-    **dict.fromkeys(["errors", "job_thread", "store"], 0),
-    **dict.fromkeys(["config", "output"], 1),
-    **dict.fromkeys(["data", "models", "optim"], 2),
-    "parallel": 3,
-    "run": 4,
-    "build": 5,
-    "evaluation": 6,
-    **dict.fromkeys(["export", "training"], 7),
-    "launch": 8,
-    "on_ray": 9,
+    "console": 0,
+    **dict.fromkeys(["errors", "job_thread", "store"], 1),
+    "config": 2,
+    **dict.fromkeys(["data", "models", "optim"], 3),
+    "parallel": 4,
+    "run": 5,
+    "build": 6,
+    "evaluation": 7,
+    **dict.fromkeys(["export", "training"], 8),
+    "launch": 9,
+    "on_ray": 10,
 }
 
 # They start run_train.py in processes of their own, and need TensorFlow in none of
@@ -42,7 +43,7 @@ LAUNCHERS = {
 # Where flags are defined: by the programs, which are no part of the library.
 COMMAND_LINES = (
     "towers/config/flags.py",
-    "towers/run/cluster_spec.py",
+    "towers/config/cluster_spec.py",
     "towers/launch/__main__.py",
     "towers/on_ray.py",
 )

@@ -1,4 +1,4 @@
-"""The watched worker: results, errors, signals, stuck steps; rows 12 and 15."""
+"""The watched worker: results, errors, signals, stuck steps; rows 12, 15 and 39."""
 
 import io
 import itertools
@@ -12,11 +12,13 @@ import time
 import pytest
 from full_pipes import fill
 
+from towers import console
 from towers.errors import Preempted, StuckError
 from towers.run import watchdog
 from towers.run.watchdog import Watchdog
 
 WAIT_SECS = 30  # for what should come at once
+LATE = 0, 0, 1000  # seconds: any time that a worker is given is over
 
 
 class Trainer:
@@ -38,7 +40,10 @@ class Trainer:
         self.asked_to_stop.set()
 
 
-def watch(trainer, **kwargs):
+def watch(trainer, *times, **kwargs):
+    """A watchdog whose clock reads some seconds one after the other."""
+    if times:
+        kwargs["clock"] = itertools.chain(times, itertools.repeat(times[-1])).__next__
     return Watchdog(trainer, ("waiting",), **kwargs)
 
 
@@ -48,198 +53,157 @@ def train(dog, trainer):
         return trainer.train()
 
 
+def save(dog, trainer):
+    with dog.saving():
+        return trainer.train()
+
+
+def report(dog, trainer):
+    return trainer.train()
+
+
+def evaluate(dog, trainer):
+    with dog.activity("evaluating"):
+        trainer.train()
+    trainer.steps = "written"
+
+
+def evaluate_batches(dog, trainer):
+    with dog.activity("evaluating") as beat:
+        trainer.train()
+        beat()
+        trainer.steps = "written"
+
+
 @pytest.fixture(autouse=True)
 def short_ticks(monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK_SECS", 0.01)
 
 
 @pytest.fixture
-def short_grace(monkeypatch):
-    monkeypatch.setattr(watchdog, "_GRACE_SECS", 0.15)
-
-
-def clock(*times):
-    """Reads these seconds one after the other; the last one stays."""
-    return itertools.chain(times, itertools.repeat(times[-1])).__next__
-
-
 def join_worker():
-    for thread in threading.enumerate():
-        if thread.name == "worker":
-            thread.join(WAIT_SECS)
-            assert not thread.is_alive()
+    """Waits for the threads that the test has started."""
+    before = threading.enumerate()
+
+    def join():
+        for thread in threading.enumerate():
+            if thread not in before:
+                thread.join(WAIT_SECS)
+                assert not thread.is_alive()
+
+    return join
 
 
-def test_a_result_passes_through():
-    assert Watchdog(Trainer()).run(divmod, 7, 2) == (3, 1)
-
-
-def test_an_error_passes_through():
+def test_a_function_runs_in_another_thread():
+    dog = Watchdog(Trainer())
+    assert dog.run(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
-        Watchdog(Trainer()).run(divmod, 7, 0)
+        dog.run(divmod, 7, 0)
+    thread = dog.run(threading.current_thread)
+    assert thread is not threading.current_thread() and thread.daemon
 
 
-def test_the_function_runs_in_one_other_thread():
-    thread = Watchdog(Trainer()).run(threading.current_thread)
-    assert thread.name == "worker" and thread.daemon
+# Signals.
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_waiting_trainer_is_abandoned_after_the_grace(number, short_grace):
-    trainer = Trainer("waiting")
-    with watch(trainer) as dog:
+@pytest.mark.row(12)
+def test_row_12_a_waiting_trainer_is_abandoned_after_the_grace(number):
+    trainer = Trainer("computing")
+
+    def request_stop():
+        trainer.asked_to_stop.set()
+        trainer.activity = "waiting"
+
+    trainer.request_stop = request_stop
+    with watch(trainer, *LATE) as dog:
         os.kill(os.getpid(), number)
-        message = rf"^stopped by {number.name} while waiting$"
-        with pytest.raises(Preempted, match=message):
+        with pytest.raises(Preempted, match=f"^stopped by {number.name} while waiting"):
             dog.run(train, dog, trainer)
         assert dog.stopped_by == number.name and dog.stop_requested
     assert trainer.asked_to_stop.is_set()
     trainer.released.set()
 
 
-def test_a_trainer_that_returns_within_the_grace_gives_its_result():
+@pytest.mark.row(12)
+def test_row_12_a_trainer_that_returns_gives_its_result_after_two_signals():
     trainer = Trainer("waiting")
     trainer.released = trainer.asked_to_stop
     with watch(trainer) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert dog.run(train, dog, trainer) == "result"
-        assert dog.stopped_by == "SIGTERM"
-
-
-def test_a_computing_step_is_finished_and_a_long_one_announced_once(monkeypatch):
-    monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.15)
-    trainer, lines = Trainer("computing"), []
-
-    def say(line):
-        lines.append(line)
-        threading.Timer(0.4, trainer.released.set).start()
-
-    with watch(trainer, say=say) as dog:
         os.kill(os.getpid(), signal.SIGINT)
         assert dog.run(train, dog, trainer) == "result"
-    assert lines == ["SIGINT: step 7 is finished first"]
+        assert dog.stopped_by == "SIGINT"
 
 
-def test_a_long_save_is_announced_as_such_and_never_abandoned(monkeypatch, short_grace):
-    monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.3)
-    trainer, lines = Trainer("idle"), []
-
-    def save(dog):
-        with dog.saving():
-            return trainer.train()
-
-    def say(line):
-        lines.append(line)
-        threading.Timer(0.4, trainer.released.set).start()
-
-    with watch(trainer, say=say) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert dog.run(save, dog) == "result"
-    assert lines == ["SIGTERM: saving is finished first"]
-
-
-def test_a_trainer_that_turns_from_computing_to_waiting_is_abandoned_then(short_grace):
-    trainer = Trainer("computing")
-
-    def request_stop():
-        trainer.activity = "waiting"
-
-    trainer.request_stop = request_stop
-    with watch(trainer) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Preempted):
-            dog.run(train, dog, trainer)
-    trainer.released.set()
-
-
-def test_a_state_that_is_read_for_a_checkpoint_is_never_abandoned(short_grace):
-    trainer = Trainer("waiting")
-    times = iter(range(8))
-
-    def tick():
-        now = next(times, None)
-        if now is None:
-            trainer.released.set()
-            return 8
-        return now
-
-    def save(dog):
-        with dog.saving():
-            return trainer.train()
-
-    with watch(trainer, say=lambda line: None, clock=tick) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert dog.run(save, dog) == "result"
-
-
+@pytest.mark.parametrize(
+    "work,activity,what",
+    [
+        (train, "computing", "step 7"),
+        (save, "waiting", "saving"),
+        (report, "waiting", "what follows step 6, such as its reports,"),
+    ],
+)
 @pytest.mark.row(12)
-def test_outside_of_an_activity_the_worker_is_announced_and_never_abandoned():
-    """Row 12: it may be in the middle of what the run reports."""
-    trainer, lines = Trainer("waiting"), []
+def test_row_12_what_must_be_finished_is_announced_once_and_never_abandoned(
+    monkeypatch, work, activity, what
+):
+    trainer, lines = Trainer(activity), []
 
-    def say(line):
-        lines.append(line)
-        trainer.released.set()
+    def line(text):
+        lines.append(text)
+        threading.Timer(0.1, trainer.released.set).start()
 
-    with watch(trainer, say=say, clock=clock(0, 0, 1000)) as dog:
+    monkeypatch.setattr(console, "line", line)
+    with watch(trainer, *LATE) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert dog.run(trainer.train) == "result"
-    assert lines == [
-        "SIGTERM: what follows step 6, such as its reports, is finished first"
-    ]
+        assert dog.run(work, dog, trainer) == "result"
+    assert lines == [f"SIGTERM: {what} is finished first"]
 
 
-@pytest.mark.row(15)
-def test_outside_of_an_activity_the_worker_may_be_stuck():
-    trainer = Trainer()
-    dog = watch(trainer, stuck_after_secs=600, clock=clock(0, 0, 599, 601))
-    with pytest.raises(StuckError, match="^what follows step 6.* not finished within"):
-        dog.run(trainer.train)
-    trainer.released.set()
+def test_the_handlers_from_before_are_restored():
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    with Watchdog(Trainer()):
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_outside_of_the_main_thread_it_watches_without_signals():
+    before, results = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with Watchdog(Trainer()) as dog:
+            assert signal.getsignal(signal.SIGTERM) is before
+            results.append(dog.run(divmod, 7, 2))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(WAIT_SECS)
+    assert results == [(3, 1)]
 
 
 # Abandoned workers.
 
 
-def evaluate(dog, released, touched):
-    with dog.activity("evaluating"):
-        assert released.wait(WAIT_SECS)
-    touched.append("the record")
-
-
-def test_an_abandoned_worker_ends_where_it_leaves_its_activity():
-    released, touched = threading.Event(), []
-    with Watchdog(Trainer(), clock=clock(0, 0, 1000)) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Preempted, match="^stopped by SIGTERM while evaluating$"):
-            dog.run(evaluate, dog, released, touched)
+@pytest.mark.parametrize("work", [evaluate, evaluate_batches])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_an_abandoned_worker_ends_where_it_leaves_its_activity_or_reports_progress(
+    work, is_stopped, join_worker
+):
+    trainer = Trainer()
+    with watch(trainer, *LATE, stuck_after_secs=0 if is_stopped else 600) as dog:
+        if is_stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises((Preempted, StuckError), match=" while evaluating$"):
+            dog.run(work, dog, trainer)
         # The next worker is not affected, nor does it revive the first.
         assert dog.run(divmod, 7, 2) == (3, 1)
-        released.set()
-        join_worker()
-    assert touched == []
+        trainer.released.set()
+    join_worker()
+    assert trainer.steps == 7
 
 
-def test_an_abandoned_evaluation_ends_at_its_next_batch():
-    batches, released = [], threading.Event()
-
-    def evaluate_batches(dog):
-        with dog.activity("evaluating") as beat:
-            for batch in range(3):
-                batches.append(batch)
-                assert released.wait(WAIT_SECS)
-                beat()
-
-    with Watchdog(Trainer(), clock=clock(0, 0, 1000)) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Preempted):
-            dog.run(evaluate_batches, dog)
-        released.set()
-        join_worker()
-    assert batches == [0]
-
-
-def test_an_activity_is_not_left_while_it_is_being_abandoned():
+def test_an_activity_is_not_left_while_it_is_being_abandoned(join_worker):
     """The trainer returns just while the main thread decides to abandon it."""
     trainer, touched = Trainer("waiting"), threading.Event()
 
@@ -256,11 +220,11 @@ def test_an_activity_is_not_left_while_it_is_being_abandoned():
         return 6, "waiting"
 
     trainer.progress = progress
-    with watch(trainer, clock=clock(0, 0, 1000)) as dog:
+    with watch(trainer, *LATE) as dog:
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Preempted):
             dog.run(train_and_write, dog)
-        join_worker()
+    join_worker()
     assert trainer.steps == 7 and not touched.is_set()
 
 
@@ -289,91 +253,54 @@ def test_a_worker_that_has_left_its_activity_is_not_abandoned():
         assert dog.run(evaluate_and_write, dog) == "written"
 
 
-def test_a_stuck_worker_ends_as_well_once_it_goes_on():
-    released, touched = threading.Event(), []
-    dog = Watchdog(Trainer(), stuck_after_secs=600, clock=clock(0, 0, 601))
-    with pytest.raises(StuckError, match="^step 7 .* while evaluating$"):
-        dog.run(evaluate, dog, released, touched)
-    released.set()
-    join_worker()
-    assert touched == []
-
-
-# Signals.
-
-
-def test_a_second_signal_changes_nothing_but_the_name():
-    trainer = Trainer()
-    trainer.released = trainer.asked_to_stop
-    with watch(trainer) as dog:
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert dog.run(train, dog, trainer) == "result"
-        assert dog.stopped_by == "SIGINT"
-
-
-def test_the_handlers_from_before_are_restored():
-    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
-    with Watchdog(Trainer()):
-        assert signal.getsignal(signal.SIGTERM) is not before[0]
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-def test_outside_of_the_main_thread_it_watches_without_signals():
-    before, results = signal.getsignal(signal.SIGTERM), []
-
-    def work():
-        with Watchdog(Trainer()) as dog:
-            assert signal.getsignal(signal.SIGTERM) is before
-            results.append(dog.run(divmod, 7, 2))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(WAIT_SECS)
-    assert results == [(3, 1)]
-
-
 # Stuck steps.
 
 
-def test_a_stuck_step_is_reported_with_step_activity_and_stacks(capfd):
-    trainer = Trainer("waiting for data")
-    dog = watch(trainer, stuck_after_secs=600, clock=clock(0.0, 0.0, 599.0, 601.0))
-    message = (
-        r"^step 7 was not finished within 600 s \(--stuck_after_secs\), "
-        "while waiting for data$"
-    )
-    with pytest.raises(StuckError, match=message):
-        dog.run(train, dog, trainer)
+@pytest.mark.parametrize(
+    "work,message",
+    [
+        (train, r"step 7 was not .* 600 s \(--stuck_after_secs\), while computing$"),
+        (save, r"saving was not .* \(--stuck_after_secs\)$"),
+        (report, "what follows step 6, such as its reports, was not finished"),
+    ],
+)
+@pytest.mark.row(15)
+def test_row_15_a_stuck_worker_is_reported_with_stacks(capfd, work, message):
+    trainer = Trainer()
+    dog = watch(trainer, 0, 0, 599, 601, stuck_after_secs=600)
+    with pytest.raises(StuckError, match=f"^{message}"):
+        dog.run(work, dog, trainer)
     trainer.released.set()
     stacks = capfd.readouterr().err
-    assert "Thread" in stacks and "test_watchdog.py" in stacks
+    assert "Thread worker" in stacks and "test_watchdog.py" in stacks
 
 
 @pytest.mark.parametrize("stderr", [None, io.StringIO()])
-def test_a_stuck_step_is_reported_without_a_file_for_the_stacks(monkeypatch, stderr):
+@pytest.mark.row(15)
+def test_row_15_a_stuck_step_is_reported_without_a_file_for_the_stacks(
+    monkeypatch, stderr
+):
     trainer = Trainer()
-    dog = watch(trainer, stuck_after_secs=600, clock=clock(0.0, 0.0, 601.0))
     monkeypatch.setattr(sys, "stderr", stderr)
+    dog = watch(trainer, *LATE, stuck_after_secs=600)
     with pytest.raises(StuckError):
         dog.run(train, dog, trainer)
     trainer.released.set()
 
 
-def test_every_finished_step_restarts_the_clock():
-    trainer = Trainer()
-    times = iter([0.0, 0.0, 599.0, 1198.0, 1797.0])
+def test_every_finished_step_restarts_the_clock_and_without_one_nothing_is_stuck():
+    for stuck_after_secs, secs_per_step, num_steps in ((600, 599, 1), (0, 1e6, 0)):
+        trainer, now = Trainer(), itertools.count(step=secs_per_step)
 
-    def tick():
-        now = next(times, None)
-        if now is None:
-            trainer.released.set()
-            return 1797.0
-        trainer.steps += 1
-        return now
+        def tick(trainer=trainer, now=now, num_steps=num_steps):
+            secs = next(now)
+            trainer.steps += num_steps
+            if secs > 1700:
+                trainer.released.set()
+            return secs
 
-    dog = watch(trainer, stuck_after_secs=600, clock=tick)
-    assert dog.run(train, dog, trainer) == "result"
+        dog = watch(trainer, clock=tick, stuck_after_secs=stuck_after_secs)
+        assert dog.run(train, dog, trainer) == "result"
 
 
 def test_every_evaluated_batch_restarts_the_clock():
@@ -402,19 +329,12 @@ def test_every_evaluated_batch_restarts_the_clock():
     dog.run(evaluate_batches, dog)
 
 
-def test_without_a_limit_nothing_is_stuck():
-    trainer = Trainer()
-    times = iter([0.0, 1e6, 2e6])
-
-    def tick():
-        now = next(times, None)
-        if now is None:
-            trainer.released.set()
-            return 3e6
-        return now
-
-    dog = watch(trainer, clock=tick)
-    assert dog.run(train, dog, trainer) == "result"
+@pytest.mark.row(15)
+def test_row_15_the_time_between_two_ticks_counts_and_a_pause_does_not():
+    """As by Ctrl-Z, or by `docker pause`."""
+    times = iter([5.0, 5.1, 5.9, 3605.9, 3606.0])
+    awake = watchdog.AwakeClock(times.__next__)
+    assert [awake() for _ in range(4)] == pytest.approx([0.1, 0.9, 1.9, 2.0])
 
 
 PAUSED = """
@@ -431,9 +351,9 @@ dog.run(train)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.row(15)
 def test_row_15_a_process_that_was_paused_goes_on():
-    """As by Ctrl-Z, or by `docker pause`."""
     process = subprocess.Popen(
         [sys.executable, "-c", PAUSED],
         stdin=subprocess.PIPE,
@@ -449,70 +369,57 @@ def test_row_15_a_process_that_was_paused_goes_on():
     assert process.returncode == 0, errors
 
 
-def test_the_time_between_two_ticks_counts_and_a_pause_does_not():
-    awake = watchdog.AwakeClock(clock(5.0, 5.1, 5.9, 3605.9, 3606.0))
-    assert [awake() for _ in range(4)] == pytest.approx([0.1, 0.9, 1.9, 2.0])
-
-
 # Before there is a watchdog.
 
 EARLY = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[2]))
 from towers.run import signals
 signals.exit_on_signals()
 class Output:  # as if the signal had cut into a print
     def flush(self): raise RuntimeError("reentrant call")
     def fileno(self): return 1
-if sys.argv[2] == "printing":
+if sys.argv[3] == "printing":
     sys.stdout = Output()
 os.kill(os.getpid(), int(sys.argv[1]))
 """
 
 
+def end_early(number, hang_up="SIG_DFL", busy="idle", stdout=subprocess.PIPE):
+    return subprocess.run(
+        [sys.executable, "-c", EARLY, str(int(number)), hang_up, busy],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=WAIT_SECS,
+    )
+
+
 @pytest.mark.parametrize("busy", ["idle", "printing"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_before_there_is_anything_to_save_a_signal_ends_the_process(number, busy):
-    done = subprocess.run(
-        [sys.executable, "-c", EARLY, str(int(number)), busy],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECS,
-    )
-    assert done.returncode == 75
-    assert done.stdout == (
-        f"stopped by {number.name}, nothing to save; the same command continues\n"
-    )
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("is_ignored", [False, True])
-@pytest.mark.row(12)
-def test_row_12_a_closed_terminal_is_a_signal_unless_it_is_ignored(is_ignored):
-    former = "SIG_IGN" if is_ignored else "SIG_DFL"
-    script = f"import signal; signal.signal(signal.SIGHUP, signal.{former})\n{EARLY}"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(int(signal.SIGHUP)), "idle"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SECS,
-    )
-    assert (done.returncode, done.stderr) == (0 if is_ignored else 75, "")
-    assert done.stdout.startswith("stopped by SIGHUP, ") != is_ignored
-
-
-@pytest.mark.parametrize("output", ["closed", "full"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.row(39)
-def test_a_signal_ends_the_process_even_if_nobody_reads_its_output(output):
+def test_row_39_before_there_is_anything_to_save_a_signal_ends_the_process(
+    number, busy
+):
+    done = end_early(number, busy=busy)
+    line = f"stopped by {number.name}, nothing to save; the same command continues\n"
+    assert (done.returncode, done.stdout, done.stderr) == (75, line, "")
+
+
+@pytest.mark.row(12)
+def test_row_12_a_closed_terminal_that_is_ignored_is_no_signal():
+    done = end_early(signal.SIGHUP, "SIG_IGN")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.row(39)
+def test_row_39_a_signal_ends_the_process_even_if_nobody_reads_its_output(is_closed):
     reader, writer = os.pipe()
-    if output == "closed":
+    if is_closed:
         os.close(reader)
     else:
         fill(writer)
-    process = subprocess.Popen(
-        [sys.executable, "-c", EARLY, str(int(signal.SIGTERM)), "idle"],
-        stdout=writer,
-        stderr=subprocess.PIPE,
-    )
+    done = end_early(signal.SIGTERM, stdout=writer)
     os.close(writer)
-    assert process.communicate(timeout=WAIT_SECS)[1] == b""
-    assert process.returncode == 75
+    assert (done.returncode, done.stderr) == (75, "")

@@ -7,7 +7,6 @@ towers; its exit code is DEFECT.
 Here is also how a process ends together with its parent.
 """
 
-import _thread
 import contextlib
 import ctypes
 import difflib
@@ -17,9 +16,11 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+
+from towers import console
+from towers.console import printable
 
 # Exit code of an error that is not a TowersError (EX_SOFTWARE of sysexits.h).
 DEFECT = 70
@@ -69,9 +70,6 @@ _DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
 
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-# How long the last words of a process are waited for.
-_WRITE_SECS = 2.0
 
 
 class TowersError(Exception):
@@ -160,17 +158,6 @@ def one_line(error: object, most: int = MOST_CHARACTERS) -> str:
     return f"{head} ... {tail if space < 0 else tail[space:]}"
 
 
-def printable(text: str) -> str:
-    """The text with control characters, line breaks and bytes that are no text as
-    escapes, such as \\n, so that it is one line and changes no terminal."""
-    if text.isprintable():
-        return text
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in text
-    )
-
-
 def out_of_memory(error: BaseException | str) -> str:
     """'out of memory on GPU:0: 3.2GiB': the device and the size where the error says
     them; empty for an error of another kind.
@@ -219,39 +206,10 @@ def report(program: str, error: Exception, folder: str | None = None) -> int:
     else:
         lines = _defect(error, folder)
 
-    def print_lines():
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            for line in lines:
-                print(f"{program}: {line}", file=sys.stderr, flush=True)
-
-    write_in_time(_flush_stdout)
-    write_in_time(print_lines)
+    console.flush()
+    for line in lines:
+        console.error(f"{program}: {line}")
     return error.exit_code if is_foreseen else DEFECT
-
-
-def _flush_stdout():
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        sys.stdout.flush()
-
-
-def write_in_time(write: Callable[[], None]) -> None:
-    """Calls a function that writes to a stream, and waits a short time for its end: a
-    pipe that nobody reads would hold up the end of the process forever."""
-    begun, ended = threading.Event(), threading.Event()
-
-    def run():
-        begun.set()
-        write()
-        ended.set()
-
-    # `threading.Thread.start` waits forever for a thread that lacks memory to begin.
-    try:
-        _thread.start_new_thread(run, ())
-    except RuntimeError:
-        return write()
-    if not begun.wait(_WRITE_SECS):
-        return write()
-    ended.wait(_WRITE_SECS)
 
 
 def end_process(program: str, error: BaseException, folder: str | None = None) -> None:
@@ -291,8 +249,8 @@ def _defect(error, folder):
     ).encode("utf-8", "backslashreplace")
     path = _new_file(content, folder) or _new_file(content)
     if path is None:
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            sys.stderr.write(content.decode())
+        for line in content.decode().splitlines():
+            console.error(line)
     return [
         one_line(f"a defect in towers: {type(error).__name__}: {one_line(error)}"),
         "please report it, with the file named below and what was done before",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from towers import console
 from towers.data import streams
 from towers.data.crops import random_box
 from towers.data.image import read_image, upright_size
@@ -22,7 +23,6 @@ from towers.data.image_files import ImageFiles, ImageOptions, refuse
 from towers.data.paths import shown
 from towers.data.sources import Source, Subset, channel_counts, moments
 from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
-from towers.output import say
 
 # Height and width of images that are stored in different sizes, where none is asked
 # for; the recipe `image_folder_resnet18` has the same.
@@ -332,7 +332,9 @@ def leave_out_bad_images(
     if options.bad_images == "stop" or survey is None:
         return list(sources), ""
     different = [source for source in dict.fromkeys(sources) if source is not None]
-    count_read = progress(sum(source.num_examples for source in different), say)
+    count_read = progress(
+        sum(source.num_examples for source in different), console.line
+    )
     good = {None: None}
     for source in different:
         all_labels = []

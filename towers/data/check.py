@@ -9,13 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from towers import data, store
+from towers import console, data, store
 from towers.config.choices import MAX_IMAGE_PIXELS
 from towers.data.cached import progress, read_in_batches
 from towers.data.image_files import Survey
 from towers.data.sources import DataSet, Source, channel_counts, moments
 from towers.errors import ConfigError, DataError
-from towers.output import say
 
 # The picture: so many classes at most, so many images of each, and pixels of their
 # longer side; larger images would take gigabytes.
@@ -53,7 +52,7 @@ def check(
     image_size: int = 0,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     grid_path: str = "",
-    say: Callable[[str], None] = say,
+    say: Callable[[str], None] = console.line,
 ) -> None:
     """Reads every image once, says what there is, and draws some.
 

@@ -12,9 +12,8 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
-from towers import store
+from towers import console, store
 from towers.errors import DataError, one_line
-from towers.output import say
 
 # A missing network is reported within 2 s.
 CONNECT_SECS = 1.2
@@ -69,7 +68,7 @@ def fetch(url: str, sha256: str, path: str) -> None:
 
     partial = f"{path}.partial"
     open(partial, "wb").close()  # Keras would choose another folder
-    say(f"downloading {url} to {path} ...")
+    console.line(f"downloading {url} to {path} ...")
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALL_SECS)
     try:

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable
 
-from towers import build
+from towers import build, console
 from towers.config import Config, checks
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError, data_errors_of_tensorflow
@@ -19,7 +19,6 @@ from towers.evaluation.restored import (
     read_checkpoint,
 )
 from towers.optim.epochs import num_images
-from towers.output import say
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.reports import Reports
@@ -61,8 +60,8 @@ def evaluate(
     data = parts.data
     if info is not None and data.train is not None:
         if difference := info.training_difference(DatasetInfo.of(data)):
-            say(
-                f"warning: the data set is not that of the run: {difference}; test "
+            console.warn(
+                f"the data set is not that of the run: {difference}; test "
                 "images that were held out of it may have been trained on"
             )
     trainer = build.create_trainer(config, parts, devices)
@@ -72,7 +71,7 @@ def evaluate(
         checkpoints = _follow(folder, eval_interval_secs, sleep)
     else:
         checkpoints = [read_checkpoint(folder, step)]
-    with Reports(folder, "eval", say) as reports:
+    with Reports(folder, "eval") as reports:
         for checkpoint in checkpoints:
             # Evaluate.
             trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
@@ -89,13 +88,13 @@ def evaluate(
             reports.scalars(checkpoint.step, record_of(evaluations, "test"))
             reports.file(folder.result, report.to_json(result))
             reports.file(folder.mistakes, mistakes)
-            say(accuracy_line(checkpoint.step, evaluations, "test", config))
+            console.line(accuracy_line(checkpoint.step, evaluations, "test", config))
             if _is_last(result, config, parts):
                 break
         for line in report.table(evaluations):
-            say(line)
+            console.line(line)
         if not reported.correct.all():
-            say(f"the images that are predicted wrongly: {folder.mistakes}")
+            console.line(f"the images that are predicted wrongly: {folder.mistakes}")
     return result
 
 
@@ -109,7 +108,7 @@ def _follow(folder, interval_secs, sleep):
         if awaited:
             is_idle = folder.holder() is None
             words = "; no process trains this run now" if is_idle else ""
-            say(
+            console.line(
                 f"waiting for {awaited} in {folder.checkpoints}, looking every "
                 f"{interval_secs:g} s{words}. It ends with the run's last step, or "
                 "with Ctrl-C"

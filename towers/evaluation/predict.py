@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
+from towers import console
 from towers.config import Config
 from towers.config.options import check_path
 from towers.data import paths as image_paths
@@ -19,7 +20,6 @@ from towers.errors import ConfigError, DataError
 from towers.evaluation.restored import configure_devices, kinds_of_parameters, read_run
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
-from towers.output import remark
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
 from towers.run.folder import RunFolder
 
@@ -55,23 +55,23 @@ def predict(
         raise ConfigError(f"output={output}: is a file of the run; choose another")
     config = config or folder.prediction_config(step)
     *_, kind = kinds_of_parameters(config, use_ema)
-    devices = configure_devices(config, folder, remark)
-    run = read_run(workdir, step=step, log=remark)
+    devices = configure_devices(config, folder, console.error)
+    run = read_run(workdir, step=step, log=console.error)
     model = without_noise(run.network(kind), features)
     tta = "none" if features else config.tta
     if tta != config.tta:
-        remark(f"tta={config.tta} is not used for features")
+        console.error(f"tta={config.tta} is not used for features")
     predictor = create_predictor(model, devices.towers, create_tta(tta))
     words = "moving averages of the parameters" if kind == AVERAGES else "parameters"
     words += f" of step {run.step}"
     words += f", test-time augmentation {tta}" if tta != "none" else ""
-    remark(f"predicting with the {words}")
+    console.error(f"predicting with the {words}")
 
     counts, label_of = collections.Counter(), Labels(run.class_names)
 
     def fail(path, why):
         counts["failed"] += 1
-        remark(f"{shown(path)}: {why}")
+        console.error(f"{shown(path)}: {why}")
 
     def readable_images():
         found = image_paths.walk(paths, fail)
@@ -120,7 +120,7 @@ def _outputs(batch, size, run, predictor):
 def _report(counts, paths):
     """The remark about labeled images, and the error of those that were not read."""
     if counts["labeled"]:
-        remark(
+        console.error(
             f"{counts['correct']} of {counts['labeled']} labeled images (in folders "
             "named like a class) predicted correctly "
             f"({counts['correct'] / counts['labeled']:.4f})"

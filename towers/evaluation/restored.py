@@ -11,11 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers import build
+from towers import build, console
 from towers.config import Config, checks
 from towers.errors import CheckpointError, ConfigError
 from towers.models.inference import without_noise
-from towers.output import say
 from towers.parallel import devices
 from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run.checkpoint import Checkpoint
@@ -120,12 +119,12 @@ class RestoredRun:
 def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
     """See `towers.load_run`."""
     with contextlib.suppress(ConfigError):  # devices that were made before stay
-        devices.configure(_free_device("auto", RunFolder(workdir), say), 1)
+        devices.configure(_free_device("auto", RunFolder(workdir), console.line), 1)
     return read_run(workdir, step=step)
 
 
 def configure_devices(
-    config: Config, folder: RunFolder, log: Callable[[str], None] = say
+    config: Config, folder: RunFolder, log: Callable[[str], None] = console.line
 ) -> devices.Devices:
     """The devices of an evaluation or a prediction. ConfigError where the machine does
     not have those of the options."""
@@ -148,7 +147,10 @@ def _free_device(device, folder, log):
 
 
 def read_run(
-    workdir: str | os.PathLike, *, step: int = 0, log: Callable[[str], None] = say
+    workdir: str | os.PathLike,
+    *,
+    step: int = 0,
+    log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
     """The trained network of a run, on devices that were chosen before.
 
@@ -170,7 +172,7 @@ def read_run(
 
 
 def read_checkpoint(
-    folder: RunFolder, step: int = 0, log: Callable[[str], None] = say
+    folder: RunFolder, step: int = 0, log: Callable[[str], None] = console.line
 ) -> Checkpoint:
     """The checkpoint of a step, or for 0 the newest valid one. CheckpointError where
     none is valid."""

@@ -8,12 +8,11 @@ import importlib.util
 import os
 import pathlib
 
-from towers import quiet_imports, store
+from towers import console, quiet_imports, store
 from towers.config import checks
 from towers.config.options import check_path
 from towers.data.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
-from towers.output import say
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ def export(
     show_gpus()  # none: they may be training
     run = read_run(workdir, step=step)
     averages = "the moving averages of " if run.config.ema_decay else ""
-    say(f"exporting {averages}the parameters of step {run.step} of {run.path}")
+    console.line(f"exporting {averages}the parameters of step {run.step} of {run.path}")
     trained = comparison.trained_network(run)
     compared, calibration, words = examples.images_of(
         run, data_dir=data_dir, paths=images, calibrate=precision == "int8"
@@ -123,7 +122,7 @@ def export(
                 f"run by {difference:.2g} of the largest on {len(compared)} {words}, "
                 f"and {tolerance:g} is allowed for {precision}"
             )
-    say(
+    console.line(
         f"{output}: {num_bytes:,} bytes. Loaded in a new process, its logits differ "
         f"from those of the run by at most {difference:.2g} of the largest "
         f"({tolerance:g} is allowed), on {len(compared)} {words}"

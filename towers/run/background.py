@@ -4,6 +4,7 @@ import functools
 import threading
 from collections.abc import Callable
 
+from towers import console
 from towers.job_thread import JobThread
 
 # A run that ends because of an error waits so long for the last job.
@@ -14,14 +15,11 @@ class Background:
     """Runs jobs one after another in one thread; a context manager that waits for the
     last one.
 
-    The error of a job is raised once, by the next call of `submit`, `check` or `wait`.
-
-    Args:
-        say: takes a line for the user.
+    The error of a job is raised once, by the next call of `submit`, `raise_job_error`
+    or `wait`.
     """
 
-    def __init__(self, say: Callable[[str], None] = print):
-        self._say = say
+    def __init__(self):
         self._thread = JobThread("background")
         self._is_idle = threading.Event()
         self._is_idle.set()
@@ -36,17 +34,14 @@ class Background:
             self._is_idle.clear()
             self._thread.submit(functools.partial(self._do, job))
 
-    def check(self) -> None:
+    def raise_job_error(self) -> None:
         """Raises the error of a finished job; does not wait."""
         if self._is_idle.is_set():
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self, timeout_secs: float | None = None) -> None:
         """Waits for the last job."""
-        self._wait(None)
-
-    def _wait(self, timeout):
-        self._is_idle.wait(timeout)
+        self._is_idle.wait(timeout_secs)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -64,13 +59,10 @@ class Background:
 
     def __exit__(self, error_type, error, traceback):
         try:
-            if error is None:
-                self.wait()
-            else:
-                self._wait(_LATE_SECS)
+            self.wait(None if error is None else _LATE_SECS)
         except Exception as late:
             if error is None:
                 raise
-            self._say(str(late))  # the run ends because of an error already
+            console.line(str(late))  # the run ends because of an error already
         finally:
             self._thread.end()

@@ -1,28 +1,35 @@
 """TensorBoard event files."""
 
 import contextlib
-import errno
 import math
 import os
 import pathlib
-import struct
+import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+from tensorboard.plugins.histogram import metadata as histogram
+from tensorboard.plugins.image import metadata as image
+from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from towers import store
+
+NUM_BUCKETS = 30  # of a histogram
+
+# A name of a curve, how TensorBoard shows it, and its value.
+Value = tuple[str, SummaryMetadata, np.ndarray]
 
 
 class Board:
-    """TensorBoard event files of one kind, "train" or "eval".
+    """A TensorBoard event file of one kind, "train" or "eval".
 
-    TensorFlow's writer reports no error: on a full disk it leaves a part of an event,
-    after which no reader finds any other. So each event is looked for in the file.
-    Where one is missing, an OSError is raised, the file is cut after its last whole
-    event, and the next event begins another file.
-
-    Numbers go to TensorFlow as arrays: of each Python number that it is given it keeps
-    a tensor until the process ends.
+    All methods raise an OSError where an event cannot be written; then nothing of it
+    is.
 
     Args:
         folder: TensorBoard's `--logdir`, in a run's folder.
@@ -30,11 +37,9 @@ class Board:
     """
 
     def __init__(self, folder: pathlib.Path, kind: str):
-        self._folder = folder / kind
-        self._writer: tf.summary.SummaryWriter | None = None
-        self._suffix = ""
-        self._end = self._num_events = 0  # of the whole events in the file
-        self._num_expected = 0
+        name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}"
+        self._path = folder / kind / name
+        self._is_new = True
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
         """A curve per value; a vector gives one per element, "loss/tower_2"."""
@@ -44,92 +49,67 @@ class Board:
                 curves[name] = value
             else:
                 curves |= {f"{name}/tower_{i}": x for i, x in enumerate(value)}
-        with self._writing(len(curves)):
-            for name, value in curves.items():
-                tf.summary.scalar(name, np.asarray(value), np.asarray(step))
+        about = scalar.create_summary_metadata(None, None)
+        self._append(
+            step, ((k, about, np.asarray(x, np.float32)) for k, x in curves.items())
+        )
 
     def histograms(
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
     ) -> None:
-        with self._writing(len(values)):
-            for name, value in values.items():
-                tf.summary.histogram(f"{group}/{name}", value, np.asarray(step))
+        about = histogram.create_summary_metadata(None, None)
+        self._append(
+            step, ((f"{group}/{k}", about, _buckets(x)) for k, x in values.items())
+        )
 
     def images(self, step: int, images: tf.Tensor, name: str) -> None:
         """The first 64 images of a batch, float [n, h, w, 1 or 3], side by side."""
-        with self._writing(1):
-            grid = image_grid(images.numpy())[None]
-            tf.summary.image(name, grid, np.asarray(step))
+        pixels = np.round(255 * image_grid(images.numpy())).astype(np.uint8)
+        height, width, _ = pixels.shape
+        png = tf.io.encode_png(pixels).numpy()
+        value = np.array([str(width).encode(), str(height).encode(), png], object)
+        about = image.create_summary_metadata(None, None)
+        self._append(step, [(name, about, value)])
 
-    @contextlib.contextmanager
-    def _writing(self, num_events: int) -> Iterator[None]:
-        """So many events that are written inside are in the file afterwards."""
-        try:
-            if self._writer is None:
-                self._open()
-            with self._writer.as_default():
-                yield
-            self._writer.flush()
-            self._check(num_events)
-        except OSError:
-            self._close()
-            raise
-        except tf.errors.OpError as error:
-            self._close()
-            raise self._error() from error
-
-    def _open(self):
-        # Not with all folders above: a run's folder that was removed stays so.
-        for folder in (self._folder.parent, self._folder):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder)
-        if not os.statvfs(self._folder).f_bavail:
-            raise self._error()  # rather than to leave a file without events each time
-        self._suffix = f".{os.getpid()}.{time.monotonic_ns()}"
-        self._end, self._num_events = 0, 0
-        self._num_expected = 1  # the first event is the file's version
-        self._writer = tf.summary.create_file_writer(
-            str(self._folder), filename_suffix=self._suffix
-        )
-
-    def _path(self):
-        for name in os.listdir(self._folder):
-            if name.endswith(self._suffix):
-                return self._folder / name
-        raise _os_error(errno.ENOENT, self._folder)
-
-    def _check(self, num_events):
-        """Finds the events that were written, or raises an OSError."""
-        self._num_expected += num_events
-        with open(self._path(), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            while header := os.pread(file.fileno(), 8, self._end):
-                # Length, checksum of the length, event, checksum of the event.
-                (length,) = struct.unpack("<Q", header.ljust(8, b"\0"))
-                if self._end + length + 16 > size:
-                    break
-                self._end += length + 16
-                self._num_events += 1
-        if self._num_events != self._num_expected or self._end != size:
-            raise self._error()
-
-    def _error(self):
-        free = os.statvfs(self._folder).f_bavail
-        return _os_error(errno.EIO if free else errno.ENOSPC, self._folder)
-
-    def _close(self):
-        """Ends the file after its last whole event."""
-        if self._writer is None:
-            return
-        with contextlib.suppress(OSError, tf.errors.OpError):
-            self._writer.close()
-        self._writer = None
-        with contextlib.suppress(OSError):
-            os.truncate(self._path(), self._end)
+    def _append(self, step: int, values: Iterable[Value]) -> None:
+        """Appends an event with some values."""
+        event = Event(wall_time=time.time(), step=step)
+        for name, about, value in values:
+            event.summary.value.add(
+                tag=name, metadata=about, tensor=make_tensor_proto(value)
+            )
+        events = [event]
+        if self._is_new:
+            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            # Not with all folders above: a run's folder that was removed stays so.
+            for folder in (self._path.parent.parent, self._path.parent):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder)
+        store.append(self._path, _as_records(events))
+        self._is_new = False
 
 
-def _os_error(code, path):
-    return OSError(code, os.strerror(code), str(path))
+def _as_records(events):
+    """The bytes of a TFRecord file, with lengths and checksums."""
+    path = "ram://board"  # a file in memory
+    with tf.io.TFRecordWriter(path) as writer:
+        for event in events:
+            writer.write(event.SerializeToString())
+    with tf.io.gfile.GFile(path, "rb") as file:
+        records = file.read()
+    tf.io.gfile.remove(path)
+    return records
+
+
+def _buckets(values):
+    """float64 [NUM_BUCKETS, 3]: left and right edges and counts of the finite values;
+    zeros where there is none."""
+    values = np.asarray(values, np.float64)
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return np.zeros((NUM_BUCKETS, 3))
+    counts, edges = np.histogram(values, NUM_BUCKETS)
+    return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
 def image_grid(images: np.ndarray, most: int = 64) -> np.ndarray:

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from towers import store
+from towers import console, store
 from towers.errors import CheckpointError, ConfigError, one_line
-from towers.output import say
 from towers.run.checkpoint import (
     Checkpoint,
     OtherVersionError,
@@ -62,7 +61,7 @@ class Checkpointer:
     def __init__(
         self,
         folder: str | os.PathLike,
-        log: Callable[[str], None] = say,
+        log: Callable[[str], None] = console.line,
         validate: Callable[[Checkpoint], None] = lambda checkpoint: None,
         keep: int = 1,
         assert_same_folder: Callable[[], None] = lambda: None,

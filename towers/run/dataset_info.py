@@ -112,7 +112,7 @@ class DatasetInfo:
             raise ConfigError(f"the data set is not that of the run: {differing}")
         return dataclasses.replace(data, mean=self.mean, deviation=self.deviation)
 
-    def check_training(self, data: DataSet) -> None:
+    def validate_training(self, data: DataSet) -> None:
         """Refuses to continue a run with other images than it was trained on.
 
         Raises:

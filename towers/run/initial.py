@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from keras import layers as keras_layers
 
-from towers import models
+from towers import console, models
 from towers.config import Config
 from towers.errors import CheckpointError
-from towers.output import say
 from towers.parallel.trainer import Trainer
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
@@ -45,17 +44,19 @@ def start_from(trainer: Trainer, config: Config) -> None:
             f"{first} {list(state[first].shape)} {there} there"
         )
     trainer.load(state)
-    say(f"starting from {len(taken)} variables of {weights.path}")
+    console.line(f"starting from {len(taken)} variables of {weights.path}")
     unknown = [ours for ours, theirs in weights.layers.items() if theirs is None]
     for stem in sorted({_split_number(name)[0] for name in unknown}):
-        say(f"not taken: layers {stem}, {stem}_1, ...: there are more or fewer there")
+        console.line(
+            f"not taken: layers {stem}, {stem}_1, ...: there are more or fewer there"
+        )
     for name, stored in drawn:
         shapes = f"{list(state[name].shape)} is {list(stored.shape)} there"
-        say(f"not taken: {name} {shapes}")
+        console.line(f"not taken: {name} {shapes}")
     for name in missing:
-        say(f"not taken: {name} {list(state[name].shape)} is not there")
+        console.line(f"not taken: {name} {list(state[name].shape)} is not there")
     for name in not_used:
-        say(f"not taken: {name} is only there")
+        console.line(f"not taken: {name} is only there")
 
 
 def _fill(state, weights):

@@ -8,9 +8,9 @@ import pathlib
 import socket
 import time
 
+from towers import console
 from towers.config import parse_json
 from towers.errors import ConfigError, RunFolderError, WorkerLostError, one_line
-from towers.output import say
 
 _NAME = ".lock"
 _MOST_BYTES = 4096
@@ -70,7 +70,9 @@ class Lock:
                     f"{line}, and has not ended within {wait_secs:g} s; {way_out}"
                 )
             if not is_announced:
-                say(one_line(f"{line}; waiting for its lock, up to {wait_secs:g} s"))
+                console.line(
+                    one_line(f"{line}; waiting for its lock, up to {wait_secs:g} s")
+                )
                 is_announced = True
 
     def _try_to_take(self):

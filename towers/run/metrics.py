@@ -1,194 +1,121 @@
 """`metrics.jsonl`: one JSON object a line, with strictly increasing "step"."""
 
-import contextlib
 import itertools
 import json
 import math
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from towers import store
+from towers import console, store
 from towers.config import parse_json
-
-# Bytes of a line; a longer one is not a record.
-_MOST_BYTES = 2**20
-
-# Lines that are no records, after which a file is read no further: it may have any
-# length where nothing was ever written, and costs 4 s a gigabyte.
-_MOST_OTHERS = 1000
-
-# Records that are in memory until they are flushed to the disk.
-_MOST_UNSYNCED = 1000
 
 
 class MetricsFile:
     """The file of a run that trains.
 
-    It is a log, and never worth ending a run: what cannot be written is kept back and
-    written with the next line; a file that is damaged is moved aside, one that is
-    removed, replaced or cut short meanwhile is written anew. One thread may append
-    while another one flushes.
+    It is a log, and never worth ending a run. Records that cannot be written wait in a
+    queue, and are written with the next ones. A checkpoint carries the records since
+    the one before: a run that continues from it adds those that the file lacks.
+
+    One thread may append while another one syncs.
 
     Args:
         path: of the file.
         resume_step: lines of later steps, and an incomplete last line, are dropped:
             the run takes those steps again.
-        unwritten: records that the run kept back when it was stopped.
-        say: takes a line for the user.
+        carried: records of the checkpoint from which the run continues.
 
     Attributes:
-        unwritten: the records that are kept back, in their order.
+        queue: records that are not in the file yet.
+        saved_step: of the last checkpoint.
     """
 
     def __init__(
         self,
         path: pathlib.Path,
         resume_step: int,
-        unwritten: Sequence[Mapping[str, Any]] = (),
-        say: Callable[[str], None] = print,
+        carried: Sequence[Mapping[str, Any]] = (),
     ):
-        self._path, self._say = path, say
+        self._path, self.saved_step = path, resume_step
         self._lock = threading.RLock()  # of all that follows
-        self._descriptor, self._size = None, 0
-        self._unsynced = []  # records in the file that may not be on the disk yet
-        self.unwritten, self._is_damaged = read_metrics(path, resume_step)
-        last = self.unwritten[-1]["step"] if self.unwritten else 0
-        self.unwritten += [r for r in unwritten if last < r["step"] <= resume_step]
-
-    def _move_aside(self):
-        aside = self._path.with_name(f"{self._path.name}.damaged")
-        numbered = (aside.with_name(f"{aside.name}-{i}") for i in itertools.count(2))
-        paths = itertools.chain([aside], numbered)
-        aside = next(path for path in paths if not os.path.lexists(path))
-        os.rename(self._path, aside)
-        self._is_damaged = False
-        self._say(
-            f"warning: {self._path} has lines that are no records of increasing steps; "
-            f"it is kept as {aside.name}, and its other lines, up to {_MOST_OTHERS:,} "
-            "such, are taken over"
-        )
+        self._recent = []  # records in the file since the last checkpoint
+        read, self._is_damaged = read_metrics(path, resume_step)
+        self.queue = _merged((r for r in carried if r["step"] <= resume_step), read)
+        self._is_new = True  # the file is to be written as a whole
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Adds a record, which is kept back until the next `flush`."""
+        """Adds a record to the queue."""
         with self._lock:
-            self.unwritten.append(_plain(record))
+            self.queue.append(_plain(record))
 
     def flush(self) -> None:
-        """Writes the records that are kept back.
-
-        Raises:
-            OSError: they cannot be written now, and stay kept back.
-        """
-        self._flush()
-        if len(self._unsynced) > _MOST_UNSYNCED:
-            self.sync()
-
-    def _flush(self):
+        """Appends the queue to the file. OSError where it stays in the queue."""
         with self._lock:
             if self._is_damaged:
                 self._move_aside()
-            is_lost = self._descriptor is not None and not self._is_in_place()
-            if is_lost:
-                self.unwritten = self.records()
-                self._size, self._unsynced = 0, []
-                self.close()
-            content = _lines(self.unwritten)
-            if self._descriptor is None:
+            content = "".join(f"{json.dumps(record)}\n" for record in self.queue)
+            if self._is_new:
                 store.write_aside(self._path, content)
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             else:
-                self._write(content)
-                self._unsynced += self.unwritten
-            self._size += len(content)
-            self.unwritten = []
-        if is_lost:
-            self._say(
-                f"warning: {self._path} was removed, replaced or cut short by something"
-                " else; what could be read of it was written anew"
-            )
-
-    def _is_in_place(self):
-        """Whether the open file is still the one with that name, and whole."""
-        try:
-            found = os.lstat(self._path)
-        except FileNotFoundError:
-            return False
-        is_same = os.path.samestat(found, os.fstat(self._descriptor))
-        return is_same and found.st_size >= self._size
-
-    def _write(self, content):
-        """All of it or nothing."""
-        written = 0
-        try:
-            while written < len(content):
-                place = self._size + written
-                written += os.pwrite(self._descriptor, content[written:], place)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._size)
-            raise
+                store.append(self._path, content.encode())
+            self._recent += (r for r in self.queue if r["step"] > self.saved_step)
+            self.queue, self._is_new = [], False
 
     def sync(self) -> None:
-        """Flushes the file to the disk, with what was kept back; OSError as in `flush`.
+        """Flushes the queue and the file to the disk; OSError as in `flush`.
 
-        Others may append and flush meanwhile: a slow disk does not hold them up.
+        Others may append meanwhile: a slow disk does not hold them up.
         """
-        with self._lock:
-            self._flush()
-            unsynced, num_records = self._unsynced, len(self._unsynced)
-            descriptor = os.dup(self._descriptor)
+        self.flush()
         try:
-            os.fsync(descriptor)
+            store.sync(self._path)
         except OSError:
+            # The next one would succeed, though the content is lost.
             with self._lock:
-                if unsynced is self._unsynced:  # else the file was written anew
-                    # The next fsync would succeed, though the content is lost.
-                    self.unwritten = unsynced + self.unwritten
-                    self._size -= len(_lines(unsynced))
-                    self._unsynced = []
+                read, self._is_damaged = read_metrics(self._path)
+                self.queue = _merged(read, self._recent, self.queue)
+                self._recent, self._is_new = [], True
             raise
-        finally:
-            os.close(descriptor)
-        with self._lock:
-            del unsynced[:num_records]
 
-    def kept_back(self, step: int) -> list[Mapping[str, Any]]:
-        """The records until a step that are kept back."""
+    def _move_aside(self):
+        suffixes = itertools.chain([""], (f"-{i}" for i in itertools.count(2)))
+        names = (f"{self._path.name}.damaged{suffix}" for suffix in suffixes)
+        paths = map(self._path.with_name, names)
+        aside = next(path for path in paths if not os.path.lexists(path))
+        os.rename(self._path, aside)
+        self._is_damaged = False
+        console.warn(
+            f"{self._path} has lines that are no records of increasing steps; it is "
+            f"kept as {aside.name}, and its other lines are taken over"
+        )
+
+    def since_checkpoint(self, step: int) -> list[Mapping[str, Any]]:
+        """The records until a step that no checkpoint carries yet, or that are still in
+        the queue."""
         with self._lock:
-            return [record for record in self.unwritten if record["step"] <= step]
+            return [r for r in (*self._recent, *self.queue) if r["step"] <= step]
+
+    def saved(self, step: int) -> None:
+        """A checkpoint of this step carries those records."""
+        with self._lock:
+            self.saved_step = step
+            self._recent = [r for r in self._recent if r["step"] > step]
 
     def records(self) -> list[Mapping[str, Any]]:
-        """All records, also where the file has been moved or removed meanwhile, or has
-        got lines that are none; of a file that was cut short, those that are left.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """All records, as far as the file can be read."""
         with self._lock:
-            lines = []
-            if self._descriptor is not None:
-                lines = os.pread(self._descriptor, self._size, 0).splitlines()
-            found = filter(None, map(_parsed, lines))
-            in_memory = [*self._unsynced, *self.unwritten]
-            by_step = {record["step"]: record for record in (*found, *in_memory)}
-            return [by_step[step] for step in sorted(by_step)]
-
-    def close(self) -> None:
-        """Closes the file. An error says nothing that `sync` has not said: a network
-        file system may report here that the disk is full."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
+            read = [] if self._is_new else read_metrics(self._path)[0]
+            return _merged(read, self._recent, self.queue)
 
 
-def _lines(records):
-    return "".join(json.dumps(record) + "\n" for record in records).encode()
+def _merged(*parts):
+    by_step = {record["step"]: record for part in parts for record in part}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def read_metrics(
@@ -196,29 +123,29 @@ def read_metrics(
 ) -> tuple[list[dict[str, Any]], bool]:
     """The records of a file, and whether it is damaged: whether it has any other lines
     than an incomplete last one, as a kill leaves it, or cannot be read to its end.
-    Behind _MOST_OTHERS such lines it is not read.
 
     Args:
         path: of the file.
         last_step: records of later steps are ignored, wherever they stand.
     """
-    records, num_others, is_torn = [], 0, False
+    records, is_damaged = [], False
     try:
         with open(path, "rb") as file:
-            while num_others < _MOST_OTHERS and (line := file.readline(_MOST_BYTES)):
+            for line in file:
                 record = _parsed(line)
-                is_torn = record is None and not line.endswith(b"\n")
-                if record and record["step"] > last_step:
+                if record is None:
+                    is_damaged |= line.endswith(b"\n")
+                elif record["step"] > last_step:
                     continue
-                if record and (not records or record["step"] > records[-1]["step"]):
+                elif not records or record["step"] > records[-1]["step"]:
                     records.append(record)
                 else:
-                    num_others += 1
+                    is_damaged = True
     except FileNotFoundError:
         return [], False
     except OSError:  # also of the disk, anywhere in the file
         return records, True
-    return records, num_others > is_torn
+    return records, is_damaged
 
 
 def _parsed(line):

@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 import towers
+from towers import console
 from towers.config import FIELDS, Config
+from towers.config.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
-from towers.output import say
 from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores
 from towers.parallel.workers import ALONE, Workers
-from towers.run.cluster_spec import SLURM, Cluster, check_addresses, find_cluster
 from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
 
@@ -50,16 +50,9 @@ WAITING = "waiting for the other workers"
 def cluster_of(
     config: Config, cluster: Cluster | None, allow_public_address: bool
 ) -> Cluster | None:
-    """The cluster of a run; None where it has a single worker.
-
-    Args:
-        config: of the run.
-        cluster: as the command gives it, or None for that of the environment.
-        allow_public_address: see `check_addresses`.
-
-    Raises:
-        ConfigError: the description is wrong, or the strategy has no workers.
-    """
+    """The cluster of a run, as the command or else the environment gives it; None where
+    it has a single worker. ConfigError where it is wrong, or the strategy has no
+    workers."""
     cluster = cluster or find_cluster()
     if cluster is None or cluster.size == 1:
         return None
@@ -76,21 +69,17 @@ def cluster_of(
             f"device_order={config.device_order} with several workers: each takes its "
             "GPUs in their order; set CUDA_VISIBLE_DEVICES"
         )
-    check_addresses(cluster, allow_public_address)
+    validate_addresses(cluster, allow_public_address)
     return cluster
 
 
 def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
-    """Starts the server of this worker and waits for the others.
-
-    Raises:
-        ConfigError: it cannot start, or options or versions differ.
-        WorkerLostError: not all workers came.
-    """
+    """Starts the server of this worker and waits for the others. ConfigError where it
+    cannot start, or options or versions differ, WorkerLostError where not all came."""
     if cluster is None:
         return ALONE
     port = cluster.address.rpartition(":")[2]
-    say(
+    console.line(
         f"worker {cluster.index} of {cluster.size} ({cluster.origin}): TensorFlow's "
         f"server listens on port {port} of all addresses of this machine, without a "
         "password and unencrypted; keep it in a private network"
@@ -103,7 +92,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
         communication=config.all_reduce,
         wait_secs=limit or START_SECS,
         heartbeat_secs=min(HEARTBEAT_SECS, limit / 2) if limit else HEARTBEAT_SECS,
-        say=say,
+        say=console.line,
     )
     own = {
         "towers": towers.__version__,
@@ -117,7 +106,7 @@ def join(cluster: Cluster | None, config: Config, devices: Devices) -> Workers:
     options = {
         name: getattr(config, name) for name in FIELDS if name not in OWN_OPTIONS
     }
-    check_alike(workers, own | options)
+    validate_alike(workers, own | options)
     return workers
 
 
@@ -153,12 +142,8 @@ def _num_threads():
     return by_program or int(text) or num_cores()
 
 
-def check_data(workers: Workers, data: DataSet, num_examples: int) -> None:
-    """Refuses workers whose data differ.
-
-    Raises:
-        ConfigError: what differs.
-    """
+def validate_data(workers: Workers, data: DataSet, num_examples: int) -> None:
+    """Raises ConfigError where the data of workers differ."""
     if workers.size == 1:
         return
     own = {
@@ -169,24 +154,26 @@ def check_data(workers: Workers, data: DataSet, num_examples: int) -> None:
         "deviation": list(data.deviation),
         f"the checksum of {NUM_CHECKED} training images": _checksum(data.train),
     }
-    check_alike(workers, own)
+    validate_alike(workers, own)
 
 
-def check_alike(workers: Workers, own: Mapping[str, Any]) -> None:
-    """Refuses workers that differ from the chief, with the names and both values."""
+def validate_alike(workers: Workers, own: Mapping[str, Any]) -> None:
+    """Raises ConfigError where workers differ, with the names and both values."""
+    for worker, differing in _unlike_chief(workers, own):
+        listed = ", ".join(
+            f"{name} is {other!r:.60} and that of the chief {chief!r:.60}"
+            for name, (other, chief) in differing.items()
+        )
+        raise ConfigError(f"{worker} differs from the chief: {listed}")
+
+
+def _unlike_chief(workers, own):
+    """The workers that differ from the chief, and name -> both values."""
     chief, *others = workers.exchange(own)
     for index, other in enumerate(others, start=1):
-        differing = [
-            f"{name} is {other.get(name)!r:.60} and that of the chief "
-            f"{chief.get(name)!r:.60}"
-            for name in {**chief, **other}
-            if chief.get(name) != other.get(name)
-        ]
-        if differing:
-            raise ConfigError(
-                f"worker {index} ({workers.addresses[index]}) differs from the chief: "
-                f"{', '.join(differing)}"
-            )
+        both = {name: (other.get(name), chief.get(name)) for name in {**chief, **other}}
+        if differing := {name: x for name, x in both.items() if x[0] != x[1]}:
+            yield f"worker {index} ({workers.addresses[index]})", differing
 
 
 def _checksum(source):
@@ -199,96 +186,88 @@ def _checksum(source):
     return zlib.crc32(labels.numpy().tobytes(), zlib.crc32(content))
 
 
-def start_from_chief(run: Session) -> None:
+def start_from_chief(session: Session) -> None:
     """Gives every worker the state and the progress that the chief has restored; to be
     called inside of `Watchdog.run`."""
-    if run.workers.size == 1:
+    if session.workers.size == 1:
         return
     progress = {
-        "step": run.step,
-        "best": run.best,
-        "open_record": run.open_record,
-        "accuracy": run.accuracy,
+        "step": session.step,
+        "best": session.best,
+        "open_record": session.open_record,
+        "accuracy": session.accuracy,
     }
-    state = run.trainer.state()
-    with run.watchdog.activity(WAITING):
-        progress, *_ = run.workers.exchange(progress)
-        state = run.workers.broadcast(state)
+    state = session.trainer.state()
+    with session.watchdog.activity(WAITING):
+        progress, *_ = session.workers.exchange(progress)
+        state = session.workers.broadcast(state)
     for name, value in progress.items():
-        setattr(run, name, value)
-    run.trainer.load(state)
-    if not run.workers.is_chief:
-        run.stopwatch = Stopwatch()
+        setattr(session, name, value)
+    session.trainer.load(state)
+    if not session.workers.is_chief:
+        session.stopwatch = Stopwatch()
 
 
-def agree_on_steps(run: Session, num_steps: int) -> tuple[int, bool, bool]:
+def agree_on_steps(session: Session, num_steps: int) -> tuple[int, bool, bool]:
     """What all workers do next: what the chief would, by its clock.
 
     Returns:
         Steps to take, none after a signal to any worker; whether after them a
         checkpoint, and a summary, is due by the clock.
     """
-    now, config = run.clock(), run.config
-    with run.watchdog.activity(WAITING):
-        num_steps, saves, summarizes = run.workers.agree(
+    now, config = session.clock(), session.config
+    with session.watchdog.activity(WAITING):
+        num_steps, saves, summarizes = session.workers.agree(
             num_steps,
-            now - run.saved_at > config.checkpoint_every_secs > 0,
-            now - run.summarized_at > config.summary_every_secs > 0,
-            run.watchdog.stop_requested,
+            now - session.saved_at > config.checkpoint_every_secs > 0,
+            now - session.summarized_at > config.summary_every_secs > 0,
+            session.watchdog.stop_requested,
         )
-    run.stopped = not num_steps
+    session.stopped = not num_steps
     return num_steps, saves, summarizes
 
 
-def wait_for_chief(run: Session) -> None:
+def wait_for_chief(session: Session) -> None:
     """No worker ends before the chief has saved the last step; or, where all have
     agreed to stop, at once: another one may still be receiving what they agreed.
 
     Raises:
         WorkerLostError: the chief is gone before the end of the run.
     """
-    stops_alone = run.watchdog.stop_requested and not run.stopped
-    if run.workers.size == 1 or stops_alone:
+    stops_alone = session.watchdog.stop_requested and not session.stopped
+    if session.workers.size == 1 or stops_alone:
         return
 
     def meet():
-        with run.watchdog.activity(WAITING):
-            run.workers.agree(0, False, False, False)
+        with session.watchdog.activity(WAITING):
+            session.workers.agree(0, False, False, False)
 
     try:
-        run.watchdog.run(meet)
+        session.watchdog.run(meet)
     except (Preempted, WorkerLostError):
-        if not (run.workers.is_chief or run.stopped):
+        if not (session.workers.is_chief or session.stopped):
             raise
 
 
-def how_far(run: Session) -> str:
+def how_far(session: Session) -> str:
     """The last finished step of a run that lost a worker, and when it was."""
-    step = int(run.trainer.progress()[0])
-    clock = time.strftime("%H:%M:%S", time.localtime(run.watchdog.progress_at))
+    step = int(session.trainer.progress()[0])
+    clock = time.strftime("%H:%M:%S", time.localtime(session.watchdog.progress_at))
     line = f"step {step} was the last, at {clock}"
-    if run.workers.is_chief and run.saved_step == step:
-        line += f", and is saved in {run.folder.path}"
+    if session.workers.is_chief and session.saved_step == step:
+        line += f", and is saved in {session.folder.path}"
     return f"{line}; the same command continues"
 
 
-def check_copies_of_workers(run: Session) -> None:
-    """Refuses to go on where a worker has other bits than the chief.
-
-    Raises:
-        NumericError: names the worker and the variable.
-    """
-    if run.workers.size == 1:
+def validate_copies(session: Session) -> None:
+    """Raises NumericError where a worker has other bits than the chief."""
+    if session.workers.size == 1:
         return
-    own = {
-        k: zlib.crc32(np.ascontiguousarray(v)) for k, v in run.trainer.state().items()
-    }
-    with run.watchdog.activity(WAITING):
-        chief, *others = run.workers.exchange(own)
-    for index, other in enumerate(others, start=1):
-        for name in chief:
-            if chief[name] != other[name]:
-                raise NumericError(
-                    f"{name} of worker {index} ({run.workers.addresses[index]}) "
-                    "differs from that of the chief; the last checkpoint is whole"
-                )
+    state = session.trainer.state().items()
+    own = {name: zlib.crc32(np.ascontiguousarray(array)) for name, array in state}
+    with session.watchdog.activity(WAITING):
+        for worker, differing in _unlike_chief(session.workers, own):
+            raise NumericError(
+                f"{next(iter(differing))} of {worker} differs from that of the chief; "
+                "the last checkpoint is whole"
+            )

@@ -1,21 +1,23 @@
 """What a run reports while it trains: TensorBoard, `metrics.jsonl`, small files.
 
-A report that cannot be written, because the disk is full, say, does not end a training.
-One warning says so; the next report is tried again.
+A report that cannot be written, as on a full disk, does not end a training. One warning
+says so; the next report is tried again.
 """
 
 import pathlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers import store
+from towers import console, store
 from towers.errors import RunFolderError, StuckError, one_line
-from towers.output import say
 from towers.run.board import Board
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile
+
+_BOARD, _METRICS = "TensorBoard", "metrics.jsonl"
 
 
 class Reports:
@@ -24,56 +26,44 @@ class Reports:
     Args:
         folder: of the run.
         kind: of its curves on the board, "train" or "eval".
-        say: takes a line for the user.
         check: called before each report; where it raises a RunFolderError, another
             folder stands in the place of the run's, and nothing is written there.
 
     Attributes:
         metrics: `metrics.jsonl`; None until it is opened.
-        kept_steps: of records that are in the last checkpoint, as they cannot be
-            written.
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        kind: str,
-        say: Callable[[str], None] = say,
-        check: Callable[[], None] = lambda: None,
+        self, folder: RunFolder, kind: str, check: Callable[[], None] = lambda: None
     ):
-        self._folder, self._say, self._check = folder, say, check
+        self._folder, self._check = folder, check
         self._board = Board(folder.tensorboard, kind)
         self._num_failed = {}  # name -> number of reports since the last success
         self.metrics: MetricsFile | None = None
-        self.kept_steps: Collection[int] = ()
 
-    def open_metrics(self, resume_step: int, unwritten: list[dict]) -> None:
+    def open_metrics(self, resume_step: int, carried: Sequence[Mapping]) -> None:
         """Continues `metrics.jsonl`, see `MetricsFile`."""
-        path = self._folder.metrics
-        self.metrics = MetricsFile(path, resume_step, unwritten, self._say)
-        self.kept_steps = {record["step"] for record in self.metrics.unwritten}
-        self._attempt(path.name, self.metrics.flush)
+        self.metrics = MetricsFile(self._folder.metrics, resume_step, carried)
+        self._attempt(_METRICS, self.metrics.flush)
 
     def record(self, record: Mapping[str, object]) -> None:
         """A line of `metrics.jsonl`."""
         self.metrics.append(record)
-        self._attempt(self._folder.metrics.name, self.metrics.flush)
+        self._attempt(_METRICS, self.metrics.flush)
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
         """Curves, see `Board`."""
-        self._attempt("TensorBoard", lambda: self._board.scalars(step, values))
+        self._attempt(_BOARD, lambda: self._board.scalars(step, values))
 
     def histograms(
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
     ) -> None:
         """Histograms, see `Board`."""
-        self._attempt(
-            "TensorBoard", lambda: self._board.histograms(step, values, group)
-        )
+        self._attempt(_BOARD, lambda: self._board.histograms(step, values, group))
 
     def images(self, step: int, images: tf.Tensor, name: str) -> None:
         """Images, see `Board`."""
-        self._attempt("TensorBoard", lambda: self._board.images(step, images, name))
+        self._attempt(_BOARD, lambda: self._board.images(step, images, name))
 
     def file(self, path: pathlib.Path, text: str) -> None:
         """Writes a small file."""
@@ -81,45 +71,36 @@ class Reports:
 
     def sync(self) -> None:
         """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
-        self._attempt(self._folder.metrics.name, self.metrics.sync)
+        self._attempt(_METRICS, self.metrics.sync)
 
-    def records(self) -> list[Mapping[str, object]]:
-        """All records of `metrics.jsonl`; none, with a warning, where it cannot be
-        read."""
-        try:
-            return self.metrics.records()
-        except OSError as error:
-            reason = one_line(error.strerror or error, 200)
-            self._say(f"warning: {self._folder.metrics.name} cannot be read: {reason}")
-            return []
+    def records(self) -> list[Mapping[str, Any]]:
+        """All records of `metrics.jsonl`, as far as it can be read."""
+        return self.metrics.records()
 
     def __enter__(self) -> "Reports":
         return self
 
     def __exit__(self, error_type, error, traceback) -> None:
-        """Tries once more to write what is kept back, and says what is missing."""
+        """Tries once more to write the queue, and says what is missing."""
         if isinstance(error, StuckError):  # perhaps it is the disk that hangs
             return
         if self.metrics is not None:
             self.sync()
-            self.metrics.close()
         for name, count in sorted(self._num_failed.items()):
-            num_kept = self._num_kept() if self._is_metrics(name) else 0
+            num_kept = 0
+            if name == _METRICS:
+                saved_step = self.metrics.saved_step
+                num_kept = sum(r["step"] <= saved_step for r in self.metrics.queue)
             what = f"{count} report(s) in {name} were not written"
             if num_kept:
                 what += f"; {num_kept} of them are kept in the last checkpoint"
             if num_kept < count:
                 what += f": {count - num_kept} lost"
-            self._say(f"warning: {what}")
-
-    def _is_metrics(self, name):
-        return name == self._folder.metrics.name
-
-    def _num_kept(self):
-        return sum(r["step"] in self.kept_steps for r in self.metrics.unwritten)
+            console.warn(what)
 
     def _attempt(self, name, write):
         """Writes; says where that begins to fail, and to succeed again."""
+        is_queued = name == _METRICS
         try:
             self._check()
             write()
@@ -129,43 +110,31 @@ class Reports:
             if name not in self._num_failed:
                 free = store.free_space(self._folder.path)
                 reason = one_line(error.strerror or error, 200)
-                self._say(
-                    f"warning: {name} cannot be written: {reason} ({free} in "
-                    f"{self._folder.path})"
-                )
-            self._num_failed[name] = self._num_failed.get(name, 0) + 1
-            if self._is_metrics(name):
-                self._num_failed[name] = len(self.metrics.unwritten)
+                where = f"{free} in {self._folder.path}"
+                console.warn(f"{name} cannot be written: {reason} ({where})")
+            num_failed = self._num_failed.get(name, 0) + 1
+            self._num_failed[name] = (
+                len(self.metrics.queue) if is_queued else num_failed
+            )
             return
-        num_failed = self._num_failed.pop(name, 0)
-        if num_failed:
-            kept = "written now" if self._is_metrics(name) else "lost"
-            self._say(f"{name} can be written again; {num_failed} report(s) are {kept}")
+        if num_failed := self._num_failed.pop(name, 0):
+            now = "written now" if is_queued else "lost"
+            console.line(
+                f"{name} can be written again; {num_failed} report(s) are {now}"
+            )
 
 
 class NoReports(Reports):
     """The reports of a worker that is not the chief, which writes nothing."""
 
     def __init__(self):
-        self.metrics = None
-
-    def open_metrics(self, resume_step, unwritten):
         pass
 
     def record(self, record):
         pass
 
-    def scalars(self, step, values):
-        pass
-
-    def histograms(self, step, values, group):
-        pass
-
-    def images(self, step, images, name):
-        pass
-
-    def file(self, path, text):
-        pass
-
     def records(self):
         return []
+
+    def _attempt(self, name, write):
+        pass

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import towers
+from towers import console
 from towers.config import Config, changed_mathematics, check_names, from_values
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
-from towers.output import say
 from towers.run.checkpoint import Checkpoint, OtherVersionError, Tensors
 from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
@@ -24,7 +24,7 @@ from towers.run.stopwatch import Stopwatch
 
 
 def checkpointer_of(
-    folder: RunFolder, log: Callable[[str], None] = say, **options
+    folder: RunFolder, log: Callable[[str], None] = console.line, **options
 ) -> Checkpointer:
     """The Checkpointer of a run, which says each line once."""
     log = functools.cache(log)
@@ -56,7 +56,7 @@ def _validate(state):
     from_values(state["config"])
     dataset_info_of(state)
     best, unfinished = state["best"], state.get("unfinished")
-    steps = [record["step"] for record in state.get("unwritten", ())]
+    steps = [record["step"] for record in carried_records(state)]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
     if best is not None:
         steps.append(best["step"])
@@ -77,6 +77,12 @@ def dataset_info_of(trainer_state: Mapping[str, Any]) -> DatasetInfo | None:
     trained before they were stored. ConfigError where they are no such values."""
     values = trainer_state.get("dataset_info")
     return None if values is None else DatasetInfo.from_values(values)
+
+
+def carried_records(trainer_state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The records of `metrics.jsonl` since the checkpoint before; in a checkpoint of a
+    former version those that could not be written."""
+    return trainer_state.get("records", trainer_state.get("unwritten", []))
 
 
 def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
@@ -119,7 +125,7 @@ def validate_dataset(
         return
     info = dataset_info_of(checkpoint.trainer_state)
     if info is not None:
-        info.check_training(data)
+        info.validate_training(data)
 
 
 def validate_architecture(model: Tensors, saved: Tensors) -> None:
@@ -184,15 +190,15 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
         session.step = session.saved_step = checkpoint.step
         session.best, session.open_record = stored["best"], stored.get("unfinished")
         session.stopwatch = stopwatch_of(stored)
-        say(f"restored step {session.step} from {checkpoint.path}")
+        console.line(f"restored step {session.step} from {checkpoint.path}")
     elif session.config.init_from:
         start_from(session.trainer, session.config)
 
 
 def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
     """Continues the metrics of a run where the checkpoint has them."""
-    unwritten = checkpoint.trainer_state.get("unwritten", []) if checkpoint else []
+    carried = carried_records(checkpoint.trainer_state) if checkpoint else []
     # A step whose record is unfinished is evaluated and logged once more.
     resume_step = session.step - bool(session.open_record)
-    session.reports.open_metrics(resume_step, unwritten)
+    session.reports.open_metrics(resume_step, carried)
     session.accuracy = last_accuracy(session.folder.metrics, session.step)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from towers import console
 from towers.config import Config
 from towers.errors import CheckpointError, NumericError, RunFolderError
-from towers.output import say
 from towers.parallel.feed import Feed
 from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
 from towers.parallel.trainer import Trainer
@@ -76,7 +76,7 @@ class Session:
     def say(self, line: str) -> None:
         """Prints a line about the run, once for all workers."""
         if self.workers.is_chief:
-            say(line)
+            console.line(line)
 
 
 def save(session: Session) -> None:
@@ -112,10 +112,10 @@ def save(session: Session) -> None:
 
     def write():
         reports.sync()
-        unwritten = reports.metrics.kept_back(step)
-        stored = trainer_state | {"unwritten": unwritten}
+        records = reports.metrics.since_checkpoint(step)
+        stored = trainer_state | {"records": records}
         session.checkpointer.save(Snapshot(step, tensors, stored))
-        reports.kept_steps = {record["step"] for record in unwritten}
+        reports.metrics.saved(step)
 
     with session.watchdog.saving():  # the previous one may still be written
         session.background.submit(write)
@@ -136,7 +136,7 @@ def try_to_save(session: Session, because: Exception) -> None:
         save_and_wait(session)
     except (CheckpointError, NumericError, RunFolderError) as error:
         if str(error) != str(because):
-            say(str(error))
+            console.line(str(error))
 
 
 def _validate_finite(tensors, step):

@@ -6,16 +6,19 @@ and the clock.
 """
 
 import contextlib
-import faulthandler
 import functools
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Container
-from typing import Any, Protocol
+from typing import Any
 
-from towers.errors import Preempted, StuckError, write_in_time
+from towers import console
+from towers.errors import Preempted, StuckError
 from towers.job_thread import JobThread
+from towers.parallel.trainer import Trainer
 from towers.run import signals
 
 # After a signal: how long an interruptible activity may go on, and after how long a
@@ -34,16 +37,6 @@ _TICK_SECS = 0.1
 _LONGEST_TICK_SECS = 1.0
 
 _local = threading.local()  # in a worker thread, `worker`
-
-
-class Watched(Protocol):
-    """The part of a trainer that another thread may call while it trains."""
-
-    def progress(self) -> tuple[int, str]:
-        """(steps taken, activity)"""
-
-    def request_stop(self) -> None:
-        """Asks `train` to return after the current step."""
 
 
 class AwakeClock:
@@ -81,7 +74,6 @@ class Watchdog:
             _STARTING_FACTOR times as much time.
         stuck_after_secs: the worker is stuck after so many seconds without progress; 0
             waits forever.
-        say: takes a line for the user, and never waits for long.
         clock: seconds; by default those of an `AwakeClock`.
 
     Attributes:
@@ -91,20 +83,18 @@ class Watchdog:
 
     def __init__(
         self,
-        trainer: Watched,
+        trainer: Trainer,
         interruptible: Container[str] = (),
         *,
         starting: Container[str] = (),
         stuck_after_secs: float = 0.0,
-        say: Callable[[str], None] = print,
         clock: Callable[[], float] | None = None,
     ):
         self._trainer = trainer
         self._interruptible = interruptible
         self._starting, self._stuck_after_secs = starting, stuck_after_secs
-        self._say = say
         self._clock = AwakeClock() if clock is None else clock
-        self._handlers, self._thread = {}, None
+        self._handlers, self._threads = {}, []
         self.stopped_by: str | None = None
         self.progress_at = time.time()
 
@@ -115,13 +105,14 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         if threading.current_thread() is threading.main_thread():
             self._handlers = signals.catch(self._on_signal)
-        self._thread = JobThread("worker")
+        # The second one saves where the first one was abandoned: with no memory left
+        # none can be started.
+        self._threads = [JobThread("worker"), JobThread("worker")]
         return self
 
     def __exit__(self, *_) -> None:
         signals.restore(self._handlers)
-        if self._thread:
-            self._thread.end()
+        self._threads.clear()
 
     def _on_signal(self, number, frame):
         self.stopped_by = signal.Signals(number).name
@@ -130,27 +121,18 @@ class Watchdog:
 
     def training(self) -> contextlib.AbstractContextManager:
         """The trainer trains inside: it publishes its steps and activities itself."""
-        return self._published(None)
+        return _local.worker.doing(None)
 
     def saving(self) -> contextlib.AbstractContextManager:
         """The state is read inside, or its checkpoint waited for; uninterruptible."""
-        return self._published("saving", uninterruptible=True)
+        return _local.worker.doing("saving", uninterruptible=True)
 
     def activity(self, name: str) -> contextlib.AbstractContextManager:
         """Something else that may be abandoned, such as "evaluating", goes on inside.
 
         Its value is a function that the worker calls whenever there is progress.
         """
-        return self._published(name)
-
-    @contextlib.contextmanager
-    def _published(self, name, uninterruptible=False):
-        worker = _local.worker
-        worker.enter(name, uninterruptible)
-        try:
-            yield worker.beat
-        finally:
-            worker.leave()
+        return _local.worker.doing(name)
 
     # Called by the main thread.
 
@@ -168,17 +150,16 @@ class Watchdog:
                 activity. Its thread ends silently when it leaves that.
             StuckError: the function made no progress for `stuck_after_secs`.
         """
-        worker, thread = _Worker(function, args), self._thread or JobThread("worker")
+        thread = self._threads.pop() if self._threads else JobThread("worker")
+        worker = _Worker(function, args)
         thread.submit(worker.work)
         try:
             self._watch(worker)
         except BaseException:
             worker.abandon()
-            self._thread = None
+            thread.end()
             raise
-        finally:
-            if thread is not self._thread:
-                thread.end()
+        self._threads.append(thread)
         return worker.result()
 
     def _watch(self, worker):
@@ -202,7 +183,7 @@ class Watchdog:
                 limit = factor * self._stuck_after_secs
                 if limit and now - since > limit:
                     worker.abandon()
-                    write_in_time(_print_stacks)
+                    _print_stacks()
                     times = f"{factor} x " if factor > 1 else ""
                     raise StuckError(
                         f"{work} was not finished within {times}"
@@ -210,7 +191,7 @@ class Watchdog:
                         + (f", while {activity}" if work != activity else "")
                     )
             if is_patient and stopping_secs > _PATIENCE_SECS:
-                self._say(f"{self.stopped_by}: {work} is finished first")
+                console.line(f"{self.stopped_by}: {work} is finished first")
                 is_patient = False
 
     def _work_of(self, worker):
@@ -227,9 +208,15 @@ class Watchdog:
 
 
 def _print_stacks():
-    # The standard error of a notebook may be no file.
-    with contextlib.suppress(AttributeError, OSError, RuntimeError):
-        faulthandler.dump_traceback(all_threads=True)
+    """Prints where each thread is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, innermost in sys._current_frames().items():
+        console.error(f"Thread {names.get(ident, ident)} (most recent call first):")
+        for frame, number in traceback.walk_stack(innermost):
+            code = frame.f_code
+            console.error(
+                f'  File "{code.co_filename}", line {number} in {code.co_name}'
+            )
 
 
 class _Abandoned(BaseException):
@@ -239,9 +226,9 @@ class _Abandoned(BaseException):
 class _Worker:
     """A function that another thread calls.
 
-    Entering an activity, leaving it and abandoning the worker exclude each other by
-    `lock`. An abandoned worker raises `_Abandoned` when it next enters or leaves an
-    activity, or reports progress.
+    An activity is not entered or left while the worker is abandoned: both take `lock`.
+    An abandoned worker raises `_Abandoned` when it next enters or leaves an activity,
+    or reports progress.
 
     Attributes:
         ended: set when the function has returned.
@@ -278,29 +265,25 @@ class _Worker:
             raise self._error
         return self._result
 
-    def enter(self, activity: str | None, uninterruptible: bool = False) -> None:
+    @contextlib.contextmanager
+    def doing(self, activity: str | None, uninterruptible: bool = False):
         with self.lock:
-            self._proceed()
-            self.is_busy, self.activity, self.uninterruptible = (
-                True,
-                activity,
-                uninterruptible,
-            )
+            self.beat()
+            self.activity, self.uninterruptible = activity, uninterruptible
+            self.is_busy = True
+        try:
+            yield self.beat
+        finally:
+            with self.lock:
+                self.is_busy = False
+                self.beat()
 
     def beat(self) -> None:
         with self.lock:
-            self._proceed()
-
-    def leave(self) -> None:
-        with self.lock:
-            self.is_busy = False
-            self._proceed()
+            if self._is_abandoned:
+                raise _Abandoned
+            self.beats += 1
 
     def abandon(self) -> None:
         with self.lock:
             self._is_abandoned = True
-
-    def _proceed(self):
-        if self._is_abandoned:
-            raise _Abandoned
-        self.beats += 1

@@ -10,30 +10,29 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from towers import build
+from towers import build, console
 from towers.config import Config, checks, to_json
+from towers.config.cluster_spec import Cluster
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.optim.epochs import num_images
-from towers.output import say
 from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
 from towers.run.banner import start_banner
-from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.log import log_line
 from towers.run.peers import (
     LOCK_SECS,
     agree_on_steps,
-    check_copies_of_workers,
-    check_data,
     cluster_of,
     join,
     start_from_chief,
+    validate_copies,
+    validate_data,
 )
 from towers.run.periods import Periods
 from towers.run.reports import NoReports, Reports
@@ -84,7 +83,7 @@ def train(
             folder.create()
             lock = stack.enter_context(folder.lock(LOCK_SECS if cluster else 0.0))
             if overwrite and folder.is_restarted():
-                say("a restart of the job that began it: the run continues")
+                console.line("a restart of the job that began it: the run continues")
                 overwrite = False
             checkpointer = checkpointer_of(
                 folder,
@@ -107,7 +106,7 @@ def train(
         part = build.part_of(config, devices, workers)
         parts = build.build(config, device_kind=devices.kind, part=part)
         validate_dataset(parts.data, checkpoint, allow_change)
-        check_data(workers, parts.data, parts.num_examples)
+        validate_data(workers, parts.data, parts.num_examples)
         trainer = build.create_trainer(config, parts, devices, workers)
         if config.device_memory_mb:
             parallel_devices.check_memory(
@@ -125,20 +124,18 @@ def train(
                 total_steps=parts.total_steps,
                 origins=origins,
             ):
-                say(line)
+                console.line(line)
         watchdog = Watchdog(
             trainer,
             CONSISTENT_ACTIVITIES,
             starting=STARTING_ACTIVITIES,
             stuck_after_secs=config.stuck_after_secs,
-            say=say,
         )
         stack.enter_context(watchdog)
         reports = NoReports()
         if is_chief:
-            reports = stack.enter_context(
-                Reports(folder, "train", say, lock.assert_same_folder)
-            )
+            reports = Reports(folder, "train", lock.assert_same_folder)
+            stack.enter_context(reports)
         session = Session(
             config,
             folder,
@@ -147,7 +144,7 @@ def train(
             reports,
             trainer,
             watchdog,
-            stack.enter_context(Background(say)),
+            stack.enter_context(Background()),
             min(config.max_steps or parts.total_steps, parts.total_steps),
             DatasetInfo.of(parts.data),
             workers,
@@ -160,7 +157,7 @@ def train(
             if overwrite:  # only now that everything else is known to be in order
                 lock.assert_same_folder()
                 for path in folder.clear():
-                    say(f"{path} stays: no run wrote it")
+                    console.line(f"{path} stays: no run wrote it")
                 folder.note_job()
             open_metrics(session, checkpoint)
             reports.file(folder.config, to_json(config))
@@ -209,7 +206,7 @@ def train_steps(
         _evaluate_and_save(session, parts, periods)
 
     while session.step < session.last_step:
-        session.background.check()
+        session.background.raise_job_error()
         num_steps = min(
             periods.next_due(session.step) - session.step,
             session.last_step - session.step,
@@ -289,7 +286,7 @@ def _evaluate_and_save(
     session.open_record = None
     save_due = save_due or is_best or periods.saves(session.step)
     if save_due or session.step == session.last_step:
-        check_copies_of_workers(session)
+        validate_copies(session)
     if save_due:
         save(session)
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from towers import console
 from towers.config import Config
 from towers.errors import (
     CheckpointError,
@@ -12,7 +13,6 @@ from towers.errors import (
     WorkerLostError,
     data_errors_of_tensorflow,
 )
-from towers.output import say
 from towers.run.peers import how_far, wait_for_chief
 from towers.run.session import Session, is_between_steps, save_and_wait, try_to_save
 
@@ -44,7 +44,7 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
             try:
                 watchdog.run(try_to_save, session, error)
             except StuckError as stuck:
-                say(str(stuck))
+                console.line(str(stuck))
         raise
     stopped = session.stopped or watchdog.stop_requested
     if stopped and (session.step < session.last_step or session.open_record):

@@ -129,7 +129,7 @@ def find_cluster(
     return found
 
 
-def check_addresses(cluster: Cluster, allow_public: bool = False) -> None:
+def validate_addresses(cluster: Cluster, allow_public: bool = False) -> None:
     """Refuses addresses that anybody can reach.
 
     Args:

@@ -1,0 +1,104 @@
+"""Lines on an output that is closed, full, ASCII, or read by nobody."""
+
+import errno
+import io
+import os
+import sys
+import threading
+
+import pytest
+from full_pipes import fill
+
+from towers import console, errors
+
+STREAMS = {"stdout": console.line, "stderr": console.error}
+both = pytest.mark.parametrize("name,say", STREAMS.items(), ids=STREAMS)
+
+
+@both
+@pytest.mark.parametrize(
+    "line,expected",
+    [
+        ("saved in ré", rb"saved in r\xe9"),
+        ("saved in a\nb\x1b[31m", rb"saved in a\nb\x1b[31m"),
+        ("saved in \udcff", rb"saved in \udcff"),
+    ],
+)
+@pytest.mark.row(31)
+def test_row_31_a_line_is_one_plain_line_whatever_a_path_holds(
+    monkeypatch, name, say, line, expected
+):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, name, io.TextIOWrapper(written, encoding="ascii"))
+    say(line)
+    assert written.getvalue() == expected + b"\n"
+
+
+def test_a_warning_is_a_line(capsys):
+    console.warn("x")
+    assert capsys.readouterr() == ("warning: x\n", "")
+
+
+class Failing(io.StringIO):
+    def __init__(self, code):
+        super().__init__()
+        self.code = code
+
+    def write(self, text):
+        raise OSError(self.code, os.strerror(self.code))
+
+
+@both
+@pytest.mark.row(35)
+def test_row_35_where_a_line_cannot_be_printed_the_program_goes_on(
+    monkeypatch, name, say
+):
+    closed = io.StringIO()
+    closed.close()
+    full, unread = Failing(errno.ENOSPC), Failing(errno.EPIPE)
+    for stream in (full, closed, None, unread):
+        monkeypatch.setattr(sys, name, stream)
+        say("step 1")
+        console.flush()
+    getattr(sys, name).close()
+
+
+def in_time(call):
+    """The result of a call, which does not wait; None where it does."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(call()), daemon=True)
+    thread.start()
+    thread.join(30)
+    return results[0] if results else None
+
+
+@both
+@pytest.mark.row(12)
+def test_row_12_a_line_does_not_wait_for_those_who_read(monkeypatch, name, say):
+    """As with `| less`: they get the lines when they read on."""
+    monkeypatch.setattr(console, "_PATIENCE_SECS", 0.1)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as lines, open(writer, "w") as output:
+        monkeypatch.setattr(sys, name, output)
+        num_bytes = fill(writer)
+        returned = in_time(lambda: [say("a"), say("b")])
+        lines.read(num_bytes)
+        assert returned
+        say("c")
+        output.close()
+        assert lines.read() == b"a\nb\nc\n"
+
+
+@pytest.mark.row(12)
+def test_row_12_an_error_ends_a_process_whose_lines_nobody_reads(monkeypatch):
+    monkeypatch.setattr(console, "_PATIENCE_SECS", 0.1)
+    reader, writer = os.pipe()
+    with open(reader, "rb") as lines, open(writer, "w") as output:
+        num_bytes = fill(writer)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", output)
+            patch.setattr(sys, "stderr", output)
+            code = in_time(lambda: errors.report("x", errors.Preempted("y")))
+            lines.read(num_bytes)
+            console.error("z")
+        assert code == 75 and lines.readline() == b"x: y\n"
