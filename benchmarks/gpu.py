@@ -151,13 +151,14 @@ def run_section(
 
     timer = threading.Timer(secs, kill)
     timer.start()
-    try:
-        for line in own_lines(process.stdout):
-            write(line)
-        status = process.wait()
-    finally:
-        timer.cancel()
-        process.kill()  # where this one is stopped
+    with process:
+        try:
+            for line in own_lines(process.stdout):
+                write(line)
+            status = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()  # where this one is stopped
     if killed.is_set():
         return "cut short: no time left"
     if status < 0:
