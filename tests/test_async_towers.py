@@ -14,10 +14,10 @@ import time
 import keras
 import networks
 import numpy as np
-import oracle
 import pytest
 import small_runs
 import tensorflow as tf
+from engines import oracle
 from keras import layers
 from marks import slow
 from processes import ROOT, Program, on_linux
