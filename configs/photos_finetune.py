@@ -8,7 +8,7 @@ layers below it are trained at a tenth of its rate, and their batch normalizatio
 its moments, which so few steps would not average. With --model=keras:NAME for another
 network --freeze has the names of its normalizations.
 
-Measured: MEASURED
+Not measured: no weights of ImageNet could be had where the other recipes were measured.
 """
 
 from towers.config import Config

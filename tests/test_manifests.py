@@ -516,7 +516,13 @@ def test_the_sources_are_sent_to_the_builder(path):
 
 @pytest.mark.parametrize(
     "path",
-    [".git", ".venv/bin/python", "data/x", "runs/x/config.json", "tests/oracle.py"]
+    [
+        ".git",
+        ".venv/bin/python",
+        "data/x",
+        "runs/x/config.json",
+        "tests/engines/oracle.py",
+    ]
     + ["towers/__pycache__/x.pyc", "configs/__pycache__/x.pyc", "requirements.txt"],
 )
 def test_nothing_else_is_sent_to_the_builder(path):
