@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -75,6 +75,12 @@ def cases(options: argparse.Namespace, model: str) -> dict[str, Config]:
     return result
 
 
+def draw(batches: Iterator, num_steps: int) -> None:
+    """Takes so many batches from a stream."""
+    for _ in range(num_steps):
+        next(batches)
+
+
 def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
     """Prints a row for each input of a network."""
     made, streams = {}, {}
@@ -99,7 +105,7 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
         made[name] = trainer, row
         if config.input == "stream":
             streams[name] = iter(parts.train_batches.stream(0))
-            measure.draw(streams[name], FILLING_STEPS)
+            draw(streams[name], FILLING_STEPS)
     waits = {name: [] for name in made}
 
     def train(name):
@@ -110,7 +116,7 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
     wall, _ = measure.in_turn(things, options.rounds)
     bare, _ = measure.in_turn(
         {
-            name: functools.partial(measure.draw, stream, options.steps)
+            name: functools.partial(draw, stream, options.steps)
             for name, stream in streams.items()
         },
         options.rounds,
@@ -128,7 +134,7 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
                 name,
                 *cells,
                 f"{images / statistics.median(secs):,.0f}",
-                " ".join(f"{x:.3f}" for x in measure.ratios(wall, name, "ready")),
+                measure.ratios_text(wall, name, "ready"),
                 "".join(f"{percent:.1f}" for percent in wait),
                 "".join(f"{speed:,.0f}" for speed in drawn),
             ),

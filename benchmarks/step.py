@@ -162,7 +162,7 @@ def compare_steps(options: argparse.Namespace) -> None:
                 f"{1e3 * median:.1f}",
                 f"{options.batch_size / median:.1f} "
                 f"({speeds[0]:.1f}, {speeds[-1]:.1f})",
-                " ".join(f"{x:.3f}" for x in measure.ratios(wall, name, first)),
+                measure.ratios_text(wall, name, first),
                 f"{measure.ratios(processor, name, first)[1]:.3f}",
                 f"{flops / median / 1e9:.0f}",
                 f"{statistics.median(rate) / 1e9:.0f}",
