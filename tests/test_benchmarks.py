@@ -33,6 +33,15 @@ def test_every_program_is_listed(name):
     assert f"python -m benchmarks.{name} " in (FOLDER / "README.md").read_text()
 
 
+def test_results_name_every_dated_file_that_a_page_cites():
+    pages = [FOLDER.parent / "README.md", *(FOLDER.parent / "docs").glob("*.md")]
+    dated = re.compile(r"\d{4}-\d\d-\d\d-\w+\.md")
+    cited = {name for page in pages for name in dated.findall(page.read_text())}
+    listed = set(dated.findall((FOLDER / "RESULTS.md").read_text()))
+    assert cited and cited <= listed
+    assert listed <= {path.name for path in FOLDER.glob("*.md")}
+
+
 def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count():
     calls = []
     things = {name: lambda name=name: calls.append(name) for name in "abc"}
