@@ -11,8 +11,8 @@ In turn in one process, for each network:
 A stage works on the next batch while the step computes, so a step should cost as much
 as the slowest stage. Where the processor computes the network too, stages cost it their
 time; the last column gives that: batches drawn without training. On GPUs the wait says
-nothing ([the input](../docs/input.md)), and the time over `ready` counts. Memory is the
-growth of the process, or of the fullest GPU, at its peak until the first round ends.
+nothing (`docs/input.md`), and the time over `ready` counts. Memory is the growth of the
+process, or of the fullest GPU, at its peak until the first round ends.
 """
 
 import argparse

@@ -10,8 +10,7 @@ towers of one process share them all. On CPUs, which all share, the best ratio t
 tower is 1 at the same batch, and the table shows what the parallel form costs.
 
 Every row is measured in two halves with new processes, because of processes built alike
-one may be slower than the next. [docs/scaling.md](../docs/scaling.md) has what follows
-for many GPUs.
+one may be slower than the next. What many GPUs would do is in `docs/scaling.md`.
 """
 
 import argparse
