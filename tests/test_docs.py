@@ -34,6 +34,8 @@ OTHERS = {
     "strict": "pip-audit",
     "logdir": "tensorboard",
     "check": "ruff format",
+    "row": "pytest",
+    "only": "python -m tests.engines.mutants",
     "upgrade": "UV_FLAGS=",
     "file_format": "tfds build",
     "strategies": "python -m benchmarks.step",
