@@ -19,6 +19,7 @@ from towers.export import TOLERANCES
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 DOCS = ROOT / "docs"
+FLAGS_PAGE = (DOCS / "flags.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 PICTURES = sorted(DOCS.glob("*.svg"))
 SCRIPTS = ("run_train.py", "run_eval.py", "run_predict.py", "run_export.py")
@@ -235,13 +236,17 @@ def test_tests_that_are_named_exist(page):
         assert is_metric or name in known | set(tests), name
 
 
-# README.
+# README, and the page of flags.
 
 
-def readme_tables():
-    """The rows of each table of README.md, as lists of cells, by its first header."""
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 180
+
+
+def tables_of(page):
+    """The rows of each table of a page, as lists of cells, by its header."""
     tables = {}
-    for block in re.findall(r"(?:^\|.*\n)+", README, re.MULTILINE):
+    for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
         head, _, *rows = (line.strip("|").split(" | ") for line in block.splitlines())
         tables[tuple(cell.strip() for cell in head)] = [
             [cell.strip() for cell in row] for row in rows
@@ -250,7 +255,7 @@ def readme_tables():
 
 
 def test_the_table_of_strategies_has_a_row_for_each_and_marks_the_default():
-    rows = readme_tables()[
+    rows = tables_of(README)[
         "`--strategy=`", "where variables live, when towers synchronize"
     ]
     default = FIELDS["strategy"].default
@@ -259,7 +264,7 @@ def test_the_table_of_strategies_has_a_row_for_each_and_marks_the_default():
 
 
 def test_every_flag_in_the_table_has_its_default():
-    for names, _, defaults in readme_tables()["flag", "meaning", "default"]:
+    for names, _, defaults in tables_of(FLAGS_PAGE)["flag", "meaning", "default"]:
         flags_of_row = re.findall(r"`--(\w+)=", names)
         if not set(flags_of_row) & set(FIELDS):
             continue  # of run_train.py
@@ -270,7 +275,7 @@ def test_every_flag_in_the_table_has_its_default():
 
 def test_every_name_that_a_flag_takes_is_listed_and_the_default_is_bold():
     listed = {}
-    for flag, names in readme_tables()["flag", "names"]:
+    for flag, names in tables_of(FLAGS_PAGE)["flag", "names"]:
         listed[re.fullmatch(r"`--(\w+)=`", flag)[1]] = names.split()
     choices = {n: f for n, f in FIELDS.items() if f.metadata["choices"]}
     assert set(listed) == set(choices)
@@ -279,7 +284,7 @@ def test_every_name_that_a_flag_takes_is_listed_and_the_default_is_bold():
         assert f"**`{field.default}`**" in listed[name]
         assert sum("*" in n for n in listed[name]) == 1
     open_tables = set(TABLES) - set(CLOSED)
-    assert set(list(listed)[:6]) == open_tables and "first six flags" in README
+    assert set(list(listed)[:6]) == open_tables and "first six flags" in FLAGS_PAGE
 
 
 def test_the_tree_lists_the_package():
@@ -323,8 +328,8 @@ def test_pictures_can_be_read_on_any_background(picture):
 
 
 @each_picture
-def test_pictures_are_of_strategies_schedules_or_own_images(picture):
-    assert picture.stem in {*STRATEGIES, "schedules", "own_images"}
+def test_each_picture_belongs_to_a_page(picture):
+    assert picture.stem in {*STRATEGIES, "schedules", "own_images", "run"}
 
 
 # One step.

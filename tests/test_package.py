@@ -98,15 +98,15 @@ def test_more_towers_than_the_first_call_made_are_one_line(session):
     assert session[1]["error"].startswith("ConfigError: num_towers=4 with 1 logical")
 
 
-def readme_lines():
-    """The block of code of README.md for a Python session."""
-    section = (ROOT / "README.md").read_text().partition("## In Python\n")[2]
+def page_lines():
+    """The block of code of docs/python.md for a session."""
+    section = (ROOT / "docs" / "python.md").read_text().partition("Python\n")[2]
     block = re.match(r"\n((?:    .*\n|\n)+)", section)[1]
     return textwrap.dedent(block)
 
 
-def test_the_lines_of_the_readme_train_and_evaluate(tmp_path):
-    lines, count = re.subn(r"num_epochs=[\d.]+", "num_epochs=0.02", readme_lines())
+def test_the_lines_of_the_page_train_and_evaluate(tmp_path):
+    lines, count = re.subn(r"num_epochs=[\d.]+", "num_epochs=0.02", page_lines())
     done = python(f"\n{lines}", tmp_path)
     assert count == 1 and done.returncode == 0, done.stderr
     [accuracy] = re.findall(r"^2 (\S+) runs/shapes$", done.stdout, re.MULTILINE)
@@ -117,10 +117,12 @@ def test_the_lines_of_the_readme_train_and_evaluate(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_lines_of_the_readme_reach_their_accuracy(tmp_path):
-    done = python(f"\n{readme_lines()}", tmp_path)
+def test_the_lines_of_the_page_reach_their_accuracy(tmp_path):
+    done = python(f"\n{page_lines()}", tmp_path)
     printed = re.search(r"^(\d+) (\S+) runs/shapes$", done.stdout, re.MULTILINE)
-    promised = re.search(r"`(\d+) (\S+) runs/shapes`", (ROOT / "README.md").read_text())
+    promised = re.search(
+        r"`(\d+) (\S+) runs/shapes`", (ROOT / "docs" / "python.md").read_text()
+    )
     assert printed[1] == promised[1]
     assert float(printed[2]) == pytest.approx(float(promised[2]), abs=0.02)
 
