@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from absl import flags
 
+from docs import draw_run
 from towers.config import FIELDS, Config, cluster_spec
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import define_config_flags, given_flags
@@ -335,6 +336,19 @@ def test_pictures_can_be_read_on_any_background(picture):
 @each_picture
 def test_each_picture_belongs_to_a_page(picture):
     assert any(f"({picture.name})" in page.read_text() for page in PAGES)
+
+
+def test_a_run_is_drawn_from_its_metrics():
+    """A point for each record, the highest loss at the top, an accuracy of 1 too."""
+    records = [{"step": k, "loss": 4.0 / k} for k in (1, 2, 4)]
+    records += [{"step": 4, "test_accuracy": 1.0, "test_accuracy_ema": 0.5}]
+    root = ElementTree.fromstring(draw_run.draw_run("a & b", records))
+    paths = [e.get("d") for e in root.iter(f"{SVG}path") if e.get("class") == "line"]
+    numbers = [[float(n) for n in path[1:].split()] for path in paths]
+    heights = [[draw_run.BOTTOM - y for y in line[1::2]] for line in numbers]
+    full = draw_run.BOTTOM - draw_run.TOP
+    assert heights == [[full, full / 2, full / 4], [full], [full / 2]]
+    assert numbers[0][::2] == [46 + 70, 46 + 140, 46 + 280]
 
 
 # One step.
