@@ -38,7 +38,7 @@ ALLOWED = {
     ("towers/export/__init__.py", "importlib"): "find_spec: is a package installed",
     ("towers/export/comparison.py", "subprocess"): "a list: load_in_new_process.py",
     ("towers/export/load_in_new_process.py", "load_model"): "just written",
-    ("towers/launch/worker.py", "subprocess"): "run_train.py, its arguments as a list",
+    ("towers/launch/process.py", "subprocess"): "run_train.py, its arguments as a list",
     ("towers/__init__.py", "subprocess"): "grep, its arguments as a list",
     ("towers/errors.py", "ctypes"): "prctl, which Python does not have",
 }
