@@ -16,18 +16,15 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
 WORKDIR /opt/towers
 
 # As `make setup` does: only what the lock names, exactly and by hash.
-COPY requirements.lock requirements-cuda.lock ./
+COPY requirements-build.lock requirements.lock requirements-cuda.lock ./
 RUN case "$CUDA" in \
         0) lock=requirements.lock ;; \
         1) lock=requirements-cuda.lock ;; \
         *) echo "CUDA=$CUDA should be 0 or 1" >&2; exit 2 ;; \
     esac \
-    && awk '/^[^ ]/ { keep = /^(packaging|setuptools|wheel)==/ } keep' "$lock" \
-        >/tmp/build.lock \
-    && pip install --no-cache-dir --require-hashes --no-deps -r /tmp/build.lock \
+    && pip install --no-cache-dir --require-hashes --no-deps -r requirements-build.lock \
     && pip install --no-cache-dir --require-hashes --no-deps \
-        --no-build-isolation --use-pep517 -r "$lock" \
-    && rm /tmp/build.lock
+        --no-build-isolation --use-pep517 -r "$lock"
 
 COPY run_train.py run_eval.py run_predict.py run_export.py ./
 COPY configs configs

@@ -1,21 +1,27 @@
-"""All that has to be known on a machine with GPUs, in ten minutes.
+"""All that has to be known on a machine with GPUs, in one report.
 
     python -m benchmarks.gpu --data_dir=DATA
 
 Sections follow each other, the most important first, each in a process of its own: one
 that fails, hangs or runs out of memory has its reason in the report, and the others
-still run. Each has its part of `--minutes`, and begins no measurement that would pass
-it; what it leaves is for the others. The report grows while it is measured, so that one
-that is cut short holds all that was known by then. Without `--data_dir` images are
-synthetic.
+still run. Some prove something here, the others are programs of this folder:
+- `placement`: whether every tower computes on its own device.
+- `kernels`: whether every operation of a step has a kernel on GPUs, what the host
+  launches, and which bytes cross devices; from traced graphs, so on any machine.
+- `equality`, `repetition`: every strategy against one device and against itself, the
+  second with deterministic kernels.
+- `step`, `xla`, `no_tf32`, `towers`: `python -m benchmarks.step`.
+- `input`: `python -m benchmarks.input`.
+- `recipe`: `python -m benchmarks.accuracy`.
 
-With `--device=cpu`, or where there is no GPU, everything runs in miniature on logical
-devices of the CPU: its figures mean nothing, but the program is known to work.
+A section may take half of what is left of `--minutes`. The report grows while it is
+measured. Without `--data_dir` images are synthetic. With `--device=cpu`, or where there
+is no GPU, everything runs in miniature on logical devices of the CPU: its figures mean
+nothing, but the program is known to work. With one GPU the proofs cut it into several
+logical devices.
 """
 
 import argparse
-import dataclasses
-import importlib
 import os
 import pathlib
 import shutil
@@ -24,58 +30,47 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from benchmarks import measure
-from benchmarks.setting import LEFT_OUT, Setting, reason
+from benchmarks import measure, proofs
 from towers.parallel.devices import configure
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-LEAST_SECS = 10.0  # to start a process and measure anything
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A part of the report.
-
-    Attributes:
-        title: in the report.
-        target: "module:function"; the function takes a `Setting` and returns whether
-            something is amiss.
-        share: of the time that is left, next to those of the sections after it.
-    """
-
-    title: str
-    target: str
-    share: float
-
-
-SECTIONS = {
-    "placement": Section("Placement of an executed step", "proofs:placement", 1),
-    "equality": Section("Equality with one device", "proofs:equality", 1.5),
-    "alternatives": Section("Alternatives of a step", "speeds:alternatives", 2),
-    "shares": Section("A step against the matrix rate", "speeds:shares", 1.5),
-    "input": Section("Streamed and resident input", "speeds:streamed_and_resident", 1),
-    "scaling": Section("Scaling", "speeds:scaling", 1.5),
-    "recipe": Section("A recipe", "speeds:recipe", 1.5),
-    "repetition": Section("With deterministic kernels", "proofs:repetition", 1),
-    "waiting": Section("What the host does in a step", "kernels:waiting", 1),
+# Name -> the command of a program, and that in miniature.
+PROGRAMS = {
+    "step": (
+        "step --models=speedrun,resnet20,cnn --precisions=bfloat16,float32 "
+        "--batch_size=1024 --steps=30",
+        "step --models=lenet --batch_size=16 --steps=1 --rounds=1",
+    ),
+    "xla": (
+        "step --models=speedrun,resnet20 --precisions=bfloat16 --compilers=none,xla "
+        "--batch_size=1024 --steps=30",
+        "step --models=lenet --compilers=none,xla --batch_size=16 --steps=1 --rounds=1",
+    ),
+    "no_tf32": (
+        "step --models=speedrun,resnet20 --batch_size=1024 --steps=30",
+        "step --models=lenet --batch_size=16 --steps=1 --rounds=1",
+    ),
+    "towers": (
+        "step --strategies=replicated,towers,async_towers --towers=1,2,4,8 "
+        "--batch_size=4096 --steps=30",
+        "step --strategies=replicated,towers --towers=1,2 --batch_size=16 --steps=1 "
+        "--rounds=1",
+    ),
+    "input": (
+        "input --models=speedrun,resnet20,cnn --precision=bfloat16 --batch_size=1024",
+        "input --models=lenet --batch_size=16 --steps=1 --rounds=1",
+    ),
+    "recipe": (
+        "accuracy --config=cifar10_speedrun --precision=bfloat16",
+        "accuracy --config=cifar10_speedrun --batch_size=64 --width=0.25 "
+        "--max_steps=3 --tta=none",
+    ),
 }
-
-
-class Report:
-    """Lines that are printed, and written to a file, as they come."""
-
-    def __init__(self, path: pathlib.Path | None):
-        self._file = path.open("w") if path else None
-
-    def write(self, line: str) -> None:
-        print(line, flush=True)
-        if self._file:
-            print(line, file=self._file, flush=True)
+SECTIONS = [*proofs.PROOFS, *PROGRAMS]
 
 
 def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -84,7 +79,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--data_dir", default="", help="CIFAR-10; synthetic without it")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
-    parser.add_argument("--minutes", type=float, default=10.0, help="for everything")
+    parser.add_argument("--minutes", type=float, default=20.0, help="for everything")
     parser.add_argument(
         "--output",
         help="file of the report; by default benchmarks/DATE-gpu.md on GPUs, none else",
@@ -92,7 +87,7 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--sections",
         type=measure.names,
-        default=list(SECTIONS),
+        default=SECTIONS,
         help=f"some of {','.join(SECTIONS)}",
     )
     parser.add_argument(
@@ -101,51 +96,52 @@ def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=3000.0,
         help="megabytes of each of the logical devices that a single GPU is cut into",
     )
-    # Of the process of one section.
-    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    # Of the process of one proof.
+    parser.add_argument("--proof", choices=proofs.PROOFS, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
-        parser.error(f"--sections={','.join(sorted(unknown))}: not in {list(SECTIONS)}")
+        parser.error(f"--sections={','.join(sorted(unknown))}: not in {SECTIONS}")
     return options
 
 
-def run_section(options: argparse.Namespace) -> bool:
-    """Runs a section in this process; returns whether something is amiss."""
+def prove(options: argparse.Namespace) -> bool:
+    """Runs a proof in this process; returns whether something is amiss."""
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a training prints is not of the report
     tf.get_logger().setLevel("ERROR")  # every trainer traces a step of its own
-    setting = Setting(
+    setting = proofs.Setting(
         device=options.device,
         write=lambda line: print(line, file=lines, flush=True),
-        ends_at=time.monotonic() + options.seconds,
         data_dir=options.data_dir,
         logical_mb=options.logical_mb,
     )
-    module, name = SECTIONS[options.section].target.split(":")
-    try:
-        module = importlib.import_module(f"benchmarks.{module}")
-        return getattr(module, name)(setting)
-    except Exception as error:
-        traceback.print_exc()
-        setting.write(f"Not measured: {reason(error)}\n")
-        return True
+    return proofs.PROOFS[options.proof](setting)
 
 
-def start_section(
+def command_of(name: str, options: argparse.Namespace) -> list[str]:
+    """The module and the arguments of a section."""
+    common = [f"--device={options.device}", f"--data_dir={options.data_dir}"]
+    if name in proofs.PROOFS:
+        own = ["gpu", f"--proof={name}", f"--logical_mb={options.logical_mb}"]
+    else:
+        own = PROGRAMS[name][options.device == "cpu"].split()
+    if name == "recipe" and not options.data_dir:
+        own.append("--dataset=synthetic")
+    return [f"benchmarks.{own[0]}", *own[1:], *common]
+
+
+def run_section(
     name: str, options: argparse.Namespace, secs: float, write: Callable[[str], None]
 ) -> str:
-    """Runs a section in a process of its own, at most half as long again as `secs`.
-
-    Returns:
-        How it ended.
-    """
-    command = [sys.executable, "-m", "benchmarks.gpu", f"--section={name}"]
-    command += [f"--seconds={secs}", f"--device={options.device}"]
-    command += [f"--data_dir={options.data_dir}", f"--logical_mb={options.logical_mb}"]
+    """Runs a section in a process of its own, for at most so many seconds; returns how
+    it ended."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=FOLDER.parent
+        [sys.executable, "-m", *command_of(name, options)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=FOLDER.parent,
+        env=os.environ | ({"NVIDIA_TF32_OVERRIDE": "0"} if name == "no_tf32" else {}),
     )
     killed = threading.Event()
 
@@ -153,49 +149,43 @@ def start_section(
         killed.set()
         process.kill()
 
-    timer = threading.Timer(1.5 * secs, kill)
+    timer = threading.Timer(secs, kill)
     timer.start()
-    some_left = ""
-    try:
-        for line in process.stdout:
-            write(line.rstrip("\n"))
-            if line.startswith(LEFT_OUT):
-                some_left = ", some left out"
-        status = process.wait()
-    finally:
-        timer.cancel()
-        process.kill()  # where this one is stopped
+    with process:
+        try:
+            for line in own_lines(process.stdout):
+                write(line)
+            status = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()  # where this one is stopped
     if killed.is_set():
         return "cut short: no time left"
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
-    ended = {0: "nothing amiss", 1: "AMISS, see there"}.get(status, f"status {status}")
-    return ended + some_left
+    return {0: "nothing amiss", 1: "AMISS, see there"}.get(status, f"status {status}")
+
+
+def own_lines(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of a program's report without what the whole report says once."""
+    once = ("# ", "- date:", "- machine:", "- versions:")
+    return (line.rstrip("\n") for line in lines if not line.startswith(once))
 
 
 def run_sections(
     options: argparse.Namespace,
-    report: Report,
-    run: Callable[..., str] = start_section,
+    write: Callable[[str], None],
+    run: Callable[..., str] = run_section,
 ) -> dict[str, str]:
     """Runs the sections in their order while time is left; name -> how it ended."""
     ends_at = time.monotonic() + 60 * options.minutes
-    names = [name for name in SECTIONS if name in options.sections]
     results = {}
-    for place, name in enumerate(names):
-        left = ends_at - time.monotonic()
-        shares = [SECTIONS[other].share for other in names[place:]]
-        secs = left * shares[0] / sum(shares)
-        report.write(f"\n## {SECTIONS[name].title}\n")
-        if secs < LEAST_SECS:
-            results[name] = f"not started: {secs:.0f} s left for it"
-        else:
-            print(f"{name}: at most about {secs:.0f} s", file=sys.stderr, flush=True)
-            started = time.monotonic()
-            # The last ones may take no more than there is.
-            ended = run(name, options, min(secs, left / 1.5), report.write)
-            results[name] = f"{ended}, {time.monotonic() - started:.0f} s"
-        report.write(f"{name}: {results[name]}.")
+    for name in (name for name in SECTIONS if name in options.sections):
+        started = time.monotonic()
+        write(f"\n## {name}\n")
+        results[name] = run(name, options, max(1.0, (ends_at - started) / 2), write)
+        results[name] += f", {time.monotonic() - started:.0f} s"
+        write(f"\n{name}: {results[name]}.")
         print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
     return results
 
@@ -203,8 +193,8 @@ def run_sections(
 def graphics() -> str:
     """Driver, memory of the GPUs and TensorFlow's build, as far as they are known."""
     info = tf.sysconfig.get_build_info()
-    build = [f"{k} {info[k]}" for k in ("cuda_version", "cudnn_version") if k in info]
-    lines = [f"- TensorFlow's build: {', '.join(build) or 'without CUDA'}"]
+    cuda = [f"{k} {info[k]}" for k in ("cuda_version", "cudnn_version") if k in info]
+    lines = [f"- TensorFlow's build: {', '.join(cuda) or 'without CUDA'}"]
     if shutil.which("nvidia-smi"):
         query = "--query-gpu=name,memory.total,driver_version"
         command = ["nvidia-smi", query, "--format=csv,noheader"]
@@ -212,41 +202,41 @@ def graphics() -> str:
             done = subprocess.run(command, capture_output=True, text=True, timeout=20)
             lines += [f"- GPU: {line}" for line in done.stdout.strip().splitlines()]
         except (OSError, subprocess.TimeoutExpired) as error:
-            lines.append(f"- nvidia-smi: {reason(error)}")
+            lines.append(f"- nvidia-smi: {proofs.reason(error)}")
     return "\n".join(lines)
 
 
-def output_path(options: argparse.Namespace) -> pathlib.Path | None:
+def output_path(options: argparse.Namespace) -> pathlib.Path:
     """The file of the report; that of an earlier run of the day stays as it is."""
     if options.output:
         return pathlib.Path(options.output)
     if options.device == "cpu":
-        return None
+        return pathlib.Path(os.devnull)
     path = FOLDER / time.strftime("%Y-%m-%d-gpu.md")
-    return (
-        path.with_stem(f"{path.stem}-{time.strftime('%H%M')}")
-        if path.exists()
-        else path
-    )
+    if path.exists():
+        path = path.with_stem(f"{path.stem}-{time.strftime('%H%M')}")
+    return path
 
 
 def main() -> None:
     options = parse_options()
-    if options.section:
-        sys.exit(run_section(options))
+    if options.proof:
+        sys.exit(prove(options))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the section too
     options.device = configure(options.device, 0).kind.lower()
-    path = output_path(options)
-    report = Report(path)
-    report.write(f"{measure.report_head('On GPUs')}{graphics()}")
-    if options.device == "cpu":
-        report.write("\nIn miniature, on logical devices of the CPU.")
-    results = run_sections(options, report)
-    report.write(f"\n## Summary\n\n{measure.table_head('section | result')}")
-    for name, result in results.items():
-        report.write(measure.table_row(name, result))
-    if path:
-        print(f"written to {path}", file=sys.stderr)
+    with output_path(options).open("w") as file:
+
+        def write(line):
+            for place in (sys.stdout, file):
+                print(line, file=place, flush=True)
+
+        write(f"{measure.report_head('On GPUs')}{graphics()}")
+        if options.device == "cpu":
+            write("\nIn miniature, on logical devices of the CPU.")
+        results = run_sections(options, write)
+        write(f"\n## Summary\n\n{measure.table_head('section | result')}")
+        for name, result in results.items():
+            write(measure.table_row(name, result))
     sys.exit(any("nothing amiss" not in result for result in results.values()))
 
 

@@ -1,59 +1,161 @@
 """The cost of the input: reading, augmenting and feeding a step.
 
-    python -m benchmarks.input --data_dir=DATA
+    python -m benchmarks.input --data_dir=DATA --folder=ROOT --models=lenet,cnn
 
-Batches are read, then augmented, then trained on, each stage while the next one is at
-work on the batch before. So a step should cost as much as the slowest stage, not as
-their sum. In turn in one process, with strategy `towers` and one tower:
-- `compute`: on a batch that lies ready.
-- `as it is`: on the stream, images from memory, augmented.
-- `reading 2`: every read also takes 2 x the time of `compute`, waiting, as for a disk
-  that serves one request after the other; `processing 2` and `both 2` likewise.
-- `reading 2, together`: reads that may wait at the same time, as on a network.
-- `decoding`: every read also decodes JPEG files and scales them down.
+In turn in one process, for each network:
+- `ready`: steps on a batch that lies ready.
+- `stream`, `resident`: on the binary files in DATA, or without it on synthetic images.
+- `folder`: on the images `ROOT/train/CLASS/*.jpg` and `ROOT/test/CLASS/*.jpg`, with
+  what is decoded kept in memory; `folder, decoded anew`: with nothing kept.
 
-First with computing that only waits, as the processor does for a GPU: this shows the
-overlap by itself, on any machine. Then with the tutorial's network. Where the processor
-computes that, stages that need the processor too cost their time of it; a last table
-gives that time: batches that are drawn without training.
-
-    python -m benchmarks.input --data_dir=DATA --folder=ROOT
-
-compares LeNet on CIFAR-10 from the official binary files in DATA, from the same images
-in `ROOT/train/CLASS/*.jpg` and `ROOT/test/CLASS/*.jpg`, and from that folder with room
-in memory for an eighth of them. Each is set up and trained for its first epoch, in
-which a folder's images are decoded, one after the other; then they train in turn, and
-last batches are drawn without training. Memory is the growth of the process at its peak
-until the end of the first epoch.
-
-    python -m benchmarks.input --photos=20000 --folder=ROOT --torch=PYTHON
-
-compares how fast photos of 500x375 are decoded: by `image_folder`, by plain `tf.data`
-and, where PYTHON is a Python that has torch and torchvision, by PyTorch's DataLoader;
-then the wait of two towers of ResNet-18 for them. The photos are made in ROOT where it
-has no `train/`. See `benchmarks/photos.py`.
+A stage works on the next batch while the step computes, so a step should cost as much
+as the slowest stage. Where the processor computes the network too, stages cost it their
+time; the last column gives that: batches drawn without training. On GPUs the wait says
+nothing (`docs/input.md`), and the time over `ready` counts. Memory is the growth of the
+process, or of the fullest GPU, at its peak until the first round ends.
 """
 
-from benchmarks import image_folder, measure, overlap, photos
+import argparse
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from benchmarks import measure, trainers
+from towers import build
+from towers.config import Config
+from towers.errors import ConfigError
+
+# Batches of a new stream that do not count: until then it is filled.
+FILLING_STEPS = 8
+COLUMNS = (
+    "network | input | first step after, s | images/s of the first round | MB at the "
+    "peak | images/s later, median | time / ready (min, median, max) | waiting, percent"
+    " of the time | images/s drawn without training"
+)
+
+
+def parse_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = measure.create_parser(__doc__, steps=40, rounds=5)
+    parser.add_argument("--models", type=measure.names, default="cnn")
+    parser.add_argument("--folder", default="", help="with train/ and test/")
+    parser.add_argument("--image_size", type=int, default=32, help="of the folder's")
+    parser.add_argument("--augment", default="pad_crop_flip")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--towers", type=int, default=1)
+    return parser.parse_args(argv)
+
+
+def cases(options: argparse.Namespace, model: str) -> dict[str, Config]:
+    """Name of an input -> the training on it."""
+    common = Config(
+        **measure.dataset(options),
+        model=model,
+        augment=options.augment,
+        precision=options.precision,
+        batch_size=options.batch_size,
+        num_towers=options.towers,
+        device=options.device,
+        num_epochs=1e4,
+    )
+    result = {
+        kind: dataclasses.replace(common, input=kind) for kind in ("stream", "resident")
+    }
+    if options.folder:
+        folder = {"dataset": "image_folder", "data_dir": options.folder}
+        folder |= {"image_size": options.image_size, "input": "stream"}
+        for name, size in (
+            ("folder", {}),
+            ("folder, decoded anew", {"image_cache_mb": 0.0}),
+        ):
+            result[name] = dataclasses.replace(common, **folder, **size)
+    return result
+
+
+def draw(batches: Iterator, num_steps: int) -> None:
+    """Takes so many batches from a stream."""
+    for _ in range(num_steps):
+        next(batches)
+
+
+def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
+    """Prints a row for each input of a network."""
+    made, streams = {}, {}
+    for name, config in cases(options, model).items():
+        memory, started = measure.PeakMemory(chosen), time.perf_counter()
+        try:
+            parts = build.build(config, device_kind=chosen.kind)
+        except ConfigError as error:
+            print(measure.table_row(model, name, error), flush=True)
+            continue
+        trainer = trainers.create_trainer(config, parts, chosen)
+        if not made:
+            still = trainers.on_still_batch(parts)
+            ready = trainers.create_trainer(config, still, chosen)
+        trainer.train(1)
+        first_secs = time.perf_counter() - started
+        started = time.perf_counter()
+        trainer.train(options.steps)
+        speed = options.steps * options.batch_size / (time.perf_counter() - started)
+        memory_mb = memory.growth_bytes() / 1e6
+        row = f"{first_secs:.1f}", f"{speed:,.0f}", f"{memory_mb:,.0f}"
+        made[name] = trainer, row
+        if config.input == "stream":
+            streams[name] = iter(parts.train_batches.stream(0))
+            draw(streams[name], FILLING_STEPS)
+    waits = {name: [] for name in made}
+
+    def train(name):
+        waits[name].append(made[name][0].train(options.steps)["input_wait_secs"])
+
+    things = {"ready": functools.partial(ready.train, options.steps)}
+    things |= {name: functools.partial(train, name) for name in made}
+    wall, _ = measure.in_turn(things, options.rounds)
+    bare, _ = measure.in_turn(
+        {
+            name: functools.partial(draw, stream, options.steps)
+            for name, stream in streams.items()
+        },
+        options.rounds,
+    )
+    images = options.steps * options.batch_size
+    for name, secs in wall.items():
+        cells = made[name][1] if name in made else ("",) * 3
+        wait = (
+            [100 * np.median(np.divide(waits[name][1:], secs))] if name in made else []
+        )
+        drawn = [images / statistics.median(bare[name])] if name in bare else []
+        print(
+            measure.table_row(
+                model,
+                name,
+                *cells,
+                f"{images / statistics.median(secs):,.0f}",
+                measure.ratios_text(wall, name, "ready"),
+                "".join(f"{percent:.1f}" for percent in wait),
+                "".join(f"{speed:,.0f}" for speed in drawn),
+            ),
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = measure.create_parser(__doc__, steps=40, rounds=3)
-    parser.add_argument("--wait_ms", type=float, default=50.0, help="computing")
-    parser.add_argument("--folder", default="", help="with train/ and test/")
-    parser.add_argument("--towers", type=int, default=2, help="with --folder")
-    parser.add_argument("--photos", type=int, default=0, help="made where missing")
-    parser.add_argument("--torch", default="", help="Python with torch, with --photos")
-    options = parser.parse_args()
-    if options.photos:
-        if not options.folder:
-            parser.error("--photos are made, or read, in --folder")
-        return photos.compare(options)
-    if options.folder and not options.data_dir:
-        parser.error("--folder is compared with --data_dir, the binary files")
-    if options.folder:
-        return image_folder.compare(options)
-    overlap.compare(options)
+    options = parse_options()
+    chosen = measure.all_devices(options.device, options.towers, core_per_tower=True)
+    print(measure.report_head("The cost of the input"))
+    print(
+        f"{options.precision}, batch {options.batch_size}, {options.towers} tower(s) "
+        f"on the {chosen.kind}, {options.augment}; {options.rounds} rounds of "
+        f"{options.steps} steps, one more to warm up\n\n{measure.table_head(COLUMNS)}"
+    )
+    rates = [measure.matrix_rate(devices=chosen.towers)]
+    for model in options.models:
+        measure_inputs(options, chosen, model)
+    rates.append(measure.matrix_rate(devices=chosen.towers))
+    print(f"\n{measure.rates_text(rates)} before and after.")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -112,12 +112,6 @@ def in_turn(
     return wall, processor
 
 
-def draw(batches: Iterator, num_steps: int) -> None:
-    """Takes so many batches from a stream."""
-    for _ in range(num_steps):
-        next(batches)
-
-
 def ratios(
     seconds: Mapping[str, list[float]],
     name: str,
@@ -129,9 +123,9 @@ def ratios(
     return tuple(np.percentile(np.divide(seconds[name], seconds[base]), percentiles))
 
 
-def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Lowest, median and highest."""
-    return " ".join(f"{x:.{digits}f}" for x in np.percentile(values, (0, 50, 100)))
+def ratios_text(seconds: Mapping[str, list[float]], name: str, base: str) -> str:
+    """`ratios`, as a table has them."""
+    return " ".join(f"{x:.3f}" for x in ratios(seconds, name, base))
 
 
 def matrix_rate(

@@ -171,7 +171,7 @@ def main() -> None:
         rates.append(measure.matrix_rate(dtype, chosen.towers))
         for thing in things:
             secs = statistics.median(wall[thing]) / options.steps
-            spread = " ".join(f"{x:.3f}" for x in measure.ratios(wall, thing, "towers"))
+            spread = measure.ratios_text(wall, thing, "towers")
             speed = f"{options.batch_size / secs:.1f}"
             print(measure.table_row(name, thing, speed, spread), flush=True)
     print(f"\nBefore and after each network: {measure.rates_text(rates)}.")

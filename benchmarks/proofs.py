@@ -1,39 +1,122 @@
-"""Proofs on the devices at hand: placement, equality, repetition.
+"""Proofs on the devices at hand: placement, kernels, equality, repetition.
 
-Each section takes a `Setting`, writes its table and returns whether something is amiss.
+Each takes a `Setting`, writes its table and returns whether something is amiss; a part
+of `python -m benchmarks.gpu`.
 """
 
 import collections
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import traceback
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context
 
-from benchmarks import trainers
-from benchmarks.graphs.graphs import called
-from benchmarks.setting import Setting
+from benchmarks import measure, trainers
+from benchmarks.graphs import executed, placement, traced
+from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
 from towers import build
 from towers.config import Config
-from towers.parallel.devices import Devices, enable_determinism
+from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.devices import Devices, configure, enable_determinism, show_gpus
 
-# Kinds of heavy operations, the first one counts that is part of a type's name: oneDNN
-# and fusions wrap the name in theirs.
-HEAVY = ("BackpropFilter", "BackpropInput", "Conv2D", "MatMul")
-# They compute nothing, wherever they are.
-NO_COMPUTE = ("NoOp", "Identity")
+NUM_LOGICAL = 4  # two groups of two
 STEPS = 3
 # Of the largest change in training. Rounding gives far less, a wrong mean far more.
 EQUAL_WITHIN = 0.01
+KINDS = ("params", "state", "slots", "averages")
 
 
-# Cases.
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Where a proof runs, and where its lines go.
+
+    Attributes:
+        device: "cpu", for tiny sizes on logical devices, or "gpu".
+        write: takes a line of the report.
+        data_dir: CIFAR-10; empty for synthetic images.
+        logical_mb: memory of each device where one GPU is cut into several.
+    """
+
+    device: str
+    write: Callable[[str], None]
+    data_dir: str = ""
+    logical_mb: float = 3000.0
+
+    @property
+    def is_tiny(self) -> bool:
+        return self.device == "cpu"
+
+    @functools.cached_property
+    def devices(self) -> Devices:
+        """Every GPU; logical devices of the CPU, or of a single GPU."""
+        if self.is_tiny:
+            return configure("cpu", NUM_LOGICAL, core_per_tower=False)
+        if self.shares_device:
+            return configure("gpu", NUM_LOGICAL, device_memory_mb=self.logical_mb)
+        return configure("gpu", 0)
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether all towers are logical devices of one physical device."""
+        return self.is_tiny or len(tf.config.list_physical_devices("GPU")) == 1
+
+    def trainer(self, model: str, fields: Mapping, devices: Devices | None = None):
+        """A trainer whose parameters move."""
+        devices = devices or self.devices
+        common = trainers.STEP_ALONE | measure.dataset(self)
+        common |= {"batch_size": 16 if self.is_tiny else 128, "model": model}
+        common |= {"learning_rate": 0.003, "ema_decay": 0.9, "num_towers": 1}
+        common |= {"width": 0.25 if self.is_tiny and model != "lenet" else 1.0}
+        config = Config(**common | dict(fields))
+        parts = build.build(config, device_kind=devices.kind)
+        return trainers.create_trainer(config, parts, devices)
+
+    def table(
+        self, columns: str, cases: Mapping[tuple, Callable[[], tuple]]
+    ) -> list[tuple]:
+        """Writes a table with a row for each case as soon as it is measured.
+
+        A case that fails has the reason in its row; the others are still measured.
+
+        Args:
+            columns: names of all columns, with bars between them.
+            cases: the first cells of a row -> a function that gives the other cells.
+
+        Returns:
+            The first cells of cases that failed.
+        """
+        self.write(measure.table_head(columns))
+        failed = []
+        for cells, case in cases.items():
+            try:
+                self.write(measure.table_row(*cells, *case()))
+            except Exception as error:  # such as no memory left: a report goes on
+                traceback.print_exc()
+                failed.append(cells)
+                self.write(measure.table_row(*cells, f"not measured: {reason(error)}"))
+        return failed
 
 
-def strategies(setting: Setting, devices: Devices) -> dict[str, dict]:
+def reason(error: BaseException) -> str:
+    """An error in one line that fits a table.
+
+    TensorFlow's message ends with nodes, after stacks of Python; the line before the
+    first node says what is wrong.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    nodes = [place for place, line in enumerate(lines) if line.startswith("[[")]
+    line = lines[max(0, nodes[0] - 1) if nodes else 0]
+    return f"{type(error).__name__}: {line.replace('|', '/')}"[:300]
+
+
+# Proofs.
+
+
+def strategies(setting: Setting) -> dict[str, dict]:
     """Name -> fields of Config, of synchronous strategies on several devices."""
-    count = len(devices.towers)
+    count = len(setting.devices.towers)
     if count < 2:
         return {"towers": {"strategy": "towers", "num_towers": count}}
     several = {"num_towers": count}
@@ -49,122 +132,26 @@ def strategies(setting: Setting, devices: Devices) -> dict[str, dict]:
     return result
 
 
-def config_of(setting: Setting, model: str, fields: Mapping) -> Config:
-    """A training whose parameters move."""
-    common = trainers.STEP_ALONE | setting.dataset()
-    common |= {"batch_size": 16 if setting.is_tiny else 128, "model": model}
-    common |= {"learning_rate": 0.003, "ema_decay": 0.9, "num_towers": 1}
-    common |= {"width": 0.25 if setting.is_tiny and model != "lenet" else 1.0}
-    return Config(**common | dict(fields))
-
-
-def create(setting: Setting, devices: Devices, model: str, fields: Mapping):
-    config = config_of(setting, model, fields)
-    parts = build.build(config, device_kind=devices.kind)
-    return trainers.create_trainer(config, parts, devices)
-
-
-# Placement.
-
-
-def partition_graphs(call: Callable[[], object]) -> list:
-    """The graphs per device that TensorFlow executed during a call."""
-    context.context().enable_graph_collection()
-    try:
-        call()
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.context().disable_graph_collection()
-    return [g for f in metadata.function_graphs for g in f.partition_graphs]
-
-
-def step_on_cpus(trainer) -> list:
-    """The graphs of one executed step as the loop of a CPU calls it: as a function,
-    whose graphs a call of the loop does not list."""
-    batches = trainer._feed.batches_of(trainer.step)
-    with trainer.compilation.step_options():
-        metrics = trainer._step.zero_metrics()
-        return partition_graphs(lambda: trainer.loop._step_call(0, batches, metrics))
-
-
-def executed_step(trainer, devices: Devices) -> list:
-    """The graphs of one executed step."""
-    if devices.kind == "CPU" and hasattr(trainer, "loop"):
-        return step_on_cpus(trainer)
-    return partition_graphs(lambda: trainer.train(1))
-
-
-def short_device(name: str) -> str:
-    """CPU:0 of /job:localhost/replica:0/task:0/device:CPU:0; empty where it is open."""
-    found = tf.DeviceSpec.from_string(name)
-    return f"{found.device_type}:{found.device_index}" if found.device_type else ""
-
-
-def heavy_operations(graphs: Iterable) -> dict[str, collections.Counter]:
-    """Device -> the number of its convolutions and products of each kind."""
-    counts = collections.defaultdict(collections.Counter)
-    for graph in graphs:
-        for node in graph.node:
-            kind = next((kind for kind in HEAVY if kind in node.op), None)
-            if kind:
-                counts[short_device(node.device)][kind] += 1
-    return dict(counts)
-
-
-def requested_devices(graphs: Iterable[tf.Graph]) -> dict[str, set[str]]:
-    """Name of an operation -> the devices that it is asked onto, of the graphs and of
-    the functions that they call; without those that no device is asked for."""
-    requested, to_visit, visited = collections.defaultdict(set), list(graphs), set()
-    while to_visit:
-        graph = to_visit.pop()
-        if id(graph) in visited:
-            continue
-        visited.add(id(graph))
-        for operation in graph.get_operations():
-            requested[operation.name].add(short_device(operation.device))
-            to_visit += called(graph, operation).values()
-    return {name: devices for name, devices in requested.items() if "" not in devices}
-
-
-def moved_operations(
-    requested: Mapping[str, set[str]], graphs: Iterable
-) -> collections.Counter:
-    """Operations that run elsewhere than requested.
-
-    Args:
-        requested: of the traced step. In a graph that is executed the name of an
-            operation may follow those of the functions around it.
-        graphs: those that were executed.
-    """
-    moved = collections.Counter()
-    for graph in graphs:
-        for node in graph.node:
-            parts, actual = node.name.split("/"), short_device(node.device)
-            names = ["/".join(parts[i:]) for i in range(max(1, len(parts) - 1))]
-            wanted = next((requested[name] for name in names if name in requested), "")
-            if wanted and actual not in wanted and node.op not in NO_COMPUTE:
-                moved[f"{node.op} {' or '.join(sorted(wanted))} to {actual}"] += 1
-    return moved
-
-
-def placement(setting: Setting) -> bool:
+def prove_placement(setting: Setting) -> bool:
     """Whether every tower computes on its device in a step of each strategy."""
-    devices, model, amiss = setting.devices(), "cnn", []
-    setting.remark_on(devices)
+    devices, model, amiss = setting.devices, "cnn", []
     towers = [device.strip("/") for device in devices.towers]
     several = {"num_towers": len(towers)}
     cases = {"one device": {"strategy": "towers", "num_towers": 1}}
-    cases |= strategies(setting, devices)
+    cases |= strategies(setting)
     cases["async_towers"] = {"strategy": "async_towers"} | several
     cases["towers, resident input"] = {"strategy": "towers", "input": "resident"}
     cases["towers, resident input"] |= several
     expected = {}  # of the first case
 
     def row(name, fields):
-        trainer = create(setting, devices, model, fields)
-        requested = requested_devices(trainer.trace())
-        graphs = executed_step(trainer, devices)
-        counts, moved = heavy_operations(graphs), moved_operations(requested, graphs)
+        trainer = setting.trainer(model, fields)
+        requested = executed.requested_devices(trainer.trace())
+        graphs = executed.executed_step(trainer, devices)
+        counts, moved = (
+            executed.heavy_operations(graphs),
+            executed.moved_operations(requested, graphs),
+        )
         expected.update({} if expected else counts.get(towers[0], {"none": 0}))
         wanted = dict.fromkeys(towers[: fields["num_towers"]], expected)
         is_right = counts == wanted
@@ -195,9 +182,6 @@ def described(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
-# Equality.
-
-
 def trained(trainer, steps: int) -> tuple[dict, dict]:
     """The states before and after some steps."""
     before = trainer.state()
@@ -220,30 +204,20 @@ def differences(before: dict, after: dict, other: dict) -> dict[str, float]:
     return {k: d / c if c else float(d > 0) for k, (d, c) in largest.items()}
 
 
-KINDS = ("params", "state", "slots", "averages")
-
-
-def repetition(setting: Setting) -> bool:
-    """The same with deterministic operations, which must repeat."""
-    enable_determinism()
-    return equality(setting, must_repeat=True)
-
-
-def equality(setting: Setting, must_repeat: bool = False) -> bool:
+def prove_equality(setting: Setting, must_repeat: bool = False) -> bool:
     """Every strategy against one device and against itself, in float32 without TF32."""
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    devices, amiss = setting.devices(), []
+    devices, amiss = setting.devices, []
     plain, normalized = ("lenet", "resnet20")
-    setting.remark_on(devices)
     references = {}
 
     def reference(model):
         if model not in references:
-            references[model] = trained(create(setting, devices, model, {}), STEPS)
+            references[model] = trained(setting.trainer(model, {}), STEPS)
         return references[model]
 
     def row(model, fields, on):
-        trainer = create(setting, on, model, fields)
+        trainer = setting.trainer(model, fields, on)
         before, after = trained(trainer, STEPS)
         found = differences(*reference(model), after)
         trainer.load(before)
@@ -256,7 +230,7 @@ def equality(setting: Setting, must_repeat: bool = False) -> bool:
 
     cases = {
         (plain, name): functools.partial(row, plain, fields, devices)
-        for name, fields in strategies(setting, devices).items()
+        for name, fields in strategies(setting).items()
     }
     cpu = Devices("CPU", ("/CPU:0",))
     for model in (plain, normalized):
@@ -273,3 +247,119 @@ def equality(setting: Setting, must_repeat: bool = False) -> bool:
     )
     failed = setting.table(f"network | strategy | {' | '.join(KINDS)} | repeats", cases)
     return bool(amiss or failed)
+
+
+def prove_repetition(setting: Setting) -> bool:
+    """The same with deterministic operations, which must repeat."""
+    enable_determinism()
+    return prove_equality(setting, must_repeat=True)
+
+
+# Kernels, of graphs traced for GPUs.
+
+TRAINERS = {
+    "one": {"num_towers": 1},
+    "towers": {},
+    "parameters_on_gpu": {"parameter_device": "gpu"},
+    "async_towers": {"strategy": "async_towers"},
+    "star": {"strategy": "replicated", "all_reduce": "star"},
+    "ring": {"strategy": "replicated", "all_reduce": "ring"},
+    "model_parallel": {"strategy": "model_parallel", "group_size": 2},
+}
+INPUTS = ("stream", "resident")
+# They launch nothing: they hold a value, name one, or give it another shape.
+NO_LAUNCH = {
+    "AssignVariableOp",
+    "Const",
+    "ExpandDims",
+    "Identity",
+    "IteratorGetNext",
+    "NoOp",
+    "Placeholder",
+    "ReadVariableOp",
+    "Reshape",
+    "Shape",
+    "Squeeze",
+}
+
+
+def prove_kernels(setting: Setting) -> bool:
+    """Whether every operation of a step has a kernel on a GPU, and a device.
+
+    A row counts the operations that GPUs compute in a step, each of which the host
+    launches; those of them that have no kernel there (TensorFlow would move them to the
+    host, with their inputs); those that nothing asks onto a device although their
+    result is not small; and those that the host computes by intention. An edge from a
+    GPU to the host is one where the host waits. The bytes are those of a step.
+    """
+    show_gpus()  # they are not needed, and a process that uses one takes all of it
+    remarks, model = [], "lenet" if setting.is_tiny else "resnet20"
+
+    def row(fields):
+        common = {"model": model, "dataset": "synthetic", "augment": "pad_crop_flip"}
+        config = Config(**common | {"batch_size": 16, "num_towers": 2} | fields)
+        trained = traced.on_gpus(config)
+        counts, lines = _operations(trained)
+        remarks.extend(line for line in lines if line not in remarks)
+        return *counts, *_transfers(trained)
+
+    cases = {
+        (name, source): functools.partial(row, fields | {"input": source})
+        for name, fields in TRAINERS.items()
+        for source in INPUTS
+        if (name, source) != ("async_towers", "resident")
+    }
+    setting.write(f"{model} on two GPUs, batch 16.\n")
+    failed = setting.table(
+        "trainer | input | launches of a step, all GPUs | no kernel | no device | on "
+        "the host | edges from GPUs to the host | bytes host to GPUs | GPUs to host | "
+        "GPUs to GPUs | busiest GPU",
+        cases,
+    )
+    for line in remarks or ["every operation on a GPU has a kernel there"]:
+        setting.write(f"\n{line}")
+    return bool(remarks or failed)
+
+
+def _operations(trained):
+    """(counts: launches, without a kernel, without a device, host; what is amiss)."""
+    launches, missing, unasked, on_host = 0, [], [], []
+    of_towers = isinstance(trained.trainer, AsynchronousTrainer)  # a call is a step
+    for call in trained.calls():
+        where = (call.graph, call.device)
+        launches += sum(
+            p.on_gpu and p.op.type not in NO_LAUNCH and bool(p.path or of_towers)
+            for p in placement.placements(*where)
+        )
+        missing += placement.without_kernel(*where)
+        unasked += placement.unasked(*where)
+        on_host += placement.on_host_alone(*where)
+    counts = [sum(x.count for x in y) for y in (missing, unasked, on_host)]
+    lines = [f"no kernel: {group}" for group in missing]
+    lines += [f"no device: {group}" for group in unasked]
+    lines += [
+        f"on the host: {group}"
+        for group in on_host
+        if group.type not in placement.HOST_OPERATIONS
+    ]
+    return [launches, *counts], lines
+
+
+def _transfers(trained):
+    """Edges to the host; bytes by kind, and the most of one GPU, both ways."""
+    crossed = [x for x in trained.crossings() if x.is_per_step and x.is_usual]
+    totals, per_gpu = per_step(crossed), {}
+    for pair, count in totals.items():
+        for device in set(pair) - {HOST_MEMORY}:
+            per_gpu[device] = per_gpu.get(device, 0) + count
+    busiest = max(per_gpu.values(), default=0)
+    edges = sum(x.destination == HOST_MEMORY for x in crossed)
+    return [edges, *(f"{count:,}" for count in (*summed(totals).values(), busiest))]
+
+
+PROOFS = {
+    "placement": prove_placement,
+    "kernels": prove_kernels,
+    "equality": prove_equality,
+    "repetition": prove_repetition,
+}

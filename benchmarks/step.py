@@ -14,37 +14,33 @@ With several numbers of towers each logical device of a CPU may use all cores, o
 devices are as in a training with so many. They share the cores: the best ratio there is
 1, and the table shows what the parallel form costs. On GPUs it shows scaling.
 
-With `--scaling`: speed at one batch for all towers (strong) and at one that grows with
-them (weak), and where the time of a step goes:
-- input: training on the stream less the step on a batch that lies ready;
-- communication: that step less one of a single tower with its share of the batch
-  (where towers share a CPU: with the whole batch; the cost of the parallel form);
-- compute: the rest.
-
-With `--against=CHECKOUT`: the trainers of this checkout and of another, built alike in
+With `--against=COMMIT`: the trainers of this checkout and of a commit, built alike in
 two processes, take turns; the ratios of each pair, this over the other. Next to other
-work on the machine those of processor time are the steadier. The checkout
-itself, `--against=.`, shows how far chance alone carries the ratio; so do several runs,
+work on the machine those of processor time are the steadier. `--against=HEAD` of an
+unchanged checkout shows how far chance alone carries the ratio; so do several runs,
 because one process may be faster than the next.
-
-With `--against=CHECKOUT --first_step`: the time of the first step, tracing included, in
-a new process for every trainer and round.
 """
 
 import argparse
+import contextlib
 import functools
+import io
 import itertools
 import json
 import pathlib
 import statistics
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
 
 import tensorflow as tf
 
-from benchmarks import checkouts, measure, trainers
+from benchmarks import measure, trainers
 from benchmarks.flops import flops_per_image
 from towers import build
 from towers.config import Config
-from towers.errors import TowersError
+from towers.errors import ConfigError, TowersError
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -61,9 +57,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--fields", default="{}", help="other fields of Config, as JSON"
     )
-    parser.add_argument("--scaling", action="store_true")
-    parser.add_argument("--against", type=pathlib.Path, help="another checkout")
-    parser.add_argument("--first_step", action="store_true")
+    parser.add_argument("--against", help="a commit")
     return parser.parse_args(argv)
 
 
@@ -116,6 +110,9 @@ def compare_steps(options: argparse.Namespace) -> None:
     made, refused = {}, []
     for fields in combined:
         config = Config(**fields)
+        if config.num_towers > len(chosen.towers):
+            refused.append((cells(fields), f"{len(chosen.towers)} device(s)"))
+            continue
         try:
             parts = trainers.on_still_batch(
                 build.build(config, device_kind=chosen.kind)
@@ -165,7 +162,7 @@ def compare_steps(options: argparse.Namespace) -> None:
                 f"{1e3 * median:.1f}",
                 f"{options.batch_size / median:.1f} "
                 f"({speeds[0]:.1f}, {speeds[-1]:.1f})",
-                " ".join(f"{x:.3f}" for x in measure.ratios(wall, name, first)),
+                measure.ratios_text(wall, name, first),
                 f"{measure.ratios(processor, name, first)[1]:.3f}",
                 f"{flops / median / 1e9:.0f}",
                 f"{statistics.median(rate) / 1e9:.0f}",
@@ -178,78 +175,93 @@ def compare_steps(options: argparse.Namespace) -> None:
         print(measure.table_row(*name, reason))
 
 
-def measure_scaling(options: argparse.Namespace) -> None:
-    """Strong and weak scaling of the first network and strategy."""
-    [fields, *_] = combinations(options)
-    if options.data_dir:
-        fields |= {"augment": "tutorial"}
-    chosen = measure.all_devices(options.device, max(options.towers))
-    counts = [n for n in options.towers if n <= len(chosen.towers)]
-    cases = [("strong", n, options.batch_size) for n in counts]
-    cases += [("weak", n, n * options.batch_size) for n in counts if n > 1]
+@contextlib.contextmanager
+def files_of(commit: str) -> Iterator[pathlib.Path]:
+    """A folder with the files of a commit of this repository."""
+    command = ["git", "archive", commit]
+    done = subprocess.run(command, cwd=trainers.ROOT, capture_output=True)
+    if done.returncode:
+        reason = done.stderr.decode().strip().splitlines()[-1]
+        raise ConfigError(f"--against={commit}: git says {reason!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as files:
+            files.extractall(folder, filter="data")
+        yield pathlib.Path(folder)
 
-    def thing(input_kind, num_towers, batch_size):
-        changes = {"num_towers": num_towers, "batch_size": batch_size}
-        config = Config(**fields | changes)
-        parts = build.build(config, device_kind=chosen.kind)
-        if input_kind == "ready":
-            parts = trainers.on_still_batch(parts)
-        trainer = trainers.create_trainer(config, parts, chosen)
-        return functools.partial(trainer.train, options.steps)
 
-    def keys(n, batch_size):
-        share = max(1, batch_size // n) if chosen.kind == "GPU" else batch_size
-        alone = "ready", 1, share
-        return ("stream", n, batch_size), ("ready", n, batch_size), alone
-
-    things = {key: thing(*key) for _, *case in cases for key in keys(*case)}
-    rates = [measure.matrix_rate(devices=chosen.towers)]
-    wall, _ = measure.in_turn(things, options.rounds)
-    rates.append(measure.matrix_rate(devices=chosen.towers))
-
-    print(measure.report_head("Scaling"))
+def compare_commits(options: argparse.Namespace, other: pathlib.Path) -> None:
+    """The steps of this checkout and of another one, of the same trainers in turn."""
+    print(measure.report_head(f"A training step against {options.against}"))
     print(
-        f"{fields['model']}, {fields['strategy']}, {fields['precision']}, "
-        f"{len(chosen.towers)} device(s) of kind {chosen.kind}; {options.rounds} "
-        f"rounds of {options.steps} steps, one more to warm up; "
-        f"{measure.rates_text(rates)}\n\n"
+        f"Batch {options.batch_size}; {options.rounds} pairs of {options.steps} steps, "
+        "half of them with new processes made in the other order, two more to warm up "
+        "each\n\n"
         + measure.table_head(
-            "scaling | towers | batch | images/s, median (min, max) | efficiency | "
-            "input | communication | compute"
+            f"{COLUMNS} | ms a step, this | ms, other | this / other, median "
+            "(quartiles) | 95 % interval of the median | of processor time | 95 % | "
+            "first step, s: this, other"
         )
     )
-    medians = {key: statistics.median(s) / options.steps for key, s in wall.items()}
-    one = options.batch_size / medians["stream", counts[0], options.batch_size]
-    for kind, n, batch_size in cases:
-        stream, ready, alone = (medians[key] for key in keys(n, batch_size))
-        secs = wall["stream", n, batch_size]
-        speeds = sorted(batch_size * options.steps / s for s in secs)
-        times = n / counts[0] if chosen.kind == "GPU" else 1
-        efficiency = batch_size / stream / one / times
+    for fields in combinations(options):
+        try:
+            wall, processor, first = measure_pairs(options, fields, other)
+        except TowersError as error:
+            print(measure.table_row(*cells(fields), error), flush=True)
+            continue
+        medians = [1e3 * statistics.median(s) / options.steps for s in wall.values()]
+        reach = min(50, 98 / options.rounds**0.5)  # of percentiles, by order statistics
+        percentiles = (25, 50, 75, 50 - reach, 50 + reach)
+        ratios = []
+        for seconds in (wall, processor):
+            q1, median, q3, low, high = measure.ratios(
+                seconds, "this", "other", percentiles
+            )
+            ratios += [f"{median:.4f} ({q1:.3f}, {q3:.3f})", f"{low:.4f}, {high:.4f}"]
+        firsts = ", ".join(f"{statistics.mean(secs):.1f}" for secs in first.values())
         print(
             measure.table_row(
-                kind,
-                n,
-                batch_size,
-                f"{batch_size / stream:.0f} ({speeds[0]:.0f}, {speeds[-1]:.0f})",
-                f"{efficiency:.3f}",
-                f"{(stream - ready) / stream:.1%}",
-                f"{(ready - alone) / stream:.1%}",
-                f"{alone / stream:.1%}",
-            )
+                *cells(fields), *(f"{ms:.2f}" for ms in medians), *ratios, firsts
+            ),
+            flush=True,
         )
+
+
+def measure_pairs(options, fields, other) -> tuple[dict, dict, dict]:
+    """Seconds of every round, by the wall clock and of processor time, and of each
+    first step.
+
+    In two halves with new processes, because the one that is made first is slower than
+    the other by two percent, whichever checkout it is of.
+    """
+    wall, processor, first = ({"this": [], "other": []} for _ in range(3))
+    checkouts = {"this": trainers.ROOT, "other": other}
+    for names in (list(checkouts), list(reversed(checkouts))):
+        with contextlib.ExitStack() as stack:
+            processes = {}
+            for name in names:
+                processes[name] = trainers.TrainerProcess(
+                    fields, options.device, options.steps, checkouts[name]
+                )
+                stack.callback(processes[name].close)
+                processes[name].wait()
+            things = {
+                name: functools.partial(process.train, options.steps)
+                for name, process in processes.items()
+            }
+            rounds = -(-options.rounds // 2)
+            seconds, _ = measure.in_turn(things, rounds, warm_up=2)
+        for name, process in processes.items():
+            wall[name] += seconds[name]
+            processor[name] += process.processor[-rounds:]
+            first[name].append(process.first_step_secs)
+    return wall, processor, first
 
 
 def main() -> None:
     options = parse_options()
     if options.against:
-        compare = checkouts.compare_steps
-        if options.first_step:
-            compare = checkouts.compare_first_steps
-        cases = {cells(fields): fields for fields in combinations(options)}
-        compare(options, cases, COLUMNS)
-    elif options.scaling:
-        measure_scaling(options)
+        with files_of(options.against) as folder:
+            compare_commits(options, folder)
     else:
         compare_steps(options)
 

@@ -1,16 +1,19 @@
-"""Trainers to measure: the one place where the benchmarks call `towers.build`.
+"""Trainers to measure, in this process and in processes of their own.
 
-As a program it builds one trainer and takes steps on command, for `python -m
-benchmarks.step --against=CHECKOUT`: in one process for each of two checkouts, each with
+As a program it builds one trainer and takes steps on command. For `python -m
+benchmarks.step --against=COMMIT` that is a process for each of two commits, each with
 its own `towers` and its own version of this file.
 """
 
+import contextlib
 import dataclasses
 import functools
-import inspect
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 
@@ -21,7 +24,13 @@ from towers import build
 from towers.config import Config
 from towers.data.batches import TrainBatches
 from towers.data.streams import without_tuning
+from towers.errors import TowersError
+from towers.launch.process import Share
 from towers.parallel import devices
+from towers.parallel.connect import connect
+from towers.parallel.workers import ALONE
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # A step by itself: images of noise, which a larger rate would soon make not finite.
 STEP_ALONE = {
@@ -79,29 +88,119 @@ def create_trainer(
     return build.create_trainer(config, parts, chosen, **options)
 
 
+class TrainerProcess:
+    """The trainer of a checkout's `benchmarks.trainers`, which takes steps on command.
+
+    It starts by itself; several may do so at a time.
+
+    Args:
+        fields: of its Config.
+        device: auto, cpu or gpu.
+        steps: how many it takes to warm up, at least one.
+        checkout: the folder with its `towers` and `benchmarks`.
+        share: its GPUs and cores.
+        cluster: "addresses" of all workers and the "index" of this one.
+
+    Attributes:
+        first_step_secs: time of the first step, with tracing it; None before `wait`.
+        processor: seconds of processor time of each round.
+    """
+
+    def __init__(
+        self,
+        fields: dict,
+        device: str,
+        steps: int,
+        checkout: pathlib.Path = ROOT,
+        share: Share = Share(),  # noqa: B008
+        **cluster,
+    ):
+        self.first_step_secs, self.processor = None, []
+        self._errors = tempfile.TemporaryFile("w+")
+        environ = os.environ | {"PYTHONPATH": str(checkout)}
+        if share.gpus is not None:
+            environ["CUDA_VISIBLE_DEVICES"] = share.gpus
+        pinned = {}
+        if share.cores:
+            set_cores = functools.partial(os.sched_setaffinity, 0, share.cores)
+            pinned = {"preexec_fn": set_cores}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "benchmarks.trainers"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            cwd=checkout,
+            env=environ,
+            **pinned,
+        )
+        # Older commits ask whether the batch lies ready.
+        first = {"fields": fields, "device": device, "steps": steps, "ready": True}
+        self.say(json.dumps(first | cluster))
+
+    def wait(self) -> None:
+        """Waits for the steps that warm up."""
+        self.first_step_secs = self._answer()
+
+    def train(self, num_steps: int) -> None:
+        self.say(num_steps)
+        self.finish()
+
+    def say(self, line: object) -> None:
+        """Sends a line: the number of steps of a round, which `finish` waits for."""
+        with contextlib.suppress(BrokenPipeError):  # the answer will be missing
+            print(line, file=self._process.stdin, flush=True)
+
+    def finish(self) -> None:
+        self.processor.append(self._answer())
+
+    def close(self) -> None:
+        """Ends the process and waits for it."""
+        with contextlib.suppress(BrokenPipeError):  # what it was sent is lost
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _answer(self):
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            lines = self._errors.read().strip().splitlines() or ["killed"]
+            raise TowersError(lines[-1])
+        return float(answer)
+
+
 def serve() -> None:
     """Builds the trainer of the first line; takes as many steps as each later one says.
 
-    The first line is JSON: "fields" of Config, "device", "steps" to warm up, "ready",
-    whether they are on a batch that lies ready, and perhaps "tf32" and "grappler",
-    options of TensorFlow's optimizer. It is answered with the seconds of the first
-    step. Each later line is answered, when its steps are done,
-    with their seconds of processor time.
+    The first line is JSON: "fields" of Config, "device", "steps" to warm up, and where
+    it is one of several workers their "addresses" and its "index". The batch, or the
+    worker's part of it, lies ready. It is answered with the seconds of the first step.
+    Each later line is answered, when its steps are done, with their seconds of
+    processor time.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what TensorFlow or a trainer prints is no answer
     first = json.loads(sys.stdin.readline())
-    tf.config.experimental.enable_tensor_float_32_execution(first.get("tf32", True))
-    tf.config.optimizer.set_experimental_options(first.get("grappler", {}))
     config = Config(**first["fields"])
     chosen = devices.configure(first["device"], config.num_towers)
-    options = {"device_kind": chosen.kind}
-    if "device_kind" not in inspect.signature(build.build).parameters:
-        options = {}  # of an older checkout
-    parts = build.build(config, **options)
-    if first["ready"]:
-        parts = on_still_batch(parts)
-    trainer = create_trainer(config, parts, chosen)
+    workers = ALONE
+    if len(first.get("addresses", ())) > 1:
+        workers = connect(
+            first["addresses"],
+            first["index"],
+            num_gpus=len(chosen.towers) if chosen.kind == "GPU" else 0,
+            communication="auto",
+            wait_secs=120,
+        )
+    part = build.part_of(config, chosen, workers)
+    parts = build.build(config, device_kind=chosen.kind, part=part)
+    trainer = create_trainer(config, on_still_batch(parts), chosen, workers=workers)
     started = time.perf_counter()
     trainer.train(1)
     secs = time.perf_counter() - started

@@ -7,6 +7,8 @@ The weights are those of Keras, which it downloads, or of a file. The head is ne
 layers below it are trained at a tenth of its rate, and their batch normalization keeps
 its moments, which so few steps would not average. With --model=keras:NAME for another
 network --freeze has the names of its normalizations.
+
+Not measured: no weights of ImageNet could be had where the other recipes were measured.
 """
 
 from towers.config import Config

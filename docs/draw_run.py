@@ -1,86 +1,67 @@
-"""Draws the loss and the accuracy of a run, as an SVG picture.
+"""Draws the loss and the test accuracy of a run, as an SVG picture.
 
-    python docs/draw_run.py runs/quickstart run.svg
-
-The run may still be going on.
+python docs/draw_run.py runs/quickstart run.svg
 """
 
 import argparse
-import html
 import json
 import pathlib
 
-WIDTH, HEIGHT, TOP, BOTTOM = 700, 250, 46, 214
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 700, 250, 50, 650, 40, 210
 STYLE = """\
     text { font-family: sans-serif; font-size: 13px; fill: #1b1f24; }
-    .name { font-weight: bold; }
     .small { font-size: 11px; fill: #57606a; }
     .end { text-anchor: end; }
     .axes { fill: none; stroke: #8c959f; }
-    .line { fill: none; stroke-width: 2; stroke-linejoin: round; }"""
-BLUE, GREEN, GRAY = "#1f5fbf", "#2e7d32", "#8c959f"
+    .loss { fill: none; stroke: #1f5fbf; stroke-width: 2; stroke-linejoin: round; }
+    .accuracy { fill: #c0392b; }"""
 
 
-def panel(left: int, title: str, lines: dict, last_step: int, highest: float) -> str:
-    """Curves over the steps; `lines` are (color, points) by their names."""
-    right = left + 280
-    parts = [
-        f'<text class="name" x="{left}" y="32">{title}</text>',
-        f'<path class="axes" d="M{left} {TOP}V{BOTTOM}H{right}"/>',
-        f'<text class="small end" x="{left - 5}" y="{TOP + 8}">{highest:g}</text>',
-        f'<text class="small end" x="{left - 5}" y="{BOTTOM}">0</text>',
-        f'<text class="small end" x="{right}" y="{BOTTOM + 15}">step {last_step:,}'
-        "</text>",
-    ]
-    for number, (name, (color, points)) in enumerate(lines.items()):
-        path = " ".join(
-            f"{left + 280 * step / last_step:.1f} "
-            f"{BOTTOM - (BOTTOM - TOP) * value / highest:.1f}"
-            for step, value in points
-        )
-        y = BOTTOM - 30 + 17 * number if len(lines) > 1 else TOP + 14
-        parts += [
-            f'<path class="line" stroke="{color}" d="M{path}"/>',
-            f'<text class="end" x="{right}" y="{y}" style="fill: {color}">{name}'
-            "</text>",
-        ]
-    return "".join(f"\n  {part}" for part in parts)
+def picture(records: list[dict]) -> str:
+    """The SVG as text, from the lines of a `metrics.jsonl`."""
+    last = records[-1]["step"]
+    most = max(record["loss"] for record in records if "loss" in record)
 
+    def place(step, share):
+        x = LEFT + (RIGHT - LEFT) * step / last
+        return f"{x:.1f} {BOTTOM - (BOTTOM - TOP) * share:.1f}"
 
-def draw_run(name: str, records: list[dict]) -> str:
-    """The SVG as text, from the lines of `metrics.jsonl`."""
-
-    def points(key):
-        return [(x["step"], x[key]) for x in records if x.get(key) is not None]
-
-    losses = points("loss")
-    kinds = {
-        "parameters": (GRAY, points("test_accuracy")),
-        "moving averages": (GREEN, points("test_accuracy_ema")),
-    }
-    accuracies = {kind: line for kind, line in kinds.items() if line[1]}
-    last_step = max(x["step"] for x in records)
-    highest = max(loss for _, loss in losses)
-    name = html.escape(name)
+    losses = [place(r["step"], r["loss"] / most) for r in records if "loss" in r]
+    dots, label = [], ""
+    for record in records:
+        accuracy = record.get("test_accuracy_ema", record.get("test_accuracy"))
+        if accuracy is not None:
+            x, y = place(record["step"], accuracy).split()
+            dots.append(f'<circle class="accuracy" cx="{x}" cy="{y}" r="4"/>')
+            label = f'<text class="small end" x="{x}" y="{float(y) - 8:g}">'
+            label += f"{accuracy:.4f}</text>"
+    dots.append(label)
+    drawn = "\n".join(f"  {dot}" for dot in dots)
     return f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" \
 width="{WIDTH}" height="{HEIGHT}" role="img" aria-labelledby="title">
-  <title id="title">Loss and test accuracy of the run {name}</title>
+  <title id="title">Training loss and test accuracy of a run over its steps</title>
   <style>
 {STYLE}
   </style>
-  <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\
-{panel(46, f"{name}: loss", {"loss": (BLUE, losses)}, last_step, round(highest, 1))}\
-{panel(390, "test accuracy", accuracies, last_step, 1.0)}
+  <rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>
+  <path class="axes" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>
+  <text class="small end" x="{LEFT - 5}" y="{TOP + 4}">{most:.1f}</text>
+  <text class="small end" x="{LEFT - 5}" y="{BOTTOM + 4}">0</text>
+  <text class="small end" x="{RIGHT + 40}" y="{TOP + 4}">1.0</text>
+  <text class="small end" x="{RIGHT}" y="{BOTTOM + 16}">step {last}</text>
+  <text x="{LEFT}" y="20">training loss (line, left); test accuracy of the moving \
+averages (dots, right)</text>
+  <path class="loss" d="M{" L".join(losses)}"/>
+{drawn}
 </svg>
 """
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("workdir", type=pathlib.Path)
-    parser.add_argument("picture", type=pathlib.Path)
-    args = parser.parse_args()
-    lines = (args.workdir / "metrics.jsonl").read_text().splitlines()
-    picture = draw_run(args.workdir.name, [json.loads(line) for line in lines])
-    args.picture.write_text(picture)
+    parser.add_argument("output", type=pathlib.Path)
+    options = parser.parse_args()
+    lines = (options.workdir / "metrics.jsonl").read_text().splitlines()
+    options.output.write_text(picture([json.loads(line) for line in lines]))

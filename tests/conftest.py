@@ -2,6 +2,7 @@
 
 import gc
 import os
+import threading
 
 import pytest
 
@@ -54,3 +55,17 @@ def several_vectors(monkeypatch):
     from towers.optim import vector
 
     monkeypatch.setattr(vector, "LEAST_ALONE", 300)
+
+
+@pytest.fixture
+def join_worker():
+    """Waits for the workers that watchdogs have started, and abandoned, in the test."""
+    before = threading.enumerate()
+
+    def join():
+        for thread in threading.enumerate():
+            if thread.name == "worker" and thread not in before:
+                thread.join(30)
+                assert not thread.is_alive()
+
+    return join

@@ -1,8 +1,8 @@
 """The oracle's convolution, of which the first rows and columns are kept."""
 
 import numpy as np
-import oracle_layers
 import tensorflow as tf
+from engines import oracle_layers
 
 
 def random(shape, seed=0):

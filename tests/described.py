@@ -1,6 +1,6 @@
 """The networks of `towers.models` in the oracle's words, written from the papers."""
 
-from oracle import INPUT, layer
+from engines.oracle import INPUT, layer
 
 
 def lenet() -> list:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 import tensorflow as tf
+from engines.oracle import layer
 from keras import layers
-from oracle import layer
 
 from towers.data.streams import without_tuning
 from towers.models import build_network, create_model, keras_settings, noise_shapes

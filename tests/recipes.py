@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import networks
 import numpy as np
-import oracle
 import pytest
 import tensorflow as tf
+from engines import oracle
 
 from towers.optim import losses, optimizers, schedules
 from towers.optim.update import Update

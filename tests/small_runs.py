@@ -7,7 +7,6 @@ import json
 import pathlib
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 
 import keras
@@ -241,14 +240,6 @@ def halt_at(patch: pytest.MonkeyPatch, place: str, halt: Callable[[], None]) -> 
             "saving": (checkpointer, "write"),
         }[place]
         patch.setattr(owner, name, halting(getattr(owner, name)))
-
-
-def join_abandoned() -> None:
-    """Waits for workers that a watchdog has abandoned, once nothing holds them."""
-    for thread in threading.enumerate():
-        if thread.name == "worker":
-            thread.join(30)
-            assert not thread.is_alive()
 
 
 def records(workdir: pathlib.Path) -> list[dict]:

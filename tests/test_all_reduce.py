@@ -1,9 +1,9 @@
 """Shares and means over towers, against NumPy; every device gets the same bits."""
 
 import numpy as np
-import oracle
 import pytest
 import tensorflow as tf
+from engines import oracle
 from marks import slow
 
 from towers.errors import ConfigError

@@ -14,10 +14,10 @@ import time
 import keras
 import networks
 import numpy as np
-import oracle
 import pytest
 import small_runs
 import tensorflow as tf
+from engines import oracle
 from keras import layers
 from marks import slow
 from processes import ROOT, Program, on_linux
@@ -559,7 +559,7 @@ def watched_training(dog, towers, num_steps):
 
 
 @pytest.mark.row(15)
-def test_row_15_a_tower_that_hangs_is_named():
+def test_row_15_a_tower_that_hangs_is_named(join_worker):
     network, batches = networks.plain_network(), networks.random_batches(9, 12)
     record = []
     towers = create(network, Recipe(), batches, 3, Held, record=record)
@@ -576,12 +576,14 @@ def test_row_15_a_tower_that_hangs_is_named():
     with pytest.raises(StuckError, match=r"^step 3 .*, while computing \(tower 0\)$"):
         dog.run(watched_training, dog, towers, 9)
     towers.released.set()
-    small_runs.join_abandoned()
+    join_worker()
     assert towers.progress() == (9, "idle")
 
 
 @pytest.mark.row(12)
-def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch):
+def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(
+    monkeypatch, join_worker
+):
     monkeypatch.setattr(watchdog, "_GRACE_SECS", 0.1)
     network, batches = networks.plain_network(), networks.random_batches(5, 12)
     released, record = threading.Event(), []
@@ -616,7 +618,7 @@ def test_row_12_towers_that_wait_for_data_are_left_between_two_steps(monkeypatch
     assert len(staleness) == 9
     assert_equal_to_oracle(state, expected)
     released.set()
-    small_runs.join_abandoned()
+    join_worker()
     assert towers.progress() == (3, "idle")
 
 

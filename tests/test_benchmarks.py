@@ -12,38 +12,14 @@ import pictures
 import pytest
 import tensorflow as tf
 
-from benchmarks import (
-    accuracy,
-    gpu,
-    kernels,
-    measure,
-    proofs,
-    setting,
-    speeds,
-    step,
-)
-from benchmarks.graphs import placement
-from towers.config import Config
+from benchmarks import accuracy, gpu, measure, proofs, step, trainers
+from benchmarks.graphs import executed, placement
 from towers.config.choices import STRATEGIES
-from towers.training import train
+from towers.errors import TowersError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 MODULES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py"))
-PROGRAMS = {
-    "accuracy",
-    "convolutions",
-    "determinism",
-    "files",
-    "exports",
-    "gpu",
-    "input",
-    "kernels",
-    "overhead",
-    "peers",
-    "scaling",
-    "step",
-    "workers",
-}
+PROGRAMS = {"accuracy", "gpu", "input", "peers", "scaling", "step"}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -55,6 +31,15 @@ def test_every_import_of_a_benchmark_exists(name):
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_every_program_is_listed(name):
     assert f"python -m benchmarks.{name} " in (FOLDER / "README.md").read_text()
+
+
+def test_results_name_every_dated_file_that_a_page_cites():
+    pages = [FOLDER.parent / "README.md", *(FOLDER.parent / "docs").glob("*.md")]
+    dated = re.compile(r"\d{4}-\d\d-\d\d-\w+\.md")
+    cited = {name for page in pages for name in dated.findall(page.read_text())}
+    listed = set(dated.findall((FOLDER / "RESULTS.md").read_text()))
+    assert cited and cited <= listed
+    assert listed <= {path.name for path in FOLDER.glob("*.md")}
 
 
 def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count():
@@ -120,28 +105,30 @@ def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch)
 # gpu: sections, and what they must find.
 
 
-def tiny_setting(lines, ends_at=float("inf")):
-    return setting.Setting("cpu", lines.append, ends_at)
+def tiny_setting(lines):
+    return proofs.Setting("cpu", lines.append)
 
 
-def test_sections_share_the_time_and_what_one_leaves_is_for_the_others(monkeypatch):
+def test_a_section_may_take_half_of_the_time_that_is_left(monkeypatch):
     now, given = [0.0], {}
     monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
 
     def run(name, options, secs, write):
         given[name] = secs
-        now[0] += {"placement": 10.0, "equality": 522.0}.get(name, secs)
+        now[0] += 40
         return "nothing amiss"
 
-    names = "placement,equality,shares,recipe"
-    options = gpu.parse_options([f"--sections={names}", "--minutes=9"])
-    results = gpu.run_sections(options, gpu.Report(None), run)
-    shares = [gpu.SECTIONS[name].share for name in names.split(",")]
-    assert given["placement"] == 540 * shares[0] / sum(shares)
-    assert given["equality"] == 530 * shares[1] / sum(shares[1:])
-    assert list(given) == ["placement", "equality"]  # 8 s are left
-    assert results["shares"].startswith("not started: ")
-    assert results["recipe"].startswith("not started: 8 s")
+    options = gpu.parse_options(["--sections=recipe,placement,step", "--minutes=3"])
+    results = gpu.run_sections(options, lambda line: None, run)
+    assert given == {"placement": 90, "step": 70, "recipe": 50}
+    assert results["recipe"] == "nothing amiss, 40 s"
+
+
+def test_a_section_that_hangs_is_cut_short(monkeypatch):
+    hangs = ["timeit", "-n1", "while True: pass"]
+    monkeypatch.setattr(gpu, "command_of", lambda *_: hangs)
+    ended = gpu.run_section("step", gpu.parse_options([]), 0.5, lambda line: None)
+    assert ended == "cut short: no time left"
 
 
 def test_a_section_that_is_not_there_is_refused(capsys):
@@ -165,25 +152,18 @@ def test_a_case_that_fails_has_a_row_and_the_others_are_measured():
         "| big | not measured: ResourceExhaustedError: OOM when |",
         "| small | 1 | 2 |",
     ]
-    lines.clear()
-    assert tiny_setting(lines, ends_at=0.0).table("size | a | b", cases) == []
-    assert lines[-1] == "Not measured, as no time was left: big; small.\n"
 
 
 @pytest.mark.slow
 def test_a_tower_that_computes_on_the_device_of_another_is_found():
-    chosen = tiny_setting([]).devices()
-
-    def trainer():
-        fields = {"num_towers": 2}
-        return proofs.create(tiny_setting([]), chosen, "lenet", fields)
-
-    right, wrong = trainer(), trainer()
+    setting = tiny_setting([])
+    chosen = setting.devices
+    right, wrong = (setting.trainer("lenet", {"num_towers": 2}) for _ in range(2))
     wrong.network._devices = [chosen.towers[0]] * 2
-    counts = proofs.heavy_operations(proofs.executed_step(right, chosen))
+    counts = executed.heavy_operations(executed.executed_step(right, chosen))
     assert counts["CPU:0"] == counts["CPU:1"]
     assert counts["CPU:0"]["BackpropFilter"] == counts["CPU:0"]["Conv2D"] == 2
-    counts = proofs.heavy_operations(proofs.executed_step(wrong, chosen))
+    counts = executed.heavy_operations(executed.executed_step(wrong, chosen))
     assert set(counts) == {"CPU:0"}
 
 
@@ -194,15 +174,15 @@ def test_an_operation_that_fell_to_the_host_is_found():
         with tf.device("/CPU:0"):
             tf.constant(1.0, name="loss")
         tf.constant(1.0, name="open")
-    executed = tf.compat.v1.GraphDef()
+    graph = tf.compat.v1.GraphDef()
     for name, device in (
         ("while/body/_1/tower_1/x", "/job:localhost/replica:0/task:0/device:CPU:0"),
         ("while/tower_1/x", "/job:localhost/replica:0/task:0/device:GPU:1"),
         ("while/loss", "/device:CPU:0"),
         ("open", "/device:CPU:0"),
     ):
-        executed.node.add(name=name, op="Const", device=device)
-    moved = proofs.moved_operations(proofs.requested_devices([traced]), [executed])
+        graph.node.add(name=name, op="Const", device=device)
+    moved = executed.moved_operations(executed.requested_devices([traced]), [graph])
     assert moved == {"Const GPU:1 to CPU:0": 1}
 
 
@@ -243,11 +223,6 @@ QUICKSTART = (
 @pytest.mark.parametrize(
     "arguments,row",
     [
-        ("overhead --batch_size=8 --steps=2 --rounds=7 --towers=1,2", "| step 2 |"),
-        (
-            "convolutions --batch_size=2 --rounds=1 --only=8x8",
-            "| 8x8 | 8x8 | 3x3 |",
-        ),
         (f"peers {SMALLEST} --models=cnn", "| cnn | fit, stock layers |"),
         (f"step {SMALLEST} --models=lenet", "| lenet | towers | 1 | float32 |"),
         (
@@ -255,25 +230,15 @@ QUICKSTART = (
             "| cnn | replicated | 8 | float32 |",
         ),
         (
-            f"step {SMALLEST} --device=cpu --towers=1,2 --scaling",
-            "| weak | 2 | 16 |",
+            f"scaling {SMALLEST} --device=cpu --models=lenet --workers=2 --weak",
+            "| lenet | 2 | 16 |",
         ),
-        (
-            f"step {SMALLEST} --device=cpu --models=lenet --against=.",
-            "| lenet | towers | 1 | float32 |",
-        ),
-        (f"input {SMALLEST} --wait_ms=1", "| reading 2, together |"),
+        (f"input {SMALLEST} --models=lenet", "| lenet | resident |"),
         (f"{QUICKSTART}0.1 --seeds=2", "- quickstart: plain 0."),
     ],
 )
 def test_a_program_runs_to_its_table(arguments, row):
     assert row in output_of(arguments)
-
-
-@pytest.mark.slow
-def test_a_checkout_that_fails_says_why():
-    output = output_of(f"step {SMALLEST} --models=lenet --against={FOLDER}")
-    assert "No module named 'benchmarks'" in output
 
 
 @pytest.mark.slow
@@ -291,53 +256,6 @@ def test_a_run_that_is_recorded_is_not_repeated(tmp_path):
     assert len(records.read_text().splitlines()) == 2
 
 
-@pytest.mark.slow
-def test_a_folder_of_images_is_compared_with_a_file_of_them(tmp_path):
-    records = np.random.default_rng(0).integers(0, 256, (10_000, 3073), np.uint8)
-    records[:, 0] %= 10
-    numbered = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    for name in [*numbered, "test_batch.bin"]:
-        (tmp_path / name).write_bytes(records.tobytes())
-    for split in ("train", "test"):
-        pictures.write_folder(tmp_path, split, {"a": 200, "b": 200})
-    output = output_of(
-        f"input --data_dir={tmp_path} --folder={tmp_path} --batch_size=128 --steps=2 "
-        "--rounds=1"
-    )
-    assert "| image folder | " in output
-    assert "| image folder, 20 MB in memory | " in output
-
-
-@pytest.mark.slow
-def test_many_files_are_listed_and_removed(tmp_path):
-    folder = tmp_path / "many"
-    output = output_of(f"files --folder={folder} --num_files=2000 --device=cpu")
-    assert "| listed | " in output and "| checked | " in output
-    assert not folder.exists()
-
-
-@pytest.mark.slow
-def test_loaders_of_photos_are_compared(tmp_path):
-    output = output_of(
-        f"input --photos=100 --folder={tmp_path} --batch_size=8 --steps=1 --rounds=1 "
-        "--device=cpu"
-    )
-    assert "| towers | " in output and "| tf.data, half | " in output
-    assert "2 towers of resnet18 at 64x64" in output
-
-
-@pytest.mark.slow
-def test_exports_are_compared_with_their_run(tmp_path):
-    small = {"dataset": "embedded", "model": "lenet", "width": 0.2, "device": "cpu"}
-    train(tmp_path / "run", Config(**small, max_steps=2, eval_every_epochs=0.0))
-    output = output_of(f"exports --runs={tmp_path / 'run'} --num_images=600")
-    for words in ("(the trainer's)", "saved_model", "keras", "tflite int8"):
-        assert f"| run | {words} | " in output
-    lines = [line for line in output.splitlines() if "| run |" in line]
-    rows = [line.split(" | ") for line in lines[1:]]  # after the titles
-    assert float(rows[1][2]) < 1e-4 and rows[0][5] == rows[1][5]
-
-
 def output_of(arguments):
     done = subprocess.run(
         [sys.executable, "-m", *f"benchmarks.{arguments}".split()],
@@ -351,31 +269,60 @@ def output_of(arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (FOLDER.parent / ".git").exists(), reason="no repository")
+def test_a_checkout_is_compared_with_a_commit():
+    arguments = f"step {SMALLEST} --device=cpu --models=lenet --against=HEAD"
+    assert "| lenet | towers | 1 | float32 |" in output_of(arguments)
+
+
+def test_a_commit_that_is_not_there_is_refused_in_one_line():
+    def compare():
+        with step.files_of("no-such-commit"):
+            raise AssertionError
+
+    with pytest.raises(SystemExit, match="--against=no-such-commit: git says "):
+        measure.run(compare)
+
+
+def test_a_trainer_that_ends_is_named_although_its_pipe_is_broken(
+    tmp_path, monkeypatch
+):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nread line\necho 1.5\necho it ends >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    process = trainers.TrainerProcess({}, "cpu", 1)
+    process.wait()
+    assert process.first_step_secs == 1.5
+    process._process.wait(30)
+    with pytest.raises(TowersError, match="^it ends$"):
+        process.train(1)
+    process.close()
+
+
+@pytest.mark.slow
+def test_a_folder_of_images_is_compared_with_the_rest(tmp_path):
+    for split in ("train", "test"):
+        pictures.write_folder(tmp_path, split, {"a": 200, "b": 200})
+    output = output_of(f"input {SMALLEST} --models=lenet --folder={tmp_path}")
+    assert "| lenet | folder | " in output
+    assert "| lenet | folder, decoded anew | " in output
+
+
+@pytest.mark.slow
 def test_kernels_reports_what_is_amiss(monkeypatch):
-    options = "--models=lenet --batch_size=8 --strategies=one,towers".split()
-    options, lines = kernels.parse_options(options), []
-    monkeypatch.setattr(kernels, "INPUTS", ("stream",))
-    assert not kernels.report(options, lines.append)
-    rows = [line.split(" | ") for line in lines if line.startswith("| lenet ")]
+    lines = []
+    setting = tiny_setting(lines)
+    chosen = {name: proofs.TRAINERS[name] for name in ("one", "towers")}
+    monkeypatch.setattr(proofs, "TRAINERS", chosen)
+    monkeypatch.setattr(proofs, "INPUTS", ("stream",))
+    assert not proofs.prove_kernels(setting)
+    rows = [line.split(" | ") for line in lines if "| stream |" in line]
     assert [int(row[6]) for row in rows] == [0, 8]  # gradients, loss and correct of two
     assert "\nevery operation on a GPU has a kernel there" in lines
     monkeypatch.setattr(
         placement.Placement, "has_kernel", lambda p: p.op.type != "Relu"
     )
     lines.clear()
-    assert kernels.report(options, lines.append)
+    assert proofs.prove_kernels(setting)
     assert re.search(r"no kernel: \d+ x Relu \(T=float32\)", "".join(lines))
-
-
-@pytest.mark.slow
-def test_an_alternative_that_fails_has_its_reason_and_the_others_are_measured(
-    monkeypatch,
-):
-    wrong = {"wrong": ({"model": "resnet21"}, {}), "TF32 off": ({}, {"tf32": False})}
-    as_it_is = speeds.ALTERNATIVES[speeds.AS_IT_IS]
-    monkeypatch.setattr(speeds, "ALTERNATIVES", {speeds.AS_IT_IS: as_it_is} | wrong)
-    lines = []
-    assert speeds.alternatives(tiny_setting(lines))
-    [row] = [line for line in lines if line.startswith("| cnn ")]
-    assert "resnet21" in row.split(" | ")[4]
-    assert re.match(r"\d\.\d{3} .* s\) \|$", row.split(" | ", 5)[5])

@@ -8,7 +8,7 @@ from keras import layers
 from marks import slow
 from recipes import Recipe, create_trainer
 
-from benchmarks.proofs import partition_graphs, step_on_cpus
+from benchmarks.graphs.executed import partition_graphs, step_on_cpus
 from towers.parallel import compilation, strategies
 
 

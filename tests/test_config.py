@@ -34,12 +34,14 @@ LISTS = {
     "early_sizes": "24:0.5",
     "param_rates": "*/bias:2",
     "optimizer_options": "beta3:0.5",
+    "crop_scale": "0.35,1",
 }
-# Of choices that need others.
+# Of choices and options that need others.
 NEEDED = {
     "nesterov": {"momentum": 0.9},
     "piecewise": {"epoch_factors": "1:0.1"},
     "async_towers": {"async_scale_gradients": False},
+    "center_crop": {"image_size": 32},
 }
 
 
@@ -58,7 +60,8 @@ def with_other(name):
         value = 0.25
     else:
         value = default + field.type(2)
-    return NEEDED.get(value, {}) | {name: value}
+    needed = NEEDED.get(value, NEEDED.get(name, {}))
+    return needed | {name: value}
 
 
 each_option = pytest.mark.parametrize("name", FIELDS)
@@ -142,7 +145,7 @@ def test_bounds_are_where_the_meaning_ends(name):
         if bound is None:
             continue
         best = kind(bound if is_inside else bound + inward)
-        assert getattr(Config(**{name: best}), name) == best
+        assert getattr(Config(**NEEDED.get(name, {}), **{name: best}), name) == best
         bad = kind(bound - inward * (abs(bound) + 1) if is_inside else bound)
         assert refusal(**{name: bad}).startswith(f"{name}={bad}: must be ")
     assert bounds.at_least is not None or bounds.above is not None

@@ -7,10 +7,10 @@ import sys
 import keras
 import networks
 import numpy as np
-import oracle_layers
 import pytest
 import tensorflow as tf
 from convolved import expected, random
+from engines import oracle_layers
 
 from towers.models.convolution import (
     PointwiseConv2D,

@@ -11,7 +11,7 @@ import shutil
 
 import pytest
 import small_runs
-from corruptions import WRONG_TEXTS, damages, resign, time_limit, wrong_states
+from engines.corruptions import WRONG_TEXTS, damages, resign, time_limit, wrong_states
 from example_checkpoints import FILES, MANIFEST, STATE
 from marks import slow
 

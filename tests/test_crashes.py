@@ -9,7 +9,7 @@ import pathlib
 import random
 
 import pytest
-from killed_runs import Kill, Processes, said_steps
+from engines.killed_runs import Kill, Processes, said_steps
 from marks import slow
 from pictures import write_folder
 from small_runs import assert_equal_states, records, saved, saved_steps, small_config

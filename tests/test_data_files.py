@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from corruptions import time_limit
+from engines.corruptions import time_limit
 from pictures import chunk, write_folder
 
 from towers.config.choices import MAX_IMAGE_PIXELS

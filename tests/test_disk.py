@@ -3,8 +3,8 @@
 import os
 import random
 
-from disk import Disk, read_tree, write_tree
-from file_recorder import Recorder
+from engines.disk import Disk, read_tree, write_tree
+from engines.file_recorder import Recorder
 
 
 def states(operations, most=10**6):

@@ -136,7 +136,9 @@ def test_all_test_images_count_without_averages_and_where_others_were_held_out(
 
 
 def test_without_a_checkpoint_it_says_so(workdir, tmp_path):
-    with pytest.raises(CheckpointError, match="step 5 in .* has: 4, 8, 10$"):
+    with pytest.raises(
+        CheckpointError, match="step-00000005; there are those of 4, 8, 10$"
+    ):
         evaluate(workdir, step=5)
     with pytest.raises(CheckpointError, match="no checkpoint yet; train first"):
         evaluate(tmp_path / "new", CONFIG)

@@ -170,7 +170,7 @@ def test_row_17_a_typo_in_a_recipe_names_the_nearest_option(fails, tmp_path):
         "def get_config():\n    return Config(lerning_rate=0.1)\n"
     )
     line = fails(2, TRAIN, f"--config={recipe}")
-    assert "no option 'lerning_rate': did you mean 'learning_rate'?" in line
+    assert "no option 'lerning_rate'; did you mean 'learning_rate'?" in line
 
 
 @pytest.mark.parametrize(

@@ -213,11 +213,11 @@ def get_config(body):
     [
         (
             get_config("quickstart.Config(bach_size=3)"),
-            ":3: there is no option 'bach_size': did you mean 'batch_size'",
+            ":3: there is no option 'bach_size'; did you mean 'batch_size'",
         ),
         (
             get_config("dataclasses.replace(quickstart.get_config(), lerning_rate=5)"),
-            ":3: there is no option 'lerning_rate': did you mean 'learning_rate'",
+            ":3: there is no option 'lerning_rate'; did you mean 'learning_rate'",
         ),
         (get_config("quickstart.Config(batch_size=0)"), ": batch_size=0: must be at"),
         ("import absent_module", ":1: ModuleNotFoundError: .*absent_module"),
@@ -249,8 +249,12 @@ def test_row_42_a_name_that_is_too_long_for_a_file_is_one_line(recipes):
 
 
 def run(*command, **environ):
+    return run_program(sys.executable, *command, **environ)
+
+
+def run_program(*command, **environ):
     return subprocess.run(
-        [sys.executable, *command],
+        command,
         cwd=ROOT,
         env=os.environ | environ,
         capture_output=True,
@@ -284,6 +288,44 @@ def test_a_wrong_command_line_ends_in_one_line_and_exit_2(program, arguments, wo
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert re.match(f"{program}: .*{words}", line)
+
+
+@pytest.mark.parametrize(
+    "command,words",
+    [
+        ("{python} run_train.py --help >&-", "standard output: Bad file"),
+        ("{python} run_predict.py --version >&-", "standard output: Bad file"),
+        ("ulimit -v 2500000; {python} run_train.py", "ulimit -v allows 2,560,000,000"),
+        ("ulimit -f 0; {python} run_train.py", "no folder for temporary .*ulimit -f"),
+    ],
+)
+def test_a_limit_of_the_shell_ends_in_one_line_and_exit_2(command, words):
+    done = run_program("sh", "-c", command.format(python=sys.executable))
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.search(words, line)
+
+
+def test_a_closed_output_does_not_end_a_program_that_reports(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from towers import console\n"
+        "from towers.config import flags\n"
+        "def main(_):\n"
+        "    console.line('a report')\n"
+        f"    assert open({str(program)!r}).fileno() > 2\n"
+        "flags.run(main)\n"
+    )
+    command = f"PYTHONPATH={ROOT} {sys.executable} {program} <&- >&- 2>&-"
+    assert run_program("sh", "-c", command).returncode == 0
+
+
+def test_a_folder_named_in_utf8_is_written_in_an_ascii_locale(tmp_path):
+    workdir = tmp_path / "é"
+    ascii = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = run("run_train.py", "--max_steps=1", f"--workdir={workdir}", **ascii)
+    assert done.returncode == 0, done.stderr
+    assert list(workdir.glob("checkpoints/step-*"))
 
 
 def test_another_keras_backend_ends_in_one_line_and_exit_2():

@@ -11,13 +11,13 @@ import pathlib
 import sys
 import time
 
-import fuzzing
 import numpy as np
 import pytest
 from absl import flags as absl_flags
-from corruptions import WRONG_TEXTS, WRONG_VALUES, resign
+from engines import fuzzing
+from engines.corruptions import WRONG_TEXTS, WRONG_VALUES, resign
+from engines.fuzzing import many_inputs
 from example_checkpoints import MANIFEST, STATE, example_tensors
-from fuzzing import many_inputs
 from hypothesis import strategies as st
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json

@@ -13,10 +13,10 @@ import shutil
 import struct
 import tracemalloc
 
-import fuzzing
 import numpy as np
 import pytest
 import tensorflow as tf
+from engines import fuzzing
 from hypothesis import strategies as st
 from marks import slow
 from pictures import WEBP, bmp, gif, png, random_pixels

@@ -2,9 +2,9 @@
 
 import keras
 import numpy as np
-import oracle_layers
 import pytest
 import tensorflow as tf
+from engines import oracle_layers
 
 from towers.models.layers import (
     BatchNormalization,

@@ -14,12 +14,12 @@ import described
 import keras
 import networks
 import numpy as np
-import oracle
 import pytest
 import tensorflow as tf
+from engines import oracle
+from engines.oracle import layer
 from keras.src.backend.common import global_state
 from marks import slow
-from oracle import layer
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
 from benchmarks.flops import flops_per_image

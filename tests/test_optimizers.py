@@ -5,9 +5,9 @@ import dataclasses
 import keras
 import networks
 import numpy as np
-import oracle
 import pytest
 import tensorflow as tf
+from engines import oracle
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 

@@ -9,11 +9,11 @@ import itertools
 import math
 
 import numpy as np
-import oracle
-import oracle_layers as layers
 import pytest
 import tensorflow as tf
-from oracle import layer
+from engines import oracle
+from engines import oracle_layers as layers
+from engines.oracle import layer
 
 
 def generator():

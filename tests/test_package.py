@@ -98,9 +98,12 @@ def test_more_towers_than_the_first_call_made_are_one_line(session):
     assert session[1]["error"].startswith("ConfigError: num_towers=4 with 1 logical")
 
 
+PYTHON_PAGE = (ROOT / "docs/python.md").read_text()
+
+
 def page_lines():
-    """The block of code of docs/python.md for a session."""
-    section = (ROOT / "docs" / "python.md").read_text().partition("Python\n")[2]
+    """The block of code of docs/python.md."""
+    section = PYTHON_PAGE.partition("# In Python\n")[2]
     block = re.match(r"\n((?:    .*\n|\n)+)", section)[1]
     return textwrap.dedent(block)
 
@@ -120,9 +123,7 @@ def test_the_lines_of_the_page_train_and_evaluate(tmp_path):
 def test_the_lines_of_the_page_reach_their_accuracy(tmp_path):
     done = python(f"\n{page_lines()}", tmp_path)
     printed = re.search(r"^(\d+) (\S+) runs/shapes$", done.stdout, re.MULTILINE)
-    promised = re.search(
-        r"`(\d+) (\S+) runs/shapes`", (ROOT / "docs" / "python.md").read_text()
-    )
+    promised = re.search(r"`(\d+) (\S+) runs/shapes`", PYTHON_PAGE)
     assert printed[1] == promised[1]
     assert float(printed[2]) == pytest.approx(float(promised[2]), abs=0.02)
 

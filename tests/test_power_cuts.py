@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 import pytest
 import small_runs
-from disk import Disk, Tree, write_tree
-from file_recorder import Operation, Recorder
+from engines.disk import Disk, Tree, write_tree
+from engines.file_recorder import Operation, Recorder
+from engines.strace_log import traced_operations
 from marks import slow
 from small_runs import small_config
-from strace_log import traced_operations
 
 from towers.config import Config
 from towers.errors import ConfigError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from corruptions import resign
+from engines.corruptions import resign
 from example_checkpoints import STATE
 from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, arrays, saved, small_config
 

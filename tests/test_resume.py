@@ -183,7 +183,7 @@ def test_row_9_a_changed_config_is_refused_and_nothing_touched(half_way):
 
 
 def test_an_unknown_option_that_may_change_is_refused_with_the_way_out(half_way):
-    with pytest.raises(ConfigError, match="'all': run_train.py --help lists them$"):
+    with pytest.raises(ConfigError, match="'all'; run_train.py --help lists them$"):
         train(half_way, small_config(), allow_change=("all",))
 
 

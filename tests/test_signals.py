@@ -92,21 +92,26 @@ def num_records(workdir):
     return len(records(workdir)) if path.exists() else 0
 
 
-def train_and_halt(config, workdir, place, halt):
+@pytest.fixture
+def train_and_halt(join_worker):
     """Trains until the signal of `halt` has stopped it; returns the message.
 
     A worker that was abandoned does not touch the run any more when it goes on.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watchdog, "_GRACE_SECS", 0.1)
-        halt_at(patch, place, halt)
-        with pytest.raises(Preempted) as caught:
-            train(workdir, config)
-        before = snapshot(workdir)
-        halt.released.set()
-        small_runs.join_abandoned()
-        assert snapshot(workdir) == before
-    return str(caught.value)
+
+    def train_and_halt(config, workdir, place, halt):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(watchdog, "_GRACE_SECS", 0.1)
+            halt_at(patch, place, halt)
+            with pytest.raises(Preempted) as caught:
+                train(workdir, config)
+            before = snapshot(workdir)
+            halt.released.set()
+            join_worker()
+            assert snapshot(workdir) == before
+        return str(caught.value)
+
+    return train_and_halt
 
 
 @pytest.mark.parametrize(
@@ -125,22 +130,27 @@ def train_and_halt(config, workdir, place, halt):
 )
 @pytest.mark.row(12)
 def test_row_12_a_signal_saves_and_the_same_command_continues(
-    tmp_path, place, nth, hold, steps, number
+    train_and_halt, tmp_path, place, nth, hold, steps, number
 ):
-    assert_saves_and_continues(tmp_path, place, nth, hold, steps, number)
+    assert_saves_and_continues(
+        train_and_halt, tmp_path, place, nth, hold, steps, number
+    )
 
 
 @pytest.mark.parametrize("strategy", OTHER_STRATEGIES)
 @pytest.mark.row(12)
-def test_row_12_a_signal_saves_under_every_strategy(tmp_path, strategy):
+def test_row_12_a_signal_saves_under_every_strategy(train_and_halt, tmp_path, strategy):
     """In the fourth step; replicated towers compute two losses in each."""
     nth = 8 if strategy["strategy"] == "replicated" else 4
     assert_saves_and_continues(
-        tmp_path, "computing", nth, False, [4, 5], signal.SIGTERM, **strategy
+        *(train_and_halt, tmp_path, "computing", nth, False, [4, 5], signal.SIGTERM),
+        **strategy,
     )
 
 
-def assert_saves_and_continues(tmp_path, place, nth, hold, steps, number, **strategy):
+def assert_saves_and_continues(
+    train_and_halt, tmp_path, place, nth, hold, steps, number, **strategy
+):
     config = small_config(**EVALUATED, log_every_steps=1, **strategy)
     expected = uninterrupted(config)
     if place == "saving":
@@ -169,7 +179,9 @@ def assert_saves_and_continues(tmp_path, place, nth, hold, steps, number, **stra
     assert records(tmp_path) == expected.records
 
 
-def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(tmp_path):
+def test_row_12_an_evaluation_interrupted_twice_still_finds_the_best_step(
+    train_and_halt, tmp_path
+):
     config = small_config(**HELD_OUT)
     expected = uninterrupted(config)
     best, last = saved_steps(expected.path)
@@ -228,7 +240,7 @@ def hurry_while_held(monkeypatch, halt):
 @every_strategy
 @pytest.mark.row(15)
 def test_row_15_a_step_that_does_not_end_is_reported(
-    half_way, monkeypatch, capfd, strategy
+    half_way, monkeypatch, capfd, strategy, join_worker
 ):
     # The first call of a run has six times as long.
     secs, what = "6 x 600", "computing the first steps"
@@ -243,7 +255,7 @@ def test_row_15_a_step_that_does_not_end_is_reported(
         with pytest.raises(StuckError, match=message):
             train(half_way, small_config(**strategy))
         halt.released.set()
-        small_runs.join_abandoned()
+        join_worker()
     assert saved_steps(half_way) == before
     assert "most recent call first" in capfd.readouterr().err
 
@@ -251,7 +263,7 @@ def test_row_15_a_step_that_does_not_end_is_reported(
 @pytest.mark.parametrize("every_steps", [4, 10])
 @pytest.mark.row(15)
 def test_row_15_a_save_that_does_not_end_is_reported(
-    tmp_path, monkeypatch, every_steps
+    tmp_path, monkeypatch, every_steps, join_worker
 ):
     """It is waited for by the next save, or at the end."""
     monkeypatch.setattr("towers.run.background._LATE_SECS", 0.1)
@@ -263,7 +275,7 @@ def test_row_15_a_save_that_does_not_end_is_reported(
         with pytest.raises(StuckError, match=message):
             train(tmp_path, small_config(checkpoint_every_steps=every_steps))
         halt.released.set()
-        small_runs.join_abandoned()
+        join_worker()
 
 
 @pytest.mark.row(12)

@@ -8,8 +8,8 @@ import random
 import resource
 
 import pytest
-from disk import Disk, read_tree
-from file_recorder import Recorder
+from engines.disk import Disk, read_tree
+from engines.file_recorder import Recorder
 
 from towers import store
 

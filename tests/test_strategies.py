@@ -24,7 +24,7 @@ from recipes import (
     with_images_off_kinks,
 )
 
-from benchmarks.proofs import partition_graphs
+from benchmarks.graphs.executed import partition_graphs
 from towers.errors import NumericError
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer

@@ -3,9 +3,9 @@
 import keras
 import networks
 import numpy as np
-import oracle
 import pytest
 import tensorflow as tf
+from engines import oracle
 
 from towers.models import keras_settings
 from towers.models.layers import BatchNormalization

@@ -8,7 +8,7 @@ from keras import layers
 from marks import slow
 from recipes import Recipe, create_trainer
 
-from benchmarks.proofs import partition_graphs
+from benchmarks.graphs.executed import partition_graphs
 from towers.errors import ConfigError
 from towers.models.convolution import PointwiseConv2D
 from towers.models.layers import (

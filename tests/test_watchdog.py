@@ -80,20 +80,6 @@ def short_ticks(monkeypatch):
     monkeypatch.setattr(watchdog, "_TICK_SECS", 0.01)
 
 
-@pytest.fixture
-def join_worker():
-    """Waits for the threads that the test has started."""
-    before = threading.enumerate()
-
-    def join():
-        for thread in threading.enumerate():
-            if thread not in before:
-                thread.join(WAIT_SECS)
-                assert not thread.is_alive()
-
-    return join
-
-
 def test_a_function_runs_in_another_thread():
     dog = Watchdog(Trainer())
     assert dog.run(divmod, 7, 2) == (3, 1)

@@ -1,6 +1,8 @@
 """Checks of a Config: contradictions, options without effect, and the environment."""
 
 import os
+import resource
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,10 @@ _IMAGE_OPTIONS = (
     *("image_size", "center_crop"),
     *("image_cache_mb", "max_image_pixels", "bad_images"),
 )
+
+# Bytes of addresses that TensorFlow and its threads take for the smallest network.
+# With less it aborts the process.
+_LEAST_ADDRESSES = 3_000_000_000
 
 
 def check_together(config: "Config") -> None:
@@ -167,7 +173,8 @@ def ignored_options(config: "Config") -> list[str]:
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuses settings of Keras under which the networks would not be TensorFlow's."""
+    """Refuses settings of Keras under which the networks would not be TensorFlow's, and
+    limits of the shell (`ulimit`) under which TensorFlow cannot be imported."""
     backend = environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         raise ConfigError(
@@ -179,3 +186,16 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
             "TF_USE_LEGACY_KERAS is set: towers needs Keras 3, which TensorFlow would "
             "then replace by Keras 2; unset it"
         )
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= memory < _LEAST_ADDRESSES:
+        raise ConfigError(
+            f"ulimit -v allows {memory:,} bytes, and TensorFlow needs at least "
+            f"{_LEAST_ADDRESSES:,}; raise it, or set ulimit -v unlimited"
+        )
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        raise ConfigError(
+            "no folder for temporary files can be written; set TMPDIR to one that can, "
+            "and see that ulimit -f is unlimited"
+        ) from None

@@ -544,7 +544,7 @@ def check_names(names: Iterable[str], source: str = "") -> None:
     for name in names:
         if name not in FIELDS:
             raise ConfigError(
-                f"{source}there is no option {name!r}: {suggestion(name, FIELDS)}"
+                f"{source}there is no option {name!r}; {suggestion(name, FIELDS)}"
                 "run_train.py --help lists them"
             )
 

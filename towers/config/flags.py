@@ -7,6 +7,8 @@ exit codes.
 
 import contextlib
 import importlib.metadata
+import io
+import os
 import pathlib
 import platform
 import sys
@@ -72,11 +74,12 @@ def parse(
 
     Raises:
         ConfigError: a flag is unknown or its value wrong, or there is something else.
+        OSError: standard output does not take the help.
     """
     values.set_gnu_getopt(takes_paths)
     try:
         rest = values(argv)
-    except (flags.Error, ValueError, OSError, RecursionError) as error:
+    except (flags.Error, ValueError, RecursionError) as error:
         name = getattr(error, "flagname", "")
         meant = synonyms.meant(name, values)
         if name in synonyms.RENAMED:
@@ -111,6 +114,8 @@ def run(
         parse: gives flags the values of a command line.
         program: begins each line; by default the name of the file.
     """
+    _with_utf8()
+    _keep_closed_streams()
     program = program or pathlib.Path(sys.argv[0]).name
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
@@ -142,6 +147,28 @@ def run(
 
     logging.set_verbosity(logging.WARNING)
     app.run(main_or_end, flags_parser=parse_or_end)
+
+
+def _with_utf8():
+    """Starts the program again in the UTF-8 mode of Python where names of files have
+    another encoding: TensorFlow takes them in UTF-8 alone."""
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _keep_closed_streams():
+    """Opens the standard streams that are closed, so that no other file gets their
+    numbers. Writing to them raises OSError."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            unwritable = os.open(os.devnull, os.O_RDONLY)
+            if unwritable != number:
+                os.dup2(unwritable, number)
+                os.close(unwritable)
+            if name != "stdin":  # without a buffer, nothing is left to write at the end
+                raw = open(number, "wb", buffering=0, closefd=False)
+                setattr(sys, name, io.TextIOWrapper(raw, "utf-8", write_through=True))
 
 
 def _more_memory():

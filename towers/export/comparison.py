@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -59,23 +60,25 @@ def predict_in_new_process(
     Raises:
         ExportError: it cannot be loaded there.
     """
-    given, result = path.with_name("images.npy"), path.with_name("logits.npz")
-    np.save(given, images)
-    # Without the folder of the program on its path, whose modules are named alike.
-    done = subprocess.run(
-        [sys.executable, "-P", PROGRAM, format, path, given, result],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-    )
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["?"]
-        raise ExportError(
-            f"the {format} export cannot be used, so it is removed; in a new process "
-            f"it ends with {one_line(lines[-1], 200)} (exit {done.returncode})"
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+        given, result = f"{folder}/images.npy", f"{folder}/logits.npz"
+        np.save(given, images)
+        # Without the folder of the program on its path, whose modules are named alike.
+        done = subprocess.run(
+            [sys.executable, "-P", PROGRAM, format, path, given, result],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
         )
-    with np.load(result) as values:
-        return values["logits"], tuple(map(printable, values["class_names"].tolist()))
+        if not done.returncode:
+            with np.load(result) as values:
+                class_names = values["class_names"].tolist()
+                return values["logits"], tuple(map(printable, class_names))
+    lines = done.stderr.decode(errors="replace").strip().splitlines() or ["?"]
+    raise ExportError(
+        f"the {format} export cannot be used, so it is removed; in a new process "
+        f"it ends with {one_line(lines[-1], 200)} (exit {done.returncode})"
+    )
 
 
 def largest_difference(logits: np.ndarray, expected: np.ndarray) -> float:

@@ -3,6 +3,7 @@
 import json
 import logging
 import pathlib
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
@@ -130,11 +131,20 @@ def write_tflite(
             ranges of activations.
     """
     # Only a SavedModel has signatures that the converter keeps.
-    source = path.with_name("saved_model")
-    write_saved_model(source, network, run)
+    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as source:
+        write_saved_model(pathlib.Path(source), network, run)
+        content = _converted(source, precision, calibration)
+    path.write_bytes(content)
+    with zipfile.ZipFile(path, "a") as archive:
+        names = "".join(f"{printable(name)}\n" for name in run.class_names)
+        archive.writestr("labels.txt", names)
+
+
+def _converted(source, precision, calibration):
+    """The bytes of a .tflite file, from the folder of a SavedModel."""
 
     def create_converter():
-        return tf.lite.TFLiteConverter.from_saved_model(str(source), [SERVING])
+        return tf.lite.TFLiteConverter.from_saved_model(source, [SERVING])
 
     with quiet_imports(), warnings.catch_warnings():  # about its own former parts
         warnings.simplefilter("ignore")
@@ -145,10 +155,7 @@ def write_tflite(
         content = converter.convert()
         if precision == "int8":
             content = _quantized(create_converter(), content, calibration)
-    path.write_bytes(content)
-    with zipfile.ZipFile(path, "a") as archive:
-        names = "".join(f"{printable(name)}\n" for name in run.class_names)
-        archive.writestr("labels.txt", names)
+    return content
 
 
 def _quantized(converter, in_float32, calibration):

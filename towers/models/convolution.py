@@ -6,7 +6,7 @@ import tensorflow as tf
 from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms cost about what
-# the products save; larger images have not been measured (`benchmarks.convolutions`).
+# the products save; larger images have not been measured.
 LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 
 # In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.

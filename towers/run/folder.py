@@ -76,17 +76,20 @@ class RunFolder:
                 "a bracket or a backslash; choose another --workdir"
             )
         self._is_new = not os.path.exists(self.path)
+        if os.fsencode(self.path) != str(self.path).encode(errors="surrogatepass"):
+            raise ConfigError(
+                f"the run folder {self.path} cannot be written: its name is not UTF-8, "
+                "or Python does not take it so (PYTHONUTF8=1); choose another --workdir"
+            )
         try:
-            os.fsencode(self.path).decode("utf-8")  # as TensorFlow takes it
             store.make_folders(self.path)
             for folder in (self.path, self.checkpoints):
                 if folder.exists():
                     tempfile.TemporaryFile(dir=folder).close()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "its name is not UTF-8"
+        except OSError as error:
             raise ConfigError(
-                f"the run folder {self.path} cannot be written: {reason}; choose "
-                "another --workdir"
+                f"the run folder {self.path} cannot be written: {error.strerror}; "
+                "choose another --workdir"
             ) from None
 
     def validate_outside_of(self, data_dir: str | os.PathLike) -> None:

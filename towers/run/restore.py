@@ -99,7 +99,9 @@ def validate_changes(
 ) -> None:
     """Raises ConfigError where options, other than those in `allow_change`, would make
     a run another one; the checkpoint's own config decides, not config.json."""
-    check_names(allow_change, "--allow_change: ")
+    check_names(
+        allow_change, "--allow_change takes names of options, with commas between, and "
+    )
     if checkpoint is None:
         return
     trained = from_values(checkpoint.trainer_state["config"])

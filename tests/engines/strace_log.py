@@ -10,8 +10,8 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-from disk import Disk, read_tree
-from file_recorder import Operation
+from engines.disk import Disk, read_tree
+from engines.file_recorder import Operation
 
 ON_PATHS = {
     "mkdir": "mkdir",

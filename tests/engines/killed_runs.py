@@ -1,4 +1,4 @@
-"""Training processes that are killed; `python killed_runs.py` starts them.
+"""Training processes that are killed; as a program, it starts them.
 
 That process imports TensorFlow and never uses it, so that it can fork children which
 train at once. It reads a job per line, trains it in a child, and prints how it ended.
@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-HERE = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parent.parent
 
 # Before these operations of Python `sys.audit` tells the killer, if a save does them.
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"}

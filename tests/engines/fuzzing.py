@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import pytest
-from corruptions import time_limit
+from engines.corruptions import time_limit
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from marks import slow

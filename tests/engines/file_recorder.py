@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from disk import read_tree
+from engines.disk import read_tree
 
 # A method of `disk.Disk` and its arguments, or ("said", what).
 Operation = tuple

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from oracle_layers import LAYERS, Pullback
+from engines.oracle_layers import LAYERS, Pullback
 
 INPUT = "images"  # what the network's first layer reads, for use in `inputs`
 
