@@ -4,7 +4,7 @@
     python run_train.py --config=quickstart
     python run_train.py --config=cifar10_cnn --data_dir=data --num_towers=4
 
-The same command continues a run that was stopped. See the README.
+The same command continues a run that was stopped. See docs/runs.md.
 """
 
 from towers.run.signals import exit_on_signals

@@ -224,7 +224,7 @@ def test_a_rejected_checkpoint_is_reported_on_standard_error(
 
 
 @pytest.mark.parametrize("features", ["", "logits"])
-@pytest.mark.row(50)
+@pytest.mark.row(48, 50)
 def test_an_output_that_cannot_be_written_is_named(workdir, photos, tmp_path, features):
     def refuses(output, words):
         with pytest.raises(ConfigError, match=f"{output}: {words}"):

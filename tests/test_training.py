@@ -196,7 +196,9 @@ def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, cap
     assert f"{tmp_path} is finished: step 10 of 10." in capfd.readouterr().out
     assert snapshot(tmp_path) == before
     train(tmp_path, dataclasses.replace(config, max_steps=7))
-    assert f"{tmp_path} is finished: step 10, beyond 7." in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert f"{tmp_path} is finished: step 10, beyond 7." in out
+    assert "--num_epochs=" in out and "ended at --max_steps" not in out
 
 
 def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(tmp_path):

@@ -170,10 +170,10 @@ def train(
                 watchdog.run(train_steps, session, parts, after_call)
             session.say(f"done: {progress(session)} is saved in {folder.path}")
         else:
+            way_on = how_to_continue(config, session.step, parts.total_steps)
             session.say(
-                f"{folder.path} is finished: {progress(session)}. "
-                f"{how_to_continue(config, parts.total_steps)}; --overwrite starts "
-                "again"
+                f"{folder.path} is finished: {progress(session)}. {way_on}; "
+                "--overwrite starts again"
             )
         return TrainResult(
             path=folder.path,

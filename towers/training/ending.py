@@ -65,9 +65,9 @@ def progress(session: Session) -> str:
     return f"step {session.step} of {session.last_step}"
 
 
-def how_to_continue(config: Config, total_steps: int) -> str:
+def how_to_continue(config: Config, step: int, total_steps: int) -> str:
     """The options with which a finished run goes on, in a sentence."""
-    if 0 < config.max_steps < total_steps:
+    if step < total_steps:
         return (
             f"It ended at --max_steps={config.max_steps}: raise it to continue, or set "
             f"--max_steps=0 for all {total_steps} steps"
