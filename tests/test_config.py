@@ -242,7 +242,7 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
 
 
 def test_replace_names_the_nearest_option():
-    with pytest.raises(ConfigError, match="'bach_size': did you mean 'batch_size'?"):
+    with pytest.raises(ConfigError, match="'bach_size'; did you mean 'batch_size'?"):
         replace(Config(), {"bach_size": 3})
     assert replace(Config(), {"batch_size": 3}) == Config(batch_size=3)
 

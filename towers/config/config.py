@@ -12,7 +12,7 @@ from typing import Any
 
 from towers.config import choices
 from towers.config.checks import check_together
-from towers.config.list_options import PARSERS
+from towers.config.list_options import LISTS, parse
 from towers.config.options import (
     AT_LEAST_1,
     BELOW_1,
@@ -483,8 +483,8 @@ class Config:
 
     @functools.cached_property
     def lists(self) -> dict[str, Any]:
-        """The values of the list options by name, as `list_options` gives them."""
-        return {name: parse(getattr(self, name)) for name, parse in PARSERS.items()}
+        """The values of the list options by name, parsed."""
+        return {name: parse(name, getattr(self, name)) for name in LISTS}
 
     @property
     def images_per_step(self) -> int:
