@@ -276,7 +276,7 @@ def test_a_config_stored_with_views_is_read(views, tta):
 @pytest.mark.parametrize(
     "text,words",
     [
-        ('{"sed": 3}', "'sed': did you mean 'seed'"),
+        ('{"sed": 3}', "'sed'; did you mean 'seed'"),
         ('{"seed": "3"}', "seed='3'"),
         ('{"seed": -3}', "seed=-3"),
         ('{"num_towers": 9, "batch_size": 4}', "num_towers=9"),
