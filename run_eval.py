@@ -15,7 +15,6 @@ from absl import flags
 
 from towers import evaluate
 from towers.config import flags as config_flags
-from towers.config.checks import check_environment
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
@@ -38,7 +37,6 @@ config_flags.define_config_flags(
 
 
 def main(_):
-    check_environment()
     folder = RunFolder(WORKDIR.value)
     evaluate(
         folder.path,

@@ -17,7 +17,6 @@ from absl import flags
 
 from towers import predict
 from towers.config import flags as config_flags
-from towers.config.checks import check_environment
 from towers.data.paths import check_paths
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
@@ -39,7 +38,6 @@ config_flags.define_config_flags(
 
 
 def main(argv):
-    check_environment()
     paths, folder = argv[1:], RunFolder(WORKDIR.value)
     check_paths(paths)
     predict(

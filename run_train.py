@@ -18,11 +18,10 @@ import pathlib
 from absl import flags
 
 from towers import console, train
-from towers.config import cluster_spec
 from towers.config import flags as config_flags
-from towers.config.checks import check_environment
 from towers.config.recipes import config_of_flags
 from towers.data.photos import photo_options
+from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
@@ -37,7 +36,6 @@ config_flags.define_config_flags()
 
 
 def main(_):
-    check_environment()
     stored = functools.partial(config_to_continue, overwrite=OVERWRITE.value)
     given = config_flags.given_flags()
     command = config_of_flags(

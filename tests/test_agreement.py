@@ -9,11 +9,11 @@ import pytest
 from processes import on_linux, run
 
 from towers.config import Config
-from towers.config.cluster_spec import Cluster
 from towers.data.sources import ArraySource, DataSet
 from towers.errors import ConfigError, NumericError
 from towers.parallel.devices import Devices
 from towers.run import peers
+from towers.run.cluster_spec import Cluster
 
 ADDRESSES = ("a:1", "b:1", "c:1")
 THREADS = "threads (TF_NUM_INTRAOP_THREADS)"

@@ -215,7 +215,7 @@ def create(*, momentum, strength=1.0):
 
 
 def optimizer_of(path, text):
-    options = list_options.parse_optimizer_options(text)
+    options = list_options.parse("optimizer_options", text)
     return optimizers.create_optimizer(path, options, momentum=0.5, rho=0.1)
 
 

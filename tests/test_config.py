@@ -242,7 +242,7 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
 
 
 def test_replace_names_the_nearest_option():
-    with pytest.raises(ConfigError, match="'bach_size': did you mean 'batch_size'?"):
+    with pytest.raises(ConfigError, match="'bach_size'; did you mean 'batch_size'?"):
         replace(Config(), {"bach_size": 3})
     assert replace(Config(), {"batch_size": 3}) == Config(batch_size=3)
 
@@ -276,7 +276,7 @@ def test_a_config_stored_with_views_is_read(views, tta):
 @pytest.mark.parametrize(
     "text,words",
     [
-        ('{"sed": 3}', "'sed': did you mean 'seed'"),
+        ('{"sed": 3}', "'sed'; did you mean 'seed'"),
         ('{"seed": "3"}', "seed='3'"),
         ('{"seed": -3}', "seed=-3"),
         ('{"num_towers": 9, "batch_size": 4}', "num_towers=9"),

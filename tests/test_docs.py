@@ -10,11 +10,12 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from absl import flags
 
-from towers.config import FIELDS, Config, cluster_spec
+from towers.config import FIELDS, Config
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
 from towers.export import TOLERANCES
+from towers.run import cluster_spec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

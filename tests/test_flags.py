@@ -299,6 +299,7 @@ def test_a_wrong_command_line_ends_in_one_line_and_exit_2(program, arguments, wo
         ("ulimit -f 0; {python} run_train.py", "no folder for temporary .*ulimit -f"),
     ],
 )
+@pytest.mark.row(52)
 def test_a_limit_of_the_shell_ends_in_one_line_and_exit_2(command, words):
     done = run_program("sh", "-c", command.format(python=sys.executable))
     assert done.returncode == 2, done.stderr
@@ -306,6 +307,7 @@ def test_a_limit_of_the_shell_ends_in_one_line_and_exit_2(command, words):
     assert re.search(words, line)
 
 
+@pytest.mark.row(52)
 def test_a_closed_output_does_not_end_a_program_that_reports(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -320,6 +322,7 @@ def test_a_closed_output_does_not_end_a_program_that_reports(tmp_path):
     assert run_program("sh", "-c", command).returncode == 0
 
 
+@pytest.mark.row(52)
 def test_a_folder_named_in_utf8_is_written_in_an_ascii_locale(tmp_path):
     workdir = tmp_path / "é"
     ascii = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}

@@ -21,18 +21,13 @@ from example_checkpoints import MANIFEST, STATE, example_tensors
 from hypothesis import strategies as st
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
-from towers.config.cluster_spec import find_cluster
-from towers.config.list_options import (
-    parse_early_sizes,
-    parse_epoch_factors,
-    parse_optimizer_options,
-    parse_param_rates,
-)
+from towers.config.list_options import LISTS, parse
 from towers.config.recipes import config_of_flags
 from towers.errors import ConfigError
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpoint import read as read_checkpoint
 from towers.run.checkpointer import Checkpointer
+from towers.run.cluster_spec import find_cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
@@ -240,20 +235,13 @@ list_texts = st.one_of(
 
 
 @many_inputs
-@pytest.mark.parametrize(
-    "parse",
-    [
-        parse_epoch_factors,
-        parse_early_sizes,
-        parse_param_rates,
-        parse_optimizer_options,
-    ],
-)
+@pytest.mark.parametrize("option", LISTS)
 @pytest.mark.row(17)
-def test_any_list_option(fuzz, parse):
+def test_any_list_option(fuzz, option):
     def check(text):
-        values = parse(text)
+        values = parse(option, text)
         rows = values.items() if isinstance(values, dict) else values
+        rows = [row if isinstance(row, tuple) else (row,) for row in rows]
         found = [x for row in rows for x in row if isinstance(x, int | float)]
         assert all(np.isfinite(x) for x in found if x is not None and abs(x) < 1e300)
 

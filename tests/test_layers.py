@@ -323,4 +323,4 @@ def test_padded_channels_are_zeros_around_the_own():
     padded = PadChannels.from_config(layer.get_config())(x)
     expected = np.pad(x, [(0, 0)] * 3 + [(2, 3)])
     np.testing.assert_array_equal(padded, expected)
-    assert layer.compute_output_shape(SHAPE) == expected.shape
+    assert layer(keras.Input(SHAPE[1:])).shape[1:] == expected.shape[1:]

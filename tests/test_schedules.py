@@ -157,7 +157,7 @@ def test_options_are_called_ignored_where_they_change_no_rate(name, option, valu
     lines = checks.ignored_options(config.Config(**settings))
     is_ignored = any(line.startswith(f"{option}=") for line in lines)
     if option == "epoch_factors":
-        value = list_options.parse_epoch_factors(value)
+        value = list_options.parse("epoch_factors", value)
     # Where every stair, piece and slope tells.
     images = 38 * NUM_EXAMPLES
     changes = rate_at(images, name) != rate_at(images, name, **{option: value})

@@ -24,7 +24,6 @@ from test_board import read_board
 
 from towers import training
 from towers.config import FIELDS, Config
-from towers.config.cluster_spec import Cluster
 from towers.data import synthetic
 from towers.errors import (
     CheckpointError,
@@ -37,6 +36,7 @@ from towers.evaluation import evaluate
 from towers.parallel import devices
 from towers.parallel.devices import Devices
 from towers.run.banner import small_crops
+from towers.run.cluster_spec import Cluster
 from towers.run.folder import RunFolder
 from towers.training import train
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from towers.config import Config
-    from towers.config.cluster_spec import Cluster
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
+    from towers.run.cluster_spec import Cluster
     from towers.training.result import TrainResult
 
 __version__ = "0.1.0"

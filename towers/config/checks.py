@@ -13,12 +13,6 @@ from towers.errors import ConfigError
 if TYPE_CHECKING:
     from towers.config.config import Config
 
-# The options that the argument `image_options` of a data set holds.
-_IMAGE_OPTIONS = (
-    *("image_size", "center_crop"),
-    *("image_cache_mb", "max_image_pixels", "bad_images"),
-)
-
 # Bytes of addresses that TensorFlow and its threads take for the smallest network.
 # With less it aborts the process.
 _LEAST_ADDRESSES = 3_000_000_000
@@ -156,10 +150,9 @@ def ignored_options(config: "Config") -> list[str]:
     for option in TABLES:
         choice = getattr(config, option)
         names = factories.argument_names(factories.resolve(option, choice))
-        if names is None:
+        if names is None or "image_options" in names:  # it gets all
             continue
         names += config.choice_of(option).trainer_options
-        names += _IMAGE_OPTIONS if "image_options" in names else ()
         for name in config.options_of(option):
             value = getattr(config, name)
             if name not in names and value != getattr(type(config), name):

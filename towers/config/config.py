@@ -12,7 +12,7 @@ from typing import Any
 
 from towers.config import choices
 from towers.config.checks import check_together
-from towers.config.list_options import PARSERS
+from towers.config.list_options import LISTS, parse
 from towers.config.options import (
     AT_LEAST_1,
     BELOW_1,
@@ -20,6 +20,7 @@ from towers.config.options import (
     POSITIVE,
     Range,
     check_option,
+    free_option,
     option,
 )
 from towers.config.synonyms import suggestion
@@ -37,12 +38,11 @@ class Config:
 
     # Data set, input and augmentation.
     dataset: str = option("cifar10", "Data set", table="dataset")
-    data_dir: str = option(
+    data_dir: str = free_option(
         "",
         "Folder that holds the data set; empty looks in data/ and in the default "
         "folder of tensorflow-datasets.",
         read_by="dataset",
-        free=True,
     )
     image_size: int = option(
         0,
@@ -65,37 +65,33 @@ class Config:
         "--num_epochs, such as 24:0.5 in the first half; several by commas, growing: "
         "16:0.2,24:0.5.",
     )
-    input: str = option(
+    input: str = free_option(
         "auto",
         "Batches are read ahead (stream; for GPUs also copied ahead), or made from "
         "images that lie on the towers' devices (resident); auto: resident on GPUs "
         "where the data lies in memory.",
         choices=("auto", "stream", "resident"),
-        free=True,
     )
-    image_cache_mb: float = option(
+    image_cache_mb: float = free_option(
         2000.0,
         "Megabytes of decoded images of image_folder and tfds:NAME that are kept in "
         "memory; 0 decodes them in every epoch.",
         NOT_NEGATIVE,
         read_by="dataset",
-        free=True,
     )
-    max_image_pixels: int = option(
+    max_image_pixels: int = free_option(
         choices.MAX_IMAGE_PIXELS,
         "Most pixels of an image file of image_folder and tfds:NAME, all frames of an "
         "animation together; a larger one is refused before it is decoded.",
         AT_LEAST_1,
         read_by="dataset",
-        free=True,
     )
-    bad_images: str = option(
+    bad_images: str = free_option(
         "stop",
         "Image files of image_folder and tfds:NAME that cannot be used end the run "
         "(stop), or all files are read at the start and those left out (skip).",
         choices=("stop", "skip"),
         read_by="dataset",
-        free=True,
     )
     validation_fraction: float = option(
         0.0,
@@ -168,12 +164,11 @@ class Config:
         "float16 the loss is scaled, and a step that overflows is skipped.",
         choices=choices.PRECISIONS,
     )
-    compile: str = option(
+    compile: str = free_option(
         "none",
         "xla: the forward and backward part of each tower is compiled as one, and on "
         "GPUs the update.",
         choices=("none", "xla"),
-        free=True,
     )
 
     # Optimizer, learning rate, weight decay and moving averages.
@@ -288,38 +283,32 @@ class Config:
     )
     # Free, as max_steps is: every update is the same with both, one of them only
     # ends the run earlier.
-    on_nonfinite: str = option(
+    on_nonfinite: str = free_option(
         "stop",
         "Where a loss or a gradient is not finite: end the run before the update "
         "(stop), or leave out the update and count the step (skip); the tenth in a "
         "row ends the run.",
         choices=("stop", "skip"),
-        free=True,
     )
 
     # Strategy, devices, all-reduce and the size of a batch.
-    strategy: str = option(
-        "towers",
-        "Placement of the variables and averaging",
-        table="strategy",
-        free=True,
+    strategy: str = free_option(
+        "towers", "Placement of the variables and averaging", table="strategy"
     )
-    num_towers: int = option(
-        0, "Number of devices; 0 takes every GPU, or one CPU.", NOT_NEGATIVE, free=True
+    num_towers: int = free_option(
+        0, "Number of devices; 0 takes every GPU, or one CPU.", NOT_NEGATIVE
     )
-    device: str = option(
+    device: str = free_option(
         "auto",
         "Where the towers run; cpu makes a logical device per tower.",
         choices=("auto", "cpu", "gpu"),
-        free=True,
     )
-    parameter_device: str = option(
+    parameter_device: str = free_option(
         "auto",
         "Where strategies towers and async_towers keep and update the variables; auto "
         "is the CPU, or with a single tower its own device.",
         choices=("auto", "cpu", "gpu"),
         read_by="strategy",
-        free=True,
     )
     async_scale_gradients: bool = option(
         True,
@@ -327,35 +316,31 @@ class Config:
         "batch, so that an epoch moves the parameters as far as in the others.",
         read_by="strategy",
     )
-    max_staleness: int = option(
+    max_staleness: int = free_option(
         0,
         "Most updates by others between fetch and update of a tower in strategy "
         "async_towers; 0 does not bound them.",
         NOT_NEGATIVE,
         read_by="strategy",
-        free=True,
     )
-    group_size: int = option(
+    group_size: int = free_option(
         1,
         "Devices that hold one network in strategy model_parallel; num_towers is a "
         "multiple of it.",
         AT_LEAST_1,
         read_by="strategy",
-        free=True,
     )
-    device_order: str = option(
+    device_order: str = free_option(
         "",
         "Order in which devices are taken, such as 0,1,4,5: neighbors make a group; "
         "empty for the driver's order.",
-        free=True,
     )
-    device_memory_mb: float = option(
+    device_memory_mb: float = free_option(
         0.0,
         "Megabytes that training may take on a device; refused where the variables "
         "alone take more. On GPUs also the limit of the logical devices made of them. "
         "0 for all.",
         Range(at_least=0, at_most=1e9),
-        free=True,
     )
     batch_norm: str = option(
         "local",
@@ -363,22 +348,20 @@ class Config:
         "whole batch (sync).",
         choices=("local", "sync"),
     )
-    all_reduce: str = option(
+    all_reduce: str = free_option(
         "auto",
         "Algorithm that adds up the gradients of strategy replicated: star (on one "
         "device), tree, ring, or nccl (two or more GPUs); or of multi_worker: ring or "
         "nccl. auto is nccl between GPUs, else star, or of multi_worker ring.",
         choices=("auto", "star", "tree", "ring", "nccl"),
         read_by="strategy",
-        free=True,
     )
-    all_reduce_pack_mb: float = option(
+    all_reduce_pack_mb: float = free_option(
         -1.0,
         "Megabytes of the buffers in which gradients travel between workers; 0 for a "
         "single one, -1 for a default.",
         Range(at_least=-1, at_most=1e9),
         read_by="strategy",
-        free=True,
     )
     all_reduce_dtype: str = option(
         "float32",
@@ -399,8 +382,8 @@ class Config:
         "a step then has batch_size x accumulate_steps images.",
         Range(at_least=1, at_most=10_000),
     )
-    deterministic: bool = option(
-        False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs).", free=True
+    deterministic: bool = free_option(
+        False, "Ask TensorFlow for kernels that repeat bit for bit (GPUs)."
     )
 
     # Start and length, periods of logs, evaluations and checkpoints.
@@ -416,63 +399,52 @@ class Config:
         "Length of the run, in passes over the training images.",
         Range(above=0, at_most=1e9),
     )
-    max_steps: int = option(
-        0,
-        "Stop after this step; shapes nothing; 0 does not stop.",
-        NOT_NEGATIVE,
-        free=True,
+    max_steps: int = free_option(
+        0, "Stop after this step; shapes nothing; 0 does not stop.", NOT_NEGATIVE
     )
-    steps_per_loop: int = option(
+    steps_per_loop: int = free_option(
         100,
         "Most steps in one compiled call; fewer where something is due, or where they "
         "would take more than about 2 s.",
         AT_LEAST_1,
-        free=True,
     )
-    log_every_steps: int = option(
-        100, "Steps between log lines and scalars.", AT_LEAST_1, free=True
+    log_every_steps: int = free_option(
+        100, "Steps between log lines and scalars.", AT_LEAST_1
     )
-    summary_every_steps: int = option(
+    summary_every_steps: int = free_option(
         1000,
         "Steps between histograms and image grids in TensorBoard; 0 ignores the steps.",
         NOT_NEGATIVE,
-        free=True,
     )
-    summary_every_secs: float = option(
+    summary_every_secs: float = free_option(
         600.0,
         "Seconds between summaries, each with log line, scalars, histograms and image "
         "grid; 0 ignores the clock.",
         NOT_NEGATIVE,
-        free=True,
     )
-    eval_every_epochs: float = option(
-        1.0, "Epochs between evaluations; 0 evaluates none.", NOT_NEGATIVE, free=True
+    eval_every_epochs: float = free_option(
+        1.0, "Epochs between evaluations; 0 evaluates none.", NOT_NEGATIVE
     )
-    tta: str = option(
+    tta: str = free_option(
         "none",
         "Test-time augmentation: evaluations also report the accuracy of the mean "
         "logits over several views of an image",
         table="tta",
-        free=True,
     )
-    checkpoint_every_secs: float = option(
-        600.0,
-        "Seconds between checkpoints; 0 ignores the clock.",
-        NOT_NEGATIVE,
-        free=True,
+    checkpoint_every_secs: float = free_option(
+        600.0, "Seconds between checkpoints; 0 ignores the clock.", NOT_NEGATIVE
     )
-    checkpoint_every_steps: int = option(
-        0, "Steps between checkpoints; 0 ignores the steps.", NOT_NEGATIVE, free=True
+    checkpoint_every_steps: int = free_option(
+        0, "Steps between checkpoints; 0 ignores the steps.", NOT_NEGATIVE
     )
-    keep_checkpoints: int = option(
-        3, "Newest checkpoints that are kept, besides the best.", AT_LEAST_1, free=True
+    keep_checkpoints: int = free_option(
+        3, "Newest checkpoints that are kept, besides the best.", AT_LEAST_1
     )
-    stuck_after_secs: float = option(
+    stuck_after_secs: float = free_option(
         600.0,
         "Seconds without a finished step, or save, after which the run is ended as "
         "stuck; 0 waits forever.",
         NOT_NEGATIVE,
-        free=True,
     )
 
     def __post_init__(self):
@@ -483,8 +455,8 @@ class Config:
 
     @functools.cached_property
     def lists(self) -> dict[str, Any]:
-        """The values of the list options by name, as `list_options` gives them."""
-        return {name: parse(getattr(self, name)) for name, parse in PARSERS.items()}
+        """The values of the list options by name, parsed."""
+        return {name: parse(name, getattr(self, name)) for name in LISTS}
 
     @property
     def images_per_step(self) -> int:

@@ -19,6 +19,7 @@ from absl import app, flags, logging
 
 import towers
 from towers.config import FIELDS, synonyms
+from towers.config.checks import check_environment
 from towers.config.factories import foreseen
 from towers.errors import ConfigError, end_process, one_line
 
@@ -138,6 +139,7 @@ def run(
 
     def main_or_end(argv):
         try:
+            check_environment()
             return main(argv)
         except SystemExit:
             raise

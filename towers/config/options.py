@@ -1,6 +1,7 @@
 """An option, which is a field of Config with its help and bounds, and its check."""
 
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -67,6 +68,10 @@ def option(
         "free": free,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+# One that a resumed run may change.
+free_option = functools.partial(option, free=True)
 
 
 def check_option(field: dataclasses.Field, value: Any) -> Any:

@@ -87,9 +87,6 @@ class ReverseChannels(keras.layers.Layer):
     def call(self, inputs):
         return tf.reverse(inputs, [-1])
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
 
 def find_function(name: str) -> Callable[..., keras.Model]:
     """The function of `keras.applications` that builds a network.

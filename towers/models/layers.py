@@ -41,9 +41,6 @@ class LocalResponseNormalization(keras.layers.Layer):
             inputs, self.depth_radius, self.bias, self.alpha, self.beta, self.groups
         )
 
-    def compute_output_shape(self, input_shape):
-        return input_shape
-
     def get_config(self):
         return super().get_config() | {
             "depth_radius": self.depth_radius,
@@ -59,9 +56,6 @@ class Gelu(keras.layers.Layer):
 
     def call(self, inputs):
         return gelu(inputs)
-
-    def compute_output_shape(self, input_shape):
-        return input_shape
 
 
 class Dropout(keras.layers.Layer):
@@ -81,9 +75,6 @@ class Dropout(keras.layers.Layer):
     def call(self, inputs, training=False):
         x, noise = inputs
         return dropped(x, noise, self.rate) if training else x
-
-    def compute_output_shape(self, input_shape):
-        return input_shape[0]
 
     def get_config(self):
         return super().get_config() | {"rate": self.rate}
@@ -224,9 +215,6 @@ class PadChannels(keras.layers.Layer):
 
     def call(self, inputs):
         return pad_channels(inputs, self.before, self.after)
-
-    def compute_output_shape(self, input_shape):
-        return *input_shape[:-1], self.before + input_shape[-1] + self.after
 
     def get_config(self):
         return super().get_config() | {"before": self.before, "after": self.after}

@@ -162,11 +162,6 @@ class Whitening(keras.layers.Layer):
         whitened = tf.nn.conv2d(inputs, tf.convert_to_tensor(self.kernel), 1, "VALID")
         return tf.nn.bias_add(whitened, tf.convert_to_tensor(self.bias))
 
-    def compute_output_shape(self, input_shape):
-        count, height, width, channels = input_shape
-        less = self.size - 1
-        return count, height - less, width - less, 2 * self.size**2 * channels
-
     def adapt(self, arrays: Iterable[np.ndarray]) -> None:
         """Computes the filters from arrays of float images [n, height, width, c]."""
         values, vectors = np.linalg.eigh(second_moments(arrays, self.size))

@@ -17,12 +17,12 @@ import tensorflow as tf
 import towers
 from towers import console
 from towers.config import FIELDS, Config
-from towers.config.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.parallel.connect import HEARTBEAT_SECS, connect
 from towers.parallel.devices import Devices, num_cores
 from towers.parallel.workers import ALONE, Workers
+from towers.run.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
 

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config, checks, to_json
-from towers.config.cluster_spec import Cluster
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
@@ -22,6 +21,7 @@ from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
 from towers.run.banner import start_banner
+from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.log import log_line
