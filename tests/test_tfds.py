@@ -14,7 +14,6 @@ from prepared_sets import CLASSES, all_of, features, message, random_examples, s
 
 from towers import data
 from towers.data import tfds
-from towers.data.classes import labels_for
 from towers.data.image_files import ImageOptions, Survey
 
 FORMATS = ["tfrecord", "array_record"]
@@ -248,13 +247,6 @@ def test_damaged_records_are_named(prepared, tmp_path, name):
     all_of(data_set.train if split == "train" else data_set.test)
     [place] = survey.faults
     assert place == f"{prepared}: split '{split}', image 0 (counted from 0)"
-
-
-@pytest.mark.parametrize("file_format", FORMATS)
-def test_labels_are_read_where_an_option_needs_them(tmp_path, file_format):
-    store(tmp_path, random_examples(40, 0), None, spec=spec(), file_format=file_format)
-    source = load(tmp_path).train  # what is left of the split
-    np.testing.assert_array_equal(labels_for(source, "sampler"), all_of(source)[1])
 
 
 def test_bad_images_are_left_out(tmp_path):

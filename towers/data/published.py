@@ -34,9 +34,6 @@ PACKING_BYTES = 2**20
 
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
-# uint8 images [n, height, width, channels] and integer labels [n].
-Examples = tuple[np.ndarray, np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True)
 class RecordFile:
@@ -232,7 +229,7 @@ def _refuse_pickled(published, root):
 
 def read_official(
     published: Published, root: str
-) -> tuple[Examples, Examples, str] | None:
+) -> tuple[tfds.Examples, tfds.Examples, str] | None:
     """Reads the official files of a folder, packed or not, or out of the checked
     archive without unpacking it.
 

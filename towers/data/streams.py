@@ -53,7 +53,8 @@ def _start_readers():
     with _starting:
         if _started:
             return
-        tf.data.Iterator.__del__ = lambda self: _dropped.put(self._iterator_resource)
+        # All of it, to be emptied there: whoever drops the last reference deletes.
+        tf.data.Iterator.__del__ = lambda self: _dropped.put(vars(self))
         for run in [_read_images] * NUM_READERS + [_delete_iterators]:
             thread = threading.Thread(target=run, daemon=True)
             thread.start()
@@ -67,7 +68,7 @@ def _read_images():
 
 def _delete_iterators():
     while True:
-        _dropped.get()
+        _dropped.get().clear()
 
 
 def num_reads(num_images: int, num_bytes: int) -> int:

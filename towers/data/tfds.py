@@ -40,6 +40,7 @@ TEST_SPLITS = ("test", "validation")
 # content, and the checksum of the content after it.
 LENGTH_BYTES, BEFORE, AFTER = 8, 12, 4
 
+# uint8 images [n, height, width, channels] and integer labels [n].
 Examples = tuple[np.ndarray, np.ndarray]
 
 
