@@ -8,8 +8,8 @@ images and the number of epochs from the folder (towers/data/photos.py); the sec
 takes those below, which are for a few hundred images. docs/own_images.md goes through
 it with drawn photos.
 
-Measured: 0.97 and more on three sets of drawn photos, 0.77 on a fourth with 15 images
-of one class (benchmarks/2026-11-24-photos_recipe.md).
+Measured: 0.97 and more on three sets of drawn photos, 0.81 on a fourth with 15 images
+of one class, means of five seeds (benchmarks/2026-11-25-photos_recipe.md).
 """
 
 from towers.config import Config

@@ -9,6 +9,7 @@ import tempfile
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 
 from towers import errors
 from towers.parallel.lost_workers import lost_worker
@@ -221,7 +222,7 @@ def test_row_40_no_memory_is_told_with_device_and_size(text, expected):
     assert told == f"out of memory{expected}"
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", [slow(False), True])
 @pytest.mark.row(40)
 def test_row_40_what_tensorflow_cannot_allocate_is_told(is_compiled):
     fill = tf.function(tf.zeros) if is_compiled else tf.zeros

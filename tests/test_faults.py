@@ -380,6 +380,7 @@ def create(*, image_shape, num_classes):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.row(40)
 def test_row_40_a_step_without_memory_is_one_line(fails, tmp_path):
     (tmp_path / "mine.py").write_text(MUCH)
