@@ -360,6 +360,12 @@ def test_the_best_step_on_held_out_images_stays():
     assert not [name for line in lines for name in line if "test" in name]
 
 
+def test_test_images_decide_no_best_step():
+    evaluated = uninterrupted(small_config(**EVALUATED))
+    assert any("test_accuracy_ema" in line for line in evaluated.records)
+    assert saved(evaluated.path).trainer_state["best"] is None
+
+
 # Row 14: not a number.
 
 
