@@ -360,6 +360,13 @@ def test_the_best_step_on_held_out_images_stays():
     assert not [name for line in lines for name in line if "test" in name]
 
 
+def test_epochs_count_the_images_of_all_micro_batches():
+    config = small_config(accumulate_steps=2, log_every_steps=1, max_steps=3)
+    epochs = [record["epoch"] for record in uninterrupted(config).records]
+    images = np.arange(1, 4) * 2 * config.batch_size
+    np.testing.assert_allclose(epochs, images / small_runs.NUM_TRAIN, atol=1e-4)
+
+
 def test_test_images_decide_no_best_step():
     evaluated = uninterrupted(small_config(**EVALUATED))
     assert any("test_accuracy_ema" in line for line in evaluated.records)
