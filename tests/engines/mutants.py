@@ -23,7 +23,7 @@ import tensorflow  # noqa: F401
 
 TABLE = pathlib.Path(__file__).with_suffix(".txt")
 LONGEST_SECS = 900  # of the tests of one row; a break that hangs them is seen
-NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", "*cache*", "*.egg-info")
+NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__")
 
 
 class Mutant(NamedTuple):
@@ -102,9 +102,9 @@ def first_failure(root: pathlib.Path, mutant: Mutant) -> str:
     if code is None:
         return "it hangs"
     lines = log.read_text(errors="replace").splitlines()
-    if code > 1:
+    failed = [x for x in lines if x.startswith(("FAILED ", "ERROR ")) and "::" in x]
+    if code > 1 or code and not failed:
         print(f"{mutant.name}: pytest cannot run", *lines[-30:], sep="\n")
-    failed = [x for x in lines if x.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed and code == 1 else ""
 
 
