@@ -1,7 +1,6 @@
 """Image files: decoded as they are read, kept as far as they fit, faults named."""
 
 import dataclasses
-import importlib
 import itertools
 import os
 import pathlib
@@ -15,7 +14,7 @@ import pytest
 import tensorflow as tf
 from pictures import png, random_pixels
 
-from towers.data import cached, streams
+from towers.data import cached
 from towers.data.augment import Augment
 from towers.data.batches import TrainBatches
 from towers.data.cached import CachedSource, ImageCache, read_in_batches, settle_size
@@ -49,6 +48,18 @@ class Files:
 
     def place(self, index):
         return f"folder/{index}.png"
+
+
+def run_script(script):
+    """In a process of its own, which may import this module."""
+    here = pathlib.Path(__file__).parent
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": f"{here}:{here.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture
@@ -101,19 +112,7 @@ def test_crops_leave_the_cache_to_the_images_of_evaluations(files, pixels):
     assert files.num_reads == 4 * NUM_EXAMPLES
 
 
-@pytest.fixture
-def sixteen_cores(monkeypatch):
-    """Restarts the readers as on a machine with so many."""
-    with monkeypatch.context() as patch:
-        patch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
-        patch.setattr("os.cpu_count", lambda: 99)  # of which the others are not ours
-        importlib.reload(streams)
-    yield
-    importlib.reload(streams)
-
-
-@pytest.mark.parametrize("batch_size", [4, 40])
-def test_every_core_decodes(pixels, sixteen_cores, batch_size):
+def read_sixteen(batch_size):
     """Reads wait until 16 of them have begun."""
     for of_training in (True, False):
         begun, together = itertools.count(1), threading.Event()
@@ -125,7 +124,7 @@ def test_every_core_decodes(pixels, sixteen_cores, batch_size):
                 assert together.wait(timeout=30)
                 return super().read(index)
 
-        files = Waiting([png(pixels[0])] * 480)
+        files = Waiting([png(random_pixels(0))] * 480)
         source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0))
         if of_training:
             augment = Augment(None, None, SHAPE)
@@ -133,6 +132,17 @@ def test_every_core_decodes(pixels, sixteen_cores, batch_size):
         else:
             stream = read_in_batches(source, batch_size)
         assert len(list(itertools.islice(stream, 2))) == 2
+
+
+@pytest.mark.parametrize("batch_size", [4, 40])
+def test_every_core_decodes(batch_size):
+    script = (
+        "import os; os.sched_getaffinity = lambda _: set(range(16));"
+        "os.cpu_count = lambda: 99;"  # of which the others are not ours
+        f"import test_cached; test_cached.read_sixteen({batch_size})"
+    )
+    done = run_script(script)
+    assert done.returncode == 0, done.stderr
 
 
 # Faults.
@@ -282,14 +292,7 @@ while not files.under_way:  # between two reads
     pass
 print("under way: 1")
 """
-    here = pathlib.Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": f"{here}:{here.parent}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_script(script)
     assert done.stdout == "under way: 1\nunder way: 0\n", done.stderr
     assert done.returncode == 0
 
