@@ -31,6 +31,13 @@ OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and re
 ALLOW_CHANGE = flags.DEFINE_list(
     "allow_change", [], "Options that may differ from those the run began with."
 )
+PROGRESS = flags.DEFINE_enum(
+    "progress",
+    "auto",
+    ["auto", "live", "plain", "off"],
+    "Bars at the end of a terminal (live), lines by the clock (plain) or none (off); "
+    "auto: live on a terminal, else plain.",
+)
 cluster_spec.define_cluster_flags()
 config_flags.define_config_flags()
 
@@ -49,6 +56,7 @@ def main(_):
         overwrite=OVERWRITE.value,
         allow_change=tuple(ALLOW_CHANGE.value),
         origins=command.origins,
+        progress=PROGRESS.value,
         **cluster_spec.cluster_of_flags(),
     )
 

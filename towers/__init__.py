@@ -69,6 +69,7 @@ def train(
     cluster: "Cluster | None" = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
+    progress: str = "auto",
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
@@ -88,6 +89,8 @@ def train(
             knows no passwords.
         origins: option -> the layer of a command that set it, for the start banner,
             which lists the others under "config".
+        progress: "live" for bars at the end of a terminal, "plain" for lines by the
+            clock, "off" for none; "auto" is live where standard output is a terminal.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None

@@ -4,6 +4,7 @@ No call raises an error, and none waits for long:
 
 - Where nobody reads for a while, as in `run_train.py | less` or after Ctrl-S, lines are
   kept, and printed before later ones or at the end of the process.
+- On a terminal some lines may be live, see `Live`.
 - Where printing fails, because nobody reads any more (`run_train.py | head`) or a log
   file is on a full disk, the program goes on in silence.
 """
@@ -14,15 +15,27 @@ import os
 import select
 import sys
 import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # How long the first of the lines that nobody reads waits.
 _PATIENCE_SECS = 1.0
 _MOST_KEPT = 1000
 
+# Between frames of what is live.
+_REFRESH_SECS = 0.25
+
 
 def line(text: str) -> None:
     """Prints one plain line on standard output, at once."""
-    _out.print(text)
+    if _live:
+        _live.print(printable(text))
+    else:
+        _out.print(text)
 
 
 def warn(text: str) -> None:
@@ -33,11 +46,88 @@ def warn(text: str) -> None:
 def error(text: str) -> None:
     """Prints one plain line on standard error, where standard output has the results of
     a program, or the program ends."""
+    if _live:
+        _live.stop()
     _err.print(text)
 
 
+def is_terminal() -> bool:
+    """Whether standard output is one."""
+    try:
+        return sys.stdout.isatty()
+    except (AttributeError, ValueError):  # closed
+        return False
+
+
+class Live:
+    """Lines at the end of a terminal that are renewed; other lines go above them.
+
+    Args:
+        render: (columns of the terminal) -> what is shown, see `rich.live.Live`.
+    """
+
+    def __init__(self, render: Callable[[int], "RenderableType"]):
+        global _live
+        import rich.console
+        import rich.live
+
+        self._console = rich.console.Console(file=_Frames(), force_terminal=True)
+        self._render, self._refreshed_at = render, 0.0
+        self._live = rich.live.Live(
+            get_renderable=self._next,
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+        _live = self
+
+    def _next(self):
+        self._width = self._console.width
+        self._shown = self._render(self._width)
+        return self._shown
+
+    def refresh(self) -> None:
+        """Renews them, at most every _REFRESH_SECS, unless nobody reads."""
+        now = time.monotonic()
+        if _live is self and now >= self._refreshed_at + _REFRESH_SECS:
+            self._refreshed_at = now
+            if not _out.is_behind():
+                self._remove_folds()
+                self._live.refresh()
+
+    def _remove_folds(self):
+        """Removes the lines that a terminal adds where it becomes narrow."""
+        width = self._console.width
+        if width < self._width:
+            options = self._console.options.update(width=self._width)
+            lines = self._console.render_lines(self._shown, options, pad=False)
+            lengths = (sum(s.cell_length for s in line) for line in lines)
+            folds = sum(max(0, length - 1) // width for length in lengths)
+            _out.write("\r\x1b[2K" + "\x1b[A\x1b[2K" * folds)
+
+    def print(self, text: str) -> None:
+        """Prints a line above."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        """Removes them; the terminal is as it was."""
+        global _live
+        if _live is self:
+            _live = None
+            self._live.stop()
+
+
+_live: Live | None = None
+
+
 def flush() -> None:
-    """Prints what is kept, and flushes standard output, where that does not wait."""
+    """Ends what is live, prints what is kept, and flushes standard output, where that
+    does not wait."""
+    if _live:
+        _live.stop()
     _out.print_kept()
     _out.flush()
 
@@ -63,8 +153,14 @@ class _Stream:
     def print(self, text):
         encoding = getattr(self._file(), "encoding", None) or "utf-8"
         text = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+        self.write(f"{text}\n")
+
+    def write(self, text):
         self._kept.append(text)
         self.print_kept()
+
+    def is_behind(self):
+        return bool(self._kept) or not self._is_ready()
 
     def print_kept(self):
         if not self._lock.acquire(timeout=_PATIENCE_SECS):
@@ -103,11 +199,29 @@ class _Stream:
     def _write(self, text):
         try:
             # In one piece, from any thread.
-            print(f"{text}\n", end="", file=self._file(), flush=True)
+            print(text, end="", file=self._file(), flush=True)
         except BrokenPipeError:
             setattr(sys, self._name, open(os.devnull, "w"))
         except (OSError, ValueError):  # ValueError: the stream is closed
             pass
+
+
+class _Frames:
+    """A file for rich, which never waits."""
+
+    def __init__(self):
+        self._text = ""
+
+    def write(self, text):
+        self._text += text
+
+    def flush(self):
+        text, self._text = self._text, ""
+        if text:
+            _out.write(text)
+
+    def isatty(self):
+        return True
 
 
 _out, _err = _Stream("stdout"), _Stream("stderr")

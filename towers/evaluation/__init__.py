@@ -88,7 +88,8 @@ def evaluate(
             reports.scalars(checkpoint.step, record_of(evaluations, "test"))
             reports.file(folder.result, report.to_json(result))
             reports.file(folder.mistakes, mistakes)
-            console.line(accuracy_line(checkpoint.step, evaluations, "test", config))
+            at = f"step {checkpoint.step}"
+            console.line(accuracy_line(at, evaluations, "test", config))
             if _is_last(result, config, parts):
                 break
         for line in report.table(evaluations):

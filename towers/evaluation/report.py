@@ -69,18 +69,20 @@ def record_of(
     }
 
 
-def accuracy_line(
-    step: int, evaluations: Evaluations, split: str, config: Config
-) -> str:
-    """The line about the accuracies of a step."""
-    parts = []
-    for kind, counts in evaluations.items():
-        words = "with moving averages of the parameters " if kind == AVERAGES else ""
-        words += "{accuracy:.4f} ({correct} of {images})".format(**counts)
-        if "accuracy_tta" in counts:
-            words += f", {counts['accuracy_tta']:.4f} by tta={config.tta}"
-        parts.append(words)
-    return f"step {step}: {split} accuracy {'; '.join(parts)}"
+def accuracy_line(at: str, evaluations: Evaluations, split: str, config: Config) -> str:
+    """A line about accuracies; that which the run reports stands first.
+
+    Args:
+        at: begins it, such as "step 100".
+    """
+    counts, *others = reversed(evaluations.values())
+    line = f"{at}: {split} accuracy "
+    line += "{accuracy:.4f} ({correct} of {images})".format(**counts)
+    for other in others:
+        line += f", {other['accuracy']:.4f} without moving averages"
+    if "accuracy_tta" in counts:
+        line += f", {counts['accuracy_tta']:.4f} with tta={config.tta}"
+    return line
 
 
 def table(evaluations: Evaluations) -> list[str]:

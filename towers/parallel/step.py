@@ -103,7 +103,7 @@ class Step:
         # Is it taken?
         with tf.device(home):
             running = self.guard.is_running()
-            total_loss, metrics = self._metrics(mean, norm, decay)
+            total_loss, metrics = self._metrics(mean, norm, decay, before)
             if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, before)
             # A tower that is not finite makes the mean so.
@@ -133,28 +133,31 @@ class Step:
                 copy.step.assign_add(taken, read_value=False)
         return verdict.is_taken, metrics
 
-    def _metrics(self, mean, norm, decay):
+    def _metrics(self, mean, norm, decay, before):
         loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
         total_loss = loss + tf.cast(decay, loss.dtype)
         accuracy = mean.correct / (sum(self.sizes) * self.accumulate_steps)
+        accuracy = tf.cast(accuracy, loss.dtype)
         scale = self.guard.read_scale()
         scale = tf.zeros([]) if scale is None else scale
-        values = [
-            tf.cast(x, loss.dtype) for x in (loss, total_loss, accuracy, norm, scale)
-        ]
-        return total_loss, tf.concat([tf.stack(values), mean.losses], 0)
+        values = [tf.cast(x, loss.dtype) for x in (total_loss, norm, scale)]
+        sums = before[:2] + tf.stack([loss, accuracy])
+        last = tf.stack([loss, accuracy, *values])
+        return total_loss, tf.concat([sums, last, mean.losses], 0)
 
     def zero_metrics(self) -> tf.Tensor:
         """Metrics of the same form, for a loop to begin with."""
         dtype = tf.as_dtype(self.trainable_variables[0].dtype)
         with tf.device(self.strategy.home):
             return tf.zeros(
-                [5 + len(self.sizes)], dtype if dtype.size > 2 else tf.float32
+                [7 + len(self.sizes)], dtype if dtype.size > 2 else tf.float32
             )
 
     def read_metrics(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """The metrics of a step by name, but for its learning rate."""
-        loss, total_loss, accuracy, norm, scale, *losses = values
+        """The metrics of a step by name, but for its learning rate; "loss_sum" and
+        "accuracy_sum" are of all steps of the loop."""
+        loss_sum, accuracy_sum, loss, accuracy, *others = values
+        total_loss, norm, scale, *losses = others
         return {
             "loss": loss,
             "total_loss": total_loss,
@@ -162,6 +165,8 @@ class Step:
             "accuracy": accuracy,
             "gradient_norm": norm,
             **({"loss_scale": scale} if self.guard.scale_loss else {}),
+            "loss_sum": loss_sum,
+            "accuracy_sum": accuracy_sum,
         }
 
     def _update(self, results, mean, gradients, norm, squares, is_taken):

@@ -157,9 +157,9 @@ class Trainer(abc.ABC):
             correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
             before clipping; "loss_scale" where the loss is scaled; "skipped_steps" so
             far, where any may be (of asynchronous towers, updates); "staleness" of
-            asynchronous updates. "input_wait_secs" alone is that of all steps of
-            this call: how long they waited for their batches, in seconds; of
-            asynchronous towers the mean over the towers.
+            asynchronous updates. Of all steps of this call are "loss_sum" and
+            "accuracy_sum", and "input_wait_secs": how long they waited for their
+            batches, in seconds; of asynchronous towers the mean over the towers.
 
         Raises:
             NumericError: a tower's loss or gradients are not finite, and the step is

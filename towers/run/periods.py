@@ -42,6 +42,16 @@ class Periods:
     def evaluates(self, step: int) -> bool:
         return step == self._next_evaluation(step - 1)
 
+    def num_evaluations(self, step: int, last_step: int) -> int:
+        """Evaluations after `step`, until `last_step` inclusive."""
+        if not self.images_per_eval or step >= last_step:
+            return 0
+        done, due = (
+            s * self.images_per_step // self.images_per_eval for s in (step, last_step)
+        )
+        is_partial = last_step * self.images_per_step % self.images_per_eval
+        return int(due - done) + (last_step == self.total_steps and bool(is_partial))
+
     def next_due(self, step: int) -> int:
         """The first step after `step` after which anything is due."""
         return min(

@@ -19,6 +19,7 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.initial import start_from
 from towers.run.metrics import last_accuracy
+from towers.run.running_mean import RunningMean
 from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
 
@@ -58,6 +59,7 @@ def _validate(state):
     best, unfinished = state["best"], state.get("unfinished")
     steps = [record["step"] for record in carried_records(state)]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
+    numbers += dataclasses.asdict(running_mean_of(state)).values()
     if best is not None:
         steps.append(best["step"])
         numbers.append(best["accuracy"])
@@ -89,6 +91,11 @@ def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
     """The Stopwatch of a run; what an older run did not measure is zero."""
     names = [field.name for field in dataclasses.fields(Stopwatch)]
     return Stopwatch(**{n: trainer_state[n] for n in names if n in trainer_state})
+
+
+def running_mean_of(trainer_state: Mapping[str, Any]) -> RunningMean:
+    """The means over the epoch; of no step in a checkpoint of a former version."""
+    return RunningMean(**trainer_state.get("epoch_means", {}))
 
 
 def validate_changes(
@@ -192,6 +199,7 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
         session.step = session.saved_step = checkpoint.step
         session.best, session.open_record = stored["best"], stored.get("unfinished")
         session.stopwatch = stopwatch_of(stored)
+        session.means = running_mean_of(stored)
         console.line(f"restored step {session.step} from {checkpoint.path}")
     elif session.config.init_from:
         start_from(session.trainer, session.config)

@@ -17,9 +17,11 @@ from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
+from towers.run.display import Display
 from towers.run.folder import RunFolder
 from towers.run.lock import Lock
 from towers.run.reports import Reports
+from towers.run.running_mean import RunningMean
 from towers.run.stopwatch import Stopwatch
 from towers.run.watchdog import Watchdog
 
@@ -34,10 +36,12 @@ class Session:
         lock, checkpointer: of the folder; None of a worker that is not the chief, which
             writes nothing.
         reports: TensorBoard, `metrics.jsonl` and small files.
+        display: of the progress.
         last_step: the last step of the schedule, or max_steps before it.
         dataset_info: classes and preprocessing of the data set.
         workers: processes that train together.
         clock: seconds, from which what is due by the clock is known.
+        means: of the loss and accuracy over the epoch.
         stopped: whether they agreed to stop before the last step.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
@@ -58,6 +62,7 @@ class Session:
     trainer: Trainer
     watchdog: Watchdog
     background: Background
+    display: Display
     last_step: int
     dataset_info: DatasetInfo
     workers: Workers = ALONE
@@ -67,6 +72,7 @@ class Session:
     best: dict | None = None
     accuracy: float | None = None
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
+    means: RunningMean = dataclasses.field(default_factory=RunningMean)
     saved_step: int = 0
     saved_at: float = 0.0
     summarized_at: float = 0.0
@@ -107,6 +113,7 @@ def save(session: Session) -> None:
         "unfinished": session.open_record and _as_lists(session.open_record),
         "config": dataclasses.asdict(session.config),
         "dataset_info": dataclasses.asdict(session.dataset_info),
+        "epoch_means": dataclasses.asdict(session.means),
         **dataclasses.asdict(session.stopwatch),
     }
 

@@ -33,6 +33,9 @@ class Stopwatch:
         self.last_start_secs = 0.0
         self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
         self._lap: Lap | None = None
+        # Of this start; for the time left.
+        self._num_evaluations, self._evaluation_secs = 0, 0.0
+        self._paused_steps, self._paused_secs = 0, 0.0
 
     def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
         """Adds a call of `num_steps` steps that took `secs`, including the time spent
@@ -51,6 +54,29 @@ class Stopwatch:
             self.last_start_secs = secs
         self._is_warm = True
 
+    def add_pause(self, num_steps: int, secs: float) -> None:
+        """Adds the time in which reports and checkpoints held the training up."""
+        self._paused_steps += num_steps
+        self._paused_secs += secs
+
+    def add_evaluation(self, secs: float) -> None:
+        """Adds the time of an evaluation."""
+        self._num_evaluations += 1
+        self._evaluation_secs += secs
+
+    def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
+        """The time that so many steps and evaluations take, with what is written
+        between them; None until the speed of this start and phase is known.
+
+        Before the first evaluation none is counted.
+        """
+        if not self._recent_secs:
+            return None
+        secs_per_step = self._recent_secs / self._recent_steps
+        secs_per_step += self._paused_secs / max(self._paused_steps, 1)
+        secs_per_evaluation = self._evaluation_secs / max(self._num_evaluations, 1)
+        return num_steps * secs_per_step + num_evaluations * secs_per_evaluation
+
     def begin_phase(self) -> None:
         """The next steps are compiled apart and have another speed."""
         self._is_warm = False
@@ -58,12 +84,17 @@ class Stopwatch:
 
     def lap(self) -> Lap | None:
         """The speed since the last lap; None until a step was timed."""
-        if self._lap_secs:
-            # The wait is measured by another clock, which may be adjusted meanwhile.
-            waited = min(max(self._lap_wait_secs / self._lap_secs, 0.0), 1.0)
-            self._lap = Lap(self._lap_steps / self._lap_secs, 100 * waited)
-            self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
+        self._lap = self.speed()
+        self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
         return self._lap
+
+    def speed(self) -> Lap | None:
+        """The same, and no lap ends."""
+        if not self._lap_secs:
+            return self._lap
+        # The wait is measured by another clock, which may be adjusted meanwhile.
+        waited = min(max(self._lap_wait_secs / self._lap_secs, 0.0), 1.0)
+        return Lap(self._lap_steps / self._lap_secs, 100 * waited)
 
     def steps_in(self, secs: float) -> int:
         """The number of steps that fill so much time; at least 1, and 1 until the speed

@@ -75,6 +75,7 @@ class Watchdog:
         stuck_after_secs: the worker is stuck after so many seconds without progress; 0
             waits forever.
         clock: seconds; by default those of an `AwakeClock`.
+        tick: gets the steps taken and the activity, ten times a second.
 
     Attributes:
         stopped_by: the name of the signal that stops the run, or None.
@@ -89,8 +90,9 @@ class Watchdog:
         starting: Container[str] = (),
         stuck_after_secs: float = 0.0,
         clock: Callable[[], float] | None = None,
+        tick: Callable[[int, str], None] = lambda step, activity: None,
     ):
-        self._trainer = trainer
+        self._trainer, self._tick = trainer, tick
         self._interruptible = interruptible
         self._starting, self._stuck_after_secs = starting, stuck_after_secs
         self._clock = AwakeClock() if clock is None else clock
@@ -190,6 +192,7 @@ class Watchdog:
                         f"{self._stuck_after_secs:g} s (--stuck_after_secs)"
                         + (f", while {activity}" if work != activity else "")
                     )
+            self._tick(steps, activity)
             if is_patient and stopping_secs > _PATIENCE_SECS:
                 console.line(f"{self.stopped_by}: {work} is finished first")
                 is_patient = False

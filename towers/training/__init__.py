@@ -23,8 +23,8 @@ from towers.run.background import Background
 from towers.run.banner import start_banner
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
+from towers.run.display import Status, create_display
 from towers.run.folder import RunFolder
-from towers.run.log import log_line
 from towers.run.peers import (
     LOCK_SECS,
     agree_on_steps,
@@ -44,8 +44,9 @@ from towers.run.restore import (
     validate_dataset,
 )
 from towers.run.session import Session, save
+from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
-from towers.training.ending import how_to_continue, progress, saved_at_the_end
+from towers.training.ending import how_to_continue, saved_at_the_end, standing
 from towers.training.result import TrainResult, create_history
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -61,6 +62,7 @@ def train(
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
+    progress: str = "auto",
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
@@ -125,11 +127,19 @@ def train(
                 origins=origins,
             ):
                 console.line(line)
+        last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
+        status = Status(
+            last_step,
+            config.num_epochs,
+            epochs_per_step=config.images_per_step / parts.num_examples,
+        )
+        display = create_display(progress if is_chief else "off", status)
         watchdog = Watchdog(
             trainer,
             CONSISTENT_ACTIVITIES,
             starting=STARTING_ACTIVITIES,
             stuck_after_secs=config.stuck_after_secs,
+            tick=display.tick,
         )
         stack.enter_context(watchdog)
         reports = NoReports()
@@ -145,7 +155,8 @@ def train(
             trainer,
             watchdog,
             stack.enter_context(Background()),
-            min(config.max_steps or parts.total_steps, parts.total_steps),
+            display,
+            last_step,
             DatasetInfo.of(parts.data),
             workers,
             clock,
@@ -166,13 +177,15 @@ def train(
 
         # Train, write, evaluate and save: in another thread, which this one watches.
         if session.step < session.last_step or session.open_record:
-            with saved_at_the_end(session, overwrite):
+            epoch = session.step * status.epochs_per_step
+            display.update(step=session.step, epoch=epoch)
+            with display, saved_at_the_end(session, overwrite):
                 watchdog.run(train_steps, session, parts, after_call)
-            session.say(f"done: {progress(session)} is saved in {folder.path}")
+            session.say(f"done: {standing(session)} is saved in {folder.path}")
         else:
             way_on = how_to_continue(config, session.step, parts.total_steps)
             session.say(
-                f"{folder.path} is finished: {progress(session)}. {way_on}; "
+                f"{folder.path} is finished: {standing(session)}. {way_on}; "
                 "--overwrite starts again"
             )
         return TrainResult(
@@ -223,16 +236,23 @@ def train_steps(
             metrics = trainer.train(num_steps)
         if not metrics:
             break
-        step = metrics.pop("step")
+        ended, step = time.monotonic(), metrics.pop("step")
+        num_steps, before = step - session.step, session.step
         staleness.extend(metrics.pop("staleness", ()))
-        secs, wait_secs = time.monotonic() - started, metrics.pop("input_wait_secs")
-        stopwatch.add(step - session.step, secs, wait_secs)
+        stopwatch.add(num_steps, ended - started, metrics.pop("input_wait_secs"))
         if step in phase_ends:
             stopwatch.begin_phase()
+        session.means.add(
+            before * config.images_per_step // parts.num_examples,
+            num_steps,
+            metrics.pop("loss_sum"),
+            metrics.pop("accuracy_sum"),
+        )
         session.step = step
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
         epoch = step * config.images_per_step / parts.num_examples
         session.open_record = {"step": step, "epoch": epoch}
+        _show(session, metrics, periods)
 
         # Write.
         if summary_due or periods.logs(step):
@@ -242,23 +262,46 @@ def train_steps(
 
         # Evaluate and save.
         _evaluate_and_save(session, parts, periods, save_due)
+        stopwatch.add_pause(num_steps, time.monotonic() - ended)
         after_call()
 
 
+def _show(session: Session, metrics: dict[str, Any], periods: Periods) -> None:
+    """Gives the display what is known after a call."""
+    step, last_step, stopwatch = session.step, session.last_step, session.stopwatch
+    evaluations = periods.num_evaluations(step - 1, last_step)
+    session.display.update(
+        step=step,
+        epoch=session.open_record["epoch"],
+        loss=session.means.loss,
+        accuracy=session.means.accuracy,
+        learning_rate=metrics["learning_rate"],
+        skipped_steps=metrics.get("skipped_steps", 0),
+        secs_left=stopwatch.secs_left(last_step - step, evaluations),
+        **_speed(session, stopwatch.speed()),
+    )
+
+
+def _speed(session: Session, lap: Lap | None) -> dict[str, float]:
+    """Figures of a lap; none before there is one."""
+    if lap is None:
+        return {}
+    images_per_sec = lap.steps_per_sec * session.config.images_per_step
+    return {
+        "images_per_sec": images_per_sec,
+        "input_wait_percent": lap.input_wait_percent,
+    }
+
+
 def _log(session: Session, metrics: dict[str, Any], staleness: list[int]) -> None:
-    """The log line and the curves of a step, whose metrics join its record."""
-    lap = session.stopwatch.lap()
-    if lap:
-        metrics["images_per_sec"] = lap.steps_per_sec * session.config.images_per_step
-        metrics["input_wait_percent"] = lap.input_wait_percent
+    """The curves of a step, whose metrics join its record."""
+    metrics |= _speed(session, session.stopwatch.lap())
     if staleness:
         metrics["staleness_mean"] = np.mean(staleness)
         metrics["staleness_max"] = np.max(staleness)
         session.reports.histograms(session.step, {"updates": staleness}, "staleness")
         staleness.clear()
     session.open_record |= metrics
-    speed, start_secs = lap and lap.steps_per_sec, session.stopwatch.last_start_secs
-    session.say(log_line(session.open_record, session.last_step, speed, start_secs))
     session.reports.scalars(session.step, metrics)
 
 
@@ -302,14 +345,22 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     if session.eval_feed is None:
         session.eval_feed = build.create_eval_feed(batches, session.trainer)
     kinds = kinds_of_parameters(session.config)
+    started = time.monotonic()
     with session.watchdog.activity("evaluating") as beat:
         evaluations = accuracies(
             session.trainer.evaluate(session.eval_feed, len(batches), kinds, beat)
         )
+    session.stopwatch.add_evaluation(time.monotonic() - started)
     record = record_of(evaluations, split)
+    if session.means.num_steps:
+        record["epoch_loss"] = session.means.loss
+        record["epoch_accuracy"] = session.means.accuracy
     session.open_record |= record
     session.reports.scalars(session.step, record)
-    session.say(accuracy_line(session.step, evaluations, split, session.config))
+    every = session.config.eval_every_epochs
+    # Of a batch at the end of an epoch some images are of the next one.
+    epoch = session.open_record["epoch"] // every * every
+    session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
     if (
         split != "validation"

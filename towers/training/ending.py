@@ -49,16 +49,16 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
     stopped = session.stopped or watchdog.stop_requested
     if stopped and (session.step < session.last_step or session.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
-        saved = f"{progress(session)} is saved in {session.folder.path}"
+        saved = f"{standing(session)} is saved in {session.folder.path}"
         if not session.workers.is_chief:
-            saved = f"the chief saves {progress(session)}"
+            saved = f"the chief saves {standing(session)}"
         raise Preempted(
             f"stopped by {signal}: {saved if session.step else 'no step was taken'}; "
             f"the same command {'without --overwrite ' if overwrite else ''}continues"
         )
 
 
-def progress(session: Session) -> str:
+def standing(session: Session) -> str:
     """Such as "step 5 of 10"."""
     if session.step > session.last_step:
         return f"step {session.step}, beyond {session.last_step}"

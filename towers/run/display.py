@@ -1,0 +1,213 @@
+"""What a training shows while it runs: a live display on a terminal, else lines.
+
+The lines come by the clock, ever rarer: a run of a day prints about 50.
+"""
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable
+
+from towers import console
+
+MODES = ("auto", "live", "plain", "off")
+
+# The first line comes after so many seconds, each later one after so many more, or
+# after so much more of the time that has passed.
+_PERIOD_SECS, _GROWTH = 5.0, 0.3
+
+# A line is no longer than a terminal is wide.
+_WIDTH = 80
+
+# Bars on a wide terminal.
+_WIDEST = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """How a training stands after a call of several steps.
+
+    Attributes:
+        step, last_step: steps taken, and those of the run.
+        epoch, num_epochs: passes over the training images, likewise.
+        epochs_per_step: as much of an epoch is a step.
+        loss, accuracy: running means over the epoch; None before the first step.
+        learning_rate: of the last step.
+        images_per_sec, input_wait_percent: None until they are known.
+        skipped_steps: that were not finite.
+        secs_left: of the run; None until it is known.
+    """
+
+    last_step: int
+    num_epochs: float
+    step: int = 0
+    epoch: float = 0.0
+    epochs_per_step: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
+    learning_rate: float | None = None
+    images_per_sec: float | None = None
+    input_wait_percent: float | None = None
+    skipped_steps: int = 0
+    secs_left: float | None = None
+
+
+class Display:
+    """Shows nothing; a context manager.
+
+    Args:
+        status: at the beginning.
+        clock: seconds.
+    """
+
+    def __init__(self, status: Status, clock: Callable[[], float] = time.monotonic):
+        self.status, self._clock = status, clock
+        self._updated_at = clock()
+
+    def update(self, **changes) -> None:
+        """Replaces fields of the status; called by the thread that trains."""
+        self.status = dataclasses.replace(self.status, **changes)
+        self._updated_at = self._clock()
+
+    def tick(self, step: int, activity: str) -> None:
+        """Shows how far the training is; called often, by another thread.
+
+        Args:
+            step: steps taken, which may be more than those of the status.
+            activity: such as "computing".
+        """
+
+    def __enter__(self) -> "Display":
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+    def _secs_left(self):
+        secs = self.status.secs_left
+        if secs is not None:
+            secs = max(0.0, secs - (self._clock() - self._updated_at))
+        return secs
+
+
+class PlainDisplay(Display):
+    """Lines of at most 80 characters."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._began_at = self._due_at = None
+
+    def tick(self, step, activity):
+        now = self._clock()
+        if self._began_at is None:
+            self._began_at, self._due_at = now, now + _PERIOD_SECS
+        if now >= self._due_at:
+            passed = now - self._began_at
+            self._due_at = now + max(_PERIOD_SECS, _GROWTH * passed)
+            console.line(plain_line(self.status, step, activity, self._secs_left()))
+
+
+def plain_line(
+    status: Status, step: int, activity: str, secs_left: float | None
+) -> str:
+    """A line about a training, as much as is known and fits."""
+    parts = [f"step {step}/{status.last_step}"]
+    if secs_left is not None:
+        parts.append(f"{duration(secs_left)} left")
+    elif activity != "computing":
+        parts.append(activity)
+    return _fitting([*parts, *_figures(status)], _WIDTH)
+
+
+def _fitting(parts, width):
+    """As many of the parts as fit, side by side."""
+    line = ""
+    for part in parts:
+        if len(line) + len(part) + 2 <= width:
+            line += f"  {part}" if line else part
+    return line
+
+
+def _figures(status):
+    """The most important ones first."""
+    if status.loss is not None:
+        yield f"loss {status.loss:.3f}"
+        yield f"accuracy {status.accuracy:.3f}"
+    if status.skipped_steps:
+        yield f"{status.skipped_steps} steps skipped"
+    if status.images_per_sec is not None:
+        yield f"{status.images_per_sec:,.0f} images/s"
+        yield f"input wait {status.input_wait_percent:.0f}%"
+    if status.learning_rate is not None:
+        yield f"lr {status.learning_rate:.3g}"
+
+
+class LiveDisplay(Display):
+    """Three lines at the end of a terminal that are renewed four times a second."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._step, self._activity = self.status.step, "starting"
+        self._live = console.Live(self._render)
+
+    def __exit__(self, *_):
+        self._live.stop()
+
+    def tick(self, step, activity):
+        self._step, self._activity = step, activity
+        self._live.refresh()
+
+    def _render(self, width):
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        status, step, left = self.status, self._step, self._secs_left()
+        epoch = status.epoch + (step - status.step) * status.epochs_per_step
+        number = max(0, min(math.floor(epoch), math.ceil(status.num_epochs) - 1))
+        in_epoch = min(1.0, epoch - number)
+        # What is typed, such as ^C, fits behind it.
+        width = min(width - 3, _WIDEST)
+        bars = Table.grid(padding=(0, 2, 0, 0))
+        bars.width = width
+        bars.add_column(no_wrap=True)
+        bars.add_column(ratio=1)
+        for _ in range(3):
+            bars.add_column(no_wrap=True)
+        bars.add_row(
+            "run",
+            ProgressBar(total=status.last_step, completed=step),
+            f"{step / status.last_step:.0%}",
+            f"step {step}/{status.last_step}",
+            self._activity if left is None else f"{duration(left)} left",
+        )
+        bars.add_row(
+            "epoch",
+            ProgressBar(total=1.0, completed=in_epoch),
+            f"{in_epoch:.0%}",
+            f"{number + 1} of {status.num_epochs:g}",
+            "" if left is None else self._activity,
+        )
+        figures = _fitting(_figures(status), width)
+        return Group(Text(figures, style="bold", no_wrap=True), bars)
+
+
+def create_display(mode: str, status: Status) -> Display:
+    """The display of a mode, one of MODES; auto is live on a terminal, else plain."""
+    if mode == "auto":
+        is_terminal = console.is_terminal() and os.environ.get("TERM") != "dumb"
+        mode = "live" if is_terminal else "plain"
+    classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
+    return classes[mode](status)
+
+
+def duration(secs: float) -> str:
+    """Such as "42 s", "3 min 20 s" or "2 h 05 min"."""
+    secs = round(secs)
+    if secs < 60:
+        return f"{secs} s"
+    if secs < 3600:
+        return f"{secs // 60} min {secs % 60:02d} s"
+    return f"{secs // 3600} h {secs % 3600 // 60:02d} min"
