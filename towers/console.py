@@ -26,21 +26,27 @@ if TYPE_CHECKING:
 _PATIENCE_SECS = 1.0
 _MOST_KEPT = 1000
 
+RED, YELLOW = 31, 33
+
 # Between frames of what is live.
 _REFRESH_SECS = 0.25
 
 
 def line(text: str) -> None:
     """Prints one plain line on standard output, at once."""
-    if _live:
-        _live.print(printable(text))
-    else:
-        _out.print(text)
+    _print(text)
 
 
 def warn(text: str) -> None:
     """Prints a warning there."""
-    line(f"warning: {text}")
+    _print(f"warning: {text}", YELLOW)
+
+
+def _print(text, color=None):
+    if _live:
+        _live.print(_colored(printable(text), color))
+    else:
+        _out.print(text, color)
 
 
 def error(text: str) -> None:
@@ -48,15 +54,18 @@ def error(text: str) -> None:
     a program, or the program ends."""
     if _live:
         _live.stop()
-    _err.print(text)
+    _err.print(text, RED)
 
 
 def is_terminal() -> bool:
-    """Whether standard output is one."""
-    try:
-        return sys.stdout.isatty()
-    except (AttributeError, ValueError):  # closed
-        return False
+    """Whether standard output is one that takes more than lines."""
+    return _out.is_terminal() and os.environ.get("TERM") != "dumb"
+
+
+def _colored(text, color):
+    if color is None or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{color}m{text}\x1b[0m"
 
 
 class Live:
@@ -110,7 +119,9 @@ class Live:
 
     def print(self, text: str) -> None:
         """Prints a line above."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
 
     def stop(self) -> None:
         """Removes them; the terminal is as it was."""
@@ -150,14 +161,22 @@ class _Stream:
         self._name, self._kept = name, collections.deque(maxlen=_MOST_KEPT)
         self._lock = threading.Lock()
 
-    def print(self, text):
+    def print(self, text, color=None):
         encoding = getattr(self._file(), "encoding", None) or "utf-8"
         text = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+        if self.is_terminal():
+            text = _colored(text, color)
         self.write(f"{text}\n")
 
     def write(self, text):
         self._kept.append(text)
         self.print_kept()
+
+    def is_terminal(self):
+        try:
+            return self._file().isatty()
+        except (AttributeError, ValueError):  # there is none, or it is closed
+            return False
 
     def is_behind(self):
         return bool(self._kept) or not self._is_ready()

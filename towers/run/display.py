@@ -5,7 +5,6 @@ The lines come by the clock, ever rarer: a run of a day prints about 50.
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 
@@ -197,8 +196,7 @@ class LiveDisplay(Display):
 def create_display(mode: str, status: Status) -> Display:
     """The display of a mode, one of MODES; auto is live on a terminal, else plain."""
     if mode == "auto":
-        is_terminal = console.is_terminal() and os.environ.get("TERM") != "dumb"
-        mode = "live" if is_terminal else "plain"
+        mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
     return classes[mode](status)
 
