@@ -38,6 +38,9 @@ PROGRESS = flags.DEFINE_enum(
     "Bars at the end of a terminal (live), lines by the clock (plain) or none (off); "
     "auto: live on a terminal, else plain.",
 )
+flags.DEFINE_bool(
+    "list", False, "Print networks, data sets, strategies, optimizers and recipes."
+)
 cluster_spec.define_cluster_flags()
 config_flags.define_config_flags()
 

@@ -29,6 +29,8 @@ class Choice:
         standardizes_images: of an augmentation: each image by itself.
         own_moments: of a network: its images are standardized by its own mean and
             standard deviation.
+        num_params: of a network: its parameters for images of 32x32x3, of 24x24x3 for
+            `cnn`, in 10 classes.
         scale_free: of an optimizer: a step is as long, however long the gradients are.
         sums: of an optimizer: its update adds up elements of a parameter.
         whole_parameters: of an optimizer: its update needs all elements of a parameter.
@@ -45,6 +47,7 @@ class Choice:
     _: dataclasses.KW_ONLY
     standardizes_images: bool = False
     own_moments: bool = False
+    num_params: int = 0
     scale_free: bool = False
     sums: bool = False
     whole_parameters: bool = False
@@ -110,44 +113,69 @@ AUGMENTS = {
 
 _CIFAR_RESNET = "models.resnet:create_cifar_resnet"
 MODELS = {
-    "cnn": Choice("models.cnn:create_model", "the CIFAR-10 tutorial's network"),
-    "lenet": Choice("models.lenet:create_model", "LeNet with rectifiers"),
+    "cnn": Choice(
+        "models.cnn:create_model",
+        "the CIFAR-10 tutorial's network",
+        num_params=1_068_298,
+    ),
+    "lenet": Choice(
+        "models.lenet:create_model", "LeNet with rectifiers", num_params=187_028
+    ),
     "alexnet": Choice(
-        "models.alexnet:create_model", "AlexNet in one column", {"columns": 1}
+        "models.alexnet:create_model",
+        "AlexNet in one column",
+        {"columns": 1},
+        num_params=29_983_114,
     ),
     "alexnet_two_columns": Choice(
-        "models.alexnet:create_model", "AlexNet as published", {"columns": 2}
+        "models.alexnet:create_model",
+        "AlexNet as published",
+        {"columns": 2},
+        num_params=28_569_994,
     ),
     "resnet18": Choice(
-        "models.resnet:create_resnet18", "18 layers, stem for small images"
+        "models.resnet:create_resnet18",
+        "18 layers, stem for small images",
+        num_params=11_173_962,
     ),
     "resnet50": Choice(
         "models.resnet:create_imagenet_resnet",
         "50 layers with bottlenecks, for large images",
         {"blocks": (3, 4, 6, 3)},
+        num_params=23_528_522,
     ),
-    "resnet20": Choice(_CIFAR_RESNET, "CIFAR ResNet", {"depth": 20}),
-    "resnet32": Choice(_CIFAR_RESNET, "32 layers", {"depth": 32}),
-    "resnet44": Choice(_CIFAR_RESNET, "44 layers", {"depth": 44}),
-    "resnet56": Choice(_CIFAR_RESNET, "56 layers", {"depth": 56}),
-    "resnet110": Choice(_CIFAR_RESNET, "110 layers", {"depth": 110}),
+    "resnet20": Choice(
+        _CIFAR_RESNET, "CIFAR ResNet", {"depth": 20}, num_params=269_722
+    ),
+    "resnet32": Choice(_CIFAR_RESNET, "32 layers", {"depth": 32}, num_params=464_154),
+    "resnet44": Choice(_CIFAR_RESNET, "44 layers", {"depth": 44}, num_params=658_586),
+    "resnet56": Choice(_CIFAR_RESNET, "56 layers", {"depth": 56}, num_params=853_018),
+    "resnet110": Choice(
+        _CIFAR_RESNET, "110 layers", {"depth": 110}, num_params=1_727_962
+    ),
     "wide_resnet_28_10": Choice(
-        "models.wide_resnet:create_model", "WRN-28-10", {"depth": 28, "widening": 10}
+        "models.wide_resnet:create_model",
+        "WRN-28-10",
+        {"depth": 28, "widening": 10},
+        num_params=36_479_194,
     ),
     "convmixer_256_8": Choice(
         "models.convmixer:create_model",
         "ConvMixer-256/8",
         {"channels": 256, "depth": 8},
+        num_params=594_186,
     ),
     "speedrun": Choice(
         "models.speedrun:create_model",
         "trained to 94 % on CIFAR-10 in seconds on a GPU",
         {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
+        num_params=1_971_352,
     ),
     "speedrun_deep": Choice(
         "models.speedrun:create_model",
         "its larger form, to 96 %",
         {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
+        num_params=9_915_416,
     ),
     "keras:NAME": Choice(
         "models.applications:create_model",

@@ -21,6 +21,7 @@ import towers
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
 from towers.config.factories import foreseen
+from towers.config.help import help_text, list_text
 from towers.errors import ConfigError, end_process, one_line
 
 _DEFINE = {
@@ -124,18 +125,22 @@ def run(
 
     def parse_or_end(argv):
         end = argv.index("--") if "--" in argv else len(argv)  # of another program
-        own = ["--help" if argument == "-h" else argument for argument in argv[:end]]
+        text = None
+        if {"-h", "--help", "--helpfull", "--helpshort"} & {*argv[:end]}:
+            text = help_text(sys.modules["__main__"].__doc__)
+        elif "--version" in argv[:end]:
+            text = version_line()
+        elif "--list" in argv[:end] and "list" in flags.FLAGS:
+            text = list_text(pathlib.Path(argv[0]).resolve().parent / "configs")
         try:
-            if "--version" in own:
-                print(version_line(), flush=True)
+            if text is not None:
+                print(text, flush=True)
                 sys.exit()
-            return parse([*own, *argv[end:]])
+            return parse(argv)
         except OSError as error:
             end_process(program, ConfigError(f"standard output: {error.strerror}"))
         except ConfigError as error:
             end_process(program, error)
-        except SystemExit as end:  # absl ends --help with 1
-            sys.exit(0 if end.code == 1 else end.code)
 
     def main_or_end(argv):
         try:

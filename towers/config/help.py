@@ -1,0 +1,127 @@
+"""The texts of `--help` and `--list`; no TensorFlow is imported."""
+
+import ast
+import pathlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+
+from absl import flags
+
+from towers.config import choices
+from towers.config.config import FIELDS
+
+# Stand first, in this order.
+COMMON = (
+    *("config", "workdir", "dataset", "data_dir", "model", "num_epochs", "batch_size"),
+    *("optimizer", "learning_rate", "schedule", "weight_decay", "augment", "init_from"),
+    *("strategy", "num_towers", "device", "precision", "max_steps", "seed"),
+    *("overwrite", "progress", "list"),
+)
+
+# The first field of Config of each section, and its title.
+SECTIONS = {
+    "dataset": "Data set, input and augmentation",
+    "model": "Network, its arithmetic and compiler",
+    "optimizer": "Optimizer, learning rate, weight decay and moving averages",
+    "strategy": "Strategy, devices and the size of a batch",
+    "init_from": "Start, length, logs, evaluations and checkpoints",
+}
+
+_WIDTH, _INDENT = 80, 28
+_TITLES = {
+    "dataset": "Data sets",
+    "model": "Networks, with their parameters for 10 classes",
+    "augment": "Augmentations",
+    "optimizer": "Optimizers",
+    "schedule": "Schedules of the learning rate",
+    "strategy": "Strategies",
+}
+
+
+def help_text(usage: str, values: flags.FlagValues = flags.FLAGS) -> str:
+    """What `--help` prints: the usage, and a program's own flags by subject.
+
+    Args:
+        usage: begins it.
+        values: that hold the flags.
+    """
+    own = {flag.name: flag for flag in values.get_key_flags_for_module(sys.argv[0])}
+    groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
+    if len(own) <= len(COMMON):
+        groups = {"Flags": list(own)}
+    else:
+        for name in FIELDS:
+            title = SECTIONS.get(name, title)
+            groups.setdefault(title, []).append(name)
+        groups["Others"] = sorted(own.keys() - FIELDS.keys())
+    paragraphs = usage.strip().split("\n\n")
+    filled = [p if p[0] == " " else textwrap.fill(p, _WIDTH) for p in paragraphs]
+    lines, printed = ["\n\n".join(filled)], set()
+    for title, names in groups.items():
+        names = [n for n in names if n in own and n not in printed]
+        printed |= set(names)
+        if names:
+            lines += ["", f"{title}:", ""]
+            for name in names:
+                lines += _flag_lines(own[name])
+    return "\n".join(lines)
+
+
+def _flag_lines(flag):
+    default = flag.default
+    if flag.boolean:
+        head = f"--[no]{flag.name}"
+    elif isinstance(default, list):
+        head = f"--{flag.name}={','.join(default)}"
+    elif isinstance(default, float):
+        head = f"--{flag.name}={default:g}"
+    else:
+        head = f"--{flag.name}={'' if default is None else default}"
+    text = re.sub("^<.*?>: ", "", flag.help)  # by absl
+    if flag.name in FIELDS and (table := FIELDS[flag.name].metadata["table"]):
+        subject, *_ = text.partition(":")
+        text = f"{subject}: {choices.listed(table)}."
+    elif isinstance(flag.parser, flags.EnumParser):
+        text += f" One of {', '.join(flag.parser.enum_values)}."
+    if flag.boolean and default:
+        text += " On by default."
+    return _columns(head, text)
+
+
+def _columns(head, text):
+    indent = " " * _INDENT
+    lines = textwrap.wrap(
+        text, _WIDTH - _INDENT, break_on_hyphens=False, break_long_words=False
+    )
+    if len(head) + 4 > _INDENT:
+        return [f"  {head}", *(indent + line for line in lines)]
+    first, *others = lines
+    return [f"  {head:{_INDENT - 2}}{first}", *(indent + line for line in others)]
+
+
+def list_text(recipes: pathlib.Path) -> str:
+    """What `--list` prints: every choice by name, and the recipes of a folder."""
+    lines = []
+    for option, title in _TITLES.items():
+        lines += [f"{title} (--{option}):", ""]
+        for name, row in choices.TABLES[option].items():
+            text = row.help
+            if row.num_params:
+                text = f"{row.num_params / 1e6:5.2f} M  {text}"
+            lines += _columns(name, text)
+        lines.append("")
+    lines += ["Recipes (--config), with published accuracies:", ""]
+    for name, summary, accuracy in _recipes(recipes):
+        lines += _columns(name, f"{summary}; {accuracy}" if accuracy else summary)
+    return "\n".join(lines)
+
+
+def _recipes(folder: pathlib.Path) -> Iterator[tuple[str, str, str]]:
+    """Name, first line and published accuracy of each recipe, which is not run."""
+    for path in sorted(folder.glob("*.py")):
+        doc = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        published = re.search(r"^Published: [^:]*?\b(0\.\d+)", doc, re.MULTILINE)
+        summary, *_ = doc.splitlines()
+        yield path.stem, summary.rstrip("."), published[1] if published else ""
