@@ -252,7 +252,8 @@ class EvalBatches:
     """The batches of an evaluation: every example exactly once, in order.
 
     All have one shape. The last one is filled up with example 0; "weights", float32
-    [batch], is 1 for an example that counts and 0 for one that fills.
+    [batch], is 1 for an example that counts and 0 for one that fills, and "positions",
+    int64 [batch], are the numbers of the examples.
 
     Attributes:
         source: the examples.
@@ -302,16 +303,17 @@ class EvalBatches:
         rows = self._rows
         positions = first + tf.range(rows.start, rows.stop, dtype=tf.int64)
         counts = positions < self.source.num_examples
-        images, labels = self.source.read(tf.where(counts, positions, 0))
-        return images, labels, counts
+        positions = tf.where(counts, positions, 0)
+        return *self.source.read(positions), counts, positions
 
-    def _process(self, images, labels, counts):
+    def _process(self, images, labels, counts, positions):
         size = len(self._rows)
         images = tf.ensure_shape(images, [size, *self.source.image_shape])
         return {
             "images": self.augment.evaluate(images),
             "labels": tf.ensure_shape(labels, [size]),
             "weights": tf.cast(counts, tf.float32),
+            "positions": positions,
         }
 
 

@@ -85,7 +85,9 @@ def evaluate(
             result = _result(checkpoint, evaluations)
             reported = predictions[kinds[-1]]
             mistakes = report.mistakes_csv(reported, data.test, data.class_names)
-            reports.scalars(checkpoint.step, record_of(evaluations, "test"))
+            record = record_of(evaluations, "test")
+            curves = {k.removeprefix("test_"): v for k, v in record.items()}
+            reports.scalars(checkpoint.step, curves)
             reports.file(folder.result, report.to_json(result))
             reports.file(folder.mistakes, mistakes)
             at = f"step {checkpoint.step}"

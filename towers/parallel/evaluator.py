@@ -70,19 +70,22 @@ class Evaluator:
         """Sums of `tower_counts` over batches, of some kinds of parameters at once.
 
         Args:
-            feed: per tower its part of every batch, with "weights"; the same object for
-                every evaluation of the same images, as each is compiled for.
+            feed: per tower its part of every batch, with "weights" and "positions"; the
+                same object for every evaluation of the same images, as each is compiled
+                for.
             num_batches: of the whole evaluation.
             kinds: RAW, AVERAGES or both.
             beat: called after each compiled call.
 
         Returns:
             Per kind "correct" and "images", whole numbers, and "loss", the sum over the
-            images; with test-time augmentation also "correct_tta".
+            images; with test-time augmentation also "correct_tta". And "predictions",
+            float64 [images, 3]: label, class of the largest logit, and loss of each
+            image in the order of their positions.
         """
         feed.restart()
         iterators, count_batches = feed.start(0), self._calls(feed, tuple(kinds))
-        totals, done, num = None, 0, 1
+        totals, rows, done, num = None, [], 0, 1
         while done < num_batches:
             # Sums over workers are told apart by their turn in a call.
             own = {"num": np.array(min(num, num_batches - done))}
@@ -90,8 +93,9 @@ class Evaluator:
             started = time.monotonic()
             with tf.device(HOST):
                 arguments = tf.constant(done, tf.int64), tf.constant(num, tf.int64)
-            counts = count_batches(iterators, *arguments)
+            counts, predictions = count_batches(iterators, *arguments)
             sums = [{k: v.numpy() for k, v in of_kind.items()} for of_kind in counts]
+            rows.append(predictions.numpy())
             totals = sums if totals is None else _added(totals, sums)
             done += num
             secs = max(time.monotonic() - started, 1e-3)
@@ -101,29 +105,54 @@ class Evaluator:
         for kind, of_kind in zip(kinds, totals, strict=True):
             values = self._workers.add(np.array(list(of_kind.values())))
             results[kind] = dict(zip(of_kind, values.tolist(), strict=True))
+        rows = np.concatenate(rows)  # of the images of this worker
+        position, weight, label, *of_kinds = rows.reshape(-1, rows.shape[-1]).T
+        position = position[weight > 0].astype(np.int64)
+        for number, kind in enumerate(kinds):
+            values = np.stack([label, *of_kinds[2 * number : 2 * number + 2]], 1)
+            predictions = np.zeros([int(results[kind]["images"]), 3])
+            predictions[position] = values[weight > 0]
+            results[kind]["predictions"] = self._workers.add(predictions)
         return results
 
     def _compile(self, feed, kinds):
         """(iterators, first batch, number of batches) -> per kind the counts."""
+
+        def count_batch(pieces):
+            counted = [self._count(pieces, self._fetch(kind)) for kind in kinds]
+            with tf.device(HOST):
+                names = ["positions", "weights", "labels"]
+                of_batch = [tf.concat([p[k] for p in pieces], 0) for k in names]
+                of_batch += [x for _, of_kind in counted for x in of_kind]
+                rows = tf.stack([tf.cast(x, tf.float64) for x in of_batch], 1)
+            return [counts for counts, _ in counted], rows
+
         count = tf.function(
-            lambda pieces: [self._count(pieces, self._fetch(kind)) for kind in kinds],
+            count_batch,
             autograph=False,
             experimental_attributes={"_noinline": True},
         )
         on_cpus = all("CPU" in device for device in self._devices)
 
         def count_batches(iterators, first, num_batches):
-            def add(done, totals):
+            def add(done, totals, predictions):
                 pieces = feed.batches(feed.wait(iterators, first + done), first + done)
-                counts = (count if on_cpus else count.python_function)(pieces)
-                return done + 1, _added(totals, counts)
+                counts, rows = (count if on_cpus else count.python_function)(pieces)
+                with tf.device(HOST):
+                    predictions = predictions.write(tf.cast(done, tf.int32), rows)
+                return done + 1, _added(totals, counts), predictions
 
             with tf.device(HOST):
                 names = ["correct", "images", "loss"]
                 names += ["correct_tta"] if self._tta.transforms else []
                 zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in kinds]
-                begin = tf.zeros([], tf.int64), zeros
-                return while_loop(lambda done, _: done < num_batches, add, begin)[1]
+                size = tf.cast(num_batches, tf.int32)
+                rows = tf.TensorArray(tf.float64, size, infer_shape=False)
+                begin = tf.zeros([], tf.int64), zeros, rows
+                _, totals, rows = while_loop(
+                    lambda done, *_: done < num_batches, add, begin
+                )
+                return totals, rows.stack()
 
         return tf.function(
             count_batches, autograph=False, reduce_retracing=True
@@ -177,16 +206,18 @@ class Evaluator:
         return outputs
 
     def _count(self, pieces, fetched):
-        """The counts of one batch, in the graph."""
+        """The counts of one batch, in the graph; classes and losses of its images."""
         logits, augmented = self._compute(fetched, pieces)
         counts = self._sum_counts(logits, pieces)
+        predictions = self._predictions(logits, pieces)
         if not augmented:
-            return counts
+            return counts, predictions
         # Augmented images change their prediction, the others keep theirs.
         pieces, *plain_and_mean = augmented
         before, after = (self._sum_counts(x, pieces)["correct"] for x in plain_and_mean)
         with tf.device(HOST):
-            return counts | {"correct_tta": counts["correct"] - before + after}
+            correct = counts["correct"] - before + after
+            return counts | {"correct_tta": correct}, predictions
 
     def _compute(self, fetched, pieces):
         """Per tower the logits of its piece of a batch; with test-time augmentation
@@ -222,6 +253,15 @@ class Evaluator:
                 counts.append(tower_counts(self._loss_fn, of_tower, piece))
         with tf.device(HOST):
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
+
+    def _predictions(self, logits, pieces):
+        classes, losses = [], []
+        for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
+            with tf.device(device):
+                classes.append(tf.argmax(of_tower, 1))
+                losses.append(self._loss_fn(of_tower, piece["labels"]))
+        with tf.device(HOST):
+            return tf.concat(classes, 0), tf.concat(losses, 0)
 
     def _mean_logits(self, fetched, pieces, plain):
         """Per tower the mean logits over the transforms, given those of the images."""

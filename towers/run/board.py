@@ -1,39 +1,93 @@
 """TensorBoard event files."""
 
 import contextlib
-import math
 import os
 import pathlib
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+from tensorboard.plugins.custom_scalar import layout_pb2 as layout
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar
 from tensorboard.plugins.histogram import metadata as histogram
+from tensorboard.plugins.hparams import api_pb2, summary, summary_v2
 from tensorboard.plugins.image import metadata as image
 from tensorboard.plugins.scalar import metadata as scalar
+from tensorboard.plugins.text import metadata as text
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from towers import store
+from towers.run import pictures
 
 NUM_BUCKETS = 30  # of a histogram
 
-# A name of a curve, how TensorBoard shows it, and its value.
+# Of a batch, and of an evaluation.
+MOST_IMAGES, MOST_MISTAKES = 64, 16
+
+# A tag, how TensorBoard shows it, and its value.
 Value = tuple[str, SummaryMetadata, np.ndarray]
+
+# Name of a metric -> its tag and description. TensorBoard opens the first groups of the
+# alphabet. A suffix of a name stays: accuracy_ema, of the moving averages.
+TAGS = {
+    "accuracy": ("learning/accuracy", "Share of correct predictions"),
+    "loss": ("learning/loss", "Mean cross-entropy, without weight decay"),
+    "learning_rate": ("optimizer/learning_rate", "Learning rate of the last step"),
+    "gradient_norm": (
+        "optimizer/gradient_norm",
+        "Global norm of the mean gradient, before clipping",
+    ),
+    "update_ratio": (
+        "optimizer/update_ratio",
+        "Norm of an update over that of the parameters; about 0.001 is usual",
+    ),
+    "total_loss": ("optimizer/total_loss", "Loss of the batch with weight decay"),
+    "loss_scale": ("optimizer/loss_scale", "Factor on the loss in float16"),
+    "skipped_steps": ("optimizer/skipped_steps", "Steps so far that were not finite"),
+    "images_per_sec": ("speed/images_per_sec", "Images trained on a second"),
+    "input_wait_percent": (
+        "speed/input_wait_percent",
+        "Share of the time in which the towers waited for their batches",
+    ),
+    "tower_losses": ("towers/loss", "Loss of the images of one tower"),
+    "staleness_mean": (
+        "towers/staleness_mean",
+        "Updates by others between the fetch and the update of a tower, mean",
+    ),
+    "staleness_max": ("towers/staleness_max", "The same, the most"),
+}
+_SUFFIXES = {
+    "_tta_ema": ", with test-time augmentation and moving averages",
+    "_tta": ", with test-time augmentation",
+    "_ema": ", with the moving averages of the parameters",
+    "": "",
+}
+
+
+def tag_of(name: str) -> tuple[str, str] | None:
+    """Tag and description of a metric; None where the board does not show it."""
+    for suffix, about in _SUFFIXES.items():
+        if name.endswith(suffix) and name.removesuffix(suffix) in TAGS:
+            tag, description = TAGS[name.removesuffix(suffix)]
+            return f"{tag}{suffix}", description + about
+    return None
 
 
 class Board:
-    """A TensorBoard event file of one kind, "train" or "eval".
+    """A TensorBoard event file of one writer: "train", or "test", "validation" or
+    "eval" for evaluations, so that curves of the same tag share a chart.
 
     All methods raise an OSError where an event cannot be written; then nothing of it
     is.
 
     Args:
         folder: TensorBoard's `--logdir`, in a run's folder.
-        kind: the name of the curves there.
+        kind: the name of the writer.
     """
 
     def __init__(self, folder: pathlib.Path, kind: str):
@@ -42,17 +96,20 @@ class Board:
         self._is_new = True
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
-        """A curve per value; a vector gives one per element, "loss/tower_2"."""
-        curves = {}
+        """A curve per value that has a tag; a vector gives one per element,
+        "towers/loss_2"."""
+        curves = []
         for name, value in values.items():
-            if np.ndim(value) == 0:
-                curves[name] = value
-            else:
-                curves |= {f"{name}/tower_{i}": x for i, x in enumerate(value)}
-        about = scalar.create_summary_metadata(None, None)
-        self._append(
-            step, ((k, about, np.asarray(x, np.float32)) for k, x in curves.items())
-        )
+            if tag := tag_of(name):
+                tag, description = tag
+                about = scalar.create_summary_metadata(None, description)
+                each = {tag: value}
+                if np.ndim(value):
+                    each = {f"{tag}_{i}": x for i, x in enumerate(value)}
+                for name, x in each.items():
+                    curves.append((name, about, np.asarray(x, np.float32)))
+        if curves:
+            self._append(step, curves)
 
     def histograms(
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
@@ -62,14 +119,46 @@ class Board:
             step, ((f"{group}/{k}", about, _buckets(x)) for k, x in values.items())
         )
 
-    def images(self, step: int, images: tf.Tensor, name: str) -> None:
-        """The first 64 images of a batch, float [n, h, w, 1 or 3], side by side."""
-        pixels = np.round(255 * image_grid(images.numpy())).astype(np.uint8)
+    def picture(self, step: int, tag: str, pixels: np.ndarray, about: str) -> None:
+        """A picture, uint8 [height, width, 3], with a description."""
         height, width, _ = pixels.shape
         png = tf.io.encode_png(pixels).numpy()
         value = np.array([str(width).encode(), str(height).encode(), png], object)
-        about = image.create_summary_metadata(None, None)
-        self._append(step, [(name, about, value)])
+        metadata = image.create_summary_metadata(None, about)
+        self._append(step, [(tag, metadata, value)])
+
+    def begin(self, options: Mapping[str, Any]) -> None:
+        """The options of a run, as text and as hyperparameters, and the layout of
+        custom scalars."""
+        rows = [f"| {name} | {value} |" for name, value in options.items()]
+        table = "\n".join(["| option | value |", "| --- | --- |", *rows])
+        about = text.create_summary_metadata(None, "Options of the run")
+        self._append(0, [("config", about, np.array([table.encode()], object))])
+        charts = [
+            layout.Category(title=title, chart=[_chart(*chart) for chart in charts])
+            for title, charts in _LAYOUT.items()
+        ]
+        content = layout.Layout(category=charts).SerializeToString()
+        self._append(
+            0,
+            [
+                (
+                    custom_scalar.CONFIG_SUMMARY_TAG,
+                    custom_scalar.create_summary_metadata(),
+                    np.array(content, object),
+                )
+            ],
+        )
+        self._append_summary(summary_v2.hparams_pb(dict(options)))
+
+    def end(self) -> None:
+        """Says that the run of these hyperparameters is complete."""
+        self._append_summary(summary.session_end_pb(api_pb2.STATUS_SUCCESS))
+
+    def _append_summary(self, content):
+        event = Event(wall_time=time.time(), step=0)
+        event.summary.MergeFromString(content.SerializeToString())
+        self._append_event(event)
 
     def _append(self, step: int, values: Iterable[Value]) -> None:
         """Appends an event with some values."""
@@ -78,6 +167,9 @@ class Board:
             event.summary.value.add(
                 tag=name, metadata=about, tensor=make_tensor_proto(value)
             )
+        self._append_event(event)
+
+    def _append_event(self, event):
         events = [event]
         if self._is_new:
             events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -112,24 +204,62 @@ def _buckets(values):
     return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
-def image_grid(images: np.ndarray, most: int = 64) -> np.ndarray:
-    """Images next to each other, each stretched to the range [0, 1].
+_LAYOUT = {
+    "Learning": [
+        ("Accuracy", ["learning/accuracy.*"]),
+        ("Loss", ["learning/loss.*"]),
+        ("Learning rate", ["optimizer/learning_rate"]),
+    ],
+    "Speed": [
+        ("Images per second", ["speed/images_per_sec"]),
+        ("Input wait, percent", ["speed/input_wait_percent"]),
+    ],
+    "Towers": [("Loss of each tower", ["towers/loss_.*"])],
+}
+
+
+def _chart(title, tags):
+    return layout.Chart(title=title, multiline=layout.MultilineChartContent(tag=tags))
+
+
+def mistakes_picture(
+    images: np.ndarray, predictions: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
+    """Images with their classes and what is predicted for them.
 
     Args:
-        images: floats [n, height, width, channels].
-        most: images beyond this number are left out.
+        images: [n, height, width, 1 or 3].
+        predictions: rows of label, predicted class and loss.
 
     Returns:
-        float32 [rows * height, columns * width, channels] in [0, 1].
+        uint8 [height, width, 3].
     """
-    images = images[:most].astype(np.float32)
-    n, height, width, channels = images.shape
-    low = images.min(axis=(1, 2, 3), keepdims=True)
-    high = images.max(axis=(1, 2, 3), keepdims=True)
-    images = (images - low) / np.maximum(high - low, 1e-6)
-    columns = math.ceil(math.sqrt(n))
-    rows = math.ceil(n / columns)
-    grid = np.zeros((rows * columns, height, width, channels), np.float32)
-    grid[:n] = images
-    grid = grid.reshape(rows, columns, height, width, channels)
-    return grid.swapaxes(1, 2).reshape(rows * height, columns * width, channels)
+    captions = [
+        [class_names[int(label)], f"as {class_names[int(other)]}"]
+        for label, other, _ in predictions
+    ]
+    return pictures.captioned_images(images, captions)
+
+
+def batch_picture(
+    images: np.ndarray, labels: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
+    """The first images of a batch, as the network gets them, with their classes.
+
+    Args:
+        images: floats [n, height, width, 1 or 3], each stretched to the whole range.
+        labels: int [n], or shares of the classes [n, classes], of mixed images.
+
+    Returns:
+        uint8 [height, width, 3].
+    """
+    images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
+    captions = []
+    for label in labels:
+        if np.ndim(label):
+            best = np.argsort(-label, kind="stable")[:2]
+            best = [c for c in best if label[c] > 0.01]
+            captions.append([f"{label[c]:.0%} {class_names[c]}" for c in best])
+        else:
+            captions.append([class_names[label]])
+    return pictures.captioned_images(images, captions)

@@ -4,6 +4,7 @@ A report that cannot be written, as on a full disk, does not end a training. One
 says so; the next report is tried again.
 """
 
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ class Reports:
 
     Args:
         folder: of the run.
-        kind: of its curves on the board, "train" or "eval".
+        writer: of its curves on the board, "train" or "eval".
         check: called before each report; where it raises a RunFolderError, another
             folder stands in the place of the run's, and nothing is written there.
 
@@ -34,10 +35,11 @@ class Reports:
     """
 
     def __init__(
-        self, folder: RunFolder, kind: str, check: Callable[[], None] = lambda: None
+        self, folder: RunFolder, writer: str, check: Callable[[], None] = lambda: None
     ):
         self._folder, self._check = folder, check
-        self._board = Board(folder.tensorboard, kind)
+        self._board = functools.cache(functools.partial(Board, folder.tensorboard))
+        self._writer = writer
         self._num_failed = {}  # name -> number of reports since the last success
         self.metrics: MetricsFile | None = None
 
@@ -51,19 +53,34 @@ class Reports:
         self.metrics.append(record)
         self._attempt(_METRICS, self.metrics.flush)
 
-    def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
+    def scalars(
+        self, step: int, values: Mapping[str, float | np.ndarray], writer: str = ""
+    ) -> None:
         """Curves, see `Board`."""
-        self._attempt(_BOARD, lambda: self._board.scalars(step, values))
+        board = self._board(writer or self._writer)
+        self._attempt(_BOARD, lambda: board.scalars(step, values))
 
     def histograms(
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
     ) -> None:
         """Histograms, see `Board`."""
-        self._attempt(_BOARD, lambda: self._board.histograms(step, values, group))
+        board = self._board(self._writer)
+        self._attempt(_BOARD, lambda: board.histograms(step, values, group))
 
-    def images(self, step: int, images: tf.Tensor, name: str) -> None:
-        """Images, see `Board`."""
-        self._attempt(_BOARD, lambda: self._board.images(step, images, name))
+    def picture(
+        self, step: int, tag: str, draw: Callable[[], np.ndarray], about: str
+    ) -> None:
+        """A picture, see `Board`; `draw` gives it."""
+        board = self._board(self._writer)
+        self._attempt(_BOARD, lambda: board.picture(step, tag, draw(), about))
+
+    def begin(self, writer: str, options: Mapping[str, Any]) -> None:
+        """The options of the run, see `Board`."""
+        self._attempt(_BOARD, lambda: self._board(writer).begin(options))
+
+    def end(self, writer: str) -> None:
+        """The run is complete, see `Board`."""
+        self._attempt(_BOARD, lambda: self._board(writer).end())
 
     def file(self, path: pathlib.Path, text: str) -> None:
         """Writes a small file."""
@@ -128,6 +145,21 @@ class NoReports(Reports):
     """The reports of a worker that is not the chief, which writes nothing."""
 
     def __init__(self):
+        pass
+
+    def scalars(self, step, values, writer=""):
+        pass
+
+    def histograms(self, step, values, group):
+        pass
+
+    def picture(self, step, tag, draw, about):
+        pass
+
+    def begin(self, writer, options):
+        pass
+
+    def end(self, writer):
         pass
 
     def record(self, record):

@@ -48,6 +48,7 @@ class Session:
         accuracy: of the last evaluation.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         summarized_at: time of the last summary.
+        summarized_params: name -> array, those of a summary until the step after it.
         open_record: that of the last step until it is evaluated and written. A run that
             was stopped before that begins with it.
         eval_feed: of every evaluation, from the first on. TensorFlow traces the
@@ -76,6 +77,7 @@ class Session:
     saved_step: int = 0
     saved_at: float = 0.0
     summarized_at: float = 0.0
+    summarized_params: dict[str, np.ndarray] | None = None
     open_record: dict | None = None
     eval_feed: Feed | None = None
 

@@ -1,6 +1,7 @@
 """Training: build, restore, then train, write, evaluate and save until it is done."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
 from towers.run.banner import start_banner
+from towers.run.board import MOST_MISTAKES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Status, create_display
@@ -35,6 +37,7 @@ from towers.run.peers import (
     validate_data,
 )
 from towers.run.periods import Periods
+from towers.run.pictures import confusion_matrix
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
     checkpointer_of,
@@ -173,6 +176,7 @@ def train(
             open_metrics(session, checkpoint)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, session.dataset_info.to_json())
+            reports.begin(parts.eval_split[0], dataclasses.asdict(config))
         watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save: in another thread, which this one watches.
@@ -181,6 +185,7 @@ def train(
             display.update(step=session.step, epoch=epoch)
             with display, saved_at_the_end(session, overwrite):
                 watchdog.run(train_steps, session, parts, after_call)
+            reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
         else:
             way_on = how_to_continue(config, session.step, parts.total_steps)
@@ -221,9 +226,9 @@ def train_steps(
     while session.step < session.last_step:
         session.background.raise_job_error()
         num_steps = min(
+            1 if session.summarized_params else config.steps_per_loop,
             periods.next_due(session.step) - session.step,
             session.last_step - session.step,
-            config.steps_per_loop,
             stopwatch.steps_in(CALL_SECS),
         )
         num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
@@ -255,6 +260,8 @@ def train_steps(
         _show(session, metrics, periods)
 
         # Write.
+        if session.summarized_params:
+            _log_update(session)
         if summary_due or periods.logs(step):
             _log(session, metrics, staleness)
         if summary_due or periods.summarizes(step):
@@ -315,8 +322,29 @@ def _summarize(session: Session, parts: build.Parts) -> None:
     with session.watchdog.activity("computing gradients for the summary"):
         gradients = session.trainer.gradients()
     session.reports.histograms(session.step, gradients, "gradients")
-    session.reports.images(session.step, batch["images"], "next_batch")
-    session.summarized_at = session.clock()
+    session.reports.picture(
+        session.step,
+        "training_batch",
+        lambda: batch_picture(
+            batch["images"].numpy(), batch["labels"].numpy(), parts.data.class_names
+        ),
+        "Augmented images of the next step; each is stretched to the whole range",
+    )
+    session.summarized_at, session.summarized_params = session.clock(), params
+
+
+def _log_update(session: Session) -> None:
+    """The length of the step after a summary."""
+    before, session.summarized_params = session.summarized_params, None
+    state = session.trainer.state()
+    update, norm = 0.0, 0.0
+    for name, values in before.items():
+        values = values.astype(np.float64)
+        update += np.sum((state[f"params/{name}"] - values) ** 2)
+        norm += np.sum(values**2)
+    if norm:
+        ratio = np.sqrt(update / norm)
+        session.reports.scalars(session.step, {"update_ratio": ratio})
 
 
 def _evaluate_and_save(
@@ -332,6 +360,33 @@ def _evaluate_and_save(
         validate_copies(session)
     if save_due:
         save(session)
+
+
+def _report_evaluation(
+    session: Session, parts: build.Parts, record: dict[str, Any], predictions
+) -> None:
+    """Curves, the confusion matrix and the worst mistakes."""
+    split, source = parts.eval_split
+    reports, names = session.reports, parts.data.class_names
+    values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
+    reports.scalars(session.step, values, split)
+
+    def draw_matrix():
+        counts = np.zeros([len(names)] * 2, np.int64)
+        np.add.at(counts, tuple(predictions[:, :2].T.astype(int)), 1)
+        return confusion_matrix(counts, names)
+
+    def draw_mistakes():
+        images, _ = source.read(tf.constant(worst, tf.int64))
+        return mistakes_picture(images.numpy(), predictions[worst], names)
+
+    wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
+    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_MISTAKES]]
+    about = "A row per label, a column per prediction, shaded by the share of the label"
+    reports.picture(session.step, "confusion_matrix", draw_matrix, about)
+    if len(worst):
+        about = "The mistakes with the largest loss"
+        reports.picture(session.step, "mistakes", draw_mistakes, about)
 
 
 def _evaluate(session: Session, parts: build.Parts) -> bool:
@@ -356,7 +411,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         record["epoch_loss"] = session.means.loss
         record["epoch_accuracy"] = session.means.accuracy
     session.open_record |= record
-    session.reports.scalars(session.step, record)
+    _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
     every = session.config.eval_every_epochs
     # Of a batch at the end of an epoch some images are of the next one.
     epoch = session.open_record["epoch"] // every * every
