@@ -35,8 +35,8 @@ Value = tuple[str, SummaryMetadata, np.ndarray]
 # Name of a metric -> its tag and description. TensorBoard opens the first groups of the
 # alphabet. A suffix of a name stays: accuracy_ema, of the moving averages.
 TAGS = {
-    "accuracy": ("learning/accuracy", "Share of correct predictions"),
-    "loss": ("learning/loss", "Mean cross-entropy, without weight decay"),
+    "accuracy": ("curves/accuracy", "Share of correct predictions"),
+    "loss": ("curves/loss", "Mean cross-entropy, without weight decay"),
     "learning_rate": ("optimizer/learning_rate", "Learning rate of the last step"),
     "gradient_norm": (
         "optimizer/gradient_norm",
@@ -116,19 +116,23 @@ class Board:
     ) -> None:
         about = histogram.create_summary_metadata(None, None)
         self._append(
-            step, ((f"{group}/{k}", about, _buckets(x)) for k, x in values.items())
+            step,
+            (
+                (f"tensors/{group}/{name}", about, _buckets(value))
+                for name, value in values.items()
+            ),
         )
 
-    def picture(self, step: int, tag: str, pixels: np.ndarray, about: str) -> None:
+    def picture(self, step: int, name: str, pixels: np.ndarray, about: str) -> None:
         """A picture, uint8 [height, width, 3], with a description."""
         height, width, _ = pixels.shape
         png = tf.io.encode_png(pixels).numpy()
         value = np.array([str(width).encode(), str(height).encode(), png], object)
         metadata = image.create_summary_metadata(None, about)
-        self._append(step, [(tag, metadata, value)])
+        self._append(step, [(f"pictures/{name}", metadata, value)])
 
-    def begin(self, options: Mapping[str, Any]) -> None:
-        """The options of a run, as text and as hyperparameters, and the layout of
+    def begin(self, options: Mapping[str, Any], hparams: Sequence[str]) -> None:
+        """The options of a run, as text and some as hyperparameters, and the layout of
         custom scalars."""
         rows = [f"| {name} | {value} |" for name, value in options.items()]
         table = "\n".join(["| option | value |", "| --- | --- |", *rows])
@@ -149,7 +153,7 @@ class Board:
                 )
             ],
         )
-        self._append_summary(summary_v2.hparams_pb(dict(options)))
+        self._append_summary(summary_v2.hparams_pb({n: options[n] for n in hparams}))
 
     def end(self) -> None:
         """Says that the run of these hyperparameters is complete."""
@@ -206,8 +210,8 @@ def _buckets(values):
 
 _LAYOUT = {
     "Learning": [
-        ("Accuracy", ["learning/accuracy.*"]),
-        ("Loss", ["learning/loss.*"]),
+        ("Accuracy", ["curves/accuracy.*"]),
+        ("Loss", ["curves/loss.*"]),
         ("Learning rate", ["optimizer/learning_rate"]),
     ],
     "Speed": [

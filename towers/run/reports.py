@@ -68,15 +68,22 @@ class Reports:
         self._attempt(_BOARD, lambda: board.histograms(step, values, group))
 
     def picture(
-        self, step: int, tag: str, draw: Callable[[], np.ndarray], about: str
+        self,
+        step: int,
+        name: str,
+        draw: Callable[[], np.ndarray],
+        about: str,
+        writer: str = "",
     ) -> None:
         """A picture, see `Board`; `draw` gives it."""
-        board = self._board(self._writer)
-        self._attempt(_BOARD, lambda: board.picture(step, tag, draw(), about))
+        board = self._board(writer or self._writer)
+        self._attempt(_BOARD, lambda: board.picture(step, name, draw(), about))
 
-    def begin(self, writer: str, options: Mapping[str, Any]) -> None:
+    def begin(
+        self, writer: str, options: Mapping[str, Any], hparams: Sequence[str]
+    ) -> None:
         """The options of the run, see `Board`."""
-        self._attempt(_BOARD, lambda: self._board(writer).begin(options))
+        self._attempt(_BOARD, lambda: self._board(writer).begin(options, hparams))
 
     def end(self, writer: str) -> None:
         """The run is complete, see `Board`."""
@@ -153,10 +160,10 @@ class NoReports(Reports):
     def histograms(self, step, values, group):
         pass
 
-    def picture(self, step, tag, draw, about):
+    def picture(self, step, name, draw, about, writer=""):
         pass
 
-    def begin(self, writer, options):
+    def begin(self, writer, options, hparams):
         pass
 
     def end(self, writer):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
-from towers.config import Config, checks, to_json
+from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
@@ -54,6 +54,9 @@ from towers.training.result import TrainResult, create_history
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
+
+# In TensorBoard's table of hyperparameters, besides those that are not defaults.
+HPARAMS = ("dataset", "model", "batch_size", "optimizer", "learning_rate", "num_epochs")
 
 
 def train(
@@ -176,7 +179,8 @@ def train(
             open_metrics(session, checkpoint)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, session.dataset_info.to_json())
-            reports.begin(parts.eval_split[0], dataclasses.asdict(config))
+            hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
+            reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
         watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save: in another thread, which this one watches.
@@ -383,10 +387,10 @@ def _report_evaluation(
     wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
     worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_MISTAKES]]
     about = "A row per label, a column per prediction, shaded by the share of the label"
-    reports.picture(session.step, "confusion_matrix", draw_matrix, about)
+    reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
         about = "The mistakes with the largest loss"
-        reports.picture(session.step, "mistakes", draw_mistakes, about)
+        reports.picture(session.step, "mistakes", draw_mistakes, about, split)
 
 
 def _evaluate(session: Session, parts: build.Parts) -> bool:
