@@ -21,6 +21,7 @@ from towers import console, train
 from towers.config import flags as config_flags
 from towers.config.recipes import config_of_flags
 from towers.data.photos import photo_options
+from towers.errors import ConfigError
 from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
@@ -38,6 +39,11 @@ PROGRESS = flags.DEFINE_enum(
     "Bars at the end of a terminal (live), lines by the clock (plain) or none (off); "
     "auto: live on a terminal, else plain.",
 )
+PROFILE_STEPS = flags.DEFINE_list(
+    "profile_steps",
+    [],
+    "Trace the steps between two, such as 100,110, for TensorBoard, and sum them up.",
+)
 flags.DEFINE_bool(
     "list", False, "Print networks, data sets, strategies, optimizers and recipes."
 )
@@ -53,6 +59,9 @@ def main(_):
     )
     if command.remark:
         console.line(command.remark)
+    if not all(map(str.isdecimal, PROFILE_STEPS.value)):
+        raise ConfigError("--profile_steps takes two numbers, such as 100,110")
+    profile_steps = tuple(map(int, PROFILE_STEPS.value))
     train(
         command.workdir,
         command.config,
@@ -60,6 +69,7 @@ def main(_):
         allow_change=tuple(ALLOW_CHANGE.value),
         origins=command.origins,
         progress=PROGRESS.value,
+        profile_steps=profile_steps,
         **cluster_spec.cluster_of_flags(),
     )
 

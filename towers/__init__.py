@@ -17,7 +17,7 @@ import importlib
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ def train(
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
+    profile_steps: Sequence[int] = (),
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
@@ -91,6 +92,8 @@ def train(
             which lists the others under "config".
         progress: "live" for bars at the end of a terminal, "plain" for lines by the
             clock, "off" for none; "auto" is live where standard output is a terminal.
+        profile_steps: the steps before and after a part of the run that is traced for
+            TensorBoard's profile plugin; a summary is printed.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None

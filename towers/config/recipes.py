@@ -106,10 +106,8 @@ def _remark(name, folder):
             "no --config, and the data set is a folder of images: training the recipe "
             f"{name}; --config={FINETUNE_RECIPE} starts from a trained network"
         )
-    others = ", ".join(n for n in recipe_names(folder) if n != name)
     return (
-        f"no --config and no --dataset: training the recipe {name}; other recipes are "
-        f"{others}, and --help lists the flags"
+        f"no --config and no --dataset: training the recipe {name}; --list shows others"
     )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +38,7 @@ from towers.run.peers import (
 )
 from towers.run.periods import Periods
 from towers.run.pictures import confusion_matrix
+from towers.run.profile import Profile
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
     checkpointer_of,
@@ -69,6 +70,7 @@ def train(
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
+    profile_steps: Sequence[int] = (),
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
@@ -82,6 +84,7 @@ def train(
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
     folder = RunFolder(workdir)
+    profile = Profile(profile_steps if is_chief else (), folder.tensorboard)
     lock = checkpointer = checkpoint = None
     with contextlib.ExitStack() as stack:
         # Folder. Of several workers the chief alone uses it.
@@ -179,16 +182,16 @@ def train(
             open_metrics(session, checkpoint)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, session.dataset_info.to_json())
-            hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
-            reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
         watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save: in another thread, which this one watches.
         if session.step < session.last_step or session.open_record:
+            hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
+            reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
             epoch = session.step * status.epochs_per_step
             display.update(step=session.step, epoch=epoch)
             with display, saved_at_the_end(session, overwrite):
-                watchdog.run(train_steps, session, parts, after_call)
+                watchdog.run(train_steps, session, parts, profile, after_call)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
         else:
@@ -209,7 +212,10 @@ def train(
 
 
 def train_steps(
-    session: Session, parts: build.Parts, after_call: Callable[[], None]
+    session: Session,
+    parts: build.Parts,
+    profile: Profile,
+    after_call: Callable[[], None],
 ) -> None:
     """From the step that a run has reached to its last, or until a signal."""
     config, trainer, stopwatch = session.config, session.trainer, session.stopwatch
@@ -234,12 +240,14 @@ def train_steps(
             periods.next_due(session.step) - session.step,
             session.last_step - session.step,
             stopwatch.steps_in(CALL_SECS),
+            profile.steps_to_border(session.step),
         )
         num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
         if not num_steps:
             break
 
         # Train.
+        profile.at(session.step)
         started = time.monotonic()
         with session.watchdog.training():
             metrics = trainer.train(num_steps)
@@ -258,6 +266,7 @@ def train_steps(
             metrics.pop("accuracy_sum"),
         )
         session.step = step
+        profile.at(step)
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
         epoch = step * config.images_per_step / parts.num_examples
         session.open_record = {"step": step, "epoch": epoch}

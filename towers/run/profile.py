@@ -1,0 +1,93 @@
+"""A profile of some steps: a trace for TensorBoard, and its summary."""
+
+import collections
+import pathlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from towers import console
+from towers.errors import ConfigError
+
+# Kinds of operations in the summary.
+MOST_LISTED = 8
+
+_PICOSECONDS = 1e12
+
+
+class Profile:
+    """Traces the steps from one to another.
+
+    Args:
+        steps: the steps taken before the first one that is traced, and with the last
+            one; empty for no profile.
+        folder: TensorBoard's `--logdir`.
+
+    Raises:
+        ConfigError: the steps are no such pair.
+    """
+
+    def __init__(self, steps: Sequence[int], folder: pathlib.Path):
+        if steps and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):
+            raise ConfigError(
+                f"profile_steps={','.join(map(str, steps))}: give two numbers of "
+                "steps, the smaller one first, such as 100,110"
+            )
+        self._steps, self._folder, self._is_tracing = tuple(steps), folder, False
+
+    def steps_to_border(self, step: int) -> float:
+        """The steps after `step` until the trace begins, or ends."""
+        return min((x - step for x in self._steps if x > step), default=float("inf"))
+
+    def at(self, step: int) -> None:
+        """Begins or ends the trace where it is due; the end prints the summary."""
+        if self._is_tracing and step >= self._steps[1]:
+            self._is_tracing = False
+            tf.profiler.experimental.stop()
+            first, last = self._steps
+            console.line(f"profile of steps {first} to {last}, for TensorBoard:")
+            for line in summary(self._folder, last - first):
+                console.line(f"  {line}")
+        elif not self._is_tracing and step in self._steps[:1]:
+            tf.profiler.experimental.start(str(self._folder))
+            self._is_tracing = True
+
+
+def summary(folder: pathlib.Path, num_steps: int) -> list[str]:
+    """The kinds of operations that take most time in the newest trace of a folder, on
+    the GPUs where there are any, else on the CPU."""
+    files = sorted(folder.glob("plugins/profile/*/*.xplane.pb"))
+    if not files:
+        return [f"there is no trace in {folder}"]
+    space = xplane_pb2.XSpace.FromString(files[-1].read_bytes())
+    planes = [p for p in space.planes if "/device:GPU" in p.name] or space.planes
+    secs, calls = collections.Counter(), collections.Counter()
+    for plane in planes:
+        for event in (event for line in plane.lines for event in line.events):
+            kind = _kind(plane, event)
+            if kind:
+                secs[kind] += event.duration_ps / _PICOSECONDS
+                calls[kind] += 1
+    total = sum(secs.values())
+    return [
+        f"{value / total:6.1%}  {1000 * value / num_steps:9.2f} ms and "
+        f"{calls[kind] / num_steps:g} calls a step  {kind}"
+        for kind, value in secs.most_common(MOST_LISTED)
+    ]
+
+
+def _kind(plane, event):
+    """The kind of operation that an event computes; None for others.
+
+    An operation's event on the CPU is called NAME:KIND; a kernel on a GPU has the
+    operation in its statistics.
+    """
+    name = plane.event_metadata[event.metadata_id].name
+    for stat in event.stats:
+        if plane.stat_metadata[stat.metadata_id].name == "tf_op":
+            name = stat.str_value or plane.stat_metadata[stat.ref_value].name
+    operation, colon, kind = name.rpartition(":")
+    if colon and " " not in name and "::" not in name:
+        return kind.removeprefix("_Mkl").removeprefix("Native")
+    return name[:50] if "/device:GPU" in plane.name else None
