@@ -95,7 +95,18 @@ def start_banner(
         f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
         f"Keras {keras.__version__}, Python {platform.python_version()}"
     )
-    return [versions, *(f"{name:12} {text}" for name, text in lines)]
+    return [versions, *(line for name, text in lines for line in _wrapped(name, text))]
+
+
+def _wrapped(name, text):
+    """Lines of at most 80 characters, but for longer words."""
+    return textwrap.wrap(
+        f"{name:12} {text}",
+        80,
+        subsequent_indent=" " * 13,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def few_images(config: Config, devices: Devices, images: Sequence[int]) -> list[str]:
@@ -145,6 +156,5 @@ def _options(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, 
         values = ", ".join(
             f"{n}={getattr(config, n)}" for n in origins if origins[n] == layer
         )
-        for line in textwrap.wrap(f"{layer}: {values}", 75, break_long_words=False):
-            yield name, line
-            name = ""
+        yield name, f"{layer}: {values}"
+        name = ""
