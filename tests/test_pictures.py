@@ -1,0 +1,46 @@
+"""Pictures for TensorBoard and the report."""
+
+import numpy as np
+
+from towers.run.board import batch_picture
+from towers.run.pictures import captioned_images, confusion_matrix
+
+
+def test_images_are_enlarged_in_whole_pixels_and_those_of_floats_stretched():
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 1), np.uint8)
+    picture = captioned_images(images, [["a"], ["b"], ["c"]])
+    tile = picture[:96, :96, 0]
+    np.testing.assert_array_equal(tile, np.kron(images[0, :, :, 0], np.ones([12, 12])))
+    stretched = captioned_images(images[:1] / 1000 - 7, [[]])[:96:12, :96:12, 0]
+    low, high = images[0].min(), images[0].max()
+    expected = 255 * (images[0, :, :, 0] - float(low)) / (high - low)
+    np.testing.assert_allclose(stretched, expected, atol=1)
+
+
+def test_a_caption_changes_pixels_below_its_image_alone():
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    bare, named = (captioned_images(images, [[x], [x]]) for x in ("", "W" * 99))
+    different = np.any(bare != named, axis=2)
+    assert different.any() and not different[:96].any()
+    assert not different[:, 96:100].any()  # nor in the gap: it is cut
+
+
+def test_mixed_labels_are_shares():
+    images = np.zeros((1, 4, 4, 3), np.float32)
+    names = ["cat", "dog", "owl"]
+    mixed = batch_picture(images, np.array([[0.25, 0.75, 0.0]]), names)
+    words = captioned_images(images, [["75% dog", "25% cat"]])
+    np.testing.assert_array_equal(mixed, words)
+
+
+def test_a_cell_is_darker_the_larger_its_share_of_the_label():
+    counts = np.random.default_rng(1).integers(0, 50, (30, 30))
+    counts[7] = 0  # a class without images
+    picture = confusion_matrix(counts, [f"{i}" for i in range(30)])
+    side = picture.shape[0] // 30
+    cells = picture[::side, ::side].astype(int).sum(2)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    order = np.argsort(shares.ravel())
+    assert np.all(np.diff(cells.ravel()[order]) <= 3)  # up to rounding
+    named = confusion_matrix(counts[:3, :3], ["a", "b", "c"])
+    assert named.shape[0] > 480  # names and counts

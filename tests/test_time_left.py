@@ -1,0 +1,74 @@
+"""The time left of a run, and the means over an epoch."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import small_runs
+from small_runs import records, small_config
+
+from towers.run.periods import Periods
+from towers.run.running_mean import RunningMean
+from towers.run.stopwatch import Stopwatch
+from towers.training import train
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "images_per_eval", [Fraction(0), Fraction(25), Fraction(99, 2)]
+)
+def test_the_evaluations_that_follow_a_step_are_counted(images_per_eval):
+    periods = Periods(23, 8, 0, 0, 0, images_per_eval)
+    for step in range(24):
+        for last in (13, 23):
+            due = sum(periods.evaluates(s) for s in range(step + 1, last + 1))
+            assert periods.num_evaluations(step, last) == due
+
+
+def test_the_time_left_counts_evaluations_and_what_is_written():
+    watch = Stopwatch()
+    watch.add(1, 30.0)
+    assert watch.secs_left(10, 2) is None
+    watch.add(10, 5.0)
+    watch.add_pause(11, 1.1)
+    watch.add_evaluation(3.0)
+    watch.add_evaluation(5.0)
+    assert watch.secs_left(10, 2) == pytest.approx(10 * 0.5 + 10 * 0.1 + 2 * 4.0)
+
+
+def test_a_mean_begins_anew_with_an_epoch():
+    mean = RunningMean()
+    assert mean.loss is mean.accuracy is None
+    mean.add(0, 2, 5.0, 1.0)
+    mean.add(0, 1, 1.0, 0.5)
+    assert (mean.loss, mean.accuracy) == (2.0, 0.5)
+    mean.add(1, 1, 3.0, 0.25)
+    assert (mean.loss, mean.accuracy) == (3.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "replicated", "accumulate_steps": 2, "batch_size": 5},
+        {"strategy": "async_towers", "max_staleness": 1},
+    ],
+)
+def test_the_epoch_means_are_those_of_all_batches(tmp_path, options):
+    """Also of a run that is stopped within an epoch and continued."""
+    options = {
+        "num_towers": 2,
+        "log_every_steps": 1,
+        "eval_every_epochs": 1.0,
+    } | options
+    train(tmp_path, small_config(**options, max_steps=7))
+    train(tmp_path, small_config(**options))
+    lines = {line["step"]: line for line in records(tmp_path)}
+    for step in (5, 10):
+        of_epoch = [lines[s] for s in range(step - 4, step + 1)]
+        for name in ("loss", "accuracy"):
+            mean = np.mean([line[name] for line in of_epoch])
+            assert lines[step][f"epoch_{name}"] == pytest.approx(mean, rel=1e-5)
