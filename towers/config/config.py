@@ -409,17 +409,18 @@ class Config:
         AT_LEAST_1,
     )
     log_every_steps: int = free_option(
-        100, "Steps between log lines and scalars.", AT_LEAST_1
+        100, "Steps between records in metrics.jsonl and TensorBoard.", AT_LEAST_1
     )
     summary_every_steps: int = free_option(
         1000,
-        "Steps between histograms and image grids in TensorBoard; 0 ignores the steps.",
+        "Steps between histograms, and pictures of training batches, in TensorBoard; 0 "
+        "ignores the steps.",
         NOT_NEGATIVE,
     )
     summary_every_secs: float = free_option(
         600.0,
-        "Seconds between summaries, each with log line, scalars, histograms and image "
-        "grid; 0 ignores the clock.",
+        "Seconds between summaries, each with record, scalars, histograms and picture; "
+        "0 ignores the clock.",
         NOT_NEGATIVE,
     )
     eval_every_epochs: float = free_option(
