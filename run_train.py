@@ -12,65 +12,26 @@ from towers.run.signals import exit_on_signals
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
-import functools
 import pathlib
-
-from absl import flags
 
 from towers import console, train
 from towers.config import flags as config_flags
-from towers.config.recipes import config_of_flags
-from towers.data.photos import photo_options
-from towers.errors import ConfigError
-from towers.run import cluster_spec
-from towers.run.folder import config_to_continue
+from towers.run import train_flags
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
-CONFIG = flags.DEFINE_string("config", None, "Recipe: its name in configs/ or a path.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
-ALLOW_CHANGE = flags.DEFINE_list(
-    "allow_change", [], "Options that may differ from those the run began with."
-)
-PROGRESS = flags.DEFINE_enum(
-    "progress",
-    "auto",
-    ["auto", "live", "plain", "off"],
-    "Bars at the end of a terminal (live), lines by the clock (plain) or none (off); "
-    "auto: live on a terminal, else plain.",
-)
-PROFILE_STEPS = flags.DEFINE_list(
-    "profile_steps",
-    [],
-    "Trace the steps between two, such as 100,110, for TensorBoard, and sum them up.",
-)
-flags.DEFINE_bool(
-    "list", False, "Print networks, data sets, strategies, optimizers and recipes."
-)
-cluster_spec.define_cluster_flags()
-config_flags.define_config_flags()
+
+train_flags.define_train_flags()
 
 
 def main(_):
-    stored = functools.partial(config_to_continue, overwrite=OVERWRITE.value)
-    given = config_flags.given_flags()
-    command = config_of_flags(
-        CONFIG.value, RECIPES, given, WORKDIR.value, stored, photo_options
-    )
+    command = train_flags.command_of_flags(RECIPES)
     if command.remark:
         console.line(command.remark)
-    if not all(map(str.isdecimal, PROFILE_STEPS.value)):
-        raise ConfigError("--profile_steps takes two numbers, such as 100,110")
-    profile_steps = tuple(map(int, PROFILE_STEPS.value))
     train(
         command.workdir,
         command.config,
-        overwrite=OVERWRITE.value,
-        allow_change=tuple(ALLOW_CHANGE.value),
         origins=command.origins,
-        progress=PROGRESS.value,
-        profile_steps=profile_steps,
-        **cluster_spec.cluster_of_flags(),
+        **train_flags.arguments_of_flags(),
     )
 
 
