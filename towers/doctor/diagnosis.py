@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import textwrap
 import time
 from collections.abc import Iterable
 
@@ -18,15 +19,22 @@ from towers.doctor.checks import (
 from towers.doctor.gpus import Check, check_gpus
 from towers.doctor.measure import MEASURE_SECS, measure
 from towers.doctor.steps import without_learning
-from towers.doctor.verdict import Measured, Verdict, judge, time_text
+from towers.doctor.verdict import (
+    LEAST_SHARE,
+    WIDTH,
+    Measured,
+    Verdict,
+    judge,
+    time_text,
+)
 from towers.errors import RunFolderError
 from towers.parallel.devices import enable_determinism
 from towers.run.folder import RunFolder
 
 # Part of a step -> what it is called in the report.
 PARTS = {
-    "gradients": "computing",
-    "batch": "starting to compute",
+    "gradients": "computing, for each image",
+    "batch": "computing, for each step",
     "crowd": "other towers at the same time",
     "meeting": "averaging and updating",
     "input": "waiting for images",
@@ -102,6 +110,10 @@ def measured_lines(measured: Measured, verdict: Verdict) -> list[str]:
         if secs >= 0.001 * total:
             lines.append(f"  {words:<30} {time_text(secs):>8} {secs / total:6.1%}")
     share = measured.double_secs / measured.tower_secs
+    if measured.spread >= LEAST_SHARE:
+        lines.append(
+            f"the times varied by {measured.spread:.0%}: what takes less is not judged"
+        )
     lines.append(f"one tower takes {share:.2f} times as long for twice the images")
     if measured.num_towers > 1:
         factor = measured.num_towers * measured.one_secs / measured.ready_secs
@@ -131,4 +143,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 def _print(checks: Iterable[Check]) -> None:
     for check in checks:
-        console.line(f"  {'ok' if check.is_fine else '!':<3} {check.text}")
+        head = f"  {'ok' if check.is_fine else '!':<3} "
+        for line in textwrap.wrap(
+            check.text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
+        ):
+            console.line(line)

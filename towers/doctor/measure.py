@@ -24,8 +24,9 @@ from towers.run.checkpointer import Checkpointer
 from towers.run.periods import Periods
 from towers.run.pictures import confusion_matrix
 
-# For all rounds together, after tracing; for an evaluation.
-MEASURE_SECS, EVAL_SECS = 40.0, 5.0
+# For all rounds together, after tracing; the part of it for one thing in a round, and
+# for an evaluation.
+MEASURE_SECS, PART, EVALUATION = 40.0, 0.01, 0.1
 NUM_CHECKPOINTS = 3
 
 
@@ -58,16 +59,19 @@ def measure(
     timed, counts = steps.create_steps(config, parts, devices, trainer, batch), {}
     for name, of_name in timed.items():
         say(f"tracing and warming up {name}")
-        counts[name] = timing.warm_up(of_name)
+        counts[name] = timing.warm_up(of_name, PART * secs)
     say(f"timing them in turn, for about {secs:.0f} s")
     times = timing.in_rounds(timed, counts, secs)
     still, tower = times[steps.STILL], times[steps.TOWER]
+    tower_secs = statistics.median(tower)
+    pairs = [(still, times[steps.INPUT]), (tower, times[steps.DOUBLE])]
     gradients_secs = None
     if steps.GRADIENTS in times:
         gradients_secs = timing.scaled(still, times[steps.GRADIENTS])
+        pairs.append((still, times[steps.GRADIENTS]))
 
     say("timing an evaluation")
-    eval_secs = _evaluation_secs(config, parts, trainer)
+    eval_secs = _evaluation_secs(config, parts, trainer, EVALUATION * secs)
     say(f"timing checkpoints in {folder}")
     held_secs, write_secs = _checkpoint_secs(trainer, folder)
     num_steps = min(config.max_steps or parts.total_steps, parts.total_steps)
@@ -78,14 +82,15 @@ def measure(
         step_secs=timing.scaled(still, times[steps.INPUT]),
         ready_secs=statistics.median(still),
         gradients_secs=gradients_secs,
-        tower_secs=statistics.median(tower),
-        double_secs=timing.scaled(tower, times[steps.DOUBLE]),
+        tower_secs=tower_secs,
+        double_secs=max(tower_secs, timing.scaled(tower, times[steps.DOUBLE])),
         one_secs=statistics.median(times[steps.ONE]),
         eval_secs=eval_secs,
         held_secs=held_secs,
         write_secs=write_secs,
         num_steps=num_steps,
         num_evaluations=_num_evaluations(config, parts, num_steps),
+        spread=max(timing.spread(*pair) for pair in pairs),
         **_input(config, parts),
     )
 
@@ -117,8 +122,8 @@ def _num_evaluations(config, parts, num_steps):
     return periods.num_evaluations(0, num_steps)
 
 
-def _evaluation_secs(config, parts, trainer):
-    """Seconds of a whole evaluation, from so many batches as fill EVAL_SECS, and of the
+def _evaluation_secs(config, parts, trainer, most_secs):
+    """Seconds of a whole evaluation, from the batches of `most_secs`, and of the
     picture of its confusion matrix."""
     if not config.eval_every_epochs:
         return 0.0
@@ -134,7 +139,7 @@ def _evaluation_secs(config, parts, trainer):
 
     evaluate(1)  # traces
     count = min(len(batches), 4)
-    count = min(len(batches), max(count, int(EVAL_SECS * count / evaluate(count))))
+    count = min(len(batches), max(count, int(most_secs * count / evaluate(count))))
     secs = evaluate(count) * len(batches) / count
     names, started = parts.data.class_names, time.perf_counter()
     confusion_matrix(np.eye(len(names), dtype=int), names)

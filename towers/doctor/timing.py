@@ -6,8 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-# Of one thing in a round.
-PART_SECS = 0.4
+import numpy as np
 
 MOST_ROUNDS, LEAST_ROUNDS = 9, 2
 MOST_STEPS = 500  # in a round
@@ -42,18 +41,18 @@ class Timed:
         return secs
 
 
-def warm_up(timed: Timed) -> tuple[int, float]:
-    """The steps of a round, which fill PART_SECS, and the seconds that they take with
-    `prepare` and `finish`."""
+def warm_up(timed: Timed, secs: float) -> tuple[int, float]:
+    """The steps of a round, which fill so many seconds, and the time that they take
+    with `prepare` and `finish`."""
     timed.run(1)
     started = time.perf_counter()
     timed.run(1)
-    count = int(PART_SECS / (time.perf_counter() - started))
+    count = int(secs / (time.perf_counter() - started))
     started = time.perf_counter()
     count = max(1, min(20, count))
     step_secs = timed.secs(count)
     others = time.perf_counter() - started - count * step_secs
-    count = max(timed.least_steps, min(MOST_STEPS, int(PART_SECS / step_secs)))
+    count = max(timed.least_steps, min(MOST_STEPS, int(secs / step_secs)))
     return count, others + count * step_secs
 
 
@@ -79,5 +78,14 @@ def in_rounds(
 def scaled(base: Sequence[float], times: Sequence[float]) -> float:
     """The median of `base` times the median ratio, round by round: what slows a whole
     round down does not count."""
-    ratios = [x / y for x, y in zip(times, base, strict=True)]
-    return statistics.median(base) * statistics.median(ratios)
+    return statistics.median(base) * statistics.median(_ratios(base, times))
+
+
+def spread(base: Sequence[float], times: Sequence[float]) -> float:
+    """How far the same ratios vary: their interquartile range over their median."""
+    first, median, third = np.percentile(_ratios(base, times), (25, 50, 75))
+    return float((third - first) / median)
+
+
+def _ratios(base, times):
+    return [x / y for x, y in zip(times, base, strict=True)]

@@ -6,7 +6,8 @@ The time of a run, for one step, is the sum of
 - meeting: a step on such a batch, less the gradients of all towers; that is to bring
   the parameters to the towers, the mean, and the update;
 - crowd (GPUs): the gradients of all towers at once, less those of one tower alone;
-- batch: the part of the gradients that does not grow with the images;
+- batch: what a much larger batch, MOST_TIMES as large, would save of the gradients,
+  because part of their time does not grow with the images;
 - the rest of the gradients, which is what the devices are for;
 - evaluations, and checkpoints as far as the steps wait for them.
 """
@@ -19,7 +20,8 @@ from typing import NamedTuple
 
 from towers.config import Config
 
-# Of the time of a run; what takes less is not mentioned.
+# Of the time of a run; what takes less is not mentioned, nor what takes less than the
+# times of a step varied.
 LEAST_SHARE = 0.1
 
 # A batch is too small where twice the images give so many times the images a second, on
@@ -29,7 +31,7 @@ LEAST_GAIN = 1.2
 # Of evaluations and of checkpoints, with the period that is recommended.
 GOOD_SHARE = 0.05
 
-# Most times the batch that is recommended, and micro-batches.
+# Most times the batch, and micro-batches, that are recommended.
 MOST_TIMES = 16
 
 WIDTH = 80
@@ -48,13 +50,14 @@ class Measured:
         gradients_secs: the gradients of all towers, on a batch in memory; None of
             towers that do not meet.
         tower_secs: the gradients of one tower alone, of its share of the batch.
-        double_secs: the same with twice the images.
+        double_secs: the same with twice the images; not less.
         one_secs: a whole step of one tower alone, with its share of the batch.
         eval_secs: an evaluation.
         held_secs: how long a step waits for a checkpoint to begin.
         write_secs: how long it is written, while the steps go on; the next one waits
             for its end.
         num_steps, num_evaluations: of the whole run.
+        spread: how far the times of a step varied, as a share of them.
         data_mb: of the decoded training images.
         in_memory: whether they lie in memory from the start.
         is_cached: whether they are decoded in the first epoch alone.
@@ -74,6 +77,7 @@ class Measured:
     write_secs: float
     num_steps: int
     num_evaluations: int
+    spread: float = 0.0
     data_mb: float = 0.0
     in_memory: bool = True
     is_cached: bool = False
@@ -127,12 +131,12 @@ def judge(measured: Measured, config: Config) -> Verdict:
     findings = [
         Finding(subject, secs[subject] / total, text)
         for subject, text in _texts(measured, config, secs, total)
-        if secs[subject] >= LEAST_SHARE * total
+        if secs[subject] >= max(LEAST_SHARE, measured.spread) * total
     ]
     findings.sort(key=lambda finding: -finding.share)
     lost = sum(finding.share for finding in findings)
     speed = measured.images / total
-    return Verdict(secs, findings, speed, speed / max(1 - lost, 1e-9))
+    return Verdict(secs, findings, speed, speed / (1 - lost))
 
 
 def _parts(m: Measured, config: Config) -> dict[str, float]:
@@ -149,7 +153,7 @@ def _parts(m: Measured, config: Config) -> dict[str, float]:
         alone = min(m.tower_secs, gradients)
     secs["crowd"] = gradients - alone
     fixed = max(0.0, 2 * m.tower_secs - m.double_secs) / m.tower_secs
-    secs["batch"] = min(1.0, fixed) * alone
+    secs["batch"] = fixed * alone * (1 - 1 / MOST_TIMES)
     secs["gradients"] = alone - secs["batch"]
     secs["evaluations"] = m.eval_secs * m.num_evaluations / m.num_steps
     secs["checkpoints"] = _checkpoint_secs(m, config, sum(secs.values()))
@@ -170,8 +174,8 @@ def _checkpoint_secs(m, config, step_secs):
 def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
     """Subject and text of everything that may be found."""
     yield "input", f"A step waits for its images. {_input_advice(m, config)}"
-    rest = m.tower_secs - max(0.0, 2 * m.tower_secs - m.double_secs)
-    times = _power_of_two(4 * (m.tower_secs - rest) / max(rest, 1e-9))
+    grows = m.double_secs - m.tower_secs
+    times = _power_of_two(4 * (m.tower_secs - grows) / max(grows, 1e-9))
     if 2 * m.tower_secs >= LEAST_GAIN * m.double_secs:
         fewer = ", or fewer --num_towers" if m.num_towers > 1 else ""
         share = max(1, m.images // config.accumulate_steps // m.num_towers)
