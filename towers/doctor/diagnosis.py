@@ -39,7 +39,7 @@ PARTS = {
     "meeting": "averaging and updating",
     "input": "waiting for images",
     "evaluations": "evaluations",
-    "checkpoints": "waiting for checkpoints",
+    "checkpoints": "checkpoints",
 }
 
 

@@ -1,5 +1,7 @@
 """Times of the parts of a run, on trainers that write nothing into its folder."""
 
+import dataclasses
+import math
 import pathlib
 import statistics
 import tempfile
@@ -19,15 +21,16 @@ from towers.evaluation.restored import kinds_of_parameters
 from towers.optim.epochs import num_images
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.trainer import Trainer
+from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.run.periods import Periods
 from towers.run.pictures import confusion_matrix
 
 # For all rounds together, after tracing; the part of it for one thing in a round, and
-# for an evaluation.
-MEASURE_SECS, PART, EVALUATION = 40.0, 0.01, 0.1
-NUM_CHECKPOINTS = 3
+# for evaluations and checkpoints each.
+MEASURE_SECS, PART, OTHERS = 40.0, 0.01, 0.1
+LEAST_CHECKPOINTS, MOST_CHECKPOINTS, PAIR = 5, 50, 5
 
 
 def measure(
@@ -71,23 +74,25 @@ def measure(
         pairs.append((still, times[steps.GRADIENTS]))
 
     say("timing an evaluation")
-    eval_secs = _evaluation_secs(config, parts, trainer, EVALUATION * secs)
-    say(f"timing checkpoints in {folder}")
-    held_secs, write_secs = _checkpoint_secs(trainer, folder)
+    eval_secs = _evaluation_secs(config, parts, trainer, OTHERS * secs)
+    say("timing checkpoints")
+    still_secs, run = statistics.median(still), timed[steps.STILL].run
+    checkpoint_secs = _checkpoint_secs(
+        config, trainer, run, still_secs, folder, OTHERS * secs
+    )
     num_steps = min(config.max_steps or parts.total_steps, parts.total_steps)
     return Measured(
         kind=devices.kind,
         num_towers=len(devices.towers) // config.devices_per_network,
         images=config.images_per_step,
         step_secs=timing.scaled(still, times[steps.INPUT]),
-        ready_secs=statistics.median(still),
+        ready_secs=still_secs,
         gradients_secs=gradients_secs,
         tower_secs=tower_secs,
         double_secs=max(tower_secs, timing.scaled(tower, times[steps.DOUBLE])),
         one_secs=statistics.median(times[steps.ONE]),
         eval_secs=eval_secs,
-        held_secs=held_secs,
-        write_secs=write_secs,
+        checkpoint_secs=checkpoint_secs,
         num_steps=num_steps,
         num_evaluations=_num_evaluations(config, parts, num_steps),
         spread=max(timing.spread(*pair) for pair in pairs),
@@ -146,18 +151,49 @@ def _evaluation_secs(config, parts, trainer, most_secs):
     return secs + time.perf_counter() - started
 
 
-def _checkpoint_secs(trainer, folder):
-    """How long a step waits for a copy of the state, and how long that is written."""
-    held, written = [], []
-    with tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside:
-        checkpointer = Checkpointer(pathlib.Path(inside, "checkpoints"))
-        for step in range(1, 1 + NUM_CHECKPOINTS):
-            started = time.perf_counter()
+def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
+    """How much longer steps take with a checkpoint, which is written while they go on;
+    the next one waits for its end. `run` takes steps."""
+    values = {"best": None, "config": dataclasses.asdict(config)}
+    with (
+        tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside,
+        Background() as background,
+    ):
+        checkpointer = Checkpointer(
+            pathlib.Path(inside, "checkpoints"), keep=config.keep_checkpoints
+        )
+
+        def save(step):
             tensors = trainer.state()
             for array in tensors.values():
                 np.isfinite(array.astype(np.float64, copy=False)).all()
-            held.append(time.perf_counter() - started)
-            started = time.perf_counter()
-            checkpointer.save(Snapshot(step, tensors, {"best": None}))
-            written.append(time.perf_counter() - started)
-    return statistics.median(held), statistics.median(written)
+            snapshot = Snapshot(step, tensors, values)
+            background.submit(lambda: checkpointer.save(snapshot))
+
+        started = time.perf_counter()
+        save(0)
+        background.wait()
+        write_secs = time.perf_counter() - started
+        num_steps = math.ceil(2 * write_secs / step_secs)
+        num_steps = min(num_steps, config.checkpoint_every_steps or num_steps)
+
+        run(num_steps)
+        save(1)
+        with_saving, without = [], []
+        started = time.perf_counter()
+        while len(without) < LEAST_CHECKPOINTS or (
+            len(without) < MOST_CHECKPOINTS
+            and time.perf_counter() - started < most_secs
+        ):
+            for _ in range(PAIR):
+                before = time.perf_counter()
+                run(num_steps)
+                save(len(with_saving) + 2)
+                with_saving.append(time.perf_counter() - before)
+            background.wait()
+            for _ in range(PAIR):
+                before = time.perf_counter()
+                run(num_steps)
+                without.append(time.perf_counter() - before)
+            save(len(with_saving) + 1)
+    return max(0.0, statistics.mean(with_saving) - statistics.mean(without))

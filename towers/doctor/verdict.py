@@ -9,7 +9,7 @@ The time of a run, for one step, is the sum of
 - batch: what a much larger batch, MOST_TIMES as large, would save of the gradients,
   because part of their time does not grow with the images;
 - the rest of the gradients, which is what the devices are for;
-- evaluations, and checkpoints as far as the steps wait for them.
+- evaluations, and what checkpoints cost the steps.
 """
 
 import dataclasses
@@ -53,9 +53,7 @@ class Measured:
         double_secs: the same with twice the images; not less.
         one_secs: a whole step of one tower alone, with its share of the batch.
         eval_secs: an evaluation.
-        held_secs: how long a step waits for a checkpoint to begin.
-        write_secs: how long it is written, while the steps go on; the next one waits
-            for its end.
+        checkpoint_secs: how much longer steps take with a checkpoint.
         num_steps, num_evaluations: of the whole run.
         spread: how far the times of a step varied, as a share of them.
         data_mb: of the decoded training images.
@@ -73,8 +71,7 @@ class Measured:
     double_secs: float
     one_secs: float
     eval_secs: float
-    held_secs: float
-    write_secs: float
+    checkpoint_secs: float
     num_steps: int
     num_evaluations: int
     spread: float = 0.0
@@ -156,18 +153,12 @@ def _parts(m: Measured, config: Config) -> dict[str, float]:
     secs["batch"] = fixed * alone * (1 - 1 / MOST_TIMES)
     secs["gradients"] = alone - secs["batch"]
     secs["evaluations"] = m.eval_secs * m.num_evaluations / m.num_steps
-    secs["checkpoints"] = _checkpoint_secs(m, config, sum(secs.values()))
-    return secs
-
-
-def _checkpoint_secs(m, config, step_secs):
-    """Seconds of a step that waits for checkpoints, of all steps the mean."""
-    secs = 0.0
-    if every := config.checkpoint_every_steps:
-        secs += (m.held_secs + max(0.0, m.write_secs - every * step_secs)) / every
-    if every := config.checkpoint_every_secs:
-        waits = m.held_secs + max(0.0, m.write_secs - every)
-        secs += waits * step_secs / every
+    per_step, total = 0.0, sum(secs.values())
+    if config.checkpoint_every_steps:
+        per_step += 1 / config.checkpoint_every_steps
+    if config.checkpoint_every_secs:
+        per_step += total / config.checkpoint_every_secs
+    secs["checkpoints"] = m.checkpoint_secs * per_step
     return secs
 
 
@@ -202,20 +193,14 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
             f"{m.num_evaluations:,} evaluations of {time_text(m.eval_secs)} each. Try "
             f"--eval_every_epochs={every:g}.",
         )
-    text = (
-        f"A checkpoint takes {time_text(m.held_secs)}, and its writing "
-        f"{time_text(m.write_secs)}."
-    )
+    text = f"Each checkpoint costs {time_text(m.checkpoint_secs)}. Try"
+    between = m.checkpoint_secs / GOOD_SHARE
     if config.checkpoint_every_steps:
-        others = total - secs["checkpoints"]
-        steps = max(m.held_secs / GOOD_SHARE, m.write_secs) / others
-        text += (
-            f" Try --checkpoint_every_steps={_round_up(steps):.0f}, or 0 with "
-            "--checkpoint_every_secs=600."
-        )
+        steps = _round_up(between / (total - secs["checkpoints"]))
+        text += f" --checkpoint_every_steps={max(1, steps):.0f}, or 0 to go by the"
+        text += " clock, see --checkpoint_every_secs."
     else:
-        secs_between = max(m.held_secs / GOOD_SHARE, m.write_secs)
-        text += f" Try --checkpoint_every_secs={_round_up(secs_between):.0f}."
+        text += f" --checkpoint_every_secs={_round_up(between):g}."
     yield "checkpoints", text
 
 

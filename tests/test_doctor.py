@@ -1,0 +1,379 @@
+"""`python -m towers.doctor`: what holds a run back, from times and in real runs."""
+
+import dataclasses
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_runs import small_config
+
+from benchmarks.graphs.traced import on_gpus
+from towers import build
+from towers.config import Config
+from towers.doctor import gpus, steps
+from towers.doctor.checks import check_kernels
+from towers.doctor.diagnosis import diagnose
+from towers.doctor.still_feed import StillFeed
+from towers.doctor.verdict import Measured, judge
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A run that is as fast as it can be: half a second for a step of 100 images.
+GOOD = Measured(
+    kind="GPU",
+    num_towers=4,
+    images=100,
+    step_secs=0.51,
+    ready_secs=0.50,
+    gradients_secs=0.48,
+    tower_secs=0.47,
+    double_secs=0.92,
+    one_secs=0.48,
+    eval_secs=10.0,
+    checkpoint_secs=0.5,
+    num_steps=10_000,
+    num_evaluations=10,
+)
+FILES = {"in_memory": False, "data_mb": 7_000.0}
+
+# Name -> what differs from GOOD, options, subject and share by hand, the way out.
+CASES = {
+    "nothing": ({}, {}, None, 0, ""),
+    "files that are read slowly": (
+        {"step_secs": 1.0} | FILES,
+        {"dataset": "image_folder"},
+        *("input", 0.5, "--image_cache_mb=10000 "),
+    ),
+    "a slow data set of one's own": (
+        {"step_secs": 1.0} | FILES,
+        {"dataset": "mine.py:load"},
+        *("input", 0.5, "`read`"),
+    ),
+    "a slow augmentation on a CPU": (
+        {"kind": "CPU", "step_secs": 1.0},
+        {},
+        *("input", 0.5, "cheaper --augment; on a CPU"),
+    ),
+    "images from the host": ({"step_secs": 1.0}, {}, "input", 0.5, "--input=resident"),
+    # Decoded in the first of ten epochs: a tenth of the half second, and the step.
+    "files that are decoded once": (
+        {"step_secs": 5.5, "is_cached": True} | FILES,
+        {"dataset": "image_folder", "num_epochs": 10.0},
+        *("input", 0.5, "--image_cache_mb"),
+    ),
+    # 0.47 s of one tower are 0.45 + 0.02 for the images: 15/16 of 0.45 in 0.51.
+    "a small batch": (
+        {"double_secs": 0.49},
+        {},
+        *("batch", 0.45 * 15 / 16 / 0.51, "--batch_size=2048, or fewer --num_towers"),
+    ),
+    "a small batch on one tower": (
+        {"double_secs": 0.49, "num_towers": 1, "gradients_secs": 0.47},
+        {},
+        *("batch", 0.45 * 15 / 16 / 0.51, "--batch_size=2048."),
+    ),
+    "parameters on the host": (
+        {"ready_secs": 0.96, "step_secs": 0.96},
+        {},
+        *("meeting", 0.5, "--strategy=replicated"),
+    ),
+    "a slow all-reduce": (
+        {"ready_secs": 0.96, "step_secs": 0.96},
+        {"strategy": "replicated"},
+        *("meeting", 0.5, "--accumulate_steps=16"),
+    ),
+    "towers that hold each other up": (
+        {"gradients_secs": 0.94, "ready_secs": 0.94, "step_secs": 0.94},
+        {},
+        *("crowd", 0.5, "--compile=xla"),
+    ),
+    # 0.51 s for 10,000 steps are 5,100 s, and so are the evaluations.
+    "many evaluations": (
+        {"num_evaluations": 510},
+        {},
+        *("evaluations", 0.5, "--eval_every_epochs=20."),
+    ),
+    "many checkpoints": (
+        {"checkpoint_secs": 0.51},
+        {"checkpoint_every_steps": 1, "checkpoint_every_secs": 0.0},
+        *("checkpoints", 0.5, "--checkpoint_every_steps=20,"),
+    ),
+    "checkpoints by the clock": (
+        {"checkpoint_secs": 5.0},
+        {"checkpoint_every_secs": 5.0},
+        *("checkpoints", 0.5, "--checkpoint_every_secs=100."),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_cause_has_its_share_and_a_way_out(case):
+    changes, options, subject, share, way_out = CASES[case]
+    measured = dataclasses.replace(GOOD, **changes)
+    verdict = judge(measured, Config(**options))
+    assert verdict.images_per_sec == pytest.approx(100 / sum(verdict.secs.values()))
+    if subject is None:
+        assert verdict.findings == []
+        assert verdict.without_findings == verdict.images_per_sec
+        return
+    [finding] = verdict.findings
+    assert finding.subject == subject
+    assert finding.share == pytest.approx(share, rel=0.03)
+    assert way_out in finding.text
+    lines = finding.lines()
+    assert len(lines) <= 2 and max(map(len, lines)) <= 80
+    faster = verdict.images_per_sec / (1 - finding.share)
+    assert verdict.without_findings == pytest.approx(faster)
+
+
+def test_the_largest_share_is_first_and_small_ones_are_left_out():
+    measured = dataclasses.replace(GOOD, step_secs=0.8, num_evaluations=510)
+    verdict = judge(measured, Config())
+    assert [x.subject for x in verdict.findings] == ["evaluations", "input"]
+    assert verdict.secs["meeting"] > 0
+
+
+def test_what_is_less_than_the_times_varied_is_not_judged():
+    measured = dataclasses.replace(GOOD, step_secs=0.8)
+    share = judge(measured, Config()).findings[0].share
+    for spread, count in ((share - 0.01, 1), (share + 0.01, 0)):
+        varied = dataclasses.replace(measured, spread=spread)
+        assert len(judge(varied, Config()).findings) == count
+
+
+def test_towers_that_do_not_meet_have_no_meeting():
+    measured = dataclasses.replace(GOOD, gradients_secs=None)
+    verdict = judge(measured, Config(strategy="async_towers"))
+    assert verdict.secs["meeting"] == 0
+
+
+# What is timed.
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=str)
+def test_steps_are_taken_and_gradients_alone_are_not_applied(options):
+    config = small_config(num_towers=2, batch_size=6, **options)
+    devices, parts = build.configure_devices(config), build.build(config)
+    trainer = build.create_trainer(config, parts, devices)
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    timed = steps.create_steps(config, parts, devices, trainer, batch)
+    before = trainer.state()
+    for name in (steps.GRADIENTS, steps.TOWER, steps.DOUBLE):
+        timed[name].run(2)
+    for name, array in trainer.state().items():
+        np.testing.assert_array_equal(array, before[name], name)
+    timed[steps.STILL].run(2)
+    assert trainer.step == 2
+
+
+def test_no_parameter_moves_while_steps_are_timed():
+    config = steps.without_learning(small_config(ema_decay=0.0))
+    devices, parts = build.configure_devices(config), build.build(config)
+    trainer = build.create_trainer(config, parts, devices)
+    before = trainer.state()
+    trainer.train(5)
+    for name, array in trainer.state().items():
+        if name.startswith("params/"):
+            np.testing.assert_allclose(array, before[name], atol=1e-9)
+
+
+def test_a_batch_in_memory_is_repeated_to_its_size():
+    batch = {"images": tf.reshape(tf.range(6.0), [3, 2]), "labels": tf.range(3)}
+    [piece] = StillFeed(batch, [7], ["/CPU:0"]).batches_of(0)
+    np.testing.assert_array_equal(piece["labels"], [0, 1, 2, 0, 1, 2, 0])
+    np.testing.assert_array_equal(piece["images"][3], [0, 1])
+
+
+# GPUs.
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPXB\t0-55\t0
+GPU1\tNV18\t X \tSYS\tPXB\t0-55\t0
+GPU2\tSYS\tSYS\t X \tSYS\t56-111\t1
+NIC0\tPXB\tPXB\tSYS\t X \t\t
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
+"""
+
+
+def test_links_between_gpus_are_read():
+    assert gpus.read_links(TOPOLOGY) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
+    fine, slow = gpus.check_links(TOPOLOGY)
+    assert fine.is_fine and "NV18, SYS" in fine.text
+    assert not slow.is_fine and "GPU 0 and 2 meet between two processors" in slow.text
+    assert list(gpus.check_links("no such command")) == []
+
+
+@pytest.mark.parametrize(
+    "path,version,word",
+    [
+        ("/venv/lib/libcudnn.so.9", (9, 3, 0), None),
+        ("/venv/lib/libcudnn.so.8", (8, 9, 7), "does not fit cudnn 9.3"),
+        ("/venv/lib/libcudnn.so.9", (9, 1, 0), "does not fit cudnn 9.3"),
+        ("/usr/local/cuda/lib64/libcudnn.so.9", (9, 5, 0), "LD_LIBRARY_PATH"),
+    ],
+)
+def test_libraries_that_clash_are_named(path, version, word):
+    loaded = {"cudnn": (path, version)}
+    _, *others = gpus.compare_cuda("12.5.1", "9.3", loaded, "/venv")
+    assert [word in x.text and path in x.text for x in others] == [True] * bool(word)
+
+
+@pytest.mark.parametrize(
+    "version,fits", [("525.60.13", True), ("580.1", True), ("470.57.02", False)]
+)
+def test_an_old_driver_is_named(version, fits):
+    assert (list(gpus.check_driver(version, "12.5.1")) == []) == fits
+
+
+SERIALIZING = """
+import dataclasses
+import tensorflow as tf
+from towers.data.augment import none
+
+
+def serializing(image_shape, mean, deviation):
+    augment = none(image_shape, mean, deviation)
+
+    def train(images, draw):
+        text = tf.io.serialize_tensor(images)
+        read = tf.io.parse_tensor(text, images.dtype)
+        return augment.train(tf.ensure_shape(read, images.shape), draw)
+
+    return dataclasses.replace(augment, train=train)
+"""
+
+
+def test_operations_without_a_kernel_are_named_where_there_is_no_gpu(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SERIALIZING)
+    small = {"model": "lenet", "num_towers": 2, "device": "auto"}
+    [fine] = check_kernels(on_gpus(small_config(**small)).trainer)
+    assert fine.is_fine
+    own = small | {"augment": f"{file}:serializing"}
+    found = list(check_kernels(on_gpus(small_config(**own)).trainer))
+    assert found and not any(check.is_fine for check in found)
+    assert any("SerializeTensor" in check.text for check in found)
+
+
+# Real runs.
+
+SLOW_DATA = """
+import dataclasses, time
+import tensorflow as tf
+from towers.data import synthetic
+
+
+class Slow:
+    def __init__(self, source):
+        self.num_examples, self.image_shape = source.num_examples, source.image_shape
+        self._source = source
+
+    def read(self, indices):
+        def wait(indices):
+            time.sleep(0.1)
+            return indices
+
+        waited = tf.numpy_function(wait, [indices], tf.int64)
+        return self._source.read(tf.ensure_shape(waited, indices.shape))
+
+
+def load():
+    data = synthetic.load(image_shape=(8, 8, 3), num_examples=(400, 40))
+    return dataclasses.replace(data, train=Slow(data.train))
+"""
+# Many parameters, little to compute.
+WIDE = """
+import keras
+
+
+def wide(*, image_shape, num_classes, width, regularizer):
+    images = keras.Input(image_shape, name="images")
+    x = keras.layers.Flatten(name="flatten")(images)
+    x = keras.layers.Dense(1000, name="hidden")(x)
+    logits = keras.layers.Dense(num_classes, name="logits")(x)
+    return keras.Model(images, logits)
+"""
+PLAIN = {"augment": "none", "ema_decay": 0.0, "weight_decay": 0.0}
+ADAMW = {"optimizer": "adamw", "momentum": 0.0}
+RUNS = {
+    "input": {"dataset": "slow.py:load", "batch_size": 8},
+    "batch": PLAIN | {"model": "lenet", "batch_size": 2, "num_towers": 2},
+    "meeting": ADAMW | {"model": "wide.py:wide", "batch_size": 4, "num_towers": 4},
+    "evaluations": {"eval_every_epochs": 0.02, "batch_size": 64},
+    "checkpoints": {"checkpoint_every_steps": 1, "batch_size": 8},
+    None: PLAIN | {"width": 0.25, "batch_size": 256, "num_towers": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", RUNS)
+def test_the_doctor_finds_what_holds_a_real_run_back(
+    subject, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("slow.py").write_text(SLOW_DATA)
+    pathlib.Path("wide.py").write_text(WIDE)
+    config = small_config(**{"augment": "none"} | RUNS[subject])
+    verdict = diagnose(tmp_path / "runs" / "mine", config, measure_secs=2.0)
+    lines = capfd.readouterr().out.splitlines()
+    subjects = [finding.subject for finding in verdict.findings]
+    assert subjects[:1] == [subject] * bool(subject), "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1].startswith("run: ") and "images/s" in lines[-1]
+    # Nothing is left.
+    assert {path.name for path in tmp_path.iterdir()} <= {
+        *("slow.py", "wide.py", "__pycache__")
+    }
+
+
+@pytest.mark.slow
+def test_the_program_takes_the_flags_of_a_training_and_leaves_its_run(tmp_path):
+    def run(program, *flags):
+        command = [sys.executable, *program, f"--workdir={tmp_path}/run", *flags]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    small = ["--dataset=synthetic", "--model=lenet", "--width=0.1", "--device=cpu"]
+    small += ["--batch_size=8", "--max_steps=1", "--eval_every_epochs=0"]
+    assert run(["run_train.py"], *small).returncode == 0
+
+    def files():
+        paths = sorted((tmp_path / "run").rglob("*"))
+        return [
+            (p, p.stat().st_mtime_ns, p.is_file() and p.read_bytes()) for p in paths
+        ]
+
+    before = files()
+    done = run(["-m", "towers.doctor"], "--measure_secs=1", "--progress=off")
+    assert done.returncode == 0, done.stderr
+    assert "run: " in done.stdout and "8 images" in done.stdout
+    assert files() == before
+
+
+def test_the_program_refuses_wrong_flags_before_tensorflow_is_imported():
+    script = """
+        import sys
+        from absl import flags
+        sys.argv = ["towers.doctor", "--bach_size=3"]
+        import runpy
+        try:
+            runpy.run_module("towers.doctor", run_name="__main__")
+        finally:
+            assert "tensorflow" not in sys.modules
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "towers.doctor: " in done.stderr and "batch_size" in done.stderr
