@@ -44,12 +44,13 @@ _ROWS = {
 
 def accuracies(counts_of_kinds: Evaluations) -> Evaluations:
     """Counts of the trainer's `evaluate`, per kind with "accuracy" and the mean "loss",
-    "accuracy_tta" where it uses test-time augmentation, and "predictions"."""
+    "accuracy_tta" where it uses test-time augmentation, "predictions" and
+    "probabilities"."""
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
     return {
         kind: {"correct": int(counts["correct"]), "images": int(counts["images"])}
         | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
-        | {"predictions": counts["predictions"]}
+        | {name: counts[name] for name in ("predictions", "probabilities")}
         for kind, counts in counts_of_kinds.items()
     }
 
