@@ -29,6 +29,9 @@ EVAL_INTERVAL_SECS = flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=1e6,
 )
+REPORT = flags.DEFINE_bool(
+    "report", False, "Write report/index.html in the run folder."
+)
 # The devices of an evaluation need not be those of the training.
 config_flags.define_config_flags(
     ["data_dir", "device", "num_towers", "strategy", "group_size", "batch_size", "tta"],
@@ -44,6 +47,7 @@ def main(_):
         step=STEP.value,
         use_ema=USE_EMA.value,
         eval_interval_secs=EVAL_INTERVAL_SECS.value,
+        report=REPORT.value,
     )
 
 

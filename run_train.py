@@ -44,6 +44,9 @@ PROFILE_STEPS = flags.DEFINE_list(
     [],
     "Trace the steps between two, such as 100,110, for TensorBoard, and sum them up.",
 )
+REPORT = flags.DEFINE_bool(
+    "report", True, "Write report/index.html in the run folder at the end."
+)
 flags.DEFINE_bool(
     "list", False, "Print networks, data sets, strategies, optimizers and recipes."
 )
@@ -70,6 +73,7 @@ def main(_):
         origins=command.origins,
         progress=PROGRESS.value,
         profile_steps=profile_steps,
+        report=REPORT.value,
         **cluster_spec.cluster_of_flags(),
     )
 

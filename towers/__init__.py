@@ -71,6 +71,7 @@ def train(
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
+    report: bool = True,
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
@@ -94,6 +95,7 @@ def train(
             clock, "off" for none; "auto" is live where standard output is a terminal.
         profile_steps: the steps before and after a part of the run that is traced for
             TensorBoard's profile plugin; a summary is printed.
+        report: write a web page about the run at its end, `report/index.html`.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -113,6 +115,7 @@ def evaluate(
     step: int = 0,
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
+    report: bool = False,
 ) -> dict[str, Any]:
     """Evaluates the last checkpoint of a run on all test images and reports it.
 
@@ -125,6 +128,7 @@ def evaluate(
             default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
+        report: write a web page about the run, `report/index.html`.
 
     Returns:
         The content of the run's `result.json`: "test_accuracy" of the parameters,

@@ -188,7 +188,9 @@ def confusion(
             color = "white" if dark else _COLORS["text"]
             text = str(counts[row, column])
             size = 8 if len(text) < 5 else 6.5
-            axes.text(column, row, text, ha="center", va="center", color=color, size=size)
+            axes.text(
+                column, row, text, ha="center", va="center", color=color, size=size
+            )
     return figure, f"confusion matrix of {count} classes"
 
 
@@ -229,10 +231,12 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
         height=360, nrows=2, sharex=True, height_ratios=[4, 1]
     )
     filled = [row for row in rows if row["images"]]
-    probabilities = [row["probability"] for row in filled]
+    color, probabilities = _COLORS["c0"], [row["probability"] for row in filled]
     low, high = np.array([row["accuracy_interval"] for row in filled]).T
     axes.plot([0, 1], [0, 1], color=_COLORS["muted"], linewidth=1, linestyle=":")
-    axes.vlines(probabilities, low, high, color=_COLORS["c0"], linewidth=2.5, alpha=0.45)
+    axes.vlines(
+        probabilities, low, high, color=_COLORS["c0"], linewidth=2.5, alpha=0.45
+    )
     axes.plot(probabilities, [r["accuracy"] for r in filled], "o-", color=_COLORS["c0"])
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02), ylabel="accuracy")
     below.bar(
@@ -240,13 +244,16 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
         [row["images"] for row in rows],
         [0.9 * (row["high"] - row["low"]) for row in rows],
         align="edge",
-        color=_COLORS["c0"],
+        color=color,
         alpha=0.6,
     )
     below.set(xlabel="probability of the prediction", ylabel="images")
     below.yaxis.set_major_locator(MaxNLocator(2, integer=True))
     below.grid(axis="x", visible=False)
-    return figure, "reliability diagram: accuracy over the probability of the prediction"
+    return (
+        figure,
+        "reliability diagram: accuracy over probability",
+    )
 
 
 def _short(name):

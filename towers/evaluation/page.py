@@ -25,7 +25,7 @@ _STYLE = """\
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1400px; padding: 16px clamp(14px, 2.5vw, 36px) 40px;
   background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 h1 { font-size: 20px; margin: 0 0 8px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 36px 0 10px; padding-top: 12px;
   border-top: 1px solid var(--grid); }
@@ -90,7 +90,9 @@ def text(value: object) -> Html:
 def section(title: str, *parts: Html) -> Html:
     """A part of the page; empty without content."""
     content = "\n".join(filter(None, parts))
-    return f"<section>\n<h2>{text(title)}</h2>\n{content}\n</section>" if content else ""
+    return (
+        f"<section>\n<h2>{text(title)}</h2>\n{content}\n</section>" if content else ""
+    )
 
 
 def paragraph(words: str) -> Html:
@@ -137,7 +139,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
         for i in range(len(head))
     ]
     titles = "".join(
-        f'<th{" class=number" if number else ""}>{text(name)}</th>'
+        f"<th{' class=number' if number else ''}>{text(name)}</th>"
         for name, number in zip(head, is_number, strict=True)
     )
     lines = "\n".join(line(cells, "td") for cells in body)

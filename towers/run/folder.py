@@ -7,6 +7,7 @@ metrics.jsonl      a line per step that was logged
 tensorboard/       event files
 result.json        the last evaluation by run_eval.py
 mistakes.csv       the test images that it predicts wrongly
+report/            index.html, report.json and report.csv; a comparison with other runs
 """
 
 import contextlib
@@ -37,6 +38,7 @@ EVALUATION_BATCH_SIZE = 500
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
+_REPORT = re.compile(r"(index|compare)\.html|report\.(json|csv)")
 
 # Environment variables with the name of a job whose restarts keep it: what our
 # launchers set, and Slurm's, which several commands of one allocation share.
@@ -65,6 +67,7 @@ class RunFolder:
         self.boards = self.tensorboard / "train", self.tensorboard / "eval"
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
+        self.report = self.path / "report"
         self._job = self.path / ".overwritten-by"
         self._is_new = False
 
@@ -118,6 +121,7 @@ class RunFolder:
         """
         try:
             kept = _clear(self.checkpoints, _CHECKPOINT)
+            kept += _clear(self.report, _REPORT)
             for board in self.boards:
                 kept += _clear(board, _EVENTS)
             kept += _clear(self.tensorboard, None)

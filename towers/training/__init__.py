@@ -17,6 +17,7 @@ from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
+from towers.evaluation.run_report import try_to_write
 from towers.optim.epochs import num_images
 from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
@@ -50,7 +51,12 @@ from towers.run.restore import (
 from towers.run.session import Session, save
 from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
-from towers.training.ending import how_to_continue, saved_at_the_end, standing
+from towers.training.ending import (
+    how_to_continue,
+    report_run,
+    saved_at_the_end,
+    standing,
+)
 from towers.training.result import TrainResult, create_history
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -71,6 +77,7 @@ def train(
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
+    report: bool = True,
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
@@ -194,6 +201,8 @@ def train(
                 watchdog.run(train_steps, session, parts, profile, after_call)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
+            if is_chief and report:
+                try_to_write(lambda: watchdog.run(report_run, session, parts))
         else:
             way_on = how_to_continue(config, session.step, parts.total_steps)
             session.say(
@@ -430,6 +439,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     epoch = session.open_record["epoch"] // every * every
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
+    session.evaluated = session.step, evaluations
     if (
         split != "validation"
         or session.best
