@@ -2,6 +2,7 @@
 """Evaluates the last checkpoint of a run on all test images.
 
     python run_eval.py --workdir=runs/quickstart
+    python run_eval.py --compare=runs/first,runs/second
 
 With --eval_interval_secs it follows a run that is under way.
 """
@@ -13,11 +14,13 @@ if __name__ == "__main__":  # before the imports that take time
 
 from absl import flags
 
-from towers import evaluate
+from towers import compare, evaluate
 from towers.config import flags as config_flags
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+COMPARE = flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
+flags.mark_flags_as_mutual_exclusive(["workdir", "compare"], required=True)
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
 USE_EMA = flags.DEFINE_bool(
     "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."
@@ -40,6 +43,9 @@ config_flags.define_config_flags(
 
 
 def main(_):
+    if COMPARE.value is not None:
+        compare(COMPARE.value)
+        return
     folder = RunFolder(WORKDIR.value)
     evaluate(
         folder.path,

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import os
+import pathlib
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "evaluate", "load_run", "predict", "train"]
+__all__ = ["Config", "compare", "evaluate", "load_run", "predict", "train"]
 
 # Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -137,6 +138,25 @@ def evaluate(
 
     Raises:
         TowersError: such as a CheckpointError where no checkpoint is valid and fits.
+    """
+
+
+@_implemented_in("towers.evaluation.comparison")
+def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
+    """Prints a table of runs, and writes a web page with their results, curves and the
+    options that differ.
+
+    Where the runs are two groups that differ in more than the seed, and have the same
+    seeds, also the mean difference in accuracy with its standard error.
+
+    Args:
+        workdirs: folders of two or more runs.
+
+    Returns:
+        The path of the page, `report/compare.html` in the first folder.
+
+    Raises:
+        TowersError: such as a ConfigError where a folder holds no run.
     """
 
 

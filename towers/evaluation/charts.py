@@ -93,6 +93,8 @@ def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
         for name, color in _COLORS.items():
             body = re.sub(rf"(?<=: ){color}(?=[;\"])", f"var(--{name})", body)
         # Ids are those of the whole page.
+        body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
+        body = re.sub(r" font-family: [^;\"]*;", "", body)
         prefix = f"f{next(_numbers)}-"
         body = re.sub(r'((?: id|xlink:href)="#?|url\(#)', rf"\g<1>{prefix}", body)
         body = body.replace(f'xlink:href="{prefix}data:', 'xlink:href="data:')
@@ -115,14 +117,9 @@ def _figure(width=_WIDTH, height=250, **options) -> tuple[Figure, Axes]:
 
 @_chart
 def curves(
-    title: str, series: Sequence[Series], label: str = "epoch", from_zero: bool = False
+    title: str, series: Sequence[Series], label: str = "epoch"
 ) -> tuple[Figure, str]:
-    """Curves over the epochs.
-
-    Args:
-        label: of the horizontal axis.
-        from_zero: whether the vertical axis begins there.
-    """
+    """Curves over the epochs, or what `label` names, from zero up."""
     figure, axes = _figure()
     for x, y, color, is_faint in (s[1:] for s in series):
         few = len(x) <= 40 and not is_faint
@@ -138,8 +135,7 @@ def curves(
         )
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=2))
-    if from_zero:
-        axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0)
     axes.grid(axis="x", visible=False)
     return figure, f"{title}: {', '.join(s.name for s in series)}"
 

@@ -34,27 +34,28 @@ a { color: var(--c0); }
 .muted { color: var(--muted); }
 .figure { font-size: 44px; line-height: 1.1; font-weight: 650; margin: 6px 0; }
 .figure small { font-size: 17px; font-weight: 400; }
-dl.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr));
+dl.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr));
   gap: 10px; margin: 16px 0 0; }
 dl.tiles > div { background: var(--panel); border-radius: 6px; padding: 8px 12px; }
 dt { color: var(--muted); font-size: 13px; } dd { margin: 0; font-size: 18px; }
 dd small { font-size: 13px; color: var(--muted); }
 .row { display: flex; flex-wrap: wrap; gap: 20px 28px; align-items: flex-start; }
 .row > * { min-width: 0; max-width: 100%; }
+.grid { display: grid; gap: 20px 28px; align-items: end;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
 figure { margin: 0; } figcaption { font-size: 14px; margin-bottom: 2px; }
 figcaption b { font-weight: 600; }
 .key { white-space: nowrap; color: var(--muted); margin-left: 10px; font-size: 13px; }
 .key i { display: inline-block; width: 16px; border-top: 3px solid; margin-right: 5px;
   vertical-align: middle; }
-svg { display: block; max-width: 100%; height: auto; }
-svg text { font-family: inherit !important; }
+svg { display: block; max-width: 100%; height: auto; stroke-linejoin: round; }
 .wide { overflow-x: auto; } .wide svg { max-width: none; }
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
+  border-bottom: 1px solid var(--grid); overflow-wrap: break-word; max-width: 60ch; }
 th { color: var(--muted); font-weight: 500; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
-  overflow-wrap: normal; }
+  white-space: nowrap; }
 .images { display: grid; gap: 14px;
   grid-template-columns: repeat(auto-fill, minmax(112px, 1fr)); }
 .images figcaption { font-size: 13px; line-height: 1.35; overflow-wrap: anywhere; }
@@ -102,6 +103,11 @@ def paragraph(words: str) -> Html:
 def row(*parts: Html) -> Html:
     """Parts next to each other, as far as there is room."""
     return f'<div class="row">{"".join(parts)}</div>'
+
+
+def grid(*parts: Html) -> Html:
+    """Parts of one width in columns."""
+    return f'<div class="grid">{"".join(parts)}</div>'
 
 
 def tiles(values: Iterable[tuple[str, str, str]]) -> Html:

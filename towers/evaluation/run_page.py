@@ -27,7 +27,7 @@ def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
     result = content["result"]
     matrix = of_reported(result, "confusion_matrix")
     classes = of_reported(result, "classes")
-    parts = [_head(content), page.section("Curves", page.row(*_curves(content)))]
+    parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
     if classes:
         accuracy = of_reported(result, "accuracy")
         parts += [
@@ -40,7 +40,7 @@ def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
         ]
     for title, name in (
         ("Mistakes with the highest loss", "mistakes"),
-        ("Correct, with the highest probability", "most_confident"),
+        ("The most confident correct prediction of a class", "most_confident"),
     ):
         if rows := content[name]:
             parts.append(page.section(title, _pictures(rows, pixels)))
@@ -99,7 +99,7 @@ def _tiles(content):
     curves = content["curves"]
     epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
     length = f"{max(epochs):.4g} epochs" if epochs else ""
-    tiles.append(("steps", f"{result['step']:,}", length))
+    tiles.append(("step", f"{result['step']:,}", length))
     if speed := result.get("images_per_sec"):
         tiles.append(("speed", f"{speed:,.0f}", "images/s"))
     if waits := _numbers(curves, "input_wait_percent"):
@@ -138,19 +138,17 @@ def _curves(content):
             )
             color = 2 if averages else 0
             series += metric_series(curves, f"{split}_{name}", split, color) + averages
-        found.append((name.capitalize(), series, True))
+        found.append((name.capitalize(), series))
     rate = metric_series(curves, "learning_rate", "learning rate", 3)
-    speed = metric_series(curves, "images_per_sec", "images per second", 4)
-    found += [("Learning rate", rate, True), ("Images per second", speed, True)]
-    return [
-        page.chart(
-            title,
-            charts.curves(title, series, from_zero=from_zero),
-            series if len(series) > 1 else (),
-        )
-        for title, series, from_zero in found
-        if series
-    ]
+    found.append(("Learning rate", rate))
+    return [curve_chart(*titled) for titled in found if titled[1]]
+
+
+def curve_chart(title: str, series: Sequence[Series]) -> str:
+    """A chart of curves, with a legend where there are several."""
+    return page.chart(
+        title, charts.curves(title, series), series if len(series) > 1 else ()
+    )
 
 
 def _confusion(matrix, classes):
@@ -243,4 +241,9 @@ def _run(content) -> Sequence[str]:
     table = page.table(["option", "value"], options)
     parts.append(page.details("Options that are not defaults", table))
     links = '<a href="report.json">report.json</a>, <a href="report.csv">report.csv</a>'
-    return [*parts, f'<p class="muted">The same as {links}</p>']
+    parts.append(f'<p class="muted">The same as {links}</p>')
+    speed = metric_series(content["curves"], "images_per_sec", "images per second", 4)
+    if not speed:
+        return parts
+    chart = curve_chart("Images per second", speed)
+    return [page.row(f"<div>{''.join(parts)}</div>", chart)]

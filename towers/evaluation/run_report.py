@@ -25,7 +25,7 @@ from towers.run.folder import RunFolder
 from towers.run.stopwatch import Stopwatch
 
 # Pictures of each kind on a page.
-MOST_MISTAKES, MOST_RIGHT = 24, 12
+MOST_MISTAKES, MOST_RIGHT = 20, 10
 
 # Metrics of the curves; those of evaluations have a prefix, and perhaps a suffix.
 _TRAINING = ("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate")
@@ -113,7 +113,7 @@ def write_report(
     from towers.evaluation.run_page import report_page  # Matplotlib takes a while
 
     path = folder.report / "report.json"
-    result = _result_of_records(records) | {"step": step, "images": images}
+    result = {"step": step, "images": images} | result_of_records(records)
     if evaluated is not None:
         evaluations = {
             kind: figures(predictions, class_names)
@@ -128,7 +128,7 @@ def write_report(
         "run": os.path.normpath(folder.path),
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
         "result": result,
-        "curves": _curves(records),
+        "curves": curves_of(records),
         **_predictions(evaluated, class_names),
         "train_secs": stopwatch.train_secs,
         "start_secs": stopwatch.start_secs,
@@ -153,20 +153,23 @@ def write_report(
     return page
 
 
-def _result_of_records(records):
-    """The last evaluation in `metrics.jsonl`, in the form of `result.json`."""
+def result_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last evaluation in records of `metrics.jsonl`, in the form of
+    `result.json`."""
     for record in reversed(records):
         for name in ("accuracy_ema", "accuracy"):
             for split in ("test", "validation"):
                 if isinstance(record.get(f"{split}_{name}"), float):
-                    return {"reported": f"{split}_{name}"} | {
+                    figures = {
                         k: v for k, v in record.items() if k.startswith(f"{split}_")
                     }
+                    step = record["step"]
+                    return {"reported": f"{split}_{name}", **figures, "step": step}
     return {"reported": None}
 
 
-def _curves(records):
-    """Name of a metric -> its steps, epochs and values."""
+def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]]:
+    """Name of a metric in `metrics.jsonl` -> its "steps", "epochs" and "values"."""
     names = [
         name
         for name in dict.fromkeys(k for record in records for k in record)
@@ -192,13 +195,13 @@ def _predictions(evaluated, class_names):
     wrong, right = (np.flatnonzero(predictions.correct == x) for x in (False, True))
     losses = np.nan_to_num(predictions.losses, nan=np.inf)
     worst = wrong[np.argsort(-losses[wrong], kind="stable")[:MOST_MISTAKES]]
-    confident = np.argsort(-predictions.probabilities[right], kind="stable")
+    right = right[np.argsort(-predictions.probabilities[right], kind="stable")]
+    _, first = np.unique(predictions.labels[right], return_index=True)
+    confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class
     return {
         "reliability": reliability(predictions),
         "mistakes": _rows(evaluated.source, predictions, worst, class_names),
-        "most_confident": _rows(
-            evaluated.source, predictions, right[confident[:MOST_RIGHT]], class_names
-        ),
+        "most_confident": _rows(evaluated.source, predictions, confident, class_names),
     }
 
 
