@@ -27,7 +27,7 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font ca
 NUM_COLORS = 6
 
 # A matrix of so many classes has counts in its cells, and names next to them.
-MOST_COUNTED, MOST_NAMED = 20, 120
+MOST_COUNTED, MOST_NAMED, MOST_CELLS = 20, 120, 200
 
 # Classes of the chart of accuracies, and characters of their names.
 MOST_CLASSES, _MOST_CHARACTERS = 25, 22
@@ -136,6 +136,7 @@ def curves(
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=2))
     axes.set_ylim(bottom=0)
+    axes.ticklabel_format(axis="y", scilimits=(-3, 5))
     axes.grid(axis="x", visible=False)
     return figure, f"{title}: {', '.join(s.name for s in series)}"
 
@@ -146,10 +147,16 @@ def confusion(
 ) -> tuple[Figure, str]:
     """The confusion matrix, a row per label: the larger the share of the label's images
     the darker, on the diagonal and off it in two colors. Of more than MOST_NAMED
-    classes the numbers are shown, not the names."""
+    classes the numbers are shown, not the names; of more than MOST_CELLS each cell is
+    that of several classes."""
     counts = np.asarray(matrix)
+    num_classes = len(counts)
+    block = -(-num_classes // MOST_CELLS)  # classes of a cell
+    if block > 1:
+        first = np.arange(0, num_classes, block)
+        counts = np.add.reduceat(np.add.reduceat(counts, first, 0), first, 1)
     count = len(counts)
-    is_named, is_counted = count <= MOST_NAMED, count <= MOST_COUNTED
+    is_named, is_counted = num_classes <= MOST_NAMED, count <= MOST_COUNTED
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     # Small shares are seen too.
     opacities = np.where(counts > 0, 0.08 + 0.92 * shares**0.7, 0)
@@ -160,7 +167,10 @@ def confusion(
     side = 34 if is_counted else max(10 if is_named else 1, 640 // count)
     margin = 6 * max(len(_short(x)) for x in names) if is_named else 60
     figure, axes = _figure(*[margin + 24 + max(count * side, 160)] * 2)
-    axes.imshow(pixels, interpolation="none")
+    size = count * block
+    axes.imshow(
+        pixels, interpolation="none", extent=(-0.5, size - 0.5, size - 0.5, -0.5)
+    )
     axes.set(xlabel="predicted class", ylabel="class")
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
@@ -170,12 +180,10 @@ def confusion(
         axes.set_xticks(places, labels, rotation=90, fontsize=size)
         axes.set_yticks(places, labels, fontsize=size)
         axes.tick_params(labelcolor=_COLORS["text"])
-    axes.set_xticks(np.arange(1, count) - 0.5, minor=True)
-    axes.set_yticks(np.arange(1, count) - 0.5, minor=True)
-    axes.tick_params(which="minor", length=0)
+        edges, style = np.arange(1, count) - 0.5, {"color": _COLORS["grid"]}
+        axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
+        axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
     axes.grid(visible=False)
-    if is_named:
-        axes.grid(which="minor", linewidth=0.5)
     for spine in axes.spines.values():
         spine.set(visible=True, color=_COLORS["grid"])
     if is_counted:
@@ -187,7 +195,7 @@ def confusion(
             axes.text(
                 column, row, text, ha="center", va="center", color=color, size=size
             )
-    return figure, f"confusion matrix of {count} classes"
+    return figure, f"confusion matrix of {num_classes} classes"
 
 
 @_chart
@@ -205,7 +213,8 @@ def class_accuracies(
     low, high = np.array([row["recall_interval"] for row in rows]).T
     axes.axvline(accuracy, color=_COLORS["muted"], linewidth=1, linestyle=":")
     axes.hlines(places, low, high, color=_COLORS["c0"], linewidth=2.5, alpha=0.45)
-    axes.plot(values, places, "o", color=_COLORS["c0"], markersize=5)
+    dots = {"color": _COLORS["c0"], "markersize": 5, "clip_on": False}
+    axes.plot(values, places, "o", **dots)
     axes.set_yticks(places, [_short(row["name"]) for row in rows])
     axes.tick_params(axis="y", length=0, labelcolor=_COLORS["text"])
     axes.set_ylim(len(rows) - 0.4, -0.6)

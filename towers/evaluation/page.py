@@ -63,6 +63,8 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
   background: var(--panel); border-radius: 4px; display: block; }
 .images img.small { image-rendering: pixelated; }
 .wrong { color: var(--wrong); }
+.name { display: block; overflow: hidden; text-overflow: ellipsis;
+  white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
   border-radius: 6px; padding: 10px 12px; font-size: 13px; margin: 8px 0; }
 details { margin-top: 10px; } summary { cursor: pointer; color: var(--muted); }

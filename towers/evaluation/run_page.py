@@ -218,7 +218,8 @@ def _pictures(rows, pixels):
         place = row["path"] or f"image {row['index']}"
         about = f"{place}; loss {row['loss']:.3f}"
         if row["path"]:
-            lines.append(f'<span class="muted">{page.text(_file_name(place))}</span>')
+            name = page.text(_file_name(place))
+            lines.append(f'<span class="muted name">{name}</span>')
         cells.append((pixels[row["index"]], about, lines))
     return page.pictures(cells)
 

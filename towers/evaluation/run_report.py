@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import os
 import pathlib
 import sys
@@ -19,7 +18,7 @@ from towers.data.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
 from towers.evaluation.figures import Predictions, figures, reliability
-from towers.evaluation.report import result_of
+from towers.evaluation.report import result_of, to_json
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.run.folder import RunFolder
 from towers.run.stopwatch import Stopwatch
@@ -143,7 +142,7 @@ def write_report(
             pixels[row["index"]] = evaluated.source.read(index)[0][0].numpy()
     page = folder.report / "index.html"
     texts = {
-        path: json.dumps(_finite(content), indent=1),
+        path: to_json(_finite(content)),
         folder.report / "report.csv": report_csv(content),
         page: report_page(content, pixels),
     }
