@@ -636,7 +636,8 @@ def test_train_evaluate_and_continue_with_the_commands_themselves(
     start, fails, tmp_path
 ):
     flags = "--dataset=synthetic --width=0.05 --device=cpu --workdir=run".split()
-    program = start(TRAIN, *flags, "--max_steps=3", "--log_every_steps=1")
+    flags = *flags, "--max_steps=3", "--log_every_steps=1", "--noreport"
+    program = start(TRAIN, *flags)
     assert program.wait() == 0, program.output
     lines = program.output.splitlines()
     assert lines[-1] == "done: step 3 of 3 is saved in run"

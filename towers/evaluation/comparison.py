@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from towers import console, store
 from towers.config import FIELDS, Config, parse_json
 from towers.errors import ConfigError
-from towers.evaluation import page
+from towers.evaluation import charts, page
 from towers.evaluation.charts import Series
-from towers.evaluation.run_page import curve_chart, metric_series
+from towers.evaluation.run_page import metric_series
 from towers.evaluation.run_report import curves_of, of_reported, result_of_records
 from towers.run.folder import RunFolder
 from towers.run.metrics import read_metrics
@@ -53,7 +53,7 @@ class Difference(NamedTuple):
     standard_error: float
 
     def __str__(self) -> str:
-        text = f"accuracy with {self.second} minus {self.first}: {self.mean:+.4f}"
+        text = f"Accuracy with {self.second} minus {self.first}: {self.mean:+.4f}"
         if len(self.seeds) > 1:
             text += f", standard error {self.standard_error:.4f}"
         seeds = ", ".join(map(str, self.seeds))
@@ -183,7 +183,7 @@ def _lines(runs):
         cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
     for name, values in _differing(runs).items():
-        text = f"{name}: {', '.join(str(x) or 'empty' for x in values)}"
+        text = f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
         yield from textwrap.wrap(text, 80, subsequent_indent="  ")
     if difference := paired_difference(runs):
         yield from textwrap.wrap(str(difference), 80, subsequent_indent="  ")
@@ -205,15 +205,17 @@ def _page(runs):
             f"<h1>Comparison of {len(runs)} runs</h1>",
             page.table(head, rows),
             page.paragraph(f"{difference}.") if difference else "",
-            page.section("Curves", page.grid(*_curves(runs))),
+            *_curves(runs),
             page.section("Options that differ", options),
         ],
     )
 
 
 def _curves(runs):
-    groups = _groups(runs)
+    """The section of curves; runs that differ in the seed alone have one color."""
+    groups, found = _groups(runs), []
     colors = [list(dict.fromkeys(groups)).index(group) for group in groups]
+    keys = [Series(run.name, [], [], c) for run, c in zip(runs, colors, strict=True)]
     for title, names in (
         ("Accuracy", lambda run: [_evaluated(run, "accuracy")]),
         ("Loss", lambda run: [_evaluated(run, "loss")]),
@@ -222,10 +224,13 @@ def _curves(runs):
     ):
         series: list[Series] = []
         for run, color in zip(runs, colors, strict=True):
-            found = [metric_series(run.curves, x, run.name, color) for x in names(run)]
-            series += next(filter(None, found), [])
+            each = (metric_series(run.curves, x, run.name, color) for x in names(run))
+            series += next(filter(None, each), [])
         if series:
-            yield curve_chart(title, series)
+            found.append(page.chart(title, charts.curves(title, series)))
+    if found:
+        legend = f"<p>{page.legend(keys)}</p>"
+        yield page.section("Curves", legend, page.grid(*found))
 
 
 def _evaluated(run, name):

@@ -33,7 +33,8 @@ p { margin: 4px 0; max-width: 75ch; overflow-wrap: anywhere; }
 a { color: var(--c0); }
 .muted { color: var(--muted); }
 .figure { font-size: 44px; line-height: 1.1; font-weight: 650; margin: 6px 0; }
-.figure small { font-size: 17px; font-weight: 400; }
+.figure small { font-size: 17px; font-weight: 400; display: inline-block;
+  line-height: 1.3; }
 dl.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px, 1fr));
   gap: 10px; margin: 16px 0 0; }
 dl.tiles > div { background: var(--panel); border-radius: 6px; padding: 8px 12px; }
@@ -45,7 +46,8 @@ dd small { font-size: 13px; color: var(--muted); }
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
 figure { margin: 0; } figcaption { font-size: 14px; margin-bottom: 2px; }
 figcaption b { font-weight: 600; }
-.key { white-space: nowrap; color: var(--muted); margin-left: 10px; font-size: 13px; }
+.key { white-space: nowrap; color: var(--muted); margin-left: 10px; font-size: 13px;
+  display: inline-block; max-width: 100%; overflow: hidden; text-overflow: ellipsis; }
 .key i { display: inline-block; width: 16px; border-top: 3px solid; margin-right: 5px;
   vertical-align: middle; }
 svg { display: block; max-width: 100%; height: auto; stroke-linejoin: round; }
@@ -54,6 +56,7 @@ table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--grid); overflow-wrap: break-word; max-width: 60ch; }
 th { color: var(--muted); font-weight: 500; }
+td.short { white-space: nowrap; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
   white-space: nowrap; }
 .images { display: grid; gap: 14px;
@@ -69,6 +72,9 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
   border-radius: 6px; padding: 10px 12px; font-size: 13px; margin: 8px 0; }
 details { margin-top: 10px; } summary { cursor: pointer; color: var(--muted); }
 """
+
+# Characters of a cell that is not broken into lines.
+_SHORT = 20
 
 # Something else than text, which stands in a page as it is.
 Html = str
@@ -124,15 +130,19 @@ def tiles(values: Iterable[tuple[str, str, str]]) -> Html:
 
 def chart(title: str, svg: Html, series: Sequence[Series] = (), wide=False) -> Html:
     """A chart with its title and legend; a wide one scrolls."""
-    keys = "".join(
+    kind = ' class="wide"' if wide else ""
+    caption = f"<figcaption><b>{text(title)}</b>{legend(series)}</figcaption>"
+    return f"<figure{kind}>{caption}{svg}</figure>"
+
+
+def legend(series: Sequence[Series]) -> Html:
+    """The names of curves, with their colors."""
+    return "".join(
         f'<span class="key"><i style="color:var(--c{s.color % NUM_COLORS})'
         f"{';border-top-style:dashed' if s.color >= NUM_COLORS else ''}"
         f'{";border-top-width:1px" if s.is_faint else ""}"></i>{text(s.name)}</span>'
         for s in series
     )
-    kind = ' class="wide"' if wide else ""
-    caption = f"<figcaption><b>{text(title)}</b>{keys}</figcaption>"
-    return f"<figure{kind}>{caption}{svg}</figure>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
@@ -160,7 +170,8 @@ def _cell(value, tag):
         return f'<{tag} class="number">{value:.4f}</{tag}>'
     if isinstance(value, int):
         return f'<{tag} class="number">{value:,}</{tag}>'
-    return f"<{tag}>{text(value)}</{tag}>"
+    kind = ' class="short"' if len(str(value)) <= _SHORT else ""
+    return f"<{tag}{kind}>{text(value)}</{tag}>"
 
 
 def details(summary: str, content: Html) -> Html:
