@@ -39,7 +39,7 @@ dl.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(132px,
   gap: 10px; margin: 16px 0 0; }
 dl.tiles > div { background: var(--panel); border-radius: 6px; padding: 8px 12px; }
 dt { color: var(--muted); font-size: 13px; } dd { margin: 0; font-size: 18px; }
-dd small { font-size: 13px; color: var(--muted); }
+dd small { font-size: 13px; color: var(--muted); display: block; }
 .row { display: flex; flex-wrap: wrap; gap: 20px 28px; align-items: flex-start; }
 .row > * { min-width: 0; max-width: 100%; }
 .grid { display: grid; gap: 20px 28px; align-items: end;
@@ -47,7 +47,8 @@ dd small { font-size: 13px; color: var(--muted); }
 figure { margin: 0; } figcaption { font-size: 14px; margin-bottom: 2px; }
 figcaption b { font-weight: 600; }
 .key { white-space: nowrap; color: var(--muted); margin-left: 10px; font-size: 13px;
-  display: inline-block; max-width: 100%; overflow: hidden; text-overflow: ellipsis; }
+  display: inline-block; max-width: 100%; overflow: hidden; text-overflow: ellipsis;
+  vertical-align: bottom; }
 .key i { display: inline-block; width: 16px; border-top: 3px solid; margin-right: 5px;
   vertical-align: middle; }
 svg { display: block; max-width: 100%; height: auto; stroke-linejoin: round; }
