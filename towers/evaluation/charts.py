@@ -218,7 +218,7 @@ def class_accuracies(
     axes.set_yticks(places, [_short(row["name"]) for row in rows])
     axes.tick_params(axis="y", length=0, labelcolor=_COLORS["text"])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(0, 1.02)
+    axes.set_xlim(max(0, np.floor(10 * low.min()) / 10), 1.01)
     axes.set_xlabel("accuracy, with 95 % interval; dotted: all classes")
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
@@ -242,7 +242,7 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     axes.vlines(
         probabilities, low, high, color=_COLORS["c0"], linewidth=2.5, alpha=0.45
     )
-    axes.plot(probabilities, [r["accuracy"] for r in filled], "o-", color=_COLORS["c0"])
+    axes.plot(probabilities, [r["accuracy"] for r in filled], "o", color=_COLORS["c0"])
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02), ylabel="accuracy")
     below.bar(
         [row["low"] for row in rows],
