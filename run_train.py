@@ -17,7 +17,7 @@ import pathlib
 
 from absl import flags
 
-from towers import console, train
+from towers import console, dry_run, train
 from towers.config import flags as config_flags
 from towers.config.recipes import config_of_flags
 from towers.data.photos import photo_options
@@ -44,6 +44,9 @@ PROFILE_STEPS = flags.DEFINE_list(
     [],
     "Trace the steps between two, such as 100,110, for TensorBoard, and sum them up.",
 )
+DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Check everything, try some steps, and write nothing."
+)
 flags.DEFINE_bool(
     "list", False, "Print networks, data sets, strategies, optimizers and recipes."
 )
@@ -61,17 +64,22 @@ def main(_):
         console.line(command.remark)
     if not all(map(str.isdecimal, PROFILE_STEPS.value)):
         raise ConfigError("--profile_steps takes two numbers, such as 100,110")
-    profile_steps = tuple(map(int, PROFILE_STEPS.value))
-    train(
-        command.workdir,
-        command.config,
-        overwrite=OVERWRITE.value,
-        allow_change=tuple(ALLOW_CHANGE.value),
-        origins=command.origins,
-        progress=PROGRESS.value,
-        profile_steps=profile_steps,
+    arguments = {
+        "overwrite": OVERWRITE.value,
+        "allow_change": tuple(ALLOW_CHANGE.value),
+        "origins": command.origins,
         **cluster_spec.cluster_of_flags(),
-    )
+    }
+    if DRY_RUN.value:
+        dry_run(command.workdir, command.config, **arguments)
+    else:
+        train(
+            command.workdir,
+            command.config,
+            progress=PROGRESS.value,
+            profile_steps=tuple(map(int, PROFILE_STEPS.value)),
+            **arguments,
+        )
 
 
 if __name__ == "__main__":

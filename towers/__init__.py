@@ -105,6 +105,25 @@ def train(
     """
 
 
+@_implemented_in("towers.training.dry_run")
+def dry_run(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    overwrite: bool = False,
+    allow_change: tuple[str, ...] = (),
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Prints what `train`, with the same arguments, would do and need, and tries some
+    steps. Nothing is written; a run in the folder is continued in this process alone.
+
+    Raises:
+        TowersError: that of `train`, as far as it is known before a run.
+    """
+
+
 @_implemented_in("towers.evaluation")
 def evaluate(
     workdir: str | os.PathLike,

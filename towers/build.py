@@ -83,6 +83,7 @@ def build(
     part: Part | None = None,
     dataset_info: DatasetInfo | None = None,
     test_only: bool = False,
+    schedule: schedules.Schedule | None = None,
 ) -> Parts:
     """Loads the data and builds the network and its update.
 
@@ -93,6 +94,7 @@ def build(
             holds the state that layers take from the data.
         part: of several workers that of this one, see `part_of`.
         dataset_info, test_only: of an evaluation, see `load_data_set`.
+        schedule: of the learning rate, in place of the config's.
 
     Raises:
         DataError: the data set is missing or invalid.
@@ -162,7 +164,9 @@ def build(
         )
 
     # Update; of an evaluation without schedules.
-    update = create_update(config, num_examples if for_training else 0, model, matched)
+    update = create_update(
+        config, num_examples if for_training else 0, model, matched, schedule
+    )
     return Parts(
         data=data_set,
         train_batches=train_batches,
@@ -269,9 +273,14 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
 
 
 def create_update(
-    config: Config, num_examples: int, model: keras.Model, matched: param_rates.Matched
+    config: Config,
+    num_examples: int,
+    model: keras.Model,
+    matched: param_rates.Matched,
+    schedule: schedules.Schedule | None = None,
 ) -> Update:
     """The optimizer with its schedules; these only where there are training images.
+    The learning rate is that of the config where no schedule is given.
 
     Where the optimizer applies the weight decay, the model loses its regularizers.
     """
@@ -290,7 +299,7 @@ def create_update(
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
             matched,
-            create_schedule(config, num_examples),
+            schedule or create_schedule(config, num_examples),
             config.learning_rate,
             num_examples,
             config.images_per_step,
