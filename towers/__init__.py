@@ -26,10 +26,19 @@ if TYPE_CHECKING:
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
     from towers.run.cluster_spec import Cluster
+    from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "evaluate", "load_run", "predict", "train"]
+__all__ = [
+    "Config",
+    "dry_run",
+    "evaluate",
+    "load_run",
+    "lr_range_test",
+    "predict",
+    "train",
+]
 
 # Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -121,6 +130,33 @@ def dry_run(
 
     Raises:
         TowersError: that of `train`, as far as it is known before a run.
+    """
+
+
+@_implemented_in("towers.training.lr_range")
+def lr_range_test(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    progress: str = "auto",
+) -> "LrRange":
+    """Takes the first steps of a run with a learning rate that grows until the loss
+    diverges, and suggests one. The run itself is not begun, nor one in the folder
+    touched: `lr_range_test.png` and `lr_range_test.csv` are written there.
+
+    Args:
+        workdir, config: of the run.
+        cluster, allow_public_address, origins, progress: as of `train`.
+
+    Returns:
+        `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
+        where the loss does not fall.
+
+    Raises:
+        TowersError: such as a ConfigError where the folder cannot be written.
     """
 
 

@@ -38,21 +38,23 @@ def create_trainer(
     *,
     checkpoint: Checkpoint | None = None,
     allow_change: tuple[str, ...] = (),
-    schedule: Schedule | None = None,
+    schedule_fn: Callable[[Config, int], Schedule] | None = None,
 ) -> tuple[build.Parts, Trainer]:
     """The parts of a run, and its trainer with the initial parameters.
 
     Args:
         checkpoint: from which the run is to be continued.
         allow_change: options that may differ from the checkpoint's.
-        schedule: of the learning rate, in place of the config's.
+        schedule_fn: as of `build.build`.
 
     Raises:
         DataError: the data set is missing or invalid.
         ConfigError: the options do not fit it, the devices or the checkpoint.
     """
     part = build.part_of(config, devices, workers)
-    parts = build.build(config, device_kind=devices.kind, part=part, schedule=schedule)
+    parts = build.build(
+        config, device_kind=devices.kind, part=part, schedule_fn=schedule_fn
+    )
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples)
     trainer = build.create_trainer(config, parts, devices, workers)
