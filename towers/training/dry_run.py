@@ -76,8 +76,10 @@ def dry_run(
     folder = RunFolder(workdir)
     if config.dataset == "image_folder":
         folder.validate_outside_of(data_folder(config.data_dir))
-    checkpointer = checkpointer_of(folder)
-    checkpoint = None if overwrite else checkpointer.restore()
+    checkpointer, checkpoint = checkpointer_of(folder), None
+    has_checkpoints = os.path.isdir(folder.checkpoints)
+    if has_checkpoints and not overwrite:
+        checkpoint = checkpointer.restore()
     validate_changes(config, folder, checkpoint, allow_change)
 
     # Build.
@@ -104,7 +106,7 @@ def dry_run(
     # Inspect, and take steps.
     if checkpoint is not None:
         _print("continues", f"from step {trial.step} of {last_step} in {folder.path}")
-    elif steps := checkpointer.steps():
+    elif has_checkpoints and (steps := checkpointer.steps()):
         _print("overwrites", f"the run in {folder.path}, which is at step {steps[-1]}")
     _print_data(trial)
     _print_network(trial)
