@@ -17,65 +17,40 @@ import pathlib
 
 from absl import flags
 
-from towers import console, train
+from towers import console, dry_run, lr_range_test, train
 from towers.config import flags as config_flags
+from towers.config import train_flags
 from towers.config.recipes import config_of_flags
 from towers.data.photos import photo_options
-from towers.errors import ConfigError
 from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
-CONFIG = flags.DEFINE_string("config", None, "Recipe: its name in configs/ or a path.")
-WORKDIR = flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.")
-OVERWRITE = flags.DEFINE_bool("overwrite", False, "Remove the earlier run and restart.")
-ALLOW_CHANGE = flags.DEFINE_list(
-    "allow_change", [], "Options that may differ from those the run began with."
-)
-PROGRESS = flags.DEFINE_enum(
-    "progress",
-    "auto",
-    ["auto", "live", "plain", "off"],
-    "Bars at the end of a terminal (live), lines by the clock (plain) or none (off); "
-    "auto: live on a terminal, else plain.",
-)
-PROFILE_STEPS = flags.DEFINE_list(
-    "profile_steps",
-    [],
-    "Trace the steps between two, such as 100,110, for TensorBoard, and sum them up.",
-)
-REPORT = flags.DEFINE_bool(
-    "report", True, "Write report/index.html in the run folder at the end."
-)
-flags.DEFINE_bool(
-    "list", False, "Print networks, data sets, strategies, optimizers and recipes."
-)
+FLAGS = flags.FLAGS
+train_flags.define_train_flags()
 cluster_spec.define_cluster_flags()
 config_flags.define_config_flags()
 
 
 def main(_):
-    stored = functools.partial(config_to_continue, overwrite=OVERWRITE.value)
+    arguments = train_flags.arguments_of_flags() | cluster_spec.cluster_of_flags()
+    stored = functools.partial(config_to_continue, overwrite=FLAGS.overwrite)
     given = config_flags.given_flags()
-    command = config_of_flags(
-        CONFIG.value, RECIPES, given, WORKDIR.value, stored, photo_options
+    config, workdir, origins, remark = config_of_flags(
+        FLAGS.config, RECIPES, given, FLAGS.workdir, stored, photo_options
     )
-    if command.remark:
-        console.line(command.remark)
-    if not all(map(str.isdecimal, PROFILE_STEPS.value)):
-        raise ConfigError("--profile_steps takes two numbers, such as 100,110")
-    profile_steps = tuple(map(int, PROFILE_STEPS.value))
-    train(
-        command.workdir,
-        command.config,
-        overwrite=OVERWRITE.value,
-        allow_change=tuple(ALLOW_CHANGE.value),
-        origins=command.origins,
-        progress=PROGRESS.value,
-        profile_steps=profile_steps,
-        report=REPORT.value,
-        **cluster_spec.cluster_of_flags(),
-    )
+    if remark:
+        console.line(remark)
+    arguments["origins"] = origins
+    if FLAGS.dry_run:
+        dry_run(workdir, config, **arguments)
+    elif FLAGS.lr_range_test:
+        rate = lr_range_test(workdir, config, **arguments).suggestion
+        if rate:
+            command = train_flags.command_to_train(rate)
+            console.line(f"suggested learning rate {rate:g}: {command}")
+    else:
+        train(workdir, config, **arguments)
 
 
 if __name__ == "__main__":

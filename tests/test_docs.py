@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from absl import flags
 
-from towers.config import FIELDS, Config
+from towers.config import FIELDS, Config, train_flags
 from towers.config.choices import CLOSED, DATASETS, STRATEGIES, TABLES
 from towers.config.flags import define_config_flags, given_flags
 from towers.config.recipes import config_of_flags
@@ -81,9 +81,10 @@ def flags_of(script):
         if kind == "define_config_flags":
             names = ast.literal_eval(node.args[0]) if node.args else FIELDS
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
-        elif kind == "define_cluster_flags":
+        elif kind in ("define_cluster_flags", "define_train_flags"):
+            module = cluster_spec if "cluster" in kind else train_flags
             values = flags.FlagValues()
-            cluster_spec.define_cluster_flags(values=values)
+            getattr(module, kind)(values=values)
             found |= set(values)
         elif kind.startswith("DEFINE_"):
             name = ast.literal_eval(node.args[0])

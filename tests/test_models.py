@@ -22,7 +22,6 @@ from keras.src.backend.common import global_state
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
-from benchmarks.flops import flops_per_image
 from towers.config import factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
@@ -39,6 +38,7 @@ from towers.models import (
     speedrun,
     wide_resnet,
 )
+from towers.models.flops import flops_per_image
 from towers.models.speedrun import Whitening
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import Phase

@@ -38,6 +38,10 @@ def test_evaluations_follow_the_step_that_completes_their_images(periods):
             next_images += periods.images_per_eval
     steps = range(1, periods.total_steps + 1)
     assert [step for step in steps if periods.evaluates(step)] == due
+    for begin in (0, 1, periods.total_steps // 2):
+        for end in (begin, begin + 1, periods.total_steps - 1, periods.total_steps):
+            num_due = sum(begin < step <= end for step in due)
+            assert periods.num_evaluations(begin, end) == num_due, (begin, end)
 
 
 @pytest.mark.parametrize("periods", PERIODS)

@@ -27,10 +27,20 @@ if TYPE_CHECKING:
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
     from towers.run.cluster_spec import Cluster
+    from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "compare", "evaluate", "load_run", "predict", "train"]
+__all__ = [
+    "Config",
+    "compare",
+    "dry_run",
+    "evaluate",
+    "load_run",
+    "lr_range_test",
+    "predict",
+    "train",
+]
 
 # Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -105,6 +115,52 @@ def train(
 
     Raises:
         TowersError: see `towers.errors`; what was saved stays as it is.
+    """
+
+
+@_implemented_in("towers.training.dry_run")
+def dry_run(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    overwrite: bool = False,
+    allow_change: tuple[str, ...] = (),
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Prints what `train`, with the same arguments, would do and need, and tries some
+    steps. Nothing is written; a run in the folder is continued in this process alone.
+
+    Raises:
+        TowersError: that of `train`, as far as it is known before a run.
+    """
+
+
+@_implemented_in("towers.training.lr_range")
+def lr_range_test(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    progress: str = "auto",
+) -> "LrRange":
+    """Takes the first steps of a run with a learning rate that grows until the loss
+    diverges, and suggests one. The run itself is not begun, nor one in the folder
+    touched: `lr_range_test.png` and `lr_range_test.csv` are written there.
+
+    Args:
+        workdir, config: of the run.
+        cluster, allow_public_address, origins, progress: as of `train`.
+
+    Returns:
+        `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
+        where the loss does not fall.
+
+    Raises:
+        TowersError: such as a ConfigError where the folder cannot be written.
     """
 
 

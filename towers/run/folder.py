@@ -11,6 +11,7 @@ report/            index.html, report.json and report.csv; a comparison with oth
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -73,27 +74,46 @@ class RunFolder:
 
     def create(self) -> None:
         """Makes the folder. ConfigError where it cannot be written."""
-        if re.search(r"[\[\\]", str(self.path)):
-            raise ConfigError(
-                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has "
-                "a bracket or a backslash; choose another --workdir"
-            )
+        self._validate_name()
         self._is_new = not os.path.exists(self.path)
-        if os.fsencode(self.path) != str(self.path).encode(errors="surrogatepass"):
-            raise ConfigError(
-                f"the run folder {self.path} cannot be written: its name is not UTF-8, "
-                "or Python does not take it so (PYTHONUTF8=1); choose another --workdir"
-            )
         try:
             store.make_folders(self.path)
             for folder in (self.path, self.checkpoints):
                 if folder.exists():
                     tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
+            raise self._not_writable(error.strerror) from None
+
+    def validate(self) -> None:
+        """Raises the ConfigError of `create`, as far as permissions tell; writes
+        nothing."""
+        self._validate_name()
+        path = self.checkpoints.absolute()
+        nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        if not os.path.isdir(nearest):
+            raise self._not_writable(os.strerror(errno.ENOTDIR))
+        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            raise self._not_writable(os.strerror(errno.EROFS))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise self._not_writable(os.strerror(errno.EACCES))
+
+    def _validate_name(self):
+        if re.search(r"[\[\\]", str(self.path)):
             raise ConfigError(
-                f"the run folder {self.path} cannot be written: {error.strerror}; "
-                "choose another --workdir"
-            ) from None
+                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has "
+                "a bracket or a backslash; choose another --workdir"
+            )
+        if os.fsencode(self.path) != str(self.path).encode(errors="surrogatepass"):
+            raise ConfigError(
+                f"the run folder {self.path} cannot be written: its name is not UTF-8, "
+                "or Python does not take it so (PYTHONUTF8=1); choose another --workdir"
+            )
+
+    def _not_writable(self, reason):
+        return ConfigError(
+            f"the run folder {self.path} cannot be written: {reason}; choose another "
+            "--workdir"
+        )
 
     def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
         """Raises ConfigError where the folder is, or is in, one of class folders: it
