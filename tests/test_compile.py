@@ -12,7 +12,7 @@ from recipes import (
     have_steps_of_gpus,
 )
 
-from benchmarks.graphs import placement
+from towers.doctor import placement
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train

@@ -78,7 +78,9 @@ def flags_of(script):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         kind = node.func.attr
-        if kind == "define_config_flags":
+        if kind == "define_train_flags":
+            found |= flags_of("towers/run/train_flags.py")
+        elif kind == "define_config_flags":
             names = ast.literal_eval(node.args[0]) if node.args else FIELDS
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
         elif kind in ("define_cluster_flags", "define_train_flags"):

@@ -8,11 +8,11 @@ import tensorflow as tf
 import traced
 from marks import slow
 
-from benchmarks.graphs import placement
 from benchmarks.graphs.crossings import HOST_MEMORY
-from benchmarks.graphs.graphs import running
 from towers import build
 from towers.config import choices
+from towers.doctor import placement
+from towers.doctor.graphs import running
 from towers.parallel.devices import Devices
 
 CONVOLUTIONS = (

@@ -12,10 +12,10 @@ import traced
 from engines.pairs import pairwise
 from marks import slow
 
-from benchmarks.graphs import placement
-from benchmarks.graphs.graphs import inherited
-from benchmarks.graphs.kernels import CPU, find_kernel
 from towers.config import Config, choices
+from towers.doctor import placement
+from towers.doctor.graphs import inherited
+from towers.doctor.kernels import CPU, find_kernel
 from towers.errors import ConfigError
 
 # Of the slow cases.

@@ -345,10 +345,15 @@ def part_of(config: Config, devices: Devices, workers: Workers) -> Part:
 
 
 def create_trainer(
-    config: Config, parts: Parts, devices: Devices, workers: Workers = ALONE
+    config: Config,
+    parts: Parts,
+    devices: Devices,
+    workers: Workers = ALONE,
+    feed: Feed | None = None,
 ) -> Trainer:
     """The trainer with the strategy of the config on the chosen devices; that of an
-    evaluation takes no steps. Options that do not fit the devices are a ConfigError."""
+    evaluation takes no steps. `feed` has other batches than those of the parts. Options
+    that do not fit the devices are a ConfigError."""
     part_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -396,8 +401,7 @@ def create_trainer(
         scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
     )
-    feed = None
-    if batches is not None:
+    if batches is not None and feed is None:
         lead_devices = devices.towers[:: strategy.num_shards]
         feed = create_feed(config, batches, lead_devices, strategy.sizes)
     if not choice.asynchronous:

@@ -7,7 +7,7 @@ metrics; a strategy owns the variables.
 import abc
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -249,14 +249,24 @@ class SynchronousTrainer(Trainer):
             compilation=self.compilation,
             accumulate_steps=self.task.accumulate_steps,
         )
-        self.loop = Loop(
-            self._step,
-            self._step.zero_metrics,
+        self.loop = self.create_loop(self._feed)
+        self._inspect = tf.function(self._inspect_step, autograph=False)
+
+    def create_loop(
+        self,
+        feed: Feed,
+        train_step: Callable | None = None,
+        zero_metrics: Callable[[], tf.Tensor] | None = None,
+    ) -> Loop:
+        """A loop on these batches, of this trainer's step or of a function in its
+        place, see `Loop`."""
+        return Loop(
+            train_step or self._step,
+            zero_metrics or self._step.zero_metrics,
             num_phases=len(self.phases),
-            feed=self._feed,
+            feed=feed,
             compilation=self.compilation,
         )
-        self._inspect = tf.function(self._inspect_step, autograph=False)
 
     def train(self, num_steps):
         before = self.step

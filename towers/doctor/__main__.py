@@ -1,0 +1,45 @@
+"""Says why a run is not faster, for example with more GPUs.
+
+    python -m towers.doctor --config=cifar10_resnet18 --data_dir=data --num_towers=4
+
+It takes the flags of run_train.py, checks the machine, times the parts of a step, an
+evaluation and a checkpoint, and says in plain words what holds the run back and which
+flag to try. Nothing is written into the run folder. See docs/doctor.md.
+"""
+
+from towers.run.signals import exit_on_signals
+
+if __name__ == "__main__":  # before the imports that take time
+    exit_on_signals()
+
+import pathlib
+
+from absl import flags
+
+from towers import console, quiet_imports
+from towers.config import flags as config_flags
+from towers.run import train_flags
+
+PROGRAM = "towers.doctor"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def main(_):
+    recipes = ROOT / "configs"
+    if not recipes.is_dir():  # the library is installed without its programs
+        recipes = pathlib.Path("configs")
+    command = train_flags.command_of_flags(recipes)
+    if command.remark:
+        console.line(command.remark)
+    train_flags.arguments_of_flags()  # refuses wrong ones
+    with quiet_imports():
+        from towers.doctor.diagnosis import diagnose
+    diagnose(command.workdir, command.config, flags.FLAGS.measure_secs)
+
+
+if __name__ == "__main__":
+    train_flags.define_train_flags()
+    flags.DEFINE_float(
+        "measure_secs", 40.0, "Time for measuring, after the step is traced.", 1.0
+    )
+    config_flags.run(main, program=PROGRAM)

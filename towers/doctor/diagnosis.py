@@ -1,0 +1,150 @@
+"""The report: checks, what was measured, and what holds the run back."""
+
+import os
+import pathlib
+import textwrap
+import time
+from collections.abc import Iterable
+
+from towers import build, console
+from towers.config import Config
+from towers.config.checks import check_environment
+from towers.doctor.checks import (
+    check_data,
+    check_disk,
+    check_kernels,
+    check_processor,
+    check_versions,
+)
+from towers.doctor.gpus import Check, check_gpus
+from towers.doctor.measure import MEASURE_SECS, measure
+from towers.doctor.steps import without_learning
+from towers.doctor.verdict import (
+    LEAST_SHARE,
+    WIDTH,
+    Measured,
+    Verdict,
+    judge,
+    time_text,
+)
+from towers.errors import RunFolderError
+from towers.parallel.devices import enable_determinism
+from towers.run.folder import RunFolder
+
+# Part of a step -> what it is called in the report.
+PARTS = {
+    "gradients": "computing, for each image",
+    "batch": "computing, for each step",
+    "crowd": "other towers at the same time",
+    "meeting": "averaging and updating",
+    "input": "waiting for images",
+    "evaluations": "evaluations",
+    "checkpoints": "waiting for checkpoints",
+}
+
+
+def diagnose(
+    workdir: str | os.PathLike, config: Config, measure_secs: float = MEASURE_SECS
+) -> Verdict:
+    """Prints why a run is not faster. Nothing is written in its folder, and only
+    temporary files next to it.
+
+    Args:
+        workdir: the run's folder, which need not exist.
+        config: of the run.
+        measure_secs: time for the rounds of measuring.
+
+    Raises:
+        TowersError: what the run would raise too, such as a DataError.
+    """
+    check_environment()
+    folder = existing_parent(RunFolder(workdir).path)
+    say = console.line
+    say("checks")
+    _print(check_versions())
+    devices = build.configure_devices(config)
+    if config.deterministic:
+        enable_determinism()
+    _print(check_processor(devices))
+    if config.choice_of("strategy").processes:
+        _print([Check("one worker is measured, without the others", False)])
+    config, started = without_learning(config), time.monotonic()
+    parts = build.build(config, device_kind=devices.kind)
+    _print(check_data(parts, time.monotonic() - started))
+    trainer = build.create_trainer(config, parts, devices)
+    try:
+        num_bytes = sum(array.nbytes for array in trainer.state().values())
+        _print(check_disk(folder, num_bytes * (config.keep_checkpoints + 1)))
+        if devices.kind == "GPU":
+            _print(check_gpus(len(devices.towers)))
+        _print(check_kernels(trainer))
+        say("measuring")
+        measured = measure(
+            config,
+            parts,
+            devices,
+            trainer,
+            folder,
+            secs=measure_secs,
+            say=lambda line: say(f"  {line}"),
+        )
+    except OSError as error:
+        raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from None
+    verdict = judge(measured, config)
+    for line in [*measured_lines(measured, verdict), *verdict_lines(verdict)]:
+        say(line)
+    return verdict
+
+
+def existing_parent(path: pathlib.Path) -> pathlib.Path:
+    """The folder that a run's folder is, or would be, made in, as far as it exists."""
+    return next(parent for parent in path.absolute().parents if parent.is_dir())
+
+
+def measured_lines(measured: Measured, verdict: Verdict) -> list[str]:
+    """The times, and the share of each in that of the run."""
+    total = sum(verdict.secs.values())
+    lines = [f"a step of {measured.images:,} images takes {time_text(total)}"]
+    for name, words in PARTS.items():
+        secs = verdict.secs[name]
+        if secs >= 0.001 * total:
+            lines.append(f"  {words:<30} {time_text(secs):>8} {secs / total:6.1%}")
+    share = measured.double_secs / measured.tower_secs
+    if measured.spread >= LEAST_SHARE:
+        lines.append(
+            f"the times varied by {measured.spread:.0%}: what takes less is not judged"
+        )
+    lines.append(f"one tower takes {share:.2f} times as long for twice the images")
+    if measured.num_towers > 1:
+        factor = measured.num_towers * measured.one_secs / measured.ready_secs
+        lines.append(
+            f"{measured.num_towers} towers do {factor:.2f} times the images a second "
+            "of one alone"
+        )
+    return lines
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """What holds the run back."""
+    if not verdict.findings:
+        return [
+            "nothing holds the run back",
+            f"run: {verdict.images_per_sec:,.0f} images/s",
+        ]
+    lines = ["what holds the run back"]
+    for finding in verdict.findings:
+        lines += finding.lines()
+    lines.append(
+        f"run: {verdict.images_per_sec:,.0f} images/s, "
+        f"{verdict.without_findings:,.0f} with all of that gone"
+    )
+    return lines
+
+
+def _print(checks: Iterable[Check]) -> None:
+    for check in checks:
+        head = f"  {'ok' if check.is_fine else '!':<3} "
+        for line in textwrap.wrap(
+            check.text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head)
+        ):
+            console.line(line)

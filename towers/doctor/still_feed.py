@@ -1,0 +1,58 @@
+"""The input of steps that wait for no images."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers.parallel.devices import HOST
+from towers.parallel.feed import Batch
+
+
+class StillFeed:
+    """The same batch again and again, in the memory of the towers' devices; implements
+    the protocol `towers.parallel.feed.Feed`.
+
+    Args:
+        batch: is repeated where it has too few images.
+        sizes: images of each tower, in all micro-batches together.
+        devices: per tower.
+    """
+
+    def __init__(self, batch: Batch, sizes: Sequence[int], devices: Sequence[str]):
+        self._devices, self._batches = devices, []
+        for size, device in zip(sizes, devices, strict=True):
+            with tf.device(HOST):
+                rows = tf.range(size) % batch["images"].shape[0]
+                piece = {name: tf.gather(x, rows) for name, x in batch.items()}
+                # int32 tensors of a GPU are in host memory.
+                if "GPU" in device and piece["labels"].dtype == tf.int32:
+                    piece["labels"] = tf.cast(piece["labels"], tf.int64)
+            with tf.device(device):
+                piece = {name: tf.identity(x) for name, x in piece.items()}
+            self._batches.append(piece)
+
+    def spec(self) -> None:
+        """There is no iterator."""
+
+    def start(self, step: int) -> None:
+        """There is no iterator."""
+
+    def wait(self, iterators: None, step: tf.Tensor) -> Batch:
+        """The number of the step: nothing is computed before its turn."""
+        with tf.device(HOST):
+            return {"step": tf.identity(step)}
+
+    def batches(self, awaited: Batch, step: tf.Tensor) -> list[Batch]:
+        """Per tower its batch."""
+        batches = []
+        for piece, device in zip(self._batches, self._devices, strict=True):
+            with tf.device(device), tf.control_dependencies([awaited["step"]]):
+                batches.append({name: tf.identity(x) for name, x in piece.items()})
+        return batches
+
+    def restart(self) -> None:
+        """Nothing to do."""
+
+    def batches_of(self, step: int) -> list[Batch]:
+        """Those of one step, not in a graph."""
+        return self.batches({"step": tf.constant(step, tf.int64)}, step)

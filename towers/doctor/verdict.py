@@ -1,0 +1,273 @@
+"""What holds a run back, from what was measured.
+
+The time of a run, for one step, is the sum of
+
+- input: a step on the run's own input, less one on a batch that lies in memory;
+- meeting: a step on such a batch, less the gradients of all towers; that is to bring
+  the parameters to the towers, the mean, and the update;
+- crowd (GPUs): the gradients of all towers at once, less those of one tower alone;
+- batch: what a much larger batch, MOST_TIMES as large, would save of the gradients,
+  because part of their time does not grow with the images;
+- the rest of the gradients, which is what the devices are for;
+- evaluations, and checkpoints as far as the steps wait for them.
+"""
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from towers.config import Config
+
+# Of the time of a run; what takes less is not mentioned, nor what takes less than the
+# times of a step varied.
+LEAST_SHARE = 0.1
+
+# A batch is too small where twice the images give so many times the images a second, on
+# CPUs and GPUs alike.
+LEAST_GAIN = 1.2
+
+# Of evaluations and of checkpoints, with the period that is recommended.
+GOOD_SHARE = 0.05
+
+# Most times the batch, and micro-batches, that are recommended.
+MOST_TIMES = 16
+
+WIDTH = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Times in seconds.
+
+    Attributes:
+        kind: of the devices, CPU or GPU.
+        num_towers: that train together.
+        images: of a step, all towers together.
+        step_secs: a step on the run's own input.
+        ready_secs: the same on a batch in memory.
+        gradients_secs: the gradients of all towers, on a batch in memory; None of
+            towers that do not meet.
+        tower_secs: the gradients of one tower alone, of its share of the batch.
+        double_secs: the same with twice the images; not less.
+        one_secs: a whole step of one tower alone, with its share of the batch.
+        eval_secs: an evaluation.
+        held_secs: how long a step waits for a checkpoint to begin.
+        write_secs: how long it is written, while the steps go on; the next one waits
+            for its end.
+        num_steps, num_evaluations: of the whole run.
+        spread: how far the times of a step varied, as a share of them.
+        data_mb: of the decoded training images.
+        in_memory: whether they lie in memory from the start.
+        is_cached: whether they are decoded in the first epoch alone.
+    """
+
+    kind: str
+    num_towers: int
+    images: int
+    step_secs: float
+    ready_secs: float
+    gradients_secs: float | None
+    tower_secs: float
+    double_secs: float
+    one_secs: float
+    eval_secs: float
+    held_secs: float
+    write_secs: float
+    num_steps: int
+    num_evaluations: int
+    spread: float = 0.0
+    data_mb: float = 0.0
+    in_memory: bool = True
+    is_cached: bool = False
+
+
+class Finding(NamedTuple):
+    """Something that holds a run back.
+
+    Attributes:
+        subject: input, batch, meeting, crowd, evaluations or checkpoints.
+        share: of the time of the run.
+        text: what it is, and which flag to try.
+    """
+
+    subject: str
+    share: float
+    text: str
+
+    def lines(self) -> list[str]:
+        """At most two lines for a terminal."""
+        head = f"{self.share:5.0%}  "
+        return textwrap.wrap(
+            self.text,
+            WIDTH,
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_on_hyphens=False,
+        )
+
+
+class Verdict(NamedTuple):
+    """The parts of a run's time, and what of them is too much.
+
+    Attributes:
+        secs: name -> seconds of a step; "gradients" are without "batch" and "crowd".
+        findings: the largest share first.
+        images_per_sec: of the whole run, with evaluations and checkpoints.
+        without_findings: the same with all of that gone.
+    """
+
+    secs: dict[str, float]
+    findings: list[Finding]
+    images_per_sec: float
+    without_findings: float
+
+
+def judge(measured: Measured, config: Config) -> Verdict:
+    """What holds a run with this config back."""
+    secs = _parts(measured, config)
+    total = sum(secs.values())
+    findings = [
+        Finding(subject, secs[subject] / total, text)
+        for subject, text in _texts(measured, config, secs, total)
+        if secs[subject] >= max(LEAST_SHARE, measured.spread) * total
+    ]
+    findings.sort(key=lambda finding: -finding.share)
+    lost = sum(finding.share for finding in findings)
+    speed = measured.images / total
+    return Verdict(secs, findings, speed, speed / (1 - lost))
+
+
+def _parts(m: Measured, config: Config) -> dict[str, float]:
+    """Name -> seconds of a step of the run."""
+    secs = {"input": max(0.0, m.step_secs - m.ready_secs)}
+    if m.is_cached:
+        secs["input"] /= max(1.0, config.num_epochs)
+    gradients = m.ready_secs
+    if m.gradients_secs is not None:
+        gradients = min(m.gradients_secs, m.ready_secs)
+    secs["meeting"] = m.ready_secs - gradients
+    alone = gradients
+    if m.kind == "GPU" and m.num_towers > 1:  # those of a CPU share its cores
+        alone = min(m.tower_secs, gradients)
+    secs["crowd"] = gradients - alone
+    fixed = max(0.0, 2 * m.tower_secs - m.double_secs) / m.tower_secs
+    secs["batch"] = fixed * alone * (1 - 1 / MOST_TIMES)
+    secs["gradients"] = alone - secs["batch"]
+    secs["evaluations"] = m.eval_secs * m.num_evaluations / m.num_steps
+    secs["checkpoints"] = _checkpoint_secs(m, config, sum(secs.values()))
+    return secs
+
+
+def _checkpoint_secs(m, config, step_secs):
+    """Seconds of a step that waits for checkpoints, of all steps the mean."""
+    secs = 0.0
+    if every := config.checkpoint_every_steps:
+        secs += (m.held_secs + max(0.0, m.write_secs - every * step_secs)) / every
+    if every := config.checkpoint_every_secs:
+        waits = m.held_secs + max(0.0, m.write_secs - every)
+        secs += waits * step_secs / every
+    return secs
+
+
+def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
+    """Subject and text of everything that may be found."""
+    yield "input", f"A step waits for its images. {_input_advice(m, config)}"
+    grows = m.double_secs - m.tower_secs
+    times = _power_of_two(4 * (m.tower_secs - grows) / max(grows, 1e-9))
+    if 2 * m.tower_secs >= LEAST_GAIN * m.double_secs:
+        fewer = ", or fewer --num_towers" if m.num_towers > 1 else ""
+        share = max(1, m.images // config.accumulate_steps // m.num_towers)
+        yield (
+            "batch",
+            f"{share} image{'s' * (share > 1)} a tower are few: twice as many take "
+            f"{m.double_secs / m.tower_secs:.2f} times as long. Try "
+            f"--batch_size={times * config.batch_size}{fewer}.",
+        )
+    yield "meeting", _meeting_text(m, config, secs)
+    yield (
+        "crowd",
+        f"All towers at once take {1e3 * m.gradients_secs:.3g} ms for gradients, one "
+        f"alone {1e3 * m.tower_secs:.3g}. Try --compile=xla, or a larger --batch_size."
+        if m.gradients_secs
+        else "",
+    )
+    if m.num_evaluations > 1:
+        # Of a run whose other parts stay as they are.
+        times = secs["evaluations"] / (total - secs["evaluations"]) / GOOD_SHARE
+        every = _round_up(times * config.eval_every_epochs)
+        yield (
+            "evaluations",
+            f"{m.num_evaluations:,} evaluations of {time_text(m.eval_secs)} each. Try "
+            f"--eval_every_epochs={every:g}.",
+        )
+    text = (
+        f"A checkpoint takes {time_text(m.held_secs)}, and its writing "
+        f"{time_text(m.write_secs)}."
+    )
+    if config.checkpoint_every_steps:
+        others = total - secs["checkpoints"]
+        steps = max(m.held_secs / GOOD_SHARE, m.write_secs) / others
+        text += (
+            f" Try --checkpoint_every_steps={_round_up(steps):.0f}, or 0 with "
+            "--checkpoint_every_secs=600."
+        )
+    else:
+        secs_between = max(m.held_secs / GOOD_SHARE, m.write_secs)
+        text += f" Try --checkpoint_every_secs={_round_up(secs_between):.0f}."
+    yield "checkpoints", text
+
+
+def _input_advice(m, config):
+    if m.kind == "GPU" and m.in_memory and config.input != "resident":
+        return "Try --input=resident, or a cheaper --augment."
+    if m.in_memory:
+        cores = "; on a CPU the towers need the same cores" * (m.kind == "CPU")
+        return f"Try a cheaper --augment{cores}."
+    if config.choice_of("dataset").is_in_a_file:
+        return (
+            "Look into the `read` of your data set, which may keep images in memory; "
+            "or use more processor cores."
+        )
+    if m.data_mb > config.image_cache_mb:
+        return (
+            f"Try --image_cache_mb={_round_up(m.data_mb):.0f} to decode each file "
+            "once, or a smaller --image_size."
+        )
+    return "Try a smaller --image_size, a cheaper --augment, or more processor cores."
+
+
+def _meeting_text(m, config, secs):
+    what = "To average and update the parameters" if m.num_towers > 1 else "The update"
+    text = f"{what} takes {time_text(secs['meeting'])} a step."
+    if m.kind == "GPU" and m.num_towers > 1 and config.strategy == "towers":
+        return f"{text} Try --strategy=replicated, or a larger --batch_size."
+    if config.strategy == "async_towers":
+        return text
+    computing = secs["gradients"] + secs["batch"] + secs["crowd"]
+    steps = _power_of_two(secs["meeting"] / max(computing, 1e-9) / GOOD_SHARE)
+    return (
+        f"{text} Try a larger --batch_size, or "
+        f"--accumulate_steps={steps * config.accumulate_steps}, which do it less often."
+    )
+
+
+def _power_of_two(number):
+    """The next one from 2 to MOST_TIMES."""
+    return int(2 ** math.ceil(math.log2(min(max(number, 2), MOST_TIMES))))
+
+
+def _round_up(number):
+    """To 1, 2 or 5 times a power of ten."""
+    if number <= 0:
+        return 0.0
+    unit = 10.0 ** math.floor(math.log10(number))
+    return next(k * unit for k in (1, 2, 5, 10) if k * unit >= number * (1 - 1e-9))
+
+
+def time_text(secs: float) -> str:
+    """Seconds, or milliseconds, with two or more digits."""
+    if secs >= 1:
+        return f"{secs:.1f} s" if secs < 10 else f"{secs:,.0f} s"
+    return f"{1e3 * secs:.0f} ms" if secs >= 0.01 else f"{1e3 * secs:.2g} ms"
