@@ -286,19 +286,15 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
 # In a run.
 
 
-def test_row_23_a_run_that_meets_a_broken_file_names_it_and_can_go_on(
-    root, tmp_path, monkeypatch
-):
+@pytest.mark.row(23)
+def test_row_23_a_run_that_meets_a_broken_file_names_it(root, tmp_path, monkeypatch):
     """The file is spoiled after the start, as one is that the sample did not hold."""
     small_runs.use(monkeypatch, data_set=load(root, image_cache_mb=0))
-    config = small_runs.small_config(batch_size=4, num_epochs=2.0)
     path = root / "train" / "dog" / "02.png"
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(DataError) as caught:
-        training.train(tmp_path / "run", config)
+        training.train(tmp_path / "run", small_runs.small_config(batch_size=4))
     assert str(caught.value).startswith(f"{path}: cannot be decoded: ")
-    path.write_bytes(png(random_pixels([0, 2, 2])))
-    assert training.train(tmp_path / "run", config).step == 6
 
 
 @pytest.mark.parametrize(
