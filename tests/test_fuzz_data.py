@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from marks import slow
 from pictures import WEBP, bmp, gif, png, random_pixels
 from prepared_sets import features, random_examples, store
+from test_cached import Files
 from test_weights import WRITERS, create_theirs, empty_state, fill
 
 from towers.data import image_folder, tfds
@@ -37,7 +38,7 @@ from towers.errors import (
 
 MOST_PIXELS = 100_000
 
-few_and_many = pytest.mark.parametrize("num_examples", [50, slow(1000)])
+few_and_many = pytest.mark.parametrize("num_examples", [20, slow(1000)])
 
 
 def fuzz(num_examples, strategy, call, *, codes=(2, 3), **options):
@@ -144,22 +145,6 @@ def test_a_file_that_unpacks_to_much_more_is_not_unpacked(tmp_path):
 # Image files.
 
 
-class OneFile:
-    """`ImageFiles` of one file."""
-
-    def __init__(self, content):
-        self.content = content
-
-    def __len__(self):
-        return 1
-
-    def read(self, index):
-        return self.content, 0
-
-    def place(self, index):
-        return "train/ant/0.png"
-
-
 def image_files():
     pixels = random_pixels(0, 12, 10)
     jpeg = tf.io.encode_jpeg(pixels).numpy()
@@ -175,7 +160,7 @@ def test_any_image_file(num_examples):
     options = ImageOptions(image_size=8, max_image_pixels=MOST_PIXELS, image_cache_mb=0)
 
     def read(content):
-        source = CachedSource(OneFile(content), (8, 8, 3), options)
+        source = CachedSource(Files([content]), (8, 8, 3), options)
         images, labels = source.read(tf.constant([0], tf.int64))
         assert images.shape == (1, 8, 8, 3) and labels == [0]
         height, width = upright_size(content, MOST_PIXELS)
@@ -236,17 +221,17 @@ def prepared(tmp_path_factory):
     return home
 
 
+@few_and_many
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-@pytest.mark.parametrize("num_examples", [20, slow(1000)])
-@pytest.mark.parametrize("reader", ["in_memory", "encoded"])
-def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, reader):
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_any_metadata_of_a_prepared_folder(prepared, name, num_examples, in_memory):
     folder = prepared / "shapes" / "1.2.3"
     path = folder / name
     content = path.read_bytes()
 
     def read(changed_content):
         path.write_bytes(changed_content)
-        if reader == "in_memory":
+        if in_memory:
             (train, _), (test, _), *_ = tfds.read_arrays(str(folder), (8, 6, 3))
             assert len(train) + len(test) <= 5
         else:
