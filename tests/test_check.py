@@ -73,8 +73,9 @@ def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
 
 def test_large_images_are_shrunk_in_the_picture(run, root, tmp_path):
     """600x400 pixels: every third is drawn."""
+    content = png(random_pixels(0, 600, 400))
     for path in root.glob("*/*/*.png"):
-        path.write_bytes(png(random_pixels(0, 600, 400)))
+        path.write_bytes(content)
     assert run("--grid=drawn.png")[0] == 0
     picture = tf.io.decode_png((tmp_path / "drawn.png").read_bytes()).numpy()
     assert picture.shape == (2 * 202 + 2, 10 * 136 + 2, 3)

@@ -179,7 +179,7 @@ NAMES = st.text(
 )
 
 
-@few_and_many
+@pytest.mark.parametrize("num_examples", [10, slow(1000)])
 @pytest.mark.row(40)
 def test_any_names_of_folders_and_files(tmp_path, num_examples):
     content = png(random_pixels(0))

@@ -6,6 +6,7 @@ import io
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from pictures import random_pixels
 from PIL import Image, ImageOps
 from test_augment import DEVIATION, MEAN, Drawn, augment, random_images
@@ -79,7 +80,7 @@ def test_a_batch_is_made_of_crops_of_the_photos(photos, scale):
         assert min(areas) < 0.5 < max(areas)
 
 
-@pytest.mark.parametrize("name", ["random_resized_crop", "rand_augment"])
+@pytest.mark.parametrize("name", ["random_resized_crop", slow("rand_augment")])
 def test_streams_parts_and_subsets_have_the_same_crops(photos, name):
     batches = batches_of(photos, name)
     expected = [batches(tf.constant(step, tf.int64)) for step in (2, 3)]
