@@ -96,9 +96,19 @@ def test_the_order_differs_from_epoch_to_epoch_and_from_seed_to_seed():
     assert tuple(range(50)) not in orders
 
 
-def test_the_order_does_not_depend_on_the_batch_size():
-    small, large = train_batches(10, 4), train_batches(10, 16)
-    np.testing.assert_array_equal(labels_of(small, 8), labels_of(large, 2))
+def test_order_and_views_do_not_depend_on_the_batch_size():
+    """Where they are drawn from example and epoch; flips alternate with the epoch."""
+    views = []
+    for size in (4, 16):
+        batches = [
+            at(train_batches(12, size, "translate_flip"), step)
+            for step in range(48 // size)
+        ]
+        views.append(
+            [np.concatenate([x[key] for x in batches]) for key in ("labels", "images")]
+        )
+    for small, large in zip(*views, strict=True):
+        np.testing.assert_array_equal(small, large)
 
 
 def test_late_steps_are_reached_directly():
@@ -216,13 +226,6 @@ class Stages:
 
     def __exit__(self, *_):
         self._release.set()
-
-
-def test_batches_are_read_and_processed_while_one_is_computed():
-    with Stages() as stages:
-        assert stages.next_step() == 0
-        assert stages.comes_to("processing", 2)
-        assert stages.comes_to("reading", 3)
 
 
 def test_batches_are_processed_and_computed_while_one_is_read():

@@ -165,12 +165,6 @@ def test_a_compiled_function_draws_the_same_numbers(jit_compile):
 
 def test_a_graph_draws_the_same_permutation():
     compiled = tf.function(lambda epoch: permutation(3, "order", epoch, 100))
-    for epoch in (0, 5, 2**40):
+    for epoch in (0, 2**40):
         actual = compiled(tf.constant(epoch, tf.int64))
         np.testing.assert_array_equal(actual, order(3, "order", epoch, 100))
-
-
-def test_numbers_do_not_depend_on_tensorflows_global_seed():
-    first = numbers(0, "crop", 0)
-    tf.random.set_seed(1)
-    np.testing.assert_array_equal(numbers(0, "crop", 0), first)
