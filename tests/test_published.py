@@ -298,6 +298,8 @@ def test_what_tensorflow_datasets_prepares_is_read(
             assert_holds(data_set, splits)
         else:
             assert sorted(all_of(data_set.train)[1]) == sorted(splits[0][1])
+            again = all_of(data.load(name, data_dir).train)
+            np.testing.assert_array_equal(all_of(data_set.train)[0], again[0])
 
 
 def test_a_prepared_folder_of_something_else_is_refused(tmp_path, no_network):
