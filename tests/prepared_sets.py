@@ -116,11 +116,11 @@ def features(**changes):
     return features.FeaturesDict({k: v for k, v in parts.items() if v is not None})
 
 
-def random_examples(num_examples, seed):
+def random_examples(num_examples, seed, shape=(8, 6, 3)):
     rng = np.random.default_rng(seed)
     return [
         {
-            "image": rng.integers(0, 256, (8, 6, 3)).astype(np.uint8),
+            "image": rng.integers(0, 256, shape).astype(np.uint8),
             "label": int(rng.integers(3)),
             "id": f"{i:05d}",
         }

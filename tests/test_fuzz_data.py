@@ -19,7 +19,8 @@ import tensorflow as tf
 from engines import fuzzing
 from hypothesis import strategies as st
 from marks import slow
-from pictures import WEBP, bmp, gif, png, random_pixels
+from pictures import file_of, gif, png, random_pixels
+from PIL import Image
 from prepared_sets import features, random_examples, store
 from test_cached import Files
 from test_weights import WRITERS, create_theirs, empty_state, fill
@@ -147,11 +148,21 @@ def test_a_file_that_unpacks_to_much_more_is_not_unpacked(tmp_path):
 
 def image_files():
     pixels = random_pixels(0, 12, 10)
-    jpeg = tf.io.encode_jpeg(pixels).numpy()
-    progressive = tf.io.encode_jpeg(pixels, progressive=True).numpy()
-    deep = png(random_pixels(1, 9, 9, 4, np.uint16))
-    frames = gif(6, 5, num_frames=3)
-    return [png(pixels), deep, jpeg, progressive, frames, bmp(pixels), *WEBP.values()]
+    image, small = Image.fromarray(pixels), Image.new("RGB", (5, 7), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    return [
+        png(pixels),
+        png(random_pixels(1, 9, 9, 4, np.uint16)),
+        gif(6, 5, num_frames=3),
+        file_of(image, "BMP"),
+        file_of(image, "JPEG"),
+        file_of(image, "JPEG", progressive=True),
+        file_of(small, "WEBP"),
+        file_of(small, "WEBP", lossless=True),
+        file_of(small, "WEBP", exif=exif),
+        file_of(small, "WEBP", save_all=True, append_images=[image.resize((5, 7))]),
+    ]
 
 
 @few_and_many

@@ -7,19 +7,13 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import bmp, gif, png, png_file, random_pixels
+from pictures import file_of, gif, png, png_file, random_pixels
 from PIL import Image, ImageOps
 
 from towers.data.image import read_image, upright_size
 
 RGB, RGBA = (Image.fromarray(random_pixels(c, 9, 7, c)) for c in (3, 4))
 DEEP = Image.fromarray(random_pixels(2, 9, 7, 1, np.uint16)[..., 0])
-
-
-def file_of(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def by_pillow(content):
@@ -94,7 +88,7 @@ def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
         (file_of(smooth(24, 40).convert(mode), "JPEG", quality=95), 5),
         (file_of(RGBA.convert(mode), "PNG"), 0),
         (gif(5, 7, 2), 0),
-        (bmp(random_pixels(0)), 0),
+        (file_of(RGB, "BMP"), 0),
     ):
         expected = tf.io.decode_image(content, 3, expand_animations=False).numpy()
         assert np.abs(decode(content).astype(int) - expected).max() <= most
@@ -138,7 +132,7 @@ def huge_jpeg():
 
 
 def huge_bmp():
-    content = bmp(random_pixels(0))
+    content = file_of(RGB, "BMP")
     return content[:18] + struct.pack("<ii", 30_000, -30_000) + content[26:]
 
 
