@@ -45,30 +45,25 @@ def official(name):
     """File -> bytes; and per split the images and labels."""
     rng, files, splits = np.random.default_rng(0), {}, []
     shape, num_classes = PUBLISHED[name].image_shape, len(PUBLISHED[name].class_names)
+    coarse = [19] if name == "cifar100" else []
     for of_split in PUBLISHED[name].files.values():
         images, labels = [], []
         for stem, count in of_split.items():
             images.append(rng.integers(0, 256, (count, *shape)).astype(np.uint8))
             labels.append(rng.integers(0, num_classes, count))
             if name in CIFAR:
-                files[stem] = b"".join(map(_record, images[-1], labels[-1]))
+                records = zip(images[-1].transpose(0, 3, 1, 2), labels[-1], strict=True)
+                files[stem] = b"".join(
+                    bytes([*coarse, label]) + planes.tobytes()
+                    for planes, label in records
+                )
                 continue
             head = struct.pack(">iiii", 0x803, count, 28, 28)
             files[f"{stem}-{IMAGES}"] = head + images[-1].tobytes()
             head = struct.pack(">ii", 0x801, count)
             files[f"{stem}-{LABELS}"] = head + bytes(labels[-1].tolist())
         splits.append((np.concatenate(images), np.concatenate(labels)))
-        if name == "cifar100":  # of which the first label is the coarse one
-            for stem, count in of_split.items():
-                size = len(files[stem]) // count
-                pieces = (files[stem][size * i :][:size] for i in range(count))
-                files[stem] = b"".join(b"\x13" + piece for piece in pieces)
     return files, splits
-
-
-def _record(image, label):
-    planes = (bytes(image[:, :, channel].reshape(-1).tolist()) for channel in range(3))
-    return bytes([label]) + b"".join(planes)
 
 
 def write(folder, files, packed=False):

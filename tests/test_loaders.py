@@ -19,6 +19,7 @@ from prepared_sets import (
     store,
     write,
 )
+from test_cached import Files
 
 from towers import data
 from towers.config.choices import DATASETS
@@ -261,21 +262,6 @@ LABELS = np.arange(NUM) % 4
 LISTED = np.array([9, 2, 4, 8, 0])
 
 
-class Files:
-    """`ImageFiles` in memory."""
-
-    labels = LABELS.astype(np.int32)
-
-    def __len__(self):
-        return NUM
-
-    def read(self, index):
-        return png(IMAGES[index]), int(LABELS[index])
-
-    def place(self, index):
-        return f"folder/{index}.png"
-
-
 class Own:
     """A source of a user: two attributes and `read`."""
 
@@ -287,7 +273,9 @@ class Own:
 
 
 def cached(**options):
-    return CachedSource(Files(), IMAGES.shape[1:], ImageOptions(**options))
+    return CachedSource(
+        Files(map(png, IMAGES)), IMAGES.shape[1:], ImageOptions(**options)
+    )
 
 
 # Name -> how it is made, and which of the images it has; None where they are others.

@@ -247,23 +247,6 @@ def in_memory(folder):
     return tfds.read_arrays(folder, (8, 6, 3))
 
 
-def test_what_was_stored_is_in_memory_in_the_order_of_the_ids(tmp_path):
-    from tensorflow_datasets import features as kinds
-
-    train, test = (
-        [{**x, "note": "x"} for x in random_examples(*args)]
-        for args in ((13, 0), (5, 1))
-    )
-    folder = store(tmp_path, train, test, spec=features(note=kinds.Text()))
-    *splits, origin, names = in_memory(folder)
-    for (images, labels), stored in zip(splits, (train, test), strict=True):
-        np.testing.assert_array_equal(images, [x["image"] for x in stored])
-        np.testing.assert_array_equal(labels, [x["label"] for x in stored])
-        assert images.dtype == np.uint8 and labels.dtype == np.int32
-    assert names == tuple(CLASSES)
-    assert origin == f"tensorflow-datasets shapes/1.2.3 in {folder}"
-
-
 def set_counts(path, count):
     info = json.loads(path.read_text())
     for split in info["splits"]:
