@@ -300,9 +300,9 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
         cutout_size=3,
     )
     whole = dataclasses.replace(whole, augment=everything)
-    expected = at(whole, 2)
     compiled = tf.function(lambda step: whole(step))(tf.constant(2, tf.int64))
-    assert_same({k: v.numpy() for k, v in compiled.items()}, expected)
+    expected = {k: v.numpy() for k, v in compiled.items()}
+    assert_same(at(whole, 2), expected)
     for part in parts_of(sizes):
         own = dataclasses.replace(whole, part=part)
         [streamed] = own.stream(2).take(1).as_numpy_iterator()
