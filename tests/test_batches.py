@@ -287,8 +287,8 @@ def parts_of(sizes):
     ids=str,
 )
 def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
-    """With everything that draws numbers or mixes neighbors, over 3 micro-batches; the
-    same bits in an eager call, in a compiled function and in a stream."""
+    """With everything that draws numbers or mixes neighbors, over 3 micro-batches, in
+    streams; the whole one has the same bits in a compiled function."""
     whole = train_batches(
         30, 39, augment, noise_shapes=NOISE, mix=create_mix(0.7, 1, 30)
     )
@@ -300,9 +300,10 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
         cutout_size=3,
     )
     whole = dataclasses.replace(whole, augment=everything)
-    compiled = tf.function(lambda step: whole(step))(tf.constant(2, tf.int64))
-    expected = {k: v.numpy() for k, v in compiled.items()}
-    assert_same(at(whole, 2), expected)
+    expected = at(whole, 2)
+    if sizes == [13]:
+        compiled = tf.function(lambda step: whole(step))(tf.constant(2, tf.int64))
+        assert_same({k: v.numpy() for k, v in compiled.items()}, expected)
     for part in parts_of(sizes):
         own = dataclasses.replace(whole, part=part)
         [streamed] = own.stream(2).take(1).as_numpy_iterator()
