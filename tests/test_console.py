@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from full_pipes import fill
+from processes import fill
 
 from towers import console, errors
 

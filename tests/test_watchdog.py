@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from full_pipes import fill
+from processes import fill
 
 from towers import console
 from towers.errors import Preempted, StuckError
