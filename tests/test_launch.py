@@ -10,14 +10,8 @@ import sys
 
 import pytest
 from absl import flags
-from processes import (
-    ROOT,
-    Program,
-    is_running,
-    on_linux,
-    run,
-    wait_for_ends,
-)
+from marks import slow
+from processes import ROOT, Program, is_running, on_linux, run, wait_for_ends
 
 from towers.config import flags as config_flags
 from towers.errors import EXIT_CODES, ConfigError
@@ -25,6 +19,7 @@ from towers.launch import __main__ as program
 from towers.launch import local
 from towers.launch.process import Share
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
+from towers.parallel.connect import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
 LASTING = [code for code, may_pass in EXIT_CODES.items() if code and not may_pass]
@@ -161,7 +156,7 @@ os.wait(), os.wait()
 
 
 @pytest.mark.row(45)
-@pytest.mark.parametrize("reader", ["is closed", "does not read"])
+@pytest.mark.parametrize("reader", [slow("is closed"), "does not read"])
 def test_a_launcher_whose_output_nobody_reads_goes_on_and_stops(
     start, tmp_path, reader
 ):
@@ -199,7 +194,7 @@ sys.exit(75)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT)])
 def test_a_signal_is_passed_on_once_to_all_workers(start, tmp_path, number):
     launcher = start(COUNTING, 3, max_restarts=3)
     launcher.wait_for("ready", 3)
@@ -312,12 +307,7 @@ def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save(
     if term_secs < kill_secs:
         assert due(term_secs) == due(kill_secs - 0.01) == signal.SIGTERM
     assert due(kill_secs) == signal.SIGKILL
-
-
-def test_heartbeats_end_the_workers_before_the_launcher_does():
-    from towers.parallel.connect import HEARTBEAT_SECS
-
-    assert HEARTBEAT_SECS < NOTICE_SECS
+    assert HEARTBEAT_SECS < NOTICE_SECS  # workers mostly end by themselves
 
 
 @pytest.mark.row(45)
@@ -364,11 +354,9 @@ while True:
 
 
 @pytest.mark.row(45)
-@pytest.mark.parametrize("stubborn", ["1", "0, 1"])
-def test_workers_that_ignore_a_stop_are_killed_and_did_not_end_in_time(start, stubborn):
-    source = f"""
-stubborn = me in [{stubborn}]
-signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn else lambda *_: sys.exit(75))
+def test_workers_that_ignore_a_stop_are_killed_and_did_not_end_in_time(start):
+    source = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 wait_for("never")
 """
@@ -377,7 +365,7 @@ wait_for("never")
     launcher.process.terminate()
     assert launcher.wait() == 6  # not 75, as it has not saved
     first, last = launcher.err.splitlines()  # none of the signal that was sent before
-    assert first.endswith(f"; SIGKILL to {stubborn}, still running")
+    assert first.endswith("; SIGKILL to 0, 1, still running")
     assert re.fullmatch(
         "towers.launch: worker . did not end in time and was killed", last
     )
@@ -434,7 +422,7 @@ if attempt > {num_failures}:
 
 @pytest.mark.row(44)
 @pytest.mark.parametrize(
-    "failure", ["sys.exit(75)", "sys.exit(70)", "os.kill(os.getpid(), signal.SIGKILL)"]
+    "failure", ["os.kill(os.getpid(), signal.SIGKILL)", slow("sys.exit(75)")]
 )
 def test_all_workers_start_anew_where_the_cause_may_pass(start, failure):
     """As the same job, so that --overwrite starts again only once."""
@@ -451,22 +439,21 @@ def test_all_workers_start_anew_where_the_cause_may_pass(start, failure):
     assert line.endswith("; restart 1 of 3: all workers start anew")
 
 
-@pytest.mark.parametrize("code", LASTING)
-def test_no_restart_where_the_cause_stays(start, code):
-    source = FAILING.format(failure=f"sys.exit({code})", num_failures=9)
+def test_no_restart_where_the_cause_stays(start):
+    source = FAILING.format(failure="sys.exit(5)", num_failures=9)
     launcher = start(source, 2, max_restarts=3)
-    assert launcher.wait() == code
+    assert launcher.wait() == 5
     assert len(launcher.output.splitlines()) == 2
-    assert launcher.err == f"towers.launch: worker 1 ended with exit code {code}\n"
+    assert launcher.err == "towers.launch: worker 1 ended with exit code 5\n"
 
 
 def test_restarts_end_at_their_number(start):
     source = FAILING.format(failure="sys.exit(6)", num_failures=9)
-    launcher = start(source, 2, max_restarts=2)
+    launcher = start(source, 2, max_restarts=1)
     assert launcher.wait() == 6
-    assert len(launcher.output.splitlines()) == 3 * 2
+    assert len(launcher.output.splitlines()) == 2 * 2
     restarts = [" restart " in line for line in launcher.err.splitlines()]
-    assert restarts == [True, True, False]
+    assert restarts == [True, False]
 
 
 # The machine.
@@ -515,18 +502,16 @@ def test_a_worker_has_its_gpus_and_its_cores_alone(start):
 
 
 @on_linux
-@pytest.mark.parametrize(
-    "num_cores,num_workers,size", [(8, 3, 2), (16, 4, 4), (3, 4, 0)]
-)
-def test_every_worker_gets_as_many_cores(num_cores, num_workers, size, monkeypatch):
+def test_every_worker_gets_as_many_cores(monkeypatch):
     """Else those of a recipe with --clip_norm would refuse each other."""
-    cores = set(range(5, 5 + 2 * num_cores, 2))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    shares = local.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
-    assert [len(share.cores) for share in shares] == [size] * num_workers
-    given = {core for share in shares for core in share.cores}
-    assert len(given) == size * num_workers and given <= cores
-    assert size or shares == [Share()] * num_workers
+    for num_cores, num_workers, size in ((8, 3, 2), (16, 4, 4), (3, 4, 0)):
+        cores = set(range(5, 5 + 2 * num_cores, 2))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        shares = local.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
+        assert [len(share.cores) for share in shares] == [size] * num_workers
+        given = {core for share in shares for core in share.cores}
+        assert len(given) == size * num_workers and given <= cores
+        assert size or shares == [Share()] * num_workers
 
 
 # The command.
@@ -535,11 +520,8 @@ def test_every_worker_gets_as_many_cores(num_cores, num_workers, size, monkeypat
 @pytest.mark.parametrize(
     "command,environ,words",
     [
-        ("", {}, ["num_workers", "follow --"]),
         ("--num_workers=2 --", {}, ["no command", "-- --config=quickstart"]),
         ("--num_workers=2 --config=quickstart", {}, ["'config'", "follow --"]),
-        ("--num_workers=65 -- --seed=1", {}, ["--num_workers=65", "[1, 64]"]),
-        ("--num_workers=1 --grace_secs=nan -- --seed=1", {}, ["grace_secs=nan"]),
         (
             "--num_workers=3 -- --seed=1",
             {"CUDA_VISIBLE_DEVICES": "0,1"},
@@ -559,13 +541,11 @@ def test_a_mistake_is_one_line_and_exit_2(command, environ, words):
 
 
 def test_each_worker_runs_run_train():
-    command = "-m towers.launch --num_workers=2 --max_restarts=1 -- --bach_size=3"
-    done = run(*command.split())
+    done = run(*"-m towers.launch --num_workers=2 -- --bach_size=3".split())
     assert (done.returncode, done.stdout) == (2, "")
     *lines, last = done.stderr.splitlines()
-    first, second = sorted(lines)
-    assert first.startswith("[0] run_train.py: ") and "'bach_size'" in first
-    assert second.startswith("[1] run_train.py: ") and "'bach_size'" in second
+    for index, line in enumerate(sorted(lines)):
+        assert line.startswith(f"[{index}] run_train.py: ") and "'bach_size'" in line
     assert re.fullmatch(r"towers.launch: worker \d ended with exit code 2", last)
 
 
@@ -575,7 +555,6 @@ def test_each_worker_runs_run_train():
         ("--batch_size=64", "multi_worker", "auto"),
         ("--strategy=replicated --device=cpu --noresident", "replicated", "cpu"),
         ("--seed 3 -strategy replicated --device gpu", "replicated", "gpu"),
-        ("--device=tpu", "multi_worker", "auto"),
     ],
 )
 def test_strategy_and_device_of_the_arguments_count(arguments, strategy, device):

@@ -188,7 +188,7 @@ def scratch(tmp_path, monkeypatch):
         yield pathlib.Path(folder)
 
 
-@pytest.mark.parametrize("most,expected", [(6, 300), slow(100, 4000)])
+@pytest.mark.parametrize("most,expected", [(3, 150), slow(100, 4000)])
 @pytest.mark.row(1, 32)
 def test_row_1_after_a_power_cut_what_was_saved_is_there(
     recorded, scratch, count, most, expected
