@@ -218,25 +218,13 @@ def raised_by(workers, message):
     "is_lost,message",
     [
         (True, "NCCL: unhandled system error (run with NCCL_DEBUG=INFO for details)."),
-        (
-            True,
-            "NCCL operation ncclAllReduce(...) failed: remote process exited or there "
-            "was a network error. Last NCCL warning(error) log entry ''.",
-        ),
+        (True, "NCCL operation ncclAllReduce(...) failed: remote process exited or"),
         (True, "ncclRemoteError: A call failed possibly due to a network error"),
         (True, "ncclCommAbort was called"),
         (True, "NcclCommunicator aborted"),
         (True, "socketProgress: Connection closed by remote peer node1<40912>"),
-        (
-            False,
-            "NCCL operation ncclCommInitRank(...) failed: unhandled cuda error. Last "
-            "NCCL warning(error) log entry (may be unrelated) 'Cuda failure 2 'out of "
-            "memory''.",
-        ),
-        (
-            False,
-            "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError",
-        ),
+        (False, "NCCL operation ncclCommInitRank(...) failed: unhandled cuda error."),
+        (False, "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError"),
         (False, "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
         (False, "NCCL: invalid usage. Set NCCL_DEBUG=WARN for detail."),
     ],
