@@ -11,7 +11,6 @@ import pathlib
 import re
 import shlex
 import subprocess
-import tomllib
 
 import pytest
 import yaml
@@ -193,9 +192,6 @@ def test_the_operator_sets_tf_config_only_for_these_names():
     ],
 )
 def test_only_the_workers_reach_the_port(name, label, job, pod):
-    # In one namespace, too.
-    policies = [d for p in MANIFESTS for d in documents_of(p) if "Policy" in d["kind"]]
-    assert len({policy["metadata"]["name"] for policy in policies}) == len(policies)
     policy = read(name, "NetworkPolicy")["spec"]
     workers = {"matchLabels": {label: job["metadata"]["name"]}}
     [port] = pod["containers"][0]["ports"]
@@ -426,17 +422,6 @@ def test_nothing_else_is_sent_to_the_builder():
         assert not is_sent(path), path
 
 
-def test_the_python_of_the_image_is_supported():
-    [version] = re.findall(r"^ARG PYTHON=(.*)$", DOCKERFILE, re.MULTILINE)
-    assert "FROM python:${PYTHON}-slim-bookworm" in DOCKERFILE
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lowest, highest = re.fullmatch(
-        r">=3\.(\d+),<3\.(\d+)", project["requires-python"]
-    ).groups()
-    major, minor = version.split(".")
-    assert major == "3" and int(lowest) <= int(minor) < int(highest)
-
-
 def test_the_image_installs_what_the_locks_name_and_nothing_else():
     runs = [arguments for name, arguments in instructions() if name == "RUN"]
     installs = [c for run in runs for c in run.split("&&") if " install " in c]
@@ -458,10 +443,7 @@ def test_the_image_installs_what_the_locks_name_and_nothing_else():
     assert build and all(build <= other for other in others)
 
 
-@pytest.mark.parametrize(
-    "cuda,lock", [("0", "requirements.lock"), ("1", "requirements-cuda.lock")]
-)
-def test_the_build_argument_chooses_the_lock(tmp_path, cuda, lock):
+def test_the_build_argument_chooses_the_lock(tmp_path):
     """The instruction is run with a pip that only records what it is asked."""
     [run] = [a for n, a in instructions() if n == "RUN" and "pip" in a]
     for path in ROOT.glob("requirements*.lock"):
@@ -473,14 +455,15 @@ def test_the_build_argument_chooses_the_lock(tmp_path, cuda, lock):
     )
     pip.chmod(0o755)
     paths = f"{pip.parent}{os.pathsep}{os.environ['PATH']}"
-    environ = {"PATH": paths, "CUDA": cuda}
-    subprocess.run(["sh", "-ec", run], cwd=tmp_path, env=environ, check=True)
+    codes = [
+        subprocess.run(
+            ["sh", "-ec", run], cwd=tmp_path, env={"PATH": paths, "CUDA": cuda}
+        ).returncode
+        for cuda in ("0", "1", "yes")
+    ]
+    assert codes == [0, 0, 2]
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked == ["requirements-build.lock", lock]
-    wrong = subprocess.run(
-        ["sh", "-ec", run], cwd=tmp_path, env=environ | {"CUDA": "yes"}
-    )
-    assert wrong.returncode == 2
+    assert asked[1::2] == ["requirements.lock", "requirements-cuda.lock"]
 
 
 # The page.
