@@ -265,7 +265,7 @@ def test_row_40_sizes_beyond_the_machine_are_one_line(tmp_path, flag, words):
         assert f"--{option}" in line
 
 
-# Rows 12 and 13: signals, and a second process.
+# Row 12: signals.
 
 
 def stop(program, *numbers):
@@ -304,9 +304,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     "place,nth,hold_secs,number,flag",
     [
-        ("tracing", 1, 60, signal.SIGTERM, ""),
         ("computing", 7, 7, signal.SIGINT, ""),  # two towers: in the fourth step
-        ("drawing", 1, 60, signal.SIGTERM, "--summary_every_steps=4"),
         ("evaluating", 2, 60, signal.SIGTERM, ""),  # after the last step
         ("saving", 1, 2, signal.SIGINT, "--checkpoint_every_steps=3"),
     ],
@@ -343,18 +341,6 @@ def test_row_12_a_run_whose_lines_nobody_reads_saves_and_ends(start, tmp_path):
     os.close(reader)
     os.close(writer)
     assert saved_steps(tmp_path / "run")[-1] >= 3
-
-
-@pytest.mark.slow
-@pytest.mark.row(13)
-def test_row_13_the_second_process_names_the_first(start, fails):
-    first = start(*small("waiting", 6, 60))
-    first.wait_for("step 3/10")
-    line = fails(2, *small())
-    assert f"another process trains in run: process {first.process.pid} on " in line
-    first.__exit__()
-    program = start(*small())
-    assert program.wait() == 0, program.output
 
 
 # The commands, and what a user sees.

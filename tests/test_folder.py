@@ -94,14 +94,6 @@ def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
     assert folder.holder() is None
 
 
-def test_an_error_releases_the_lock(folder):
-    folder.metrics.touch()  # without anything the new folder is removed
-    with pytest.raises(KeyError), folder.lock():
-        raise KeyError
-    with folder.lock():
-        pass
-
-
 @pytest.mark.row(36, 46)
 def test_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_folder(
     folder, monkeypatch

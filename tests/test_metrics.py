@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import pathlib
-import shutil
 import sys
 import threading
 
@@ -114,23 +113,6 @@ def test_row_37_what_the_file_lacks_is_in_the_checkpoint(path, damage):
     assert found[-2:] == [20, 30] and found == sorted(set(found))
     lines = before.splitlines()[2:4]
     assert path.read_bytes().splitlines()[-2:] == lines
-
-
-@pytest.mark.row(35)
-def test_row_35_a_queue_is_written_when_there_is_room(path, small_disk):
-    path = small_disk / path.name
-    metrics = MetricsFile(path, 0)
-    append_all(metrics, [1])
-    (small_disk / "fill").write_bytes(bytes(shutil.disk_usage(small_disk).free))
-    with pytest.raises(OSError):
-        append_all(metrics, range(2, 1000))
-    while not metrics.queue[100:]:
-        metrics.append({"step": metrics.queue[-1]["step"] + 1})
-    assert not read_metrics(path)[1]  # nothing is written in part
-    last = metrics.queue[-1]["step"]
-    (small_disk / "fill").unlink()
-    metrics.sync()
-    assert metrics.queue == [] and steps_in(path) == list(range(1, last + 1))
 
 
 @pytest.mark.row(35)

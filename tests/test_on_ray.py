@@ -197,13 +197,12 @@ class TestOnRay:
         assert f"towers.on_ray: worker {victim} {words}" in run.output
         assert_equal_states(state_of(run), uninterrupted)
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_saves_and_the_same_command_continues(
-        self, number, ray, uninterrupted, tmp_path
+        self, ray, uninterrupted, tmp_path
     ):
         run = ray.train(tmp_path / "run", max_restarts=1)
         wait_for_checkpoint(run)
-        run.process.send_signal(number)
+        run.process.terminate()
         assert run.wait(300) == 75, run.output
         assert not workers_of(run)
         saved = Checkpointer(run.workdir / "checkpoints").steps()[-1]
@@ -218,12 +217,3 @@ class TestOnRay:
         run.wait_for("towers.on_ray: Ray has 3 CPUs; waiting for 4")
         run.process.terminate()
         assert run.wait() == 75, run.output
-
-    def test_what_a_restart_does_not_mend_ends_at_once(self, ray, tmp_path):
-        run = ray.train(
-            tmp_path / "run", "--dataset=cifar10", "--data_dir=/none", max_restarts=3
-        )
-        assert run.wait(300) == 3, run.output
-        assert len(re.findall(r"\[0\] run_train.py: ", run.output)) == 1, run.output
-        last = "towers.on_ray: worker . ended with exit code 3"
-        assert re.search(last, run.output)
