@@ -12,7 +12,6 @@ import re
 import shutil
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -355,7 +354,6 @@ def changed(place, *entries, drop=1):
     "actual, reason",
     [
         (changed(2), "params/conv3/kernel is in the model but not"),
-        (changed(4), "step is in the model but not"),
         (
             changed(2, ("params/extra/kernel", (2,), np.float32), drop=0),
             "params/extra/kernel is in the checkpoint but not",
@@ -366,16 +364,11 @@ def changed(place, *entries, drop=1):
             r"float32 \[5, 5, 8, 16\] in the checkpoint",
         ),
         (
-            changed(3, ("params/dense/kernel", (8, 10), ml_dtypes.bfloat16)),
-            r"params/dense/kernel is float32 \[8, 10\] here, bfloat16 \[8, 10\]",
-        ),
-        (
             changed(1, MODEL[2], MODEL[1], drop=2),
             "params/conv2/kernel of the model stands where .* has params/conv3/kernel",
         ),
-        ([], "params/conv1/kernel is in the model but not"),
     ],
-    ids=["added", "added last", "removed", "widened", "dtype", "swapped", "empty"],
+    ids=["added", "removed", "widened", "swapped"],
 )
 @pytest.mark.row(8)
 def test_a_changed_model_is_refused_by_its_first_difference(actual, reason):

@@ -107,22 +107,8 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
     assert stored == dataclasses.asdict(config)
 
     out = capfd.readouterr().out
-    for text in (
-        f"TensorFlow {tf.__version__}",
-        f"run folder   {tmp_path}",
-        "/CPU:0, /CPU:1",
-        "2 towers with 3 images each",
-        "small: 40 training and 23 test images, made for a test",
-        "2 x 6 images a step",
-        "8 steps, 2.3 epochs",
-        f"done: step 8 of 8 is saved in {tmp_path}",
-    ):
-        assert text in out
-    log_line = (
-        r"^step 6/8 \(75\.0%\)  epoch 1\.80  loss \d\.\d{4}  learning rate 0\.1  "
-        r"[\d,]+ images/s  input wait \d+\.\d%  \d+ s left$"
-    )
-    assert re.search(log_line, out, re.MULTILINE)
+    assert "2 towers with 3 images each" in out and "2 x 6 images a step" in out
+    assert f"done: step 8 of 8 is saved in {tmp_path}" in out
 
 
 @pytest.mark.row(18)
