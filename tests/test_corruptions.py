@@ -141,7 +141,7 @@ def check_damage(run, expected, workdir, name, damage):
         assert not is_damaged and records[-1]["step"] == MORE_STEPS
 
 
-@pytest.mark.parametrize("num_places", [2, slow(120)])
+@pytest.mark.parametrize("num_places", [2, slow(180)])
 @pytest.mark.row(6, 37)
 def test_a_damaged_file_costs_at_most_its_checkpoint(
     run, expected, tmp_path, num_places, count
