@@ -15,7 +15,7 @@ from engines.corruptions import WRONG_TEXTS, damages, resign, time_limit, wrong_
 from example_checkpoints import FILES, MANIFEST, STATE
 from marks import slow
 
-from towers import evaluation, training
+from towers import training
 from towers.config import changed_mathematics
 from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
@@ -236,57 +236,6 @@ def test_a_wrong_trainer_state_costs_at_most_its_checkpoint(
                     assert checkpoint.step == 4
                 elif not isinstance(checkpoint, TowersError):
                     assert_usable(checkpoint.trainer_state)
-
-
-# Whole trainings and evaluations.
-
-
-def continued(workdir):
-    """Trains the run to its end and evaluates it."""
-    config = dataclasses.replace(CONFIG, max_steps=MORE_STEPS)
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        state = training.train(workdir, config).state
-        return state, evaluation.evaluate(workdir)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted():
-    """The parameters and the evaluation of the run without a pause."""
-    config = dataclasses.replace(CONFIG, max_steps=MORE_STEPS)
-    finished = small_runs.uninterrupted(config)
-    with pytest.MonkeyPatch.context() as patch:
-        small_runs.use(patch)
-        return finished.state, evaluation.evaluate(finished.path)
-
-
-def assert_continued(result, uninterrupted):
-    """The bits of the uninterrupted run (row 10), whichever checkpoint was used."""
-    assert not isinstance(result, TowersError), result
-    small_runs.assert_equal_states(result[0], uninterrupted[0])
-    for name in ("step", "test_accuracy_ema", "test_loss_ema", "images"):
-        assert result[1][name] == uninterrupted[1][name], name
-
-
-@pytest.mark.slow
-@pytest.mark.row(6, 34, 37)
-def test_a_damaged_run_continues_as_if_nothing_had_happened(
-    run, tmp_path, uninterrupted, count
-):
-    names = [f"{NEWEST}/{name}" for name in FILES]
-    names += ["config.json", "metrics.jsonl", ".lock"]
-    cases = [(name, *case) for name in names for case in damages(2, seed=0)]
-    with each_case(count) as case:
-        for name, words, damage in random.Random(0).sample(cases, 30):
-            with case(f"{name}: {words}"), copied(run, tmp_path) as workdir:
-                damage(workdir / name)
-                is_refused = isinstance(outcome(workdir), TowersError)
-            with case(f"{name}: {words}"), copied(run, tmp_path) as workdir:
-                damage(workdir / name)
-                result = outcome(workdir, continued)
-                if not is_refused:
-                    assert_continued(result, uninterrupted)
-                assert isinstance(result, TowersError) == is_refused
 
 
 # A downgrade: the checkpoint is whole, and the run refuses its trainer state.

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import signal
 import subprocess
 import threading
 import time
@@ -66,32 +65,23 @@ def test_a_second_process_is_refused_with_the_id_of_the_first(folder, other_proc
 
 
 @pytest.mark.row(13)
-def test_the_chief_waits_for_the_lock_of_a_process_that_ends(
+def test_the_chief_takes_over_the_lock_of_a_process_that_is_killed_meanwhile(
     folder, other_process, capsys
 ):
     killing = threading.Timer(0.3, other_process.kill)
     killing.start()
-    with folder.lock(wait_secs=60.0):
-        assert folder.holder()["pid"] == os.getpid()
-    killing.join()
-    [line] = capsys.readouterr().out.splitlines()
-    assert f"process {other_process.pid} on " in line
-    assert line.endswith("; waiting for its lock, up to 60 s")
-
-
-@pytest.mark.row(13)
-def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
-    other_process.send_signal(signal.SIGKILL)
-    other_process.wait()
-    assert folder.holder() is None
-    with folder.lock() as lock:
+    with folder.lock(wait_secs=60.0) as lock:
         lock.describe(device="a long name that is written over")
         lock.describe(device="CPU", towers=2)
         about = {"pid": os.getpid(), "host": os.uname().nodename}
         assert folder.holder() == about | {"device": "CPU", "towers": 2}
         with pytest.raises(ConfigError), RunFolder(folder.path).lock():
             pass  # asking for the holder has taken no lock
+    killing.join()
     assert folder.holder() is None
+    [line] = capsys.readouterr().out.splitlines()
+    assert f"process {other_process.pid} on " in line
+    assert line.endswith("; waiting for its lock, up to 60 s")
 
 
 @pytest.mark.row(36, 46)

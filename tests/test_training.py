@@ -80,7 +80,8 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
         num_towers=2,
         validation_fraction=0.2,
     )
-    state = train(tmp_path, config).state
+    origins = {"dataset": "run folder", "width": "run folder", "num_epochs": "flags"}
+    state = train(tmp_path, config, origins=origins).state
 
     assert state["step"] == 8
     lines = records(tmp_path)
@@ -109,6 +110,12 @@ def test_a_run_leaves_records_a_checkpoint_and_its_config(tmp_path, capfd):
     out = capfd.readouterr().out
     assert "2 towers with 3 images each" in out and "2 x 6 images a step" in out
     assert f"done: step 8 of 8 is saved in {tmp_path}" in out
+    # The options by their layers; those of no layer are of the config.
+    assert "\noptions      run folder: dataset=synthetic, width=0.05\n" in out
+    assert "\n             flags: num_epochs=2.3\n             config: " in out
+    rest = out.partition(" config: ")[2].partition("\ndevices")[0]
+    changed = {n for n in FIELDS if getattr(config, n) != getattr(Config(), n)}
+    assert {word.partition("=")[0] for word in rest.split()} == changed - set(origins)
 
 
 @pytest.mark.row(18)
@@ -227,20 +234,6 @@ def test_a_finished_run_names_the_options_that_continue_it(tmp_path, capfd, chan
     values = {name: FIELDS[name].type(value) for name, value in options.items()}
     config = dataclasses.replace(config, **values)
     assert train(tmp_path, config, allow_change=allowed.split()).step == 10
-
-
-def test_the_banner_names_the_layer_of_each_option(tmp_path, capfd):
-    """Those of no layer are of the config, as in a call from Python."""
-    config = small_config(max_steps=1)
-    origins = {"dataset": "run folder", "width": "run folder", "max_steps": "flags"}
-    train(tmp_path, config, origins=origins)
-    out = capfd.readouterr().out
-    assert "\noptions      run folder: dataset=synthetic, width=0.05\n" in out
-    assert "\n             flags: max_steps=1\n             config: " in out
-    rest = out.partition(" config: ")[2].partition("\ndevices")[0]
-    changed = {n for n in FIELDS if getattr(config, n) != getattr(Config(), n)}
-    assert {word.partition("=")[0] for word in rest.split()} == changed - set(origins)
-    assert "batch_size=10" in rest
 
 
 def test_few_images_for_each_of_all_gpus_are_a_note():
