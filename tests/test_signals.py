@@ -279,25 +279,6 @@ def test_row_15_a_save_that_does_not_end_is_reported(
 
 
 @pytest.mark.row(12)
-def test_row_12_a_signal_during_a_long_save_is_answered(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(watchdog, "_PATIENCE_SECS", 0.2)
-    halt = Halt(signal.SIGTERM)
-    threading.Thread(target=release_after, args=(halt, 0.4), daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
-        halt_at(patch, "saving", halt)
-        with pytest.raises(Preempted, match="of 10 is saved"):
-            train(tmp_path, small_config(checkpoint_every_steps=4))
-    assert "SIGTERM: saving is finished first" in capsys.readouterr().out
-
-
-def release_after(halt, secs):
-    """Releases a run that has been held so long."""
-    while not halt.held_since or time.monotonic() - halt.held_since < secs:
-        time.sleep(0.01)
-    halt.released.set()
-
-
-@pytest.mark.row(12)
 def test_row_12_after_overwrite_the_command_without_it_is_named(tmp_path):
     config = small_config()
     halt = Halt(signal.SIGTERM, 4, hold=False)
