@@ -371,6 +371,6 @@ def test_train_evaluate_and_continue_with_the_commands_themselves(
     assert (tmp_path / "run" / "result.json").exists()
     assert (tmp_path / "run" / "mistakes.csv").exists()
 
-    assert "no checkpoint of step 2" in fails(4, EVALUATE, "--workdir=run", "--step=2")
+    assert "step-00000002; there are" in fails(4, EVALUATE, "--workdir=run", "--step=2")
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "aside")
     assert "holds no checkpoint yet" in fails(4, EVALUATE, "--workdir=run")

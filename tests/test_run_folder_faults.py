@@ -299,15 +299,3 @@ def test_row_41_a_whole_step_is_saved_before_an_unforeseen_error(tmp_path, strat
     assert saved_steps(tmp_path)
     state = training.train(tmp_path, config).state
     assert_equal_states(state, small_runs.uninterrupted(config).state)
-
-
-def test_a_damaged_checkpoint_is_told_once_in_a_run(tmp_path, capsys):
-    def damage():
-        if 2 in saved_steps(tmp_path):
-            path = tmp_path / "checkpoints" / "step-00000002" / "MANIFEST.json"
-            path.unlink(missing_ok=True)
-
-    config = small_config(checkpoint_every_steps=2, keep_checkpoints=5)
-    train(tmp_path, config, after_call=damage)
-    assert saved_steps(tmp_path) == [2, 4, 6, 8, 10]
-    assert capsys.readouterr().out.count("step-00000002") == 1
