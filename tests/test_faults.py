@@ -277,18 +277,6 @@ def stop(program, *numbers):
     assert last.startswith("train_small.py: stopped by SIG")
     assert last.endswith("; the same command continues")
     assert "Traceback" not in program.output
-    return last
-
-
-@pytest.mark.row(12)
-def test_row_12_a_waiting_run_saves_and_ends(start, tmp_path):
-    program = start(*small("waiting", 6, 60))
-    program.wait_for("step 3/10")
-    program.wait_for("halted at waiting")
-    last = stop(program, signal.SIGTERM)
-    (step,) = saved_steps(tmp_path / "run")
-    assert step >= 3
-    assert f"stopped by SIGTERM: step {step} of 10 is saved in run" in last
 
 
 @pytest.fixture(scope="module")
@@ -304,6 +292,7 @@ def uninterrupted(tmp_path_factory):
 @pytest.mark.parametrize(
     "place,nth,hold_secs,number,flag",
     [
+        ("waiting", 6, 60, signal.SIGTERM, ""),
         ("computing", 7, 7, signal.SIGINT, ""),  # two towers: in the fourth step
         ("evaluating", 2, 60, signal.SIGTERM, ""),  # after the last step
         ("saving", 1, 2, signal.SIGINT, "--checkpoint_every_steps=3"),
