@@ -268,17 +268,6 @@ def test_row_40_sizes_beyond_the_machine_are_one_line(tmp_path, flag, words):
 # Row 12: signals.
 
 
-def stop(program, *numbers):
-    """Sends signals and waits for the end."""
-    for number in numbers:
-        program.process.send_signal(number)
-    assert program.wait(STOP_SECS) == 75, program.output
-    last = program.output.splitlines()[-1]
-    assert last.startswith("train_small.py: stopped by SIG")
-    assert last.endswith("; the same command continues")
-    assert "Traceback" not in program.output
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The run of ten steps, from its start to its end in one process."""
@@ -305,7 +294,13 @@ def test_row_12_the_same_command_continues_to_the_same_end(
     flags = [flag] if flag else []
     program = start(*small(place, nth, hold_secs), *flags)
     program.wait_for(f"halted at {place}")
-    stop(program, number, signal.SIGTERM)
+    program.process.send_signal(number)
+    program.process.terminate()  # a second signal
+    assert program.wait(STOP_SECS) == 75, program.output
+    last = program.output.splitlines()[-1]
+    assert last.startswith("train_small.py: stopped by SIG")
+    assert last.endswith("; the same command continues")
+    assert "Traceback" not in program.output
     line = re.search(r"^SIG\w+: step 4 is finished first$", program.output, re.M)
     assert bool(line) == (hold_secs == 7)  # a step that is worth a line
 
