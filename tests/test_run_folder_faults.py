@@ -109,9 +109,7 @@ def full_disk(name, fails=lambda *args: True):
         yield
 
 
-REPORTING = small_config(
-    log_every_steps=1, eval_every_epochs=1.0, summary_every_steps=3
-)
+REPORTING = small_config(log_every_steps=1, eval_every_epochs=1.0)
 
 
 @pytest.mark.row(35)
@@ -145,7 +143,8 @@ def test_row_35_a_training_on_a_disk_that_fills_up_and_empties_again(
         if len(calls) == 7:
             (small_disk / "fill").unlink()
 
-    result = train(small_disk / "run", REPORTING, after_call=after_call)
+    config = dataclasses.replace(REPORTING, summary_every_steps=3)
+    result = train(small_disk / "run", config, after_call=after_call)
     assert_equal_states(result.state, expected.state)
     assert records(small_disk / "run") == expected.records
     assert "can be written again" in capsys.readouterr().out
