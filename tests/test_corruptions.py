@@ -21,7 +21,7 @@ from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
-from towers.run.restore import checkpointer_of, validate_changes
+from towers.run.restore import carried_records, checkpointer_of, validate_changes
 
 STEPS = (2, 4, 6)
 NEWEST = "checkpoints/step-00000006"
@@ -76,7 +76,7 @@ def read_all(workdir):
         checkpoint = checkpointer.restore()
         validate_changes(CONFIG, folder, checkpoint, ())
         checkpointer.remove_leftovers()
-        carried = checkpoint.trainer_state["records"]
+        carried = carried_records(checkpoint.trainer_state)
         metrics = MetricsFile(folder.metrics, checkpoint.step, carried)
         metrics.flush()
         metrics.append({"step": MORE_STEPS})
@@ -249,3 +249,12 @@ def test_after_a_downgrade_the_version_that_wrote_a_checkpoint_is_named(run, tmp
         assert checkpointer_of(RunFolder(workdir), lines.append).restore().step == 4
         [line] = lines
         assert "towers 99.0 wrote it" in line and "continue with that version" in line
+
+
+@pytest.mark.row(6)
+def test_a_trainer_state_that_is_nested_too_deeply_costs_its_checkpoint(run, tmp_path):
+    with copied(run, tmp_path) as workdir:
+        state = json.loads((workdir / NEWEST / STATE).read_text())
+        nested = json.dumps(state | {"train_secs": "PLACE"})
+        resign(workdir / NEWEST, nested.replace('"PLACE"', "[" * 800 + "]" * 800))
+        assert checkpointer_of(RunFolder(workdir), list).restore().step == 4
