@@ -8,15 +8,11 @@ from towers.run.log import duration, log_line
 @pytest.mark.parametrize(
     "secs,words",
     [
-        (0, "0 s"),
         (0.4, "0 s"),
-        (41.6, "42 s"),
         (59.4, "59 s"),
         (59.6, "1 min 00 s"),
-        (200, "3 min 20 s"),
         (3599.4, "59 min 59 s"),
         (3599.6, "1 h 00 min"),
-        (7500, "2 h 05 min"),
         (100 * 3600, "100 h 00 min"),
     ],
 )
