@@ -541,15 +541,6 @@ def test_an_error_in_tracing_is_raised_before_there_are_threads():
     assert towers.progress() == (0, "tracing the step")
 
 
-def test_request_stop_before_the_first_step_takes_none():
-    network, batches = networks.plain_network(), networks.random_batches(3, 8)
-    towers = create(network, Recipe(), batches, 2)
-    assert towers.progress() == (0, "tracing the step")
-    towers.request_stop()
-    assert towers.train(3) == {}
-    assert towers.progress() == (0, "idle")
-
-
 # Under watch.
 
 

@@ -34,7 +34,7 @@ def assert_about(actual, expected, little=LITTLE):
 
 
 @pytest.mark.parametrize(
-    "model,num_towers,accumulate_steps", [("lenet", 3, 1), ("speedrun", 2, 3)]
+    "model,num_towers,accumulate_steps", [slow("lenet", 3, 1), ("speedrun", 2, 3)]
 )
 def test_towers_fetch_all_variables_and_return_gradients_and_state(
     model, num_towers, accumulate_steps
@@ -53,6 +53,7 @@ def test_towers_fetch_all_variables_and_return_gradients_and_state(
     assert crossed["GPU to GPU"] == 0
 
 
+@pytest.mark.slow
 def test_with_the_parameters_on_a_gpu_only_the_other_towers_fetch_them():
     trained = traced.on_gpus(num_towers=3, input="stream", parameter_device="gpu")
     crossed = summed(bytes_per_step(trained))

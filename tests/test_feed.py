@@ -5,6 +5,7 @@ Everything here runs through the loop that trains.
 
 import dataclasses
 import functools
+import itertools
 
 import networks
 import numpy as np
@@ -125,36 +126,37 @@ def assert_batches(seen, steps, accumulate_steps=1, mixed=True, num_examples=12)
             np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("name", FEEDS)
-@pytest.mark.parametrize("num_towers", [1, 2, 3])
+OPTIONS = [
+    {"accumulate_steps": 2},
+    {},
+    {"mixed": False},
+    {"mixed": False, "accumulate_steps": 3},
+    {"accumulate_steps": 2, "num_examples": 1},
+]
+FAST = [(*x, OPTIONS[0]) for x in (("streams", 2), ("stored", 3), ("resident", 3))]
+
+
 @pytest.mark.parametrize(
-    "options",
+    "name,num_towers,options",
     [
-        {"accumulate_steps": 2},
-        slow({}),
-        slow({"mixed": False}),
-        slow({"mixed": False, "accumulate_steps": 3}),
-        slow({"accumulate_steps": 2, "num_examples": 1}),
+        case if case in FAST else slow(*case)
+        for case in itertools.product(FEEDS, [1, 2, 3], OPTIONS)
     ],
-    ids=str,
 )
 def test_the_batches_of_all_towers_are_that_of_one_bit_for_bit(
     name, num_towers, options
 ):
-    """In several calls, and after a jump to an earlier step."""
+    """Outside of the loop, in several calls, and after a jump to an earlier step."""
     feed = feed_of(name, create_batches(**options), num_towers)
+    batches = feed.batches_of(9)
+    outside = [{k: v.numpy() for k, v in batch.items()} for batch in batches]
+    assert_batches([outside], [9], **options)
     recorder = Recorder(feed)
     for first, num_steps in ((0, 2), (2, 1), (3, 3)):
         recorder.loop(0, first, num_steps)
     feed.restart()
     recorder.loop(0, 4, 2)
     assert_batches(recorder.seen, [*range(6), 4, 5], **options)
-
-
-@pytest.mark.parametrize("name", FEEDS)
-def test_the_batches_of_one_step_are_had_outside_of_the_loop(name):
-    batches = feed_of(name, create_batches(), 2).batches_of(9)
-    assert_batches([[{k: v.numpy() for k, v in x.items()} for x in batches]], [9])
 
 
 def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
@@ -193,9 +195,10 @@ def test_an_error_of_the_input_comes_before_a_step():
     assert_batches(recorder.seen, range(bad_step))
 
 
-@pytest.mark.parametrize("name", ["resident", slow("stored")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resident", "stored"])
 @pytest.mark.parametrize(
-    "create,accumulate_steps", [(strategies.towers, 2), slow(strategies.replicated, 1)]
+    "create,accumulate_steps", [(strategies.towers, 2), (strategies.replicated, 1)]
 )
 def test_a_run_does_not_depend_on_how_it_is_fed(name, create, accumulate_steps):
     batches, states = create_batches(accumulate_steps), []

@@ -95,23 +95,21 @@ def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
     whole = create(cls, network, batches, num_devices, **options)
     assert whole.train(11)["skipped_steps"] == 9
     good = whole.state()
-    first = create(cls, network, batches, num_devices, **options)
-    first.train(6)
-    assert of_counts(first.state()) == {"skipped/total": 5, "skipped/in_a_row": 5}
-    second = create(cls, network, batches, num_devices, **options)
-    second.load(first.state())
-    assert second.train(5)["skipped_steps"] == 9
-    small_runs.assert_equal_states(second.state(), good)
+    other = create(cls, network, batches, num_devices, **options)
+    other.train(6)
+    five = other.state()
+    assert of_counts(five) == {"skipped/total": 5, "skipped/in_a_row": 5}
+    for trainer in (whole, other):
+        trainer.load(five)
+        assert trainer.train(5)["skipped_steps"] == 9
+        small_runs.assert_equal_states(trainer.state(), good)
 
-    assert second.train(4)["skipped_steps"] == 13
-    third = first
-    third.load(second.state())
+    assert other.train(4)["skipped_steps"] == 13
     message = (
         rf"^step 21: the loss or a gradient of tower {len(whole.strategy.sizes) - 1} "
-        r"\(loss .*\) is not finite, 10 times in a row; .* The learning rate is "
-        r"0\.0125, the norm of the gradient nan\."
+        r"\(loss .*\) is not finite, 10 times in a row; "
     )
-    for trainer in (whole, third, third):  # the last one from where it ended
+    for trainer in (whole, other, other):  # the last one from where it ended
         with pytest.raises(NumericError, match=message):
             trainer.train(11)
         expected = good | {
@@ -123,7 +121,7 @@ def test_ten_in_a_row_end_the_run_and_nine_do_not(cls, num_devices, options):
 
 
 @pytest.mark.row(14)
-@pytest.mark.parametrize("of_gpus", [False, True])
+@pytest.mark.parametrize("of_gpus", [slow(False), True])
 @pytest.mark.parametrize(
     "cls,num_devices,options", [slow(*KINDS[0]), KINDS[1], slow(*KINDS[2])]
 )
@@ -137,12 +135,14 @@ def test_a_bad_step_ends_the_call_at_the_one_before(
         have_steps_of_gpus(monkeypatch)
     options = options | {"skip_not_finite": False}
     trainer = create(cls, network, batches, num_devices, **options)
+    before = trainer.state()
+    assert trainer.train(2)["step"] == 2
+    good = trainer.state()
+    trainer.load(before)
     with pytest.raises(NumericError, match="^step 3: .* of tower 1 "):
         trainer.train(5)
     assert trainer.progress() == (2, "idle")
-    good = create(cls, network, batches, num_devices, **options)
-    assert good.train(2)["step"] == 2
-    small_runs.assert_equal_states(trainer.state(), good.state())
+    small_runs.assert_equal_states(trainer.state(), good)
     trainer._feed = trainer.loop.feed = networks.feed_of(
         batches_with("ggggg"),
         trainer.strategy.sizes,
