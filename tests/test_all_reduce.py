@@ -21,7 +21,7 @@ from towers.parallel.reduce import (
 
 HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
 SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]
-WEIGHTS = [[0.25] * 4, [0.5, 0.2, 0.2, 0.1], [0.5, 0.2, 0.3], [1.0]]
+WEIGHTS = [[0.25] * 4, [0.5, 0.2, 0.3], *map(slow, [[0.5, 0.2, 0.2, 0.1], [1.0]])]
 
 
 def values_of(num_devices, seed=0):
@@ -81,11 +81,11 @@ def test_a_batch_is_cut_along_its_first_axis_without_a_gap():
 # All-reduce.
 
 
-@pytest.mark.parametrize("num_devices", [1, 3, 4, *map(slow, [2, 5, 8])])
+@pytest.mark.parametrize("num_devices", [4, *map(slow, [1, 2, 3, 5, 8])])
 @pytest.mark.parametrize("algorithm", HERE)
 def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices):
     values = values_of(num_devices)
-    if num_devices == 3:
+    if num_devices == 4:
         values[1][0][0, 0, 0, 0] = np.nan  # survives
     results = run(values, algorithm=algorithm)
     assert_mean(results, values, [1.0] * num_devices)

@@ -3,7 +3,6 @@
 import networks
 import pytest
 import small_runs
-from marks import slow
 from recipes import (
     Recipe,
     assert_close,
@@ -18,12 +17,13 @@ from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.training import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cls,num_towers,name,accumulate_steps",
     [
         (strategies.towers, 2, "plain", 1),
-        slow(AsynchronousTrainer, 1, "residual", 1),
-        slow(strategies.replicated, 2, "residual", 2),
+        (AsynchronousTrainer, 1, "residual", 1),
+        (strategies.replicated, 2, "residual", 2),
     ],
 )
 def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_steps):

@@ -91,7 +91,7 @@ def resized(images):
         slow(strategies.towers, 3, 1, {"sync_batch_norm": True}),
         slow(strategies.replicated, 2, 2, {"accumulate_steps": 2}),
         slow(strategies.model_parallel, 4, 2, {"group_size": 2}),
-        (AsynchronousTrainer, 1, 1, {}),
+        slow(AsynchronousTrainer, 1, 1, {}),
     ],
 )
 def test_every_strategy_computes_the_phases_as_the_oracle_does(

@@ -193,8 +193,7 @@ AXES = {
 }
 APART = ({"model", "augment"}, {"tta", "augment"})
 FAST = [
-    {"input": "resident", "augment": "tutorial"},
-    {"model": "cnn", "precision": "bfloat16", "accumulate_steps": 2, "tta": "mirror"},
+    {"input": "resident", "augment": "tutorial", "accumulate_steps": 2},
     {"strategy": "replicated", "precision": "float16", "tta": "translate_unsure"},
 ]
 

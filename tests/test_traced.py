@@ -4,6 +4,7 @@ import networks
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
@@ -108,7 +109,7 @@ def test_equal_constants_are_one():
 
 @pytest.mark.parametrize(
     "options,num_traces",
-    [({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
+    [slow({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
 )
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
     """Ten images for four towers: shares of 3 and of 2; the phases differ."""
