@@ -148,7 +148,7 @@ def test_fused_batch_normalization_is_what_cudnn_takes(network):
 
 def test_a_step_has_few_kernels_next_to_its_tower(network):
     """Each costs a launch; with a variable per parameter it had a thousand."""
-    assert len(network.next_to_tower) <= 60 + 20 * network.num_large
+    assert len(network.next_to_tower) <= 75 + 20 * network.num_large
 
 
 def test_a_tower_computes_no_float64_but_single_numbers(network):

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("several_vectors")
 # several is a matter of time, see test_async_towers.py.
 KINDS = [
     (strategies.towers, 2, {}),
-    (strategies.replicated, 2, {}),
+    (strategies.replicated, 2, {"accumulate_steps": 2}),
     (strategies.model_parallel, 4, {"group_size": 2}),
     (AsynchronousTrainer, 1, {}),
 ]

@@ -109,7 +109,7 @@ class Case:
 # not, a velocity. Each value of each axis but for the places is here.
 FAST = [
     Case(("towers", 2, 1), "sync", "momentum", 3, 13, "float32"),
-    Case(("replicated", 3, 1), "local", "nesterov", 1, 13, "float64"),
+    Case(("replicated", 3, 1), "local", "nesterov", 3, 13, "float64"),
     Case(("replicated", 4, 1), "plain", "sgd", 1, 16, "float32"),
     Case(("model_parallel", 2, 2), "sync", "nesterov", 1, 13, "float64"),
 ]
