@@ -37,6 +37,13 @@ def create(name, image_shape=(SIDE, SIDE, 3), **options):
 created = functools.cache(create)
 
 
+def written(folder, text):
+    """The name of the function `create` in a file with this text and Keras."""
+    file = folder / "mine.py"
+    file.write_text("import keras, numpy as np\nfrom keras import layers\n" + text)
+    return f"{file}:create"
+
+
 @every_network
 def test_initial_values_depend_on_the_seed_and_names_alone(name):
     first = created(name, seed=1)
@@ -56,11 +63,7 @@ def test_initial_values_depend_on_the_seed_and_names_alone(name):
 
 def test_values_that_a_function_draws_or_sets_itself(tmp_path):
     """A function as initializer, a value instead of one, and weights of a file."""
-    file = tmp_path / "mine.py"
-    file.write_text("""
-import keras, numpy as np
-from keras import layers
-
+    text = """
 class Own(layers.Layer):
     def build(self, _):
         self.w = self.add_weight((3,), initializer=lambda s, dtype: np.random.rand(*s))
@@ -75,11 +78,10 @@ def create(image_shape, num_classes):
                               layers.Dense(4), layers.Dense(num_classes)])
     model.layers[2].set_weights([np.ones(s) for s in [(12, 4), (4,)]])
     return model
-LAYERS_WITH_VALUES = False
-""")
-    for line in ("", "LAYERS_WITH_VALUES = True\n"):
-        file.write_text(file.read_text() + line)
-        one, two = (create(f"{file}:create", (2, 2, 3), seed=3) for _ in range(2))
+LAYERS_WITH_VALUES = """
+    for values in ("False", "True"):
+        name = written(tmp_path, text + values)
+        one, two = (create(name, (2, 2, 3), seed=3) for _ in range(2))
         for ours, theirs in zip(one.variables, two.variables, strict=True):
             np.testing.assert_array_equal(ours, theirs, err_msg=ours.path)
         assert np.all(one.get_layer("dense").kernel == 1)
@@ -99,12 +101,9 @@ def test_names_begin_with_the_layer(name):
 
 
 def test_shared_layers_and_networks_keep_their_names(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
+    name = written(
+        tmp_path,
         """
-import keras
-from keras import layers
-
 def create(image_shape, num_classes):
     first, second = (
         keras.Sequential([layers.Dense(3, name="same"), layers.Dropout(0.5)])
@@ -115,9 +114,9 @@ def create(image_shape, num_classes):
     shared = layers.Dense(3)
     x = shared(first(shared(x[:, :3])))
     return keras.Model(images, layers.Dense(num_classes)(second(first(x))))
-"""
+""",
     )
-    model = create(f"{file}:create", (2, 2, 3))
+    model = create(name, (2, 2, 3))
     paths = [v.path for v in model.variables if v.path.endswith("kernel")]
     assert sorted(paths) == ["dense/kernel", "dense_1/kernel", "same/kernel",
                              "same_1/kernel"]  # fmt: skip
@@ -177,11 +176,9 @@ def test_gaussian_noise_is_normal(layer, stddev):
 
 
 def test_normalization_in_a_layer_of_the_user_is_frozen(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("""
-import keras
-from keras import layers
-
+    name = written(
+        tmp_path,
+        """
 class Normal(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -193,8 +190,9 @@ class Normal(layers.Layer):
 def create(image_shape, num_classes):
     return keras.Sequential([keras.Input(image_shape), Normal(), layers.Flatten(),
                              layers.Dense(num_classes)])
-""")
-    model = create(f"{file}:create", (2, 2, 3))
+""",
+    )
+    model = create(name, (2, 2, 3))
     [images] = networks.random_batches(1, 4, image_shape=(2, 2, 3), noise_shapes={})
     state = [v.value for v in model.non_trainable_variables]
     for frozen, is_still in (("none", False), ("normal/batch_normalization/*", True)):
@@ -245,21 +243,17 @@ def test_two_workers_train_it_to_the_same_state(name, tmp_path):
 # Refusals.
 
 NETWORK = """
-import keras
-from keras import layers
-
 def create(image_shape, num_classes):
     return keras.Sequential([{}])
 """
 
 
 def refusal(folder, stack):
-    path = folder / "mine.py"
-    path.write_text(NETWORK.format(stack))
+    name = written(folder, NETWORK.format(stack))
     with pytest.raises(ConfigError) as caught:
-        create(f"{path}:create", (4, 4, 3))
+        create(name, (4, 4, 3))
     lines = str(caught.value).splitlines()
-    assert all(line.startswith(f"model={path}:create: ") for line in lines)
+    assert all(line.startswith(f"model={name}: ") for line in lines)
     return [line.partition("create: ")[2] for line in lines]
 
 
@@ -284,10 +278,9 @@ def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
 
 
 def test_what_is_no_network_is_refused(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def create():\n    return 3")
+    name = written(tmp_path, "def create():\n    return 3")
     with pytest.raises(ConfigError, match="mine.py:create: gave int; return a Functio"):
-        create(f"{file}:create")
+        create(name)
 
 
 def test_all_complaints_come_at_once(tmp_path, capsys):
