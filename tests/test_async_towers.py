@@ -463,17 +463,6 @@ def test_row_14_a_bad_update_may_be_skipped():
     assert_equal_to_oracle(state, expected)
 
 
-def test_an_error_in_tracing_is_raised_before_there_are_threads():
-    def loss_fn(logits, labels):
-        raise ZeroDivisionError(threading.current_thread().name)
-
-    network, batches = networks.plain_network(), networks.random_batches(1, 4)
-    towers, _ = create(network, Recipe(), batches, 2, loss_fn=loss_fn)
-    with pytest.raises(ZeroDivisionError, match=threading.current_thread().name):
-        towers.train(1)
-    assert towers.progress() == (0, "tracing the step")
-
-
 # Under watch.
 
 

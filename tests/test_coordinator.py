@@ -276,27 +276,6 @@ def test_a_stop_ends_all_at_the_furthest_step_that_any_has_begun():
     assert len(work.shares) == 9
 
 
-def test_progress_names_the_tower_that_all_wait_for():
-    held, last = threading.Event(), threading.Event()
-
-    def before_apply(tower, number):
-        if (tower, number) == (1, 2):
-            assert held.wait(WAIT_SECS)
-        if (tower, number) == (0, 2 + SHARES_AHEAD):
-            last.set()
-
-    work = Work(2, before_apply=before_apply)
-    run = threading.Thread(target=work.run, args=(6,))
-    run.start()
-    assert last.wait(WAIT_SECS)
-    with work.coordinator.lock:
-        work.coordinator.lock.wait_for(lambda: len(work.numbers_of(0)) == 5, WAIT_SECS)
-        assert work.coordinator.progress() == (3, False, 1)
-    held.set()
-    run.join(WAIT_SECS)
-    assert work.coordinator.progress() == (6, True, None)
-
-
 def test_towers_with_nothing_in_hand_may_still_be_at_different_steps():
     work, found = Work(2), []
 

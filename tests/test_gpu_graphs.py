@@ -12,10 +12,8 @@ from marks import slow
 from benchmarks.graphs import placement
 from benchmarks.graphs.crossings import HOST_MEMORY
 from benchmarks.graphs.graphs import running
-from towers import build
 from towers.config import choices
 from towers.optim import vector
-from towers.parallel.devices import Devices
 
 CONVOLUTIONS = (
     "Conv2D",
@@ -110,32 +108,6 @@ def test_channels_are_multiples_of_eight(network):
         *_, channels, filters = op.inputs[1].shape
         odd |= {n for n in (channels, filters) if n % 8}
     assert odd == (COLORS | LENET if network.model == "lenet" else COLORS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model": "cnn"},
-        {"model": "speedrun", "early_sizes": "24:0.5"},
-        {"model": "cnn", "width": 2.0} | STRATEGIES["model_parallel"],
-    ],
-)
-def test_a_cpu_convolves_by_winograd_and_a_gpu_does_not(fields):
-    """That is products of many matrices."""
-    trained = traced.on_gpus(input="stream", **fields)
-    on_cpus = build.create_trainer(
-        trained.config,
-        build.build(trained.config, device_kind="CPU"),
-        Devices("CPU", ("/CPU:0", "/CPU:1")),
-    )
-    for graphs, by_products in (
-        ([call.graph for call in trained.calls()], False),
-        (on_cpus.trace(), True),
-    ):
-        for graph in graphs:
-            types = {p.op.type for p in placement.placements(graph)}
-            assert ("BatchMatMulV2" in types) == by_products
 
 
 def test_fused_batch_normalization_is_what_cudnn_takes(network):

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 
 import networks
@@ -132,6 +131,13 @@ def marked_cases():
 
 @pytest.mark.parametrize("case", list(marked_cases()))
 def test_training_equals_the_oracle(case, monkeypatch):
+    with_images_off_kinks(case.check, case.dtype, monkeypatch)
+
+
+def test_steps_of_gpus_equal_the_oracle(monkeypatch):
+    """They are part of the loop, and select between old and new values."""
+    have_steps_of_gpus(monkeypatch)
+    case = Case(("replicated", 2, 1), "sync", "momentum", 1, 13, "float32")
     with_images_off_kinks(case.check, case.dtype, monkeypatch)
 
 
@@ -279,30 +285,3 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     num_variables = len(list(towers.strategy.copies[0].variables()))
     assert ops["7"]["AssignVariable"] == num_variables
     assert not any(ops[tower]["AssignVariable"] for tower in "012")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "cls,options",
-    [(strategies.towers, {}), (strategies.model_parallel, {"group_size": 2})],
-)
-def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
-    cls, options, monkeypatch
-):
-    """In a loop what rewrites operations for oneDNN finds them in no certain order."""
-    network, batches = networks.residual_network(), networks.random_batches(2, 12)
-    states = []
-    for of_gpus in (False, True):
-        if of_gpus:
-            have_steps_of_gpus(monkeypatch)
-        strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
-        of_loop = collections.Counter(
-            node.op
-            for graph in partition_graphs(functools.partial(strategy.train, 2))
-            for node in graph.node
-        )
-        assert of_loop["NextIteration"]
-        assert any("Conv2DBackpropFilter" in op for op in of_loop) == of_gpus
-        assert bool(of_loop["StatefulPartitionedCall"]) != of_gpus
-        states.append(strategy.state())
-    assert_close(*states, 1e-6)
