@@ -90,17 +90,6 @@ def test_replicas_send_what_the_all_reduce_needs(all_reduce, num_towers):
     assert busiest[all_reduce] <= max(sent.values()) <= busiest[all_reduce] + allowed
 
 
-def test_a_group_sends_the_bytes_that_the_banner_gives():
-    """Activations, and their gradients; all else is small."""
-    trained = traced.on_gpus(
-        strategy="model_parallel", num_towers=2, group_size=2, input="stream"
-    )
-    [images] = (x for x in trained.trainer.phases[-1].model.inputs)
-    images = math.prod(images.shape[1:]) * 4 * trained.config.batch_size
-    crossed = summed(bytes_per_step(trained))
-    assert_about(crossed["GPU to GPU"], trained.trainer.transferred_bytes + images)
-
-
 def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
     trained = traced.on_gpus(strategy="async_towers", num_towers=2)
     variables = 2 * sum(sizes(trained))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import small_runs
 from marks import slow
-from recipes import Recipe, create_trainer, have_steps_of_gpus
+from recipes import Recipe, create_trainer, have_steps_of_gpus, parted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from towers.errors import NumericError
@@ -44,11 +44,11 @@ def batches_with(steps):
 
 
 def of_counts(state):
-    return {k: v.item() for k, v in state.items() if k.startswith("skipped/")}
+    return parted(state, "skipped/")[0]
 
 
 def without_counts(state):
-    return {k: v for k, v in state.items() if not k.startswith("skipped/")}
+    return parted(state, "skipped/")[1]
 
 
 @pytest.mark.parametrize(
