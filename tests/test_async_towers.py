@@ -304,6 +304,7 @@ class LostUpdates(AsynchronousTrainer):
         super()._apply(tower, *computed)
 
 
+@pytest.mark.slow
 def test_the_replay_objects_to_broken_towers():
     network, batches = networks.plain_network(), networks.random_batches(7, 13)
     towers, record, _ = train_scripted(network, Recipe(), batches, 2, cls=LostUpdates)
@@ -323,7 +324,9 @@ def ones_network():
     return keras.Model(images, logits)
 
 
-@pytest.mark.parametrize("num_towers,scale_gradients", [(2, False), (8, True)])
+@pytest.mark.parametrize(
+    "num_towers,scale_gradients", [(2, False), (4, True), slow(8, True)]
+)
 @pytest.mark.row(26)
 def test_row_26_constant_gradients_add_up_exactly(num_towers, scale_gradients):
     num_steps = 25

@@ -164,7 +164,7 @@ def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
         if len(recorder.seen) == 1:  # in the second step
             recorder.loop.request_stop()
 
-    recorder = Recorder(feed_of("stored", create_batches(), 2), call)
+    recorder = Recorder(feed_of("resident", create_batches(), 2), call)
     assert recorder.loop(0, 0, 5)[0] == 2
     recorder.loop._stop.assign(False)
     recorder.loop(0, 2, 2)
@@ -238,8 +238,8 @@ class FromFiles:
         ("/CPU:0", "resident", True, True, True, True),
         ("/GPU:0", "auto", True, True, True, True),
         ("/GPU:0", "auto", False, True, False, True),
-        ("/GPU:0", "stream", True, True, False, True),
-        ("/GPU:0", "auto", True, False, False, False),
+        slow("/GPU:0", "stream", True, True, False, True),
+        slow("/GPU:0", "auto", True, False, False, False),
         ("/GPU:0", "auto", False, False, False, False),
     ],
 )
@@ -279,10 +279,8 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
     assert tf.config.get_soft_device_placement()
 
 
-@pytest.mark.parametrize(
-    "augment",
-    [slow(name) if name != "translate_flip" else name for name in AUGMENTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("augment", AUGMENTS)
 def test_gpus_have_kernels_for_every_augmentation(augment):
     """With everything that may be added to it; by TensorFlow's registry."""
     shape = (26, 26, 3)

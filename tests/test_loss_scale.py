@@ -18,14 +18,14 @@ from towers.parallel.tower import tower_gradients
 from towers.training import train
 
 KINDS = [
-    (strategies.towers, {}),
-    slow(strategies.replicated, {}),
-    slow(strategies.model_parallel, {"group_size": 2}),
-    slow(strategies.towers, {"sync_batch_norm": True, "accumulate_steps": 2}),
+    (strategies.towers, 2, {}),
+    slow(strategies.towers, 4, {"sync_batch_norm": True, "accumulate_steps": 2}),
+    slow(strategies.replicated, 4, {}),
+    slow(strategies.model_parallel, 4, {"group_size": 2}),
 ]
 
 
-def create(cls, network, batches, num_devices=4, **options):
+def create(cls, network, batches, num_devices, **options):
     options = {"scale_loss": True} | options
     return create_trainer(cls, network, Recipe(), batches, num_devices, **options)
 
@@ -43,13 +43,17 @@ def no_rewriting():
     tf.config.optimizer.set_experimental_options({name: True})
 
 
-@pytest.mark.parametrize("cls,options", KINDS)
-def test_a_power_of_two_changes_no_bit_in_float32(cls, options, no_rewriting):
+@pytest.mark.parametrize("cls,num_devices,options", KINDS)
+def test_a_power_of_two_changes_no_bit_in_float32(
+    cls, num_devices, options, no_rewriting
+):
     network = networks.residual_network()
     batches = networks.random_batches(2, 16)
     states = []
     for scale_loss in (True, False):
-        strategy = create(cls, network, batches, scale_loss=scale_loss, **options)
+        strategy = create(
+            cls, network, batches, num_devices, scale_loss=scale_loss, **options
+        )
         strategy.train(2)
         states.append(strategy.state())
     assert of_scale(states[0]) == {
@@ -60,13 +64,15 @@ def test_a_power_of_two_changes_no_bit_in_float32(cls, options, no_rewriting):
     small_runs.assert_equal_states(parted(states[0], "loss_scale/")[1], states[1])
 
 
-@pytest.mark.parametrize("cls,options", KINDS)
-def test_an_infinity_in_one_tower_passes_the_step_over_for_all(cls, options):
-    """In the last tower, tower 3 of the four where there are as many."""
+@pytest.mark.parametrize("cls,num_devices,options", KINDS)
+def test_an_infinity_in_one_tower_passes_the_step_over_for_all(
+    cls, num_devices, options
+):
+    """In the last tower."""
     network = networks.residual_network("mixed_float16")
     batches = networks.random_batches(4, 16)
     batches[2]["images"][15, 1, 1, 0] = np.inf
-    strategy = create(cls, network, batches, **options)
+    strategy = create(cls, network, batches, num_devices, **options)
     assert strategy.train(2)["loss_scale"] == finite.INITIAL_SCALE
     before = strategy.state()
     metrics = strategy.train(1)

@@ -78,7 +78,6 @@ def test_a_tower_is_a_function_of_what_it_is_given(name):
         results = [
             run_tower(network, params, state, each) for each in (batch, batch, all_kept)
         ]
-        tf.function(lambda: run_tower(network, params, state, batch))()
     assert created == []
     assert all(np.isnan(v).all() for v in network.model.variables)
     for result, each in zip(results[1:], (batch, all_kept), strict=True):
