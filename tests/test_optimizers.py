@@ -222,11 +222,13 @@ def test_orthogonalized_has_the_singular_vectors_and_values_near_one(shape):
 
 def test_every_parameter_has_its_own_rate():
     """A third of the rate, and one that ends after two steps."""
-    fns = [lambda step: constant_rate(step) / 3, falling_rate]
-    fns.append(lambda step: tf.where(step < 2, constant_rate(step), 0.0))
+    rate_fns = dict.fromkeys(SHAPES, constant_rate) | {
+        "kernel": lambda step: constant_rate(step) / 3,
+        "scalar": falling_rate,
+        "filters": lambda step: tf.where(step < 2, constant_rate(step), 0.0),
+    }
     update = create_update(CASES["sgd"], constant_rate)
-    fns = (fns[0], constant_rate, *fns[1:], constant_rate, constant_rate)
-    own = dataclasses.replace(update, rate_fns=fns)
+    own = dataclasses.replace(update, rate_fns=tuple(rate_fns.values()))
     before = named(random_arrays(0))
     moved = {k: v - before[k] for k, v in run(update)[0].items()}
     found = {k: v - before[k] for k, v in run(own)[0].items()}
