@@ -4,6 +4,7 @@ Every network of the table stands in TABLE, in docs/networks.md and, with one of
 family, in the oracle's words.
 """
 
+import contextlib
 import functools
 import math
 import pathlib
@@ -82,7 +83,7 @@ TABLE = {
 }
 
 # What the papers say, in millions: table 6 of He et al. 2015; Zagoruyko and Komodakis
-# 2016. And the shapes of the book's parameters.
+# 2016.
 PUBLISHED = {
     "resnet20": "0.27",
     "resnet32": "0.46",
@@ -93,12 +94,24 @@ PUBLISHED = {
 }
 # Krizhevsky et al. 2012, section 5.
 BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
-LENET_SHAPES = [(3, 3, 1, 20), (5, 5, 20, 50), (800, 128), (128, 10)]
 
 # Those of the package; the others are in test_applications.
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-FAMILIES = [name for name in OWN if name not in list(PUBLISHED)[1:5]]
+DEEPER = list(PUBLISHED)[1:5]
+FAMILIES = [name for name in OWN if name not in DEEPER]
+
+# Those that are made several times, of the others with many layers in the slow suite.
+LARGE = (
+    "resnet18",
+    "resnet50",
+    "wide_resnet_28_10",
+    "convmixer_256_8",
+    "speedrun_deep",
+)
+each_family = pytest.mark.parametrize(
+    "name", [slow(x) if x in LARGE else x for x in FAMILIES]
+)
 
 SPEEDRUNS = ("speedrun", "speedrun_deep")
 NARROW = 0.125
@@ -185,18 +198,21 @@ def test_every_network_is_in_the_table():
     }
 
 
-@pytest.mark.parametrize("name,image_shape,num_classes", TABLE)
-def test_parameters_operations_and_shapes(name, image_shape, num_classes):
-    model = build_model(name, image_shape, num_classes)
-    expected = TABLE[name, image_shape, num_classes]
-    assert (num_params(model), flops_per_image(model)) == expected
-    assert model.output.shape == (None, num_classes)
-    assert model.inputs[0].name == "images"
-    assert model.inputs[0].shape == (None, *image_shape)
-    assert model.name == name
+@pytest.mark.parametrize("names", [FAMILIES, slow(DEEPER)])
+def test_parameters_operations_and_shapes(names):
+    for (name, image_shape, num_classes), expected in TABLE.items():
+        if name in names:
+            model = build_model(name, image_shape, num_classes)
+            assert (num_params(model), flops_per_image(model)) == expected, name
+            assert model.output.shape == (None, num_classes)
+            assert model.inputs[0].name == "images"
+            assert model.inputs[0].shape == (None, *image_shape)
+            assert model.name == name
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name", [slow(name) if name in DEEPER else name for name in PUBLISHED]
+)
 def test_parameters_are_as_many_as_published(name):
     in_millions = num_params(build_model(name, *CIFAR10)) / 1e6
     digits = len(PUBLISHED[name].partition(".")[2])
@@ -219,24 +235,19 @@ def test_the_page_of_networks_says_what_the_table_says():
     }
 
 
-def test_a_narrow_cnn_has_as_many_parameters_as_its_channels_make():
-    assert num_params(build_model("cnn", (24, 24, 3), 10, 0.25)) == 68_170
+@each_family
+def test_any_width_gives_a_network(name):
+    whole = channels_of(build_model(name, *CIFAR10))
+    for width in (0.01, 0.3):
+        channels = channels_of(build_model(name, *CIFAR10, width))
+        assert channels[:-1] == pytest.approx(whole[:-1] * width, abs=1.5)
+        assert channels[-1] == whole[-1] == 10
 
 
-@pytest.mark.parametrize("width", [0.01, 0.3])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_any_width_gives_a_network(name, width):
-    model = build_model(name, *CIFAR10, width)
-    assert model.output.shape == (None, 10)
-    first = build_model(name, *CIFAR10)
-    kernels = [
-        (x.kernel.shape[-1], y.kernel.shape[-1])
-        for x, y in zip(model.layers, first.layers, strict=True)
-        if hasattr(x, "kernel") and not isinstance(x, Whitening)
-    ]
-    for channels, whole in kernels[:-1]:
-        assert channels == pytest.approx(whole * width, abs=1.5)
-    assert kernels[-1] == (10, 10)
+def channels_of(model):
+    """Of the outputs of layers whose kernels are trained."""
+    trained = [x for x in model.layers if not isinstance(x, Whitening)]
+    return np.array([x.kernel.shape[-1] for x in trained if hasattr(x, "kernel")])
 
 
 @pytest.mark.parametrize(
@@ -259,40 +270,39 @@ def test_alexnet_begins_as_in_the_paper_where_images_are_large():
     assert shapes == {63: (63, 63), 64: (15, 15), 224: (55, 55), 227: (55, 55)}
 
 
-def test_lenet_has_the_shapes_of_the_book():
-    model = build_model("lenet", *MNIST)
-    kernels = [tuple(x.kernel.shape) for x in model.layers if hasattr(x, "kernel")]
-    assert kernels == LENET_SHAPES
-
-
 # How networks begin.
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_network_depends_on_its_arguments_alone(name):
-    """Neither Keras' generator nor its settings nor names given before move it."""
-    expected = narrow(name)
-    before = (
-        keras.config.floatx(),
-        keras.config.image_data_format(),
-        keras.config.dtype_policy(),
-    )
+@contextlib.contextmanager
+def settings_of_the_user():
+    """Keras' settings are others in the block, and stay so."""
+    config = keras.config
+    settings = ("floatx", "image_data_format", "dtype_policy")
+    others = ("float64", "channels_first", "float64")
+    before = [getattr(config, name)() for name in settings]
     try:
-        keras.utils.set_random_seed(1)
-        keras.config.set_floatx("float64")
-        keras.config.set_image_data_format("channels_first")
-        keras.config.set_dtype_policy("float64")
-        actual = create(name, width=NARROW)
+        for name, other in zip(settings, others, strict=True):
+            getattr(config, f"set_{name}")(other)
+        yield
         after = (
-            keras.config.floatx(),
-            keras.config.image_data_format(),
-            keras.config.dtype_policy().name,
+            config.floatx(),
+            config.image_data_format(),
+            config.dtype_policy().name,
         )
+        assert after == others
     finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_image_data_format(before[1])
-        keras.config.set_dtype_policy(before[2])
-    assert after == ("float64", "channels_first", "float64"), "the user's are restored"
+        for name, value in zip(settings, before, strict=True):
+            getattr(config, f"set_{name}")(value)
+
+
+@each_family
+def test_a_network_depends_on_its_arguments_alone(name):
+    """Neither Keras' generator nor its settings nor names given before move it; another
+    seed draws every kernel anew."""
+    expected = narrow(name)
+    keras.utils.set_random_seed(1)
+    with settings_of_the_user():
+        actual = create(name, width=NARROW)
     assert [x.name for x in actual.layers] == [x.name for x in expected.layers]
     ours, wanted = arrays(actual), arrays(expected)
     assert list(ours) == list(wanted)
@@ -301,49 +311,37 @@ def test_a_network_depends_on_its_arguments_alone(name):
         np.testing.assert_array_equal(ours[path], values, err_msg=path)
     for variable in actual.variables:
         assert "CPU:0" in variable.value.device
-    formats = {getattr(x, "data_format", "channels_last") for x in actual.layers}
-    assert formats == {"channels_last"}
-    policies = {x.dtype_policy.name for x in actual.layers}
-    assert policies == {"float32"}
+    for own in actual.layers:
+        assert getattr(own, "data_format", "channels_last") == "channels_last"
+        assert own.dtype_policy.name == "float32"
+    drawn = drawn_kernels(name, arrays(create(name, width=NARROW, seed=1)))
+    for path, values in drawn_kernels(name, wanted).items():
+        correlation = np.corrcoef(values.ravel(), drawn[path].ravel())[0, 1]
+        assert abs(correlation) < 5 / np.sqrt(values.size), path
 
 
-def drawn_filters(values):
-    """Those of speedrun's convolutions that do not hand an input on, and its head."""
-    filters = {k: v[..., v.shape[2] :] for k, v in values.items() if v.ndim == 4}
+def drawn_kernels(name, values):
+    """Of speedrun those filters that do not hand an input on, and the head."""
+    kernels = {k: v for k, v in values.items() if k.endswith("/kernel")}
+    if name not in SPEEDRUNS:
+        return kernels
+    filters = {k: v[..., v.shape[2] :] for k, v in kernels.items() if v.ndim == 4}
     drawn = {k: v for k, v in filters.items() if v.size and k != "whitening/kernel"}
     return drawn | {"logits/kernel": values["logits/kernel"]}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_another_seed_draws_every_kernel_anew(name):
-    drawn = {}
-    for seed in (0, 1, 0):
-        again = drawn.get(seed)
-        drawn[seed] = arrays(create(name, width=NARROW, seed=seed))
-    first, second = drawn[0], drawn[1]
-    kernels = [path for path in first if path.endswith("/kernel")]
-    if name in SPEEDRUNS:  # whose other kernels are an identity or come from the data
-        first, second, again = map(drawn_filters, (first, second, again))
-        kernels = list(first)
-    assert kernels
-    for path in kernels:
-        np.testing.assert_array_equal(again[path], first[path])
-        correlation = np.corrcoef(first[path].ravel(), second[path].ravel())[0, 1]
-        assert abs(correlation) < 5 / np.sqrt(first[path].size), path
-
-
-@pytest.mark.parametrize("name", sorted({*FAMILIES} - {"cnn", *SPEEDRUNS}))
-def test_all_kernels_decay_and_nothing_else(name):
+@each_family
+def test_kernels_decay_and_nothing_else(name):
+    """Of speedrun those that Muon leaves to momentum."""
     model = build_model(name, *CIFAR10, NARROW, decay=0.1)
-    for variable in model.trainable_variables:
-        assert (variable.regularizer is not None) == (variable.name == "kernel")
-
-
-@pytest.mark.parametrize("name", SPEEDRUNS)
-def test_what_muon_leaves_to_momentum_decays_in_speedrun(name):
-    for variable in build_model(name, *CIFAR10, NARROW, decay=0.1).trainable_variables:
-        is_filter = len(variable.shape) == 4
-        assert (variable.regularizer is None) == is_filter, variable.path
+    decayed = {v.path for v in model.trainable_variables if v.regularizer is not None}
+    if name in SPEEDRUNS:
+        expected = {v.path for v in model.trainable_variables if len(v.shape) != 4}
+    elif name == "cnn":
+        expected = {"local3/kernel", "local4/kernel"}
+    else:
+        expected = {v.path for v in model.trainable_variables if v.name == "kernel"}
+    assert decayed == expected
 
 
 def test_convolutions_of_speedrun_begin_as_the_identity():
@@ -425,11 +423,11 @@ def paper_stddev(kernel):
         ("lenet", 24, paper_stddev, 0),
         ("alexnet", 24, he_stddev, 0),
         ("alexnet_two_columns", 64, paper_stddev, 1),
-        ("resnet18", 24, he_stddev, None),
-        ("resnet50", 24, he_stddev, None),
+        slow("resnet18", 24, he_stddev, None),
+        slow("resnet50", 24, he_stddev, None),
         ("resnet20", 24, he_stddev, None),
-        ("wide_resnet_28_10", 24, he_stddev, None),
-        ("convmixer_256_8", 24, uniform_stddev, None),
+        slow("wide_resnet_28_10", 24, he_stddev, None),
+        slow("convmixer_256_8", 24, uniform_stddev, None),
     ],
 )
 def test_initial_kernels_have_the_standard_deviation_of_their_paper(
@@ -455,10 +453,10 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
     "name,precision",
     [
         *(("cnn", x) for x in PRECISIONS),
-        ("convmixer_256_8", "bfloat16"),
+        slow("convmixer_256_8", "bfloat16"),
         ("speedrun", "bfloat16"),
-        ("speedrun", "float16"),
-        ("speedrun_deep", "bfloat16"),
+        slow("speedrun", "float16"),
+        slow("speedrun_deep", "bfloat16"),
     ],
 )
 def test_parameters_are_float32_in_every_precision(name, precision):
@@ -479,15 +477,15 @@ def test_parameters_are_float32_in_every_precision(name, precision):
 # The tutorial's network.
 
 
-@pytest.mark.parametrize("name", CNN)
-def test_initial_parameters_of_cnn_are_the_tutorials(cnn, name):
-    deviation, bias = CNN[name]
-    kernel, biases = arrays(cnn)[f"{name}/kernel"], arrays(cnn)[f"{name}/bias"]
-    np.testing.assert_array_equal(biases, np.float32(bias))
-    error = 1 / np.sqrt(kernel.size)  # of the mean, in deviations
-    assert np.std(kernel) == pytest.approx(TRUNCATED * deviation, rel=4 * error)
-    assert abs(np.mean(kernel)) < 5 * error * deviation
-    assert 1.9 * deviation < np.abs(kernel).max() <= 2 * deviation * (1 + 1e-6)
+def test_initial_parameters_of_cnn_are_the_tutorials(cnn):
+    values = arrays(cnn)
+    for name, (deviation, bias) in CNN.items():
+        kernel = values[f"{name}/kernel"]
+        np.testing.assert_array_equal(values[f"{name}/bias"], np.float32(bias))
+        error = 1 / np.sqrt(kernel.size)  # of the mean, in deviations
+        assert np.std(kernel) == pytest.approx(TRUNCATED * deviation, rel=4 * error)
+        assert abs(np.mean(kernel)) < 5 * error * deviation
+        assert 1.9 * deviation < np.abs(kernel).max() <= 2 * deviation * (1 + 1e-6)
 
 
 def test_two_layers_of_one_shape_begin_differently():
@@ -517,21 +515,12 @@ def test_cnn_computes_what_the_issue_describes(cnn):
     )
 
 
-def test_the_two_hidden_dense_kernels_decay_by_half_the_sum_of_squares(cnn):
-    values = arrays(cnn)
-    decayed = {
-        v.path: float(v.regularizer(v.value))
-        for v in cnn.variables
-        if v.regularizer is not None
-    }
-    assert set(decayed) == {"local3/kernel", "local4/kernel"}
-    for path, penalty in decayed.items():
-        half_square = 0.5 * np.square(values[path], dtype=np.float64).sum()
-        assert penalty == pytest.approx(0.004 * half_square, rel=1e-5)
-
-
-def test_without_weight_decay_nothing_decays():
-    assert all(v.regularizer is None for v in create(width=0.25).variables)
+def test_kernels_of_cnn_decay_by_half_the_sum_of_squares(cnn):
+    kernel = cnn.get_layer("local3").kernel
+    half_square = 0.5 * np.square(kernel.numpy(), dtype=np.float64).sum()
+    penalty = float(kernel.regularizer(kernel.value))
+    assert penalty == pytest.approx(0.004 * half_square, rel=1e-5)
+    assert all(v.regularizer is None for v in narrow("cnn").variables)
 
 
 def test_a_narrow_cnn_is_as_loud_as_a_wide_one():
@@ -668,7 +657,9 @@ def test_every_family_is_in_the_oracles_words():
     assert described_ones == of_models - {"cnn"}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [slow(x) if x in ("alexnet", "resnet18", "speedrun") else x for x in SMALL]
+)
 def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
     network = small_network(name, "float64")
     [batch], model = small_batches(network, 1, 5), network.model
@@ -723,7 +714,7 @@ def bytes_of_a_split_in_two(model, batch_size):
 @pytest.mark.parametrize(
     "name,steps",
     [
-        ("lenet", 4),
+        slow("lenet", 4),
         ("alexnet_two_columns", 4),
         slow("resnet8", 4),
         slow("convmixer_8_1", 2),
@@ -746,11 +737,10 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
     assert halves.transferred_bytes == bytes_of_a_split_in_two(network.model, 6)
 
 
-@pytest.mark.parametrize(
-    "name", ["alexnet", "resnet18", "resnet50", "wide_resnet_28_10"]
-)
-def test_networks_that_are_not_trained_in_halves_here_can_be_split(name):
-    Shards(build_model(name, *CIFAR10, NARROW), 2)
+@pytest.mark.slow
+def test_other_networks_can_be_split():
+    for name in ("alexnet", "resnet18", "resnet50", "wide_resnet_28_10"):
+        Shards(build_model(name, *CIFAR10, NARROW), 2)
 
 
 def test_two_columns_are_not_split_in_three():
