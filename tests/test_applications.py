@@ -83,7 +83,7 @@ def give_random_values(stock, model):
     "name,mean,deviation",
     [
         (SMALL, 0, 1),
-        (RESIDUAL, 123.68, 1),  # and blue first
+        slow(RESIDUAL, 123.68, 1),  # and blue first
         slow("ResNet50V2", 127.5, 127.5),
         slow("EfficientNetV2B0", 0, 1),
         slow("ConvNeXtTiny", 0, 1),
@@ -134,7 +134,7 @@ def test_names_and_values_depend_on_the_arguments_alone():
         ("ResNet51", (32, 32, 3), "did you mean 'ResNet50'"),
         (RESIDUAL, (32, 32, 1), "3 channels, not 1"),
         (RESIDUAL, (31, 32, 3), "at least 32x32"),
-        ("EfficientNetB0", (32, 32, 3), "layer 'normalization' .* keeps mean"),
+        slow("EfficientNetB0", (32, 32, 3), "layer 'normalization' .* keeps mean"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(name, shape, words):

@@ -252,6 +252,12 @@ def test_without_memory_it_is_not_the_disk_that_is_named(tmp_path):
             raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
 
 
+def test_the_largest_difference_is_a_share_of_the_largest_logit():
+    expected = np.array([[1.0, -4.0], [2.0, 3.0]])
+    assert comparison.largest_difference(expected + [0, 1], expected) == 0.25
+    assert np.isnan(comparison.largest_difference(expected * np.nan, expected))
+
+
 @pytest.mark.row(51)
 def test_what_is_not_the_network_is_removed(half_way, same_process, monkeypatch):
     def write_parameters(path, network, run, *_):

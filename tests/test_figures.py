@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import small_runs
+from marks import slow
 from sklearn import metrics
 from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 
@@ -97,7 +98,7 @@ def test_the_wilson_interval_solves_its_equation(trials):
     assert wilson_interval(0, 0) == [0, 1]
 
 
-@pytest.mark.parametrize("scale", [0.3, 3.0])
+@pytest.mark.parametrize("scale", [0.3, 3.0, 30.0])  # of the last, some are 1
 def test_the_calibration_error_equals_a_plain_loop(scale):
     batch = random_batch(500, 7, seed=3, scale=scale)
     probabilities = probabilities_of(batch["logits"]).max(1)
@@ -201,10 +202,9 @@ def test_the_figures_of_a_run_equal_sklearn_and_mistakes_are_listed(trained):
     "options",
     [
         {"strategy": "replicated", "num_towers": 3, "batch_size": 7},
-        {"strategy": "async_towers", "num_towers": 2, "batch_size": 5},
-        {"strategy": "model_parallel", "group_size": 2, "num_towers": 4},
+        slow({"strategy": "async_towers", "num_towers": 2, "batch_size": 5}),
+        slow({"strategy": "model_parallel", "group_size": 2, "num_towers": 4}),
     ],
-    ids=lambda options: options["strategy"],
 )
 def test_the_figures_are_the_same_under_every_strategy(trained, options):
     expected = evaluate(trained)

@@ -19,6 +19,7 @@ from engines.corruptions import WRONG_TEXTS, WRONG_VALUES, resign
 from engines.fuzzing import many_inputs
 from example_checkpoints import MANIFEST, STATE, example_tensors
 from hypothesis import strategies as st
+from marks import slow
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
 from towers.config.list_options import LISTS, parse
@@ -280,16 +281,19 @@ python_values = st.one_of(
 )
 
 
-@many_inputs
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(
+    "names,num_inputs",
+    [(list(FIELDS), 3 * fuzzing.FEW), *(slow([name], fuzzing.MANY) for name in FIELDS)],
+)
 @pytest.mark.row(17)
-def test_any_value_of_an_option(fuzz, name, num_inputs):
-    def check(value):
+def test_any_value_of_an_option(fuzz, names):
+    def check(option):
+        name, value = option
         config = Config(**{name: value})
         assert type(getattr(config, name)) is FIELDS[name].type
         assert from_json(to_json(config)) == config
 
-    fuzz(check, python_values)
+    fuzz(check, st.tuples(st.sampled_from(names), python_values))
 
 
 @many_inputs

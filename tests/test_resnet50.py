@@ -4,6 +4,7 @@ import re
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from towers.models import create_model, keras_settings
@@ -69,6 +70,7 @@ def carry_over(theirs, ours):
     assert names == {x.name for x in ours.layers if x.weights}
 
 
+@pytest.mark.slow
 def test_logits_equal_those_of_keras_with_the_strides_moved():
     with keras_settings(), tf.device("CPU:0"):
         stock = keras.applications.ResNet50(

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from keras.src.utils import file_utils
+from marks import slow
 from small_runs import small_config, use
 
 from towers import models
@@ -126,22 +127,15 @@ def test_a_head_of_other_classes_is_drawn(name, written):
     assert not np.any(state["params/logits/kernel"])
 
 
-def test_a_run_says_what_it_takes_and_what_it_draws(
-    written, theirs, tmp_path, monkeypatch, capfd
-):
-    def other_head(**kwargs):
-        return create_network(**kwargs | {"num_classes": 7})
-
+def test_a_run_says_what_it_takes_and_what_it_draws(tmp_path, monkeypatch, capfd):
     use(monkeypatch, create_network)
-    path = str(written / "model.keras")
-    state = train(tmp_path / "a", small_config(**STILL, init_from=path)).state
-    expected = values_of(theirs)
-    for key in ("conv1/kernel", "norm1/gamma", "logits/bias"):
-        np.testing.assert_array_equal(state[f"params/{key}"], expected[key])
-    assert f"starting from 10 variables of {path}" in capfd.readouterr().out
-    create_theirs(num_classes=6).save(tmp_path / "six.keras")
+    theirs = create_theirs(num_classes=6)
+    theirs.save(tmp_path / "six.keras")
     config = small_config(**STILL, init_from=str(tmp_path / "six.keras"))
-    train(tmp_path / "b", config)
+    state = train(tmp_path / "run", config).state
+    expected = values_of(theirs)
+    for key in ("conv1/kernel", "norm1/gamma"):
+        np.testing.assert_array_equal(state[f"params/{key}"], expected[key])
     out = capfd.readouterr().out
     assert "starting from 8 variables of " in out
     listed = {x for x in out.splitlines() if x.startswith("not taken: ")}
@@ -189,7 +183,7 @@ def test_an_archive_that_could_be_of_any_size_is_refused(tmp_path):
         fill(path, empty_state())
 
 
-@pytest.mark.parametrize("name", ["a.keras", "a.h5", "a.index", "saved/variables.x"])
+@pytest.mark.parametrize("name", ["a.keras", "a.index", "saved/variables.x"])
 def test_what_is_no_such_file_is_refused(name, tmp_path, monkeypatch):
     use(monkeypatch, create_network)
     path = tmp_path / name
@@ -276,7 +270,8 @@ def fill_of_keras(path, automatic):
 
 @pytest.mark.parametrize(
     "name,offset",
-    [("model.h5", 0), ("model.h5", 1)] + [(name, 8) for name in WRITERS],
+    [("model.h5", 1), ("by_name", 8), slow("model.h5", 0)]
+    + [slow(name, 8) for name in WRITERS if name != "by_name"],
 )
 def test_automatic_names_of_any_numbers_are_those_of_the_network(
     name, offset, automatic, tmp_path
@@ -308,6 +303,7 @@ def test_of_another_number_of_automatic_names_none_is_taken(automatic, tmp_path)
     assert len(missing) == 18 and not np.any(automatic.state["params/conv2d/kernel"])
 
 
+@pytest.mark.slow
 def test_weights_of_keras_have_the_names_of_the_network(monkeypatch, tmp_path):
     """In the file that Keras' function would fetch; and it warns of nothing."""
     stock = keras.applications.MobileNetV3Small(weights=None)
