@@ -116,8 +116,7 @@ def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
     run, path = random_run("lenet", "tutorial"), tmp_path / "model.tflite"
     drawn, network = random_images(run, 64), run.network()
     WRITERS["tflite"](path, network, run, "int8", drawn)
-    dull = 100 + (drawn[:8] > 127).astype(np.uint8)
-    for images in (drawn[:8], dull, np.full_like(dull, 100)):
+    for images in (drawn[:8], 100 + (drawn[:8] > 127).astype(np.uint8)):
         logits, _ = predict_here("tflite", path, images)
         expected = comparison.logits_of(run, network, images)
         assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
@@ -135,11 +134,6 @@ def test_stock_layers_compute_what_ours_do(name):
     logits = network(inputs, training=False).numpy()
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.01
-    ours, theirs = (
-        sum(np.size(v) for v in x.trainable_variables if "whitening" not in v.path)
-        for x in (trained, network)
-    )
-    assert ours == theirs
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)

@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "export.md"
 pytestmark = pytest.mark.slow
 
-# The first of each family; `test_stock_layers_compute_what_ours_do` has them all.
+# The first of each family.
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
 FAMILIES = {name.rstrip("0123456789"): name for name in reversed(NETWORKS)}
 
