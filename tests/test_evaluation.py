@@ -68,20 +68,17 @@ def test_row_24_every_test_image_counts_once(workdir, batch_size, num_towers):
         ({}, 2, 2),
         slow({"num_towers": 4}, 2, 4),
         slow({"strategy": "replicated", "num_towers": 3}, 1, 3),
-        slow({"strategy": "towers"}, 1, 0),
-        slow({"group_size": 1, "num_towers": 3}, 1, 3),
     ],
 )
 def test_a_run_that_was_split_is_evaluated_on_other_devices(
-    tmp_path, changes, num_together, num_towers
+    changes, num_together, num_towers
 ):
     split = small_config(strategy="model_parallel", num_towers=2, group_size=2)
-    path = shutil.copytree(small_runs.uninterrupted(split).path, tmp_path / "run")
+    path = small_runs.uninterrupted(split).path
     config = RunFolder(path).evaluation_config(**changes)
     assert config.devices_per_network == num_together
     assert config.num_towers == num_towers
     result = evaluate(path, config)
-    assert result["test_correct"] == count_correct(path, 10, use_ema=False)
     assert result["test_correct_ema"] == count_correct(path, 10, use_ema=True)
     with pytest.raises(ConfigError, match="multiple of 2, or another --group_size"):
         RunFolder(path).evaluation_config(num_towers=3)
