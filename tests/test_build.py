@@ -93,17 +93,14 @@ def test_the_network_gets_its_size_decay_and_seed_from_the_config():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
-    config = small_config(optimizer=optimizer, weight_decay=0.5)
-    parts = build.build(config)
-    decays = parts.update.decays
-    params = Initial.of(parts.model).params
+    parts = build.build(small_config(optimizer=optimizer, weight_decay=0.5))
+    decays, params = parts.update.decays, Initial.of(parts.model).params
     layout = Layout(params)
     decay = losses.WeightDecay(parts.model.trainable_variables, layout)
     vectors = layout.pack(list(params.values()))
     penalty, _ = decay(vectors, [tf.zeros_like(x) for x in vectors])
     if optimizer in ("adamw", "lars", "muon"):
-        names = [v.path for v in parts.model.trainable_variables]
-        taken = dict(zip(names, decays, strict=True))
+        taken = dict(zip(params, decays, strict=True))
         assert taken == {"logits/kernel": 0.5, "logits/bias": 0.0}
         assert penalty == 0
     else:
@@ -112,18 +109,15 @@ def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
         assert decays == () and float(penalty) == pytest.approx(0.25 * squares)
 
 
+OPTIONS_OF_OPTIMIZERS = {
+    **{"sgd": "momentum", "nesterov": "momentum", "rmsprop": "rho epsilon"},
+    **{"adamw": "beta1 beta2 epsilon", "lars": "trust_coefficient"},
+}
+
+
 @pytest.mark.parametrize(
     "optimizer,option",
-    [
-        ("sgd", "momentum"),
-        ("nesterov", "momentum"),
-        ("rmsprop", "rho"),
-        ("rmsprop", "epsilon"),
-        ("adamw", "beta1"),
-        ("adamw", "beta2"),
-        ("adamw", "epsilon"),
-        ("lars", "trust_coefficient"),
-    ],
+    [(x, option) for x, y in OPTIONS_OF_OPTIMIZERS.items() for option in y.split()],
 )
 def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
     one, number = tf.fill([2, 2], 3.0), tf.constant(1, tf.int64)
@@ -237,21 +231,18 @@ def test_the_options_of_the_schedule_reach_it(small):
         assert at_5 == pytest.approx(rate)
 
 
-@pytest.mark.parametrize(
-    "option,value",
-    [
-        ("color_jitter", 0.5),
-        ("random_erasing", 1.0),
-        ("cutout_size", 4),
-        ("mixup", 1.0),
-        ("cutmix", 1.0),
-    ],
-)
-def test_distortions_and_mixing_reach_the_batches(small, option, value):
+DISTORTIONS = {
+    **{"color_jitter": 0.5, "random_erasing": 1.0, "cutout_size": 4},
+    **{"mixup": 1.0, "cutmix": 1.0},
+}
+
+
+@pytest.mark.parametrize("option", DISTORTIONS)
+def test_distortions_and_mixing_reach_the_batches(small, option):
     step = tf.constant(3, tf.int64)
     plain, changed = (
         build.build(small_config(**options)).train_batches(step)
-        for options in ({}, {option: value})
+        for options in ({}, {option: DISTORTIONS[option]})
     )
     assert np.mean(plain["images"] != changed["images"]) > 0.05
     assert changed["labels"].shape == ([10, 5] if "mix" in option else [10])
