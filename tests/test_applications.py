@@ -13,7 +13,6 @@ import tensorflow as tf
 from marks import slow
 from processes import environ_of
 from recipes import Recipe, assert_close, create_trainer
-from worker_processes import Job, WorkerProcesses
 
 from towers.config import Config
 from towers.errors import ConfigError
@@ -182,11 +181,8 @@ def trained(name, cls, num_devices, batch_size, **options):
     "name,cls,num_devices,options",
     [
         slow(SMALL, strategies.towers, 2, {"sync_batch_norm": True}),
-        slow(SMALL, strategies.replicated, 3, {"sync_batch_norm": True}),
         slow(SMALL, AsynchronousTrainer, 1, {}),
-        slow(RESIDUAL, strategies.towers, 2, {"sync_batch_norm": True}),
         slow(RESIDUAL, strategies.replicated, 3, {"sync_batch_norm": True}),
-        slow(RESIDUAL, AsynchronousTrainer, 1, {}),
         slow(RESIDUAL, strategies.model_parallel, 2, {"group_size": 2}),
         slow("EfficientNetV2B0", strategies.towers, 2, {"sync_batch_norm": True}),
         slow("ConvNeXtTiny", strategies.replicated, 2, {}),
@@ -211,17 +207,6 @@ def compare_with_one_device(name, cls, num_devices, options):
     cls = getattr(strategies, cls, AsynchronousTrainer)
     state = trained(name, cls, num_devices, 9, **options)
     assert_close(state, trained(name, strategies.towers, 1, 9), 1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [SMALL, RESIDUAL])
-def test_two_steps_of_two_workers_equal_those_of_one_device(name, tmp_path):
-    job = Job(f"keras:{name}", batch_size=9, dtype="float64", calls=(2,))
-    with WorkerProcesses(2, tmp_path) as workers:
-        state = workers.do(job)
-    one = job.create_trainer(strategies.towers, 1, job.batches())
-    one.train(2)
-    assert_close({k: v for k, v in state.items() if k in one.state()}, one.state())
 
 
 @pytest.mark.slow

@@ -51,22 +51,6 @@ def test_same_convolution_and_its_gradients_equal_the_oracle():
         )
 
 
-@pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])
-def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
-    x = random((3, *sizes, 8)).astype(np.float32)
-    ours = SameConv2D(6, before_pool=True, name="conv")
-    theirs = keras.layers.Conv2D(6, 3, padding="same", name="conv")
-    for layer in (ours, theirs):
-        layer.build(x.shape)
-    theirs.set_weights(ours.get_weights())
-    pool = keras.layers.MaxPooling2D(2)
-    np.testing.assert_allclose(pool(ours(x)), pool(theirs(x)), atol=1e-5)
-    again = SameConv2D.from_config(ours.get_config())
-    again.build(x.shape)
-    again.set_weights(ours.get_weights())
-    np.testing.assert_array_equal(again(x), ours(x))
-
-
 def operations_of(shape, filters, dtype, device_kind, *, size=3, before_pool=False):
     """The types of operations in the graph of a layer and its gradient."""
     layer = SameConv2D(filters, size, before_pool, device_kind, dtype=dtype)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from engines import oracle_layers
 
+from towers.models.convolution import SameConv2D
 from towers.models.layers import (
     BatchNormalization,
     Dropout,
@@ -35,6 +36,7 @@ def value_and_gradient(function, x, upstream):
 LAYERS = [
     LocalResponseNormalization(3, 1.5, 0.1, 0.6, 2),
     PadChannels(2, 3),
+    SameConv2D(6, before_pool=True),
     GroupedConv2D(12, (3, 2), groups=3, padding="same", dilation_rate=2),
 ]
 
