@@ -29,36 +29,26 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 FLAG = re.compile(r"(?<![\w-])--([a-z]\w*(?:-\w+)*)(?:=([\w./]+))?")
 
-# Flags of other programs that the pages mention, and what stands before them.
+# What stands before flags of other programs that the pages mention, and these flags.
 OTHERS = {
-    "require-hashes": "pip",
-    "no-deps": "pip-audit",
-    "disable-pip": "pip-audit",
-    "strict": "pip-audit",
-    "logdir": "tensorboard",
-    "check": "ruff format",
-    "upgrade": "UV_FLAGS=",
-    "file_format": "tfds build",
-    "only": "mutants",
-    "row": "pytest",
-    "sections": "python -m benchmarks.gpu",
-    "strategies": "python -m benchmarks.step",
-    "towers": "python -m benchmarks.step",
-    "group_sizes": "python -m benchmarks.step",
-    "build-arg": "docker build",
-    "for": "kubectl wait",
-    "timeout": "kubectl wait",
-    "prefix": "kubectl logs",
-    "nodes": "sbatch",
-    "signal": "#SBATCH",
-    "requeue": "#SBATCH",
-    "exclusive": "#SBATCH",
-    "tail": "kubectl logs",
-    "max-log-requests": "kubectl logs",
-    "head": "ray start",
-    "port": "ray start",
-    "address": "ray start",
+    "pip": "require-hashes",
+    "pip-audit": "no-deps disable-pip strict",
+    "tensorboard": "logdir",
+    "ruff format": "check",
+    "UV_FLAGS=": "upgrade",
+    "tfds build": "file_format",
+    "mutants": "only",
+    "pytest": "row",
+    "python -m benchmarks.gpu": "sections",
+    "python -m benchmarks.step": "strategies towers group_sizes",
+    "docker build": "build-arg",
+    "kubectl wait": "for timeout",
+    "kubectl logs": "prefix tail max-log-requests",
+    "sbatch": "nodes",
+    "#SBATCH": "signal requeue exclusive",
+    "ray start": "head port address",
 }
+OTHERS = {flag: before for before, x in OTHERS.items() for flag in x.split()}
 
 # Those of the launchers, by what defines them.
 LAUNCHERS = "".join(

@@ -481,9 +481,71 @@ def test_a_narrow_cnn_is_as_loud_as_a_wide_one():
 # Every family in the oracle's words. Networks that may have fewer blocks do.
 
 
-def small(function, image_shape, width, dtype, **options):
+def case(described, function, image_shape, width, **options):
+    return described, function, image_shape, width, options
+
+
+SMALL = {
+    "cnn": case(described.cnn(), cnn.create_model, (10, 9, 3), 1 / 16),
+    "lenet": case(described.lenet(), lenet.create_model, (15, 14, 1), 0.2),
+    "alexnet": case(
+        described.alexnet(1), alexnet.create_model, (16, 15, 3), 1 / 32, columns=1
+    ),
+    "alexnet_two_columns": case(
+        described.alexnet(2), alexnet.create_model, (16, 16, 3), 1 / 32, columns=2
+    ),
+    "alexnet_large": case(
+        described.alexnet(2, large=True),
+        functools.partial(alexnet.create_model, columns=2),
+        image_shape=(64, 66, 3),
+        width=1 / 32,
+    ),
+    "resnet18": case(described.resnet18(), resnet.create_resnet18, (9, 8, 3), 1 / 16),
+    "resnet14": case(
+        described.bottleneck_resnet((1, 1, 2)),
+        functools.partial(resnet.create_imagenet_resnet, blocks=(1, 1, 2)),
+        image_shape=(33, 30, 3),
+        width=1 / 16,
+    ),
+    "resnet8": case(
+        described.cifar_resnet(depth=8, channels=4),
+        functools.partial(resnet.create_cifar_resnet, depth=8),
+        image_shape=(8, 7, 3),
+        width=0.25,
+    ),
+    "wide_resnet_10_2": case(
+        described.wide_resnet(depth=10),
+        functools.partial(wide_resnet.create_model, depth=10, widening=2),
+        image_shape=(8, 7, 3),
+        width=0.125,
+    ),
+    "convmixer_8_1": case(
+        described.convmixer(depth=1, channels=8),
+        functools.partial(convmixer.create_model, depth=1, channels=8),
+        image_shape=(8, 9, 3),
+        width=1.0,
+    ),
+    "speedrun": case(
+        described.speedrun(depth=2, momentum=0.6),
+        functools.partial(speedrun.create_model, depth=2, momentum=0.6),
+        image_shape=(17, 18, 3),
+        width=1 / 32,
+        widths=(64, 256, 256),
+    ),
+    "speedrun_deep": case(
+        described.speedrun(depth=3, momentum=0.9),
+        functools.partial(speedrun.create_model, depth=3, momentum=0.9),
+        image_shape=(17, 18, 3),
+        width=1 / 64,
+        widths=(128, 384, 512),
+    ),
+}
+
+
+def small_network(name, dtype="float32"):
     """A network of few channels, with other values than the initial ones, so that
     every variable matters."""
+    description, function, image_shape, width, options = SMALL[name]
     with keras_settings(dtype), tf.device("CPU:0"):
         model = function(
             image_shape=image_shape,
@@ -492,7 +554,7 @@ def small(function, image_shape, width, dtype, **options):
             regularizer=keras.regularizers.L2(networks.WEIGHT_DECAY / 2),
             **options,
         )
-    rng = np.random.default_rng(5)
+    rng, decay = np.random.default_rng(5), {}
     for variable in model.variables:
         noise = rng.normal(size=variable.shape)
         if variable.name == "kernel":
@@ -502,63 +564,8 @@ def small(function, image_shape, width, dtype, **options):
             variable.assign(1 + noise**2)
         else:
             variable.assign(variable.numpy() * 0.5 + 0.3 * noise)
-    return model
-
-
-# name -> (description, function, image shape, width, options).
-SMALL = {
-    "cnn": (described.cnn(), cnn.create_model, (10, 9, 3), 1 / 16, {}),
-    "lenet": (described.lenet(), lenet.create_model, (15, 14, 1), 0.2, {}),
-    "alexnet": (
-        *(described.alexnet(1), alexnet.create_model, (16, 15, 3), 1 / 32),
-        {"columns": 1},
-    ),
-    "alexnet_two_columns": (
-        *(described.alexnet(2), alexnet.create_model, (16, 16, 3), 1 / 32),
-        {"columns": 2},
-    ),
-    "alexnet_large": (
-        *(described.alexnet(2, large=True), alexnet.create_model, (64, 66, 3), 1 / 32),
-        {"columns": 2},
-    ),
-    "resnet18": (described.resnet18(), resnet.create_resnet18, (9, 8, 3), 1 / 16, {}),
-    "resnet14": (
-        *(described.bottleneck_resnet((1, 1, 2)), resnet.create_imagenet_resnet),
-        *((33, 30, 3), 1 / 16, {"blocks": (1, 1, 2)}),
-    ),
-    "resnet8": (
-        *(described.cifar_resnet(depth=8, channels=4), resnet.create_cifar_resnet),
-        *((8, 7, 3), 0.25, {"depth": 8}),
-    ),
-    "wide_resnet_10_2": (
-        *(described.wide_resnet(depth=10), wide_resnet.create_model, (8, 7, 3), 0.125),
-        {"depth": 10, "widening": 2},
-    ),
-    "convmixer_8_1": (
-        *(described.convmixer(depth=1, channels=8), convmixer.create_model),
-        *((8, 9, 3), 1.0, {"depth": 1, "channels": 8}),
-    ),
-    "speedrun": (
-        *(described.speedrun(depth=2, momentum=0.6), speedrun.create_model),
-        *((17, 18, 3), 1 / 32),
-        {"widths": (64, 256, 256), "depth": 2, "momentum": 0.6},
-    ),
-    "speedrun_deep": (
-        *(described.speedrun(depth=3, momentum=0.9), speedrun.create_model),
-        *((17, 18, 3), 1 / 64),
-        {"widths": (128, 384, 512), "depth": 3, "momentum": 0.9},
-    ),
-}
-
-
-def small_network(name, dtype="float32"):
-    description, function, image_shape, width, options = SMALL[name]
-    model = small(function, image_shape, width, dtype, **options)
-    decay = {
-        v.path: networks.WEIGHT_DECAY
-        for v in model.trainable_variables
-        if v.name == "kernel"
-    }
+        if getattr(variable, "regularizer", None) is not None:
+            decay[variable.path] = networks.WEIGHT_DECAY
     return networks.Network(model, description, decay)
 
 
