@@ -12,7 +12,7 @@ import threading
 import pytest
 from absl import flags
 from PIL import Image
-from processes import run
+from processes import WAIT_SECS, run
 
 import towers
 from towers.config import FIELDS, Config, synonyms
@@ -226,7 +226,9 @@ def test_row_42_an_error_in_a_recipe_names_its_line(recipes, content, message):
 
 
 def run_program(*command):
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECS
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ with towers.quiet_imports():
     os.abort()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=30
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=WAIT_SECS
     )
     assert (done.returncode, done.stderr) == (-signal.SIGABRT, AVX)
 
