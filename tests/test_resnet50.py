@@ -91,7 +91,7 @@ def test_logits_equal_those_of_keras_with_the_strides_moved():
 
 
 def test_blocks_begin_as_their_shortcuts():
-    model = create_model("resnet50", image_shape=(32, 32, 3), num_classes=3)
+    model = create_model("resnet50", image_shape=(32, 32, 3), num_classes=3, width=0.1)
     lasts = {x.name for x in model.layers if re.search("block._norm3$", x.name)}
     zeros = {
         x.name

@@ -128,13 +128,19 @@ def test_no_file_of_a_data_set_is_unpickled(name, tmp_path, monkeypatch, bomb):
 # Data that tensorflow-datasets has prepared.
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    home, spec = tmp_path_factory.mktemp("stored"), features(id=None)
+    store(home, random_examples(6, 0), random_examples(2, 1), spec=spec)
+    return home
+
+
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
+def prepared(stored, tmp_path, monkeypatch):
     """The folder of a data set, to do with as one likes."""
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "none"))
-    spec = features(id=None)
-    path = store(tmp_path, random_examples(6, 0), random_examples(2, 1), spec=spec)
-    return pathlib.Path(path)
+    shutil.copytree(stored / "shapes", tmp_path / "shapes")
+    return tmp_path / "shapes" / "1.2.3"
 
 
 def load(folder):
