@@ -95,23 +95,6 @@ def test_a_section_that_hangs_is_cut_short(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_case_that_fails_has_a_row_and_the_others_are_measured():
-    lines = []
-
-    def fails():
-        raise tf.errors.ResourceExhaustedError(
-            None, None, "Graph execution error:\n\nOOM when\n\t [[{{node a}}]] [Op:b]"
-        )
-
-    cases = {("big",): fails, ("small",): lambda: (1, 2)}
-    assert tiny_setting(lines).table("size | a | b", cases) == [("big",)]
-    assert lines[1:3] == [
-        "| big | not measured: ResourceExhaustedError: OOM when |",
-        "| small | 1 | 2 |",
-    ]
-
-
-@pytest.mark.slow
 def test_a_tower_that_computes_on_the_device_of_another_is_found():
     setting = tiny_setting([])
     chosen = setting.devices
