@@ -14,7 +14,6 @@ from marks import slow
 from processes import environ_of
 from recipes import Recipe, assert_close, create_trainer
 
-from towers.config import Config
 from towers.errors import ConfigError
 from towers.models import (
     applications,
@@ -133,13 +132,6 @@ def test_names_and_values_depend_on_the_arguments_alone():
 def test_what_cannot_be_trained_is_refused_by_name(name, shape, words):
     with pytest.raises(ConfigError, match=f"^model=keras:{name}.*{words}"):
         create(f"keras:{name}", image_shape=shape)
-
-
-def test_images_that_are_standardized_one_by_one_are_refused():
-    with pytest.raises(ConfigError, match="augment=tutorial with model=keras:"):
-        Config(model=f"keras:{SMALL}")
-    Config(model=f"keras:{SMALL}", augment="pad_crop_flip")
-    assert pixel_moments("cnn") is None
 
 
 def test_moments_are_of_every_network_that_keras_has():

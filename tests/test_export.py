@@ -265,6 +265,7 @@ def test_what_is_not_the_network_is_removed(half_way, same_process, monkeypatch)
     assert os.listdir(half_way / "export") == []
 
 
+@pytest.mark.row(51)
 def test_an_export_that_cannot_be_loaded_says_why(tmp_path):
     """With or without the packages of ONNX."""
     (tmp_path / "a.onnx").write_text("no network")
