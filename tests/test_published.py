@@ -133,17 +133,6 @@ def test_row_21_wrong_files_are_named(tmp_path, file, damage, words):
         assert text.startswith(f"{folder / file}{'.gz' * packed}: ") and words in text
 
 
-@pytest.mark.row(20)
-def test_row_20_damaged_packed_files(tmp_path):
-    write(tmp_path, official("mnist")[0], packed=True)
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    content = path.read_bytes()
-    for damaged in (content[:-20], b"no archive", content[:40] + b"x" * 99):
-        path.write_bytes(damaged)
-        text = message(data.load, "mnist", str(tmp_path))
-        assert text.startswith(f"{path}: cannot be read: ")
-
-
 @each_cifar
 def test_the_file_of_class_names_is_compared(tmp_path, name):
     files, splits = official(name)

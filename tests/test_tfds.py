@@ -263,8 +263,6 @@ def spoil_one_bit(path):
     "name, damage",
     [
         (TRAIN, spoil_one_bit),
-        (TRAIN, lambda path: os.truncate(path, path.stat().st_size - 10)),
-        (TRAIN.replace("train", "test"), os.remove),
         ("features.json", os.remove),
         ("dataset_info.json", lambda path: os.truncate(path, 30)),
         ("dataset_info.json", lambda path: set_counts(path, "1")),
