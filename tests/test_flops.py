@@ -3,6 +3,7 @@
 import networks
 import pytest
 from keras import layers
+from marks import slow
 from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
 from towers.models.flops import flops_per_image
@@ -111,7 +112,7 @@ def speedrun_deep():
         ("resnet18", CIFAR10, resnet18()),
         ("resnet50", IMAGENET, resnet50()),
         ("resnet20", CIFAR10, cifar_resnet(20)),
-        ("resnet110", CIFAR10, cifar_resnet(110)),
+        slow("resnet110", CIFAR10, cifar_resnet(110)),
         ("wide_resnet_28_10", CIFAR10, wide_resnet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
         ("speedrun", CIFAR10, speedrun()),

@@ -24,6 +24,12 @@ from towers.run.running_mean import RunningMean
 from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
 
+# What is raised where a value is of another type, too large, or nested too deeply.
+_OF_WRONG_VALUES = (
+    *(KeyError, TypeError, ValueError),
+    *(AttributeError, OverflowError, RecursionError),
+)
+
 
 def checkpointer_of(
     folder: RunFolder, log: Callable[[str], None] = console.line, **options
@@ -39,7 +45,7 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
     state = checkpoint.trainer_state
     try:
         _validate(state)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except _OF_WRONG_VALUES as error:
         message = (
             f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
         )
