@@ -2,6 +2,7 @@
 """Evaluates the last checkpoint of a run on all test images.
 
     python run_eval.py --workdir=runs/quickstart
+    python run_eval.py --compare=runs/first,runs/second
 
 With --eval_interval_secs it follows a run that is under way.
 """
@@ -13,11 +14,14 @@ if __name__ == "__main__":  # before the imports that take time
 
 from absl import flags
 
-from towers import evaluate
+from towers import compare, evaluate
 from towers.config import flags as config_flags
+from towers.errors import ConfigError
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+COMPARE = flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
+flags.mark_flags_as_mutual_exclusive(["workdir", "compare"])
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
 USE_EMA = flags.DEFINE_bool(
     "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."
@@ -29,6 +33,9 @@ EVAL_INTERVAL_SECS = flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=1e6,
 )
+REPORT = flags.DEFINE_bool(
+    "report", False, "Write report/index.html in the run folder."
+)
 # The devices of an evaluation need not be those of the training.
 config_flags.define_config_flags(
     ["data_dir", "device", "num_towers", "strategy", "group_size", "batch_size", "tta"],
@@ -37,6 +44,11 @@ config_flags.define_config_flags(
 
 
 def main(_):
+    if COMPARE.value is not None:
+        compare(COMPARE.value)
+        return
+    if WORKDIR.value is None:
+        raise ConfigError("give a run: --workdir=RUN, or --compare=RUN1,RUN2")
     folder = RunFolder(WORKDIR.value)
     evaluate(
         folder.path,
@@ -44,6 +56,7 @@ def main(_):
         step=STEP.value,
         use_ema=USE_EMA.value,
         eval_interval_secs=EVAL_INTERVAL_SECS.value,
+        report=REPORT.value,
     )
 
 

@@ -12,27 +12,45 @@ from towers.run.signals import exit_on_signals
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
+import functools
 import pathlib
 
-from towers import console, train
+from absl import flags
+
+from towers import console, dry_run, lr_range_test, train
 from towers.config import flags as config_flags
-from towers.run import train_flags
+from towers.config import train_flags
+from towers.config.recipes import config_of_flags
+from towers.data.photos import photo_options
+from towers.run import cluster_spec
+from towers.run.folder import config_to_continue
 
 RECIPES = pathlib.Path(__file__).resolve().parent / "configs"
-
+FLAGS = flags.FLAGS
 train_flags.define_train_flags()
+cluster_spec.define_cluster_flags()
+config_flags.define_config_flags()
 
 
 def main(_):
-    command = train_flags.command_of_flags(RECIPES)
-    if command.remark:
-        console.line(command.remark)
-    train(
-        command.workdir,
-        command.config,
-        origins=command.origins,
-        **train_flags.arguments_of_flags(),
+    arguments = train_flags.arguments_of_flags() | cluster_spec.cluster_of_flags()
+    stored = functools.partial(config_to_continue, overwrite=FLAGS.overwrite)
+    given = config_flags.given_flags()
+    config, workdir, origins, remark = config_of_flags(
+        FLAGS.config, RECIPES, given, FLAGS.workdir, stored, photo_options
     )
+    if remark:
+        console.line(remark)
+    arguments["origins"] = origins
+    if FLAGS.dry_run:
+        dry_run(workdir, config, **arguments)
+    elif FLAGS.lr_range_test:
+        rate = lr_range_test(workdir, config, **arguments).suggestion
+        if rate:
+            command = train_flags.command_to_train(rate)
+            console.line(f"suggested learning rate {rate:g}: {command}")
+    else:
+        train(workdir, config, **arguments)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,16 @@ def pytest_collection_modifyitems(config, items):
         ]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_reports():
+    """Trainings draw no report, which takes a second; tests/test_run_report.py does."""
+    from towers import training
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "report_run", lambda *_: None)
+        yield
+
+
 @pytest.fixture
 def several_vectors(monkeypatch):
     """The larger parameters of `networks` are vectors of their own, as those of real

@@ -3,6 +3,26 @@
 from engines.oracle import INPUT, layer
 
 
+def cnn() -> list:
+    norm = {"depth_radius": 4, "bias": 1.0, "alpha": 0.001 / 9, "beta": 0.75}
+    return [
+        layer("conv", "conv1"),
+        layer("relu", "relu1"),
+        layer("max_pool", "pool1", size=3, stride=2),
+        layer("local_response_norm", "norm1", **norm),
+        layer("conv", "conv2"),
+        layer("relu", "relu2"),
+        layer("local_response_norm", "norm2", **norm),
+        layer("max_pool", "pool2", size=3, stride=2),
+        layer("flatten", "flatten"),
+        layer("dense", "local3"),
+        layer("relu", "relu3"),
+        layer("dense", "local4"),
+        layer("relu", "relu4"),
+        layer("dense", "softmax_linear"),
+    ]
+
+
 def lenet() -> list:
     return [
         layer("conv", "conv1", padding="valid"),

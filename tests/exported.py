@@ -37,19 +37,16 @@ def random_run(
         values = variable.numpy()
         scale = 0.5 * values.std() + 0.05 * np.abs(values).mean() + 0.02
         values = values + rng.normal(0, scale, values.shape)
-        return np.abs(values).astype("float32") if is_variance(variable) else values
+        is_variance = variable.path.endswith("moving_variance")
+        return np.float32(np.abs(values) if is_variance else values)
 
     tensors = {}
     for variable in network.trainable_variables:
         for kind in ("params", "averages"):
-            tensors[f"{kind}/{variable.path}"] = drawn(variable).astype("float32")
+            tensors[f"{kind}/{variable.path}"] = drawn(variable)
     for variable in network.non_trainable_variables:
-        tensors[f"state/{variable.path}"] = drawn(variable).astype("float32")
+        tensors[f"state/{variable.path}"] = drawn(variable)
     return RestoredRun(pathlib.Path("a run"), 7, config, info, tensors)
-
-
-def is_variance(variable):
-    return variable.path.endswith("moving_variance")
 
 
 def random_images(run: RestoredRun, count: int = 4) -> np.ndarray:

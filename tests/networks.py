@@ -93,7 +93,7 @@ def residual_network(
         x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
         shortcut = layers.ReLU(name="relu1")(x)
         x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="conv2")(shortcut)
-        x = layers.BatchNormalization(momentum=0.9, name="norm2")(x)
+        x = layers.BatchNormalization(momentum=0.75, name="norm2")(x)
         x = layers.Add(name="add2")([shortcut, x])
         x = layers.ReLU(name="relu2")(x)
         x = layers.GlobalAveragePooling2D(name="pool2")(x)
@@ -106,7 +106,7 @@ def residual_network(
         layer("batch_norm", "norm1", momentum=0.9),
         layer("relu", "relu1"),
         layer("conv", "conv2"),
-        layer("batch_norm", "norm2", momentum=0.9),
+        layer("batch_norm", "norm2", momentum=0.75),
         layer("add", "add2", inputs=("relu1", "norm2")),
         layer("relu", "relu2"),
         layer("global_average_pool", "pool2"),

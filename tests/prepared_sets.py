@@ -1,12 +1,102 @@
-"""Small data sets that tensorflow-datasets itself writes into a folder."""
+"""Small data sets on the disk: the official files of published ones, written byte by
+byte, and folders that tensorflow-datasets itself writes."""
+
+import dataclasses
+import gzip
+import io
+import struct
+import tarfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from towers.data.published import PUBLISHED
 from towers.errors import DataError
 
 CLASSES = ["circle", "square", "star"]
+
+# Records of the official files, in their order.
+COUNTS = {"cifar10": [4] * 6, "cifar100": [7, 3], "mnist": [11, 4]}
+COUNTS["fashion_mnist"] = COUNTS["mnist"]
+CIFAR, MNIST = ["cifar10", "cifar100"], ["mnist", "fashion_mnist"]
+IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+
+
+def change(monkeypatch, name, **changes):
+    changed = dataclasses.replace(PUBLISHED[name], **changes)
+    monkeypatch.setitem(PUBLISHED, name, changed)
+
+
+def shrink_published(monkeypatch, tmp_path):
+    """The official files have few records; no data set is in the usual places."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "shared"))
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    for name, known in list(PUBLISHED.items()):
+        counts = iter(COUNTS[name])
+        files = {
+            split: {file: next(counts) for file in of_split}
+            for split, of_split in known.files.items()
+        }
+        change(monkeypatch, name, files=files)
+
+
+def official(name):
+    """File -> bytes; and per split the images and labels."""
+    rng, files, splits = np.random.default_rng(0), {}, []
+    shape, num_classes = PUBLISHED[name].image_shape, len(PUBLISHED[name].class_names)
+    coarse = [19] if name == "cifar100" else []
+    for of_split in PUBLISHED[name].files.values():
+        images, labels = [], []
+        for stem, count in of_split.items():
+            images.append(rng.integers(0, 256, (count, *shape)).astype(np.uint8))
+            labels.append(rng.integers(0, num_classes, count))
+            if name in CIFAR:
+                records = zip(images[-1].transpose(0, 3, 1, 2), labels[-1], strict=True)
+                files[stem] = b"".join(
+                    bytes([*coarse, label]) + planes.tobytes()
+                    for planes, label in records
+                )
+                continue
+            head = struct.pack(">iiii", 0x803, count, 28, 28)
+            files[f"{stem}-{IMAGES}"] = head + images[-1].tobytes()
+            head = struct.pack(">ii", 0x801, count)
+            files[f"{stem}-{LABELS}"] = head + bytes(labels[-1].tolist())
+        splits.append((np.concatenate(images), np.concatenate(labels)))
+    return files, splits
+
+
+def write(folder, files, packed=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if packed:
+            name, content = f"{name}.gz", gzip.compress(content)
+        (folder / name).write_bytes(content)
+
+
+def archive_of(name, files):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for path, content in {"../outside": b"x", **files}.items():
+            member = tarfile.TarInfo(f"{PUBLISHED[name].folders[0]}/{path}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def assert_holds(data_set, splits):
+    """Its images, labels and moments are those of (images, labels) of two splits."""
+    for source, (images, labels) in zip(
+        (data_set.train, data_set.test), splits, strict=True
+    ):
+        assert source.image_shape == images.shape[1:]
+        actual_images, actual_labels = all_of(source)
+        assert (actual_images.dtype, actual_labels.dtype) == (np.uint8, np.int32)
+        np.testing.assert_array_equal(actual_images, images)
+        np.testing.assert_array_equal(actual_labels, labels)
+    images = splits[0][0]
+    np.testing.assert_allclose(data_set.mean, images.mean((0, 1, 2)))
+    np.testing.assert_allclose(data_set.deviation, images.std((0, 1, 2)))
 
 
 def features(**changes):
@@ -21,11 +111,11 @@ def features(**changes):
     return features.FeaturesDict({k: v for k, v in parts.items() if v is not None})
 
 
-def random_examples(num_examples, seed):
+def random_examples(num_examples, seed, shape=(8, 6, 3)):
     rng = np.random.default_rng(seed)
     return [
         {
-            "image": rng.integers(0, 256, (8, 6, 3)).astype(np.uint8),
+            "image": rng.integers(0, 256, shape).astype(np.uint8),
             "label": int(rng.integers(3)),
             "id": f"{i:05d}",
         }

@@ -119,7 +119,8 @@ class Program:
 
     def __exit__(self, *_) -> None:
         self.process.kill()
-        self.process.wait()
+        with self.process:  # which closes the pipes
+            pass
 
 
 class Server(Program):
@@ -148,9 +149,7 @@ class Server(Program):
             if error_type is None:
                 self.end()
         finally:
-            self.process.kill()
-            with self.process:  # which closes the pipes
-                pass
+            super().__exit__()
 
 
 def free_ports(count: int) -> list[int]:

@@ -209,6 +209,12 @@ def with_images_off_kinks(
                 raise
 
 
+def parted(state: Mapping, prefix: str) -> tuple[dict, dict]:
+    """The numbers whose names begin so, and the rest of the state."""
+    own = {k: v.item() for k, v in state.items() if k.startswith(prefix)}
+    return own, {k: v for k, v in state.items() if k not in own}
+
+
 def have_steps_of_gpus(patch: pytest.MonkeyPatch) -> None:
     """Trainers that are created from now on have steps as those of GPUs: part of the
     loop, and never waited for."""

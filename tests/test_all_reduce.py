@@ -1,5 +1,7 @@
 """Shares and means over towers, against NumPy; every device gets the same bits."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -21,7 +23,7 @@ from towers.parallel.reduce import (
 
 HERE = [name for name in ALGORITHMS if name != "nccl"]  # that one needs two GPUs
 SHAPES = [(3, 3, 4, 5), (7,), (), (11, 13), (1,)]
-WEIGHTS = [[0.25] * 4, [0.5, 0.2, 0.2, 0.1], [0.5, 0.2, 0.3], [1.0]]
+WEIGHTS = [[0.25] * 4, [0.5, 0.2, 0.3], *map(slow, [[0.5, 0.2, 0.2, 0.1], [1.0]])]
 
 
 def values_of(num_devices, seed=0):
@@ -60,13 +62,12 @@ def assert_mean(results, values, weights):
 # Shares.
 
 
-@pytest.mark.parametrize("batch_size", range(1, 40))
-def test_shares_are_all_images_as_evenly_as_can_be_the_first_ones_larger(batch_size):
-    for num_towers in range(1, batch_size + 1):
-        sizes = shares(batch_size, num_towers)
-        cut = oracle.shares(batch_size, num_towers)
-        assert sizes == [piece.stop - piece.start for piece in cut]
-        assert sum(sizes) == batch_size and max(sizes) - min(sizes) <= 1
+def test_shares_are_all_images_as_evenly_as_can_be_the_first_ones_larger():
+    for batch_size, num_towers in itertools.product(range(1, 40), repeat=2):
+        if num_towers <= batch_size:
+            sizes = shares(batch_size, num_towers)
+            assert sum(sizes) == batch_size and max(sizes) - min(sizes) <= 1
+            assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_batch_is_cut_along_its_first_axis_without_a_gap():
@@ -81,11 +82,11 @@ def test_a_batch_is_cut_along_its_first_axis_without_a_gap():
 # All-reduce.
 
 
-@pytest.mark.parametrize("num_devices", [1, 3, 4, *map(slow, [2, 5, 8])])
+@pytest.mark.parametrize("num_devices", [4, *map(slow, [1, 2, 3, 5, 8])])
 @pytest.mark.parametrize("algorithm", HERE)
 def test_the_sum_is_numpys_and_the_same_everywhere(algorithm, num_devices):
     values = values_of(num_devices)
-    if num_devices == 3:
+    if num_devices == 4:
         values[1][0][0, 0, 0, 0] = np.nan  # survives
     results = run(values, algorithm=algorithm)
     assert_mean(results, values, [1.0] * num_devices)
@@ -111,14 +112,6 @@ def test_other_means_are_weighted_too(weights):
     targets = ["/CPU:7"]
     mean = all_reduce(tensors, devices, weights=weights, targets=targets)
     assert_mean(mean, values, weights)
-
-
-@pytest.mark.parametrize("dtype", [tf.float64, tf.bfloat16])
-def test_a_mean_keeps_its_dtype(dtype):
-    tensors = [tf.constant([1.0, 2.0], dtype), tf.constant([3.0, 4.0], dtype)]
-    found = weighted_mean(tensors, [0.25, 0.75])
-    assert found.dtype == dtype
-    np.testing.assert_allclose(tf.cast(found, tf.float32), [2.5, 3.5])
 
 
 @pytest.mark.parametrize("num_towers", [3, 7])
@@ -190,18 +183,13 @@ def test_who_reads_one_result_of_nccl_runs_all_of_its_operations(read):
 # Norms.
 
 
-def test_squared_norm_is_that_of_all_elements_together():
+def test_squared_norm_is_that_of_all_elements_and_tells_of_a_single_bad_one():
     [gradients] = values_of(1)
     found = squared_norm([tf.constant(g) for g in gradients])
     expected = sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert np.isfinite(squared_norm([tf.constant([1e18, -1e18])]))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", range(len(SHAPES)))
-def test_squared_norm_tells_of_a_single_bad_element(bad, place):
-    [gradients] = values_of(1)
-    gradients[place] = np.array(gradients[place])
-    gradients[place].flat[-1] = bad
-    assert not np.isfinite(squared_norm([tf.constant(g) for g in gradients]))
+    for place, bad in itertools.product(range(len(SHAPES)), [np.nan, np.inf, -np.inf]):
+        spoiled = [np.array(g) for g in gradients]
+        spoiled[place].flat[-1] = bad
+        assert not np.isfinite(squared_norm([tf.constant(g) for g in spoiled]))

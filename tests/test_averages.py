@@ -1,7 +1,6 @@
 """Runs of older versions, whose checkpoints have no averages of moments."""
 
 import numpy as np
-import pytest
 import small_runs
 from small_runs import NUM_TEST, arrays, saved, small_config
 
@@ -13,10 +12,8 @@ from towers.run.checkpointer import Checkpointer
 from towers.training import train
 
 
-@pytest.fixture
-def older_run(tmp_path, monkeypatch):
-    """A run half way whose checkpoint has no averages of the moments."""
-    small_runs.use(monkeypatch, small_runs.full_network)
+def older_run(tmp_path):
+    """Makes a run half way whose checkpoint has no averages of the moments."""
     train(tmp_path, small_config(max_steps=5))
     newest = saved(tmp_path)
     moments = [k[6:] for k in newest.tensors if k.startswith("state/")]
@@ -29,11 +26,14 @@ def older_run(tmp_path, monkeypatch):
     newest.path.rename(tmp_path / "newer")
     folder = tmp_path / "checkpoints"
     Checkpointer(folder).save(Snapshot(newest.step, tensors, newest.trainer_state))
-    return tmp_path
 
 
-def test_without_averages_of_the_moments_the_state_is_taken(older_run):
-    tensors, run = saved(older_run).tensors, load_run(older_run)
+def test_without_averages_of_the_moments_they_begin_with_the_state(
+    tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch, small_runs.full_network)
+    older_run(tmp_path)
+    tensors, run = saved(tmp_path).tensors, load_run(tmp_path)
     model = run.network(AVERAGES)
     for variables, kind in (
         (model.trainable_variables, "averages"),
@@ -44,18 +44,15 @@ def test_without_averages_of_the_moments_the_state_is_taken(older_run):
     images, labels = arrays(NUM_TEST, 1)
     logits = run.model_ema(run.preprocess(images), training=False)
     correct = np.sum(np.argmax(logits, 1) == labels)
-    assert evaluate(older_run)["test_correct_ema"] == correct
+    assert evaluate(tmp_path)["test_correct_ema"] == correct
 
-
-def test_without_averages_of_the_moments_they_begin_with_the_state(older_run):
-    before = saved(older_run).tensors
-    after = train(older_run, small_config(max_steps=6)).state
+    after = train(tmp_path, small_config(max_steps=6)).state
     decay = min(small_config().ema_decay, (1 + 5) / (10 + 5))
-    moments = [k for k in before if k.startswith("state/norm1/moving")]
+    moments = [k for k in tensors if k.startswith("state/norm1/moving")]
     assert len(moments) == 2
     for name in moments:
-        expected = decay * before[name].astype(np.float64) + (1 - decay) * after[name]
+        expected = decay * tensors[name].astype(np.float64) + (1 - decay) * after[name]
         found = after[f"averages/{name[6:]}"]
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-        assert (before[name] != after[name]).any()
-    assert set(after) == {*before, *(f"averages/{k[6:]}" for k in moments)}
+        assert (tensors[name] != after[name]).any()
+    assert set(after) == {*tensors, *(f"averages/{k[6:]}" for k in moments)}

@@ -30,14 +30,6 @@ def test_the_owner_goes_on_and_the_next_job_waits():
         assert done == ["first", "second"]
 
 
-def test_the_end_waits_for_the_last_job():
-    done, may_end = [], threading.Event()
-    threading.Timer(0.05, may_end.set).start()
-    with Background() as background:
-        background.submit(lambda: may_end.wait(30) and done.append("done"))
-    assert done == ["done"]
-
-
 @pytest.mark.parametrize("call", ["submit", "wait", "raise_job_error", "leave"])
 def test_an_error_is_raised_by_the_next_call_and_once(call):
     failed, begun = threading.Event(), []

@@ -2,10 +2,6 @@
 
 import dataclasses
 import itertools
-import os
-import pathlib
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,28 +9,31 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from pictures import png, random_pixels
+from prepared_sets import message
+from processes import run
 
-from towers.data import cached
+from towers.data import cached, streams
 from towers.data.augment import Augment
 from towers.data.batches import TrainBatches
 from towers.data.cached import CachedSource, ImageCache, read_in_batches, settle_size
 from towers.data.crops import ATTEMPTS
 from towers.data.image_files import ImageOptions, Survey
 from towers.data.sources import DataSet
-from towers.errors import ConfigError, DataError, data_errors_of_tensorflow
+from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.run.dataset_info import DatasetInfo
 
 NUM_EXAMPLES = 11
 SHAPE = (8, 6, 3)
 IMAGE_MB = 8 * 6 * 3 / 1e6
+EVERYTHING = tf.range(NUM_EXAMPLES, dtype=tf.int64)
 
 
 class Files:
     """`ImageFiles` in memory that counts what is read."""
 
-    def __init__(self, contents, labels=None):
+    def __init__(self, contents):
         self.contents = list(contents)
-        self.labels = labels or [i % 4 for i in range(len(self.contents))]
+        self.labels = np.arange(len(self.contents), dtype=np.int32) % 4
         self.num_reads = 0
 
     def __len__(self):
@@ -50,18 +49,6 @@ class Files:
         return f"folder/{index}.png"
 
 
-def run_script(script):
-    """In a process of its own, which may import this module."""
-    here = pathlib.Path(__file__).parent
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": f"{here}:{here.parent}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 @pytest.fixture
 def pixels():
     return np.stack([random_pixels(i) for i in range(NUM_EXAMPLES)])
@@ -72,14 +59,6 @@ def files(pixels):
     return Files(map(png, pixels))
 
 
-def message(call):
-    """The words of the DataError with which a call ends."""
-    with pytest.raises(DataError) as caught, data_errors_of_tensorflow():
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 # What is read.
 
 
@@ -88,68 +67,92 @@ def message(call):
 )
 def test_what_fits_is_decoded_once(files, pixels, cache_mb, kept):
     source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=cache_mb))
-    everything = tf.range(NUM_EXAMPLES, dtype=tf.int64)
     for epoch in range(3):
-        images, labels = source.read(everything)
+        images, labels = source.read(EVERYTHING)
         np.testing.assert_array_equal(images, pixels)
         np.testing.assert_array_equal(labels, files.labels)
         assert files.num_reads == NUM_EXAMPLES + epoch * (NUM_EXAMPLES - kept)
 
 
-def test_crops_leave_the_cache_to_the_images_of_evaluations(files, pixels):
+def test_two_sources_share_the_room_of_a_cache(files):
+    cache, num_reads = ImageCache(4.5 * IMAGE_MB), []
+    sources = [CachedSource(files, SHAPE, ImageOptions(), cache) for _ in range(2)]
+    for _ in range(2):
+        for source in sources:
+            before = files.num_reads
+            source.read(EVERYTHING)
+            num_reads.append(files.num_reads - before)
+    assert num_reads == [NUM_EXAMPLES, NUM_EXAMPLES, NUM_EXAMPLES - 4, NUM_EXAMPLES]
+
+
+def test_crops_leave_the_cache_to_the_images_of_evaluations(files):
     """Room for one of two sources; of the first one, crops are read."""
     test_files, cache = Files(files.contents), ImageCache(NUM_EXAMPLES * 192 / 1e6)
     decoding = ImageOptions(image_size=8)
     train, test = (
         CachedSource(x, (8, 8, 3), decoding, cache) for x in (files, test_files)
     )
-    everything = tf.range(NUM_EXAMPLES, dtype=tf.int64)
     cached.sampled_moments(train)
     for _ in range(3):
-        train.read(everything, tf.random.uniform([NUM_EXAMPLES, ATTEMPTS + 1, 2]))
-        test.read(everything)
+        train.read(EVERYTHING, tf.random.uniform([NUM_EXAMPLES, ATTEMPTS + 1, 2]))
+        test.read(EVERYTHING)
     assert test_files.num_reads == NUM_EXAMPLES
     assert files.num_reads == 4 * NUM_EXAMPLES
 
 
-def read_sixteen(batch_size):
-    """Reads wait until 16 of them have begun."""
+def assert_read_together(batch_size, of_training):
+    """Reads wait until as many of them as there are readers have begun."""
+    begun, together = itertools.count(1), threading.Event()
+
+    class Waiting(Files):
+        def read(self, index):
+            if next(begun) == streams.NUM_READERS:
+                together.set()
+            assert together.wait(timeout=30)
+            return super().read(index)
+
+    files = Waiting([png(random_pixels(0))] * 480)
+    source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0))
+    if of_training:
+        augment = Augment(None, None, SHAPE)
+        stream = TrainBatches(source, augment, 0, batch_size).stored_stream(0)
+    else:
+        stream = read_in_batches(source, batch_size)
+    assert len(list(itertools.islice(stream, 2))) == 2
+
+
+@pytest.mark.parametrize("of_training", [True, False])
+@pytest.mark.parametrize("batch_size", [1, 40])
+def test_every_core_decodes(batch_size, of_training):
+    assert streams.NUM_READERS >= streams.num_cores()
+    assert_read_together(batch_size, of_training)
+
+
+@pytest.mark.slow
+def test_every_core_of_sixteen_decodes():
+    """In a process that has 16 of 99 cores, with batches of fewer and more images."""
+    done = run(
+        "-c",
+        """
+import os
+os.sched_getaffinity = lambda _: set(range(16))
+os.cpu_count = lambda: 99
+from test_cached import assert_read_together, streams
+assert streams.NUM_READERS == 16
+for batch_size in (4, 40):
     for of_training in (True, False):
-        begun, together = itertools.count(1), threading.Event()
-
-        class Waiting(Files):
-            def read(self, index, begun=begun, together=together):
-                if next(begun) == 16:
-                    together.set()
-                assert together.wait(timeout=30)
-                return super().read(index)
-
-        files = Waiting([png(random_pixels(0))] * 480)
-        source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0))
-        if of_training:
-            augment = Augment(None, None, SHAPE)
-            stream = TrainBatches(source, augment, 0, batch_size).stored_stream(0)
-        else:
-            stream = read_in_batches(source, batch_size)
-        assert len(list(itertools.islice(stream, 2))) == 2
-
-
-@pytest.mark.parametrize("batch_size", [4, 40])
-def test_every_core_decodes(batch_size):
-    script = (
-        "import os; os.sched_getaffinity = lambda _: set(range(16));"
-        "os.cpu_count = lambda: 99;"  # of which the others are not ours
-        f"import test_cached; test_cached.read_sixteen({batch_size})"
+        assert_read_together(batch_size, of_training)
+""",
     )
-    done = run_script(script)
     assert done.returncode == 0, done.stderr
 
 
 # Faults.
 
 
-def flipped(content, place):
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+def call_in_tensorflow(call):
+    with data_errors_of_tensorflow():
+        call()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,6 @@ def flipped(content, place):
     [
         (lambda x: b"", "the file is empty"),
         (lambda x: x[:-40], "cannot be decoded: "),
-        (lambda x: flipped(x, 60), "cannot be decoded: "),
         (lambda x: b"<html>" + x, "cannot be decoded: it is no JPEG, PNG"),
         (lambda x: png(random_pixels(0, 6, 8)), "is 6x8 (height x width) where 8x6 is"),
         (lambda x: FileNotFoundError(2, "No such file"), "No such file"),
@@ -172,7 +174,7 @@ def test_row_23_a_file_that_cannot_be_used_is_named(files, damage, words):
         lambda: source.read(tf.constant([1, 3], tf.int64)),
         lambda: list(batches.prefetch(1)),
     ):
-        text = message(call)
+        text = message(call_in_tensorflow, call)
         assert text.startswith(f"folder/3.png: {words}")
         assert text.endswith("skip leaves such out, `python -m towers.data` finds all")
     source.read(tf.constant([0, 1, 2, 4], tf.int64))  # the others can be used
@@ -182,7 +184,7 @@ def test_a_survey_goes_on_and_takes_down(files, pixels):
     files.contents[3], files.contents[7] = b"", png(random_pixels(0, 6, 8))
     survey = Survey()
     source = CachedSource(files, SHAPE, ImageOptions(image_cache_mb=0, survey=survey))
-    images, labels = source.read(tf.range(NUM_EXAMPLES, dtype=tf.int64))
+    images, labels = source.read(EVERYTHING)
     assert np.flatnonzero(labels.numpy() == -1).tolist() == [3, 7]
     assert not images.numpy()[[3, 7]].any()
     np.testing.assert_array_equal(images[8:], pixels[8:])
@@ -202,13 +204,13 @@ def test_the_size_is_that_of_the_images_or_of_the_option(files):
     given = ImageOptions(image_size=5)
     assert settle_size(files, 1, given) == (given, (5, 5, 1), "")
     files.contents[0] = b""
-    text = message(lambda: settle_size(files, 3, ImageOptions()))
+    text = message(settle_size, files, 3, ImageOptions())
     assert "0.png: the file is empty" in text
     survey = Survey()
     assert settle_size(files, 3, ImageOptions(survey=survey))[1:] == (SHAPE, "")
     nothing = Files([b"", b""])
     assert "no image can be decoded" in message(
-        lambda: settle_size(nothing, 3, ImageOptions(survey=survey))
+        settle_size, nothing, 3, ImageOptions(survey=survey)
     )
 
 
@@ -222,7 +224,7 @@ def test_row_40_a_file_that_memory_cannot_hold_is_named(files):
         lambda: source.read(indices),
         lambda: source.read(indices, numbers),
     ):
-        text = message(call)
+        text = message(call_in_tensorflow, call)
         assert text.startswith("folder/0.png: there is not enough memory to read it")
 
 
@@ -248,13 +250,11 @@ def test_moments_are_those_of_all_images_or_of_a_sample_that_stays(
 def test_a_fault_in_the_sample_is_named_at_the_start(files):
     files.contents[5] = b""
     source = CachedSource(files, SHAPE, ImageOptions())
-    assert "5.png: the file is empty" in message(lambda: cached.sampled_moments(source))
+    assert "5.png: the file is empty" in message(cached.sampled_moments, source)
     survey = Survey()
     nothing = Files([b"", b""])
     source = CachedSource(nothing, SHAPE, ImageOptions(survey=survey))
-    assert "none of 2 training images" in message(
-        lambda: cached.sampled_moments(source)
-    )
+    assert "none of 2 training images" in message(cached.sampled_moments, source)
 
 
 # The end.
@@ -292,7 +292,7 @@ while not files.under_way:  # between two reads
     pass
 print("under way: 1")
 """
-    done = run_script(script)
+    done = run("-c", script)
     assert done.stdout == "under way: 1\nunder way: 0\n", done.stderr
     assert done.returncode == 0
 

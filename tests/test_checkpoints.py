@@ -12,7 +12,6 @@ import re
 import shutil
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,19 +66,6 @@ def test_what_was_saved_is_restored_bit_for_bit_and_in_order(tmp_path):
     assert os.listdir(tmp_path) == ["step-00001200"]
 
 
-def test_every_dtype_survives(tmp_path):
-    dtypes = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
-    dtypes += [np.bool_, np.int8, np.int16, np.int32, np.int64]
-    dtypes += [np.uint8, np.uint16, np.uint32]
-    tensors = {
-        f"{kind}/{np.dtype(dtype)}": values.astype(dtype)
-        for dtype in dtypes
-        for kind, values in {"scalar": np.ones(()), "vector": np.arange(2)}.items()
-    }
-    Checkpointer(tmp_path).save(Snapshot(0, tensors, {}))
-    assert_same(restore(tmp_path).tensors, tensors)
-
-
 def test_tensorflow_and_hashlib_read_the_same_files(tmp_path):
     path = save(tmp_path, 7)
     expected = example_tensors(7)
@@ -99,28 +85,11 @@ def test_tensorflow_and_hashlib_read_the_same_files(tmp_path):
     assert [name for name, _, _ in state["architecture"]] == list(expected)
 
 
-def test_tensors_of_the_first_format_are_read(tmp_path):
-    """As `tf.train.Checkpoint` names them; test_former_runs.py has a whole run."""
-    path, tensors = save(tmp_path, 3), example_tensors(3)
-    tree = {}
-    for name, tensor in tensors.items():
-        *parents, leaf = name.split("/")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[leaf] = tf.Variable(tensor)
-    tf.train.Checkpoint(**tree).write(str(path / "tensors"))
-    manifest = json.loads((path / MANIFEST).read_text())
-    (path / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
-    rewrite_manifest(path)
-    assert_same(restore(tmp_path).tensors, tensors)
-
-
 def refuse(found):
     raise CheckpointError(f"{found.path}: of another version")
 
 
-@pytest.mark.parametrize("damage", [flip_bit, empty, Path.unlink, None])
+@pytest.mark.parametrize("damage", [flip_bit, None])
 def test_what_has_the_name_of_a_step_is_replaced(tmp_path, damage):
     """Also a whole checkpoint whose trainer state the run refuses."""
     folder_with(tmp_path, 2)
@@ -172,31 +141,22 @@ def test_leftovers_are_removed_and_their_size_logged(tmp_path):
 # Damage.
 
 
-def damage_cases():
-    for name in FILES:
-        size, json_error = f"{name}: size is", f"{name} is not JSON"
-        for damage in (truncate, empty):
-            yield name, damage, json_error if name == MANIFEST else size
-        yield name, Path.unlink, f"{name}: No such file or directory"
-        flipped = "step-00000002: " if name == MANIFEST else f"{name}: sha256 is"
-        yield name, flip_bit, flipped
-
-
-@pytest.mark.parametrize("name, damage, reason", [*damage_cases()])
+@pytest.mark.parametrize("damage", [truncate, empty, flip_bit, Path.unlink])
 @pytest.mark.row(6)
-def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(
-    tmp_path, name, damage, reason
-):
-    folder_with(tmp_path, 1, 2)
-    damage(tmp_path / "step-00000002" / name)
-    before = snapshot(tmp_path)
-    lines = []
-    restored = Checkpointer(tmp_path, lines.append).restore()
-    assert_same(restored.tensors, example_tensors(1))
-    [line] = lines
-    assert line.startswith(f"rejected checkpoint {tmp_path}/step-00000002: ")
-    assert re.search(reason, line)
-    assert snapshot(tmp_path) == before
+def test_a_damaged_checkpoint_is_rejected_and_the_one_before_used(tmp_path, damage):
+    for name in FILES:
+        folder = tmp_path / name
+        folder_with(folder, 1, 2)
+        damage(folder / "step-00000002" / name)
+        before = snapshot(folder)
+        lines = []
+        restored = Checkpointer(folder, lines.append).restore()
+        assert_same(restored.tensors, example_tensors(1))
+        [line] = lines
+        assert line.startswith(f"rejected checkpoint {folder}/step-00000002: ")
+        if name != MANIFEST or damage is not flip_bit:
+            assert f"2: {name}" in line
+        assert snapshot(folder) == before
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip_bit])
@@ -217,8 +177,6 @@ def test_what_the_manifest_cannot_tell_the_reader_does(tmp_path, name, damage):
         (lambda m: m["files"][0].update(name="../x"), r"it lists .*\.\./x"),
         (lambda m: m["files"].append(m["files"][0] | {"name": "/etc/passwd"}), "it l"),
         (lambda m: m["files"].clear(), "it lists no files"),
-        (lambda m: m.pop("files"), "KeyError"),
-        (lambda m: m.update(files=[["name"]]), "TypeError"),
         (lambda m: m["files"][0].pop("sha256"), "sha256"),
     ],
 )
@@ -251,15 +209,14 @@ def test_a_checkpoint_that_may_not_be_read_is_named_as_such(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["step-00000009", "step-9", "step-00000002-copy"])
-def test_folders_files_copies_and_other_names_are_rejected_not_skipped(tmp_path, name):
-    for kind in ("folder", "file", "copy"):
+def test_other_names_are_rejected_not_skipped(tmp_path, name):
+    for kind in ("empty", "copy"):
         folder = tmp_path / kind
         if kind == "copy":
             save(folder, 1)
             (folder / "step-00000001").rename(folder / name)
         else:
-            folder.mkdir()
-            (folder / name).mkdir() if kind == "folder" else (folder / name).touch()
+            (folder / name).mkdir(parents=True)
         with pytest.raises(CheckpointError, match=name):
             Checkpointer(folder, log=list).restore()
         save(folder, 1)
@@ -268,7 +225,6 @@ def test_folders_files_copies_and_other_names_are_rejected_not_skipped(tmp_path,
 
 @pytest.mark.row(7)
 def test_all_bad_is_an_error_with_every_reason_and_nothing_is_deleted(tmp_path):
-    """Row 7."""
     folder_with(tmp_path, 1, 2, 3)
     empty(tmp_path / "step-00000001" / DATA)
     truncate(tmp_path / "step-00000002" / MANIFEST)
@@ -351,13 +307,6 @@ def test_what_is_known_is_not_read_again_until_it_changes(tmp_path, read_names):
     assert_nothing_new()
 
 
-def test_a_save_reads_each_file_once(tmp_path, read_names):
-    saving = Checkpointer(tmp_path, keep=3)
-    for step in (1, 2, 3):
-        saving.save(Snapshot(step, example_tensors(step), {}))
-    assert sorted(read_names) == sorted([DATA, INDEX, STATE] * 3)
-
-
 def fail_in(monkeypatch, folder, code, num_times=10**6):
     """Reading a file in a folder fails for so many times."""
     read_bytes, failures = Path.read_bytes, iter(range(num_times))
@@ -370,13 +319,12 @@ def fail_in(monkeypatch, folder, code, num_times=10**6):
     monkeypatch.setattr(Path, "read_bytes", fail_or_read)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
 @pytest.mark.row(46)
-def test_row_46_a_disk_that_fails_once_costs_no_checkpoint(tmp_path, monkeypatch, code):
+def test_row_46_a_disk_that_fails_once_costs_no_checkpoint(tmp_path, monkeypatch):
     folder_with(tmp_path, 1, 2)
     lines, following = [], None
     for num_times in (1, 2):
-        fail_in(monkeypatch, tmp_path / "step-00000002", code, num_times)
+        fail_in(monkeypatch, tmp_path / "step-00000002", errno.EIO, num_times)
         following = Checkpointer(tmp_path, lines.append)
         assert following.restore().step == 3 - num_times
         assert "Trying once more" in lines[0]
@@ -406,7 +354,6 @@ def changed(place, *entries, drop=1):
     "actual, reason",
     [
         (changed(2), "params/conv3/kernel is in the model but not"),
-        (changed(4), "step is in the model but not"),
         (
             changed(2, ("params/extra/kernel", (2,), np.float32), drop=0),
             "params/extra/kernel is in the checkpoint but not",
@@ -417,16 +364,11 @@ def changed(place, *entries, drop=1):
             r"float32 \[5, 5, 8, 16\] in the checkpoint",
         ),
         (
-            changed(3, ("params/dense/kernel", (8, 10), ml_dtypes.bfloat16)),
-            r"params/dense/kernel is float32 \[8, 10\] here, bfloat16 \[8, 10\]",
-        ),
-        (
             changed(1, MODEL[2], MODEL[1], drop=2),
             "params/conv2/kernel of the model stands where .* has params/conv3/kernel",
         ),
-        ([], "params/conv1/kernel is in the model but not"),
     ],
-    ids=["added", "added last", "removed", "widened", "dtype", "swapped", "empty"],
+    ids=["added", "removed", "widened", "swapped"],
 )
 @pytest.mark.row(8)
 def test_a_changed_model_is_refused_by_its_first_difference(actual, reason):
@@ -460,9 +402,9 @@ def test_a_damaged_checkpoint_never_displaces_a_good_one(tmp_path):
         assert re.fullmatch(f"kept {tmp_path}/step-0000000.: tensors.*: size .*", line)
 
 
-@pytest.mark.parametrize("calls_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("calls_before,steps", [(0, "123"), (2, "1234"), (3, "124")])
 @pytest.mark.row(36)
-def test_nothing_more_is_changed_in_another_folder(tmp_path, calls_before):
+def test_nothing_more_is_changed_in_another_folder(tmp_path, calls_before, steps):
     folder_with(tmp_path, 1, 2, 3)
     calls = iter([None] * calls_before + [RunFolderError("gone")])
 
@@ -472,5 +414,4 @@ def test_nothing_more_is_changed_in_another_folder(tmp_path, calls_before):
 
     with pytest.raises(RunFolderError):
         save(tmp_path, 4, keep=1, assert_same_folder=assert_same_folder)
-    steps = [[1, 2, 3], [1, 2, 3], [1, 2, 3, 4], [1, 2, 4]][calls_before]
-    assert sorted(os.listdir(tmp_path)) == [f"step-{step:08d}" for step in steps]
+    assert sorted(os.listdir(tmp_path)) == [f"step-0000000{step}" for step in steps]

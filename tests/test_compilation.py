@@ -44,7 +44,7 @@ def fused_by_tensorflow(dtype):
     "cls,precision,options",
     [
         (strategies.towers, "float32", {}),
-        (strategies.towers, "mixed_bfloat16", {}),
+        slow(strategies.towers, "mixed_bfloat16", {}),
         slow(strategies.model_parallel, "float32", {"group_size": 2}),
     ],
 )
@@ -86,6 +86,7 @@ def test_an_optimized_graph_computes_the_same():
     np.testing.assert_allclose(imported(tf.constant(x)), function(x), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batch_normalization_stays_apart_from_its_activation():
     network, batches = networks.residual_network(), networks.random_batches(1, 8)
     trainer = create_trainer(strategies.towers, network, Recipe(), batches, 2)

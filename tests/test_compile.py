@@ -2,11 +2,8 @@
 
 import networks
 import pytest
-import small_runs
-from marks import slow
 from recipes import (
     Recipe,
-    assert_close,
     assert_equal_to_oracle,
     create_trainer,
     have_steps_of_gpus,
@@ -15,18 +12,24 @@ from recipes import (
 from towers.doctor import placement
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
-from towers.training import train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "cls,num_towers,name,accumulate_steps",
+    "cls,num_towers,name,accumulate_steps,of_gpus",
     [
-        (strategies.towers, 2, "plain", 1),
-        slow(AsynchronousTrainer, 1, "residual", 1),
-        slow(strategies.replicated, 2, "residual", 2),
+        (strategies.towers, 2, "plain", 1, False),
+        (AsynchronousTrainer, 1, "residual", 1, False),
+        (strategies.replicated, 2, "residual", 2, False),
+        (strategies.replicated, 2, "residual", 1, True),
     ],
 )
-def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_steps):
+def test_compiled_towers_equal_the_oracle(
+    cls, num_towers, name, accumulate_steps, of_gpus, monkeypatch
+):
+    """And on GPUs the update, which is compiled as well."""
+    if of_gpus:
+        have_steps_of_gpus(monkeypatch)
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(3, 12 * accumulate_steps)
     options = {"accumulate_steps": accumulate_steps} if accumulate_steps > 1 else {}
@@ -36,19 +39,6 @@ def test_compiled_towers_equal_the_oracle(cls, num_towers, name, accumulate_step
     towers.train(3)
     expected = Recipe().oracle(network, batches, num_towers, accumulate_steps)
     assert_equal_to_oracle(towers.state(), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["momentum", "nesterov"])
-def test_on_gpus_the_update_is_compiled_as_well(optimizer, monkeypatch):
-    have_steps_of_gpus(monkeypatch)
-    network, recipe = networks.residual_network(), Recipe(optimizer)
-    batches = networks.random_batches(3, 13)
-    towers = create_trainer(
-        strategies.replicated, network, recipe, batches, 2, compile_towers=True
-    )
-    towers.train(3)
-    assert_equal_to_oracle(towers.state(), recipe.oracle(network, batches, 2))
 
 
 def test_what_is_compiled_stays_on_its_tower():
@@ -64,12 +54,3 @@ def test_what_is_compiled_stays_on_its_tower():
     assert any(p.op.type == "Conv2DBackpropFilter" for p in compiled)
     assert not any("Variable" in p.op.type for p in compiled)
     assert not any("Backprop" in p.op.type for p in every if not p.compiled)
-
-
-@pytest.mark.slow
-def test_a_run_may_be_continued_with_another_compiler(tmp_path, monkeypatch):
-    small_runs.use(monkeypatch, small_runs.dropout_network)
-    whole = train(tmp_path / "whole", small_runs.small_config()).state
-    folder = tmp_path / "both"
-    train(folder, small_runs.small_config(compile="xla", num_towers=2, max_steps=5))
-    assert_close(train(folder, small_runs.small_config()).state, whole, 1e-4)

@@ -1,5 +1,6 @@
 """Convolutions that leave things out, against the oracle and Keras."""
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -21,90 +22,38 @@ from towers.models.convolution import (
 SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
 
 
-@pytest.mark.parametrize(
-    "sizes,before_pool",
-    [*itertools.product(SIZES, [False, True]), ((1, 2), False), ((1, 1), False)],
-)
-def test_same_convolution_and_its_gradients_equal_the_oracle(sizes, before_pool):
-    """Before a pool of 2x2, rows and columns that it drops may be left out."""
-    x = random((2, *sizes, 3))
-    layer = SameConv2D(
-        4, before_pool=before_pool, bias_initializer="ones", dtype="float64"
-    )
+def assert_equal_to_the_oracle(layer, x, done):
+    """Outputs and gradients; `done` computes the expected ones from the values."""
     layer.build(x.shape)
-    kernel, bias = layer.kernel.numpy(), layer.bias.numpy()
-    kept = [size - size % 2 * before_pool for size in sizes]
-    output, upstream, gradients = expected(x, kernel, bias, kept)
-    sources = [tf.constant(x), tf.constant(kernel), tf.constant(bias)]
+    values = [x, *(v.numpy() for v in layer.weights)]
+    output, upstream, gradients = done(*values)
+    sources = [tf.constant(value) for value in values]
     with tf.GradientTape() as tape:
         tape.watch(sources)
         y, _ = layer.stateless_call(sources[1:], [], sources[0])
-        loss = tf.reduce_sum(y * upstream)
     np.testing.assert_allclose(y, output, atol=1e-12)
     assert layer.compute_output_shape(x.shape) == y.shape
-    for ours, theirs in zip(tape.gradient(loss, sources), gradients, strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-11)
+    ours = tape.gradient(y, sources, tf.constant(upstream))
+    for gradient, theirs in zip(ours, gradients, strict=True):
+        np.testing.assert_allclose(gradient, theirs, atol=1e-11)
 
 
-@pytest.mark.parametrize("sizes", [(9, 7), (3, 3), (2, 2)])
-def test_same_convolution_and_a_pool_compute_what_keras_does(sizes):
-    x = random((3, *sizes, 8)).astype(np.float32)
-    ours = SameConv2D(6, before_pool=True, name="conv")
-    theirs = keras.layers.Conv2D(6, 3, padding="same", name="conv")
-    for layer in (ours, theirs):
-        layer.build(x.shape)
-    assert [v.path for v in ours.weights] == [v.path for v in theirs.weights]
-    theirs.set_weights(ours.get_weights())
-    pool = keras.layers.MaxPooling2D(2)
-    np.testing.assert_allclose(pool(ours(x)), pool(theirs(x)), atol=1e-5)
-    again = SameConv2D.from_config(ours.get_config())
-    again.build(x.shape)
-    again.set_weights(ours.get_weights())
-    np.testing.assert_array_equal(again(x), ours(x))
+def test_same_convolution_and_its_gradients_equal_the_oracle():
+    """Before a pool of 2x2, rows and columns that it drops may be left out."""
+    edges = [((1, 2), False), ((1, 1), False)]
+    for sizes, before_pool in [*itertools.product(SIZES, [False, True]), *edges]:
+        kept = [size - size % 2 * before_pool for size in sizes]
+        layer = SameConv2D(
+            4, before_pool=before_pool, bias_initializer="ones", dtype="float64"
+        )
+        assert_equal_to_the_oracle(
+            layer, random((2, *sizes, 3)), functools.partial(expected, kept=kept)
+        )
 
 
-@pytest.mark.parametrize(
-    "shape,filters,dtype,device_kind,is_winograd",
-    [
-        ((7, 7, 64), 128, "float32", "CPU", True),
-        ((7, 7, 64), 128, "float64", "CPU", True),
-        ((7, 7, 64), 128, "float32", "GPU", False),
-        ((7, 7, 64), 128, "mixed_bfloat16", "CPU", False),
-        ((7, 7, 63), 128, "float32", "CPU", False),
-        ((7, 7, 64), 127, "float32", "CPU", False),
-        ((33, 33, 64), 128, "float32", "CPU", False),
-    ],
-)
-@pytest.mark.parametrize("size,before_pool", [(3, False), (3, True), (5, False)])
-def test_many_channels_are_convolved_by_winograd(
-    shape, filters, dtype, device_kind, is_winograd, size, before_pool
-):
-    filters -= 64 if size == 5 else 0
+def operations_of(shape, filters, dtype, device_kind, *, size=3, before_pool=False):
+    """The types of operations in the graph of a layer and its gradient."""
     layer = SameConv2D(filters, size, before_pool, device_kind, dtype=dtype)
-    x = tf.constant(random((3, *shape)), layer.compute_dtype)
-    layer.build(x.shape)
-    convolved = tf.function(layer, autograph=False)
-    graph = convolved.get_concrete_function(x).graph
-    types = {operation.type for operation in graph.get_operations()}
-    assert ("Conv2D" not in types) == is_winograd
-
-
-@pytest.mark.parametrize(
-    "shape,filters,dtype,device_kind,by_products",
-    [
-        ((8, 8, 128), 128, "mixed_bfloat16", "CPU", True),
-        ((8, 8, 128), 128, "mixed_float16", "CPU", False),
-        ((8, 8, 128), 128, "mixed_bfloat16", "GPU", False),
-        ((9, 8, 128), 128, "mixed_bfloat16", "CPU", False),
-        ((8, 8, 127), 128, "mixed_bfloat16", "CPU", False),
-        ((8, 8, 128), 127, "mixed_bfloat16", "CPU", False),
-    ],
-)
-@pytest.mark.parametrize("before_pool", [False, True])
-def test_in_bfloat16_gradients_of_small_images_are_products(
-    shape, filters, dtype, device_kind, by_products, before_pool
-):
-    layer = SameConv2D(filters, 3, before_pool, device_kind, dtype=dtype)
     x = tf.constant(random((3, *shape)), layer.compute_dtype)
     layer.build(x.shape)
 
@@ -115,8 +64,36 @@ def test_in_bfloat16_gradients_of_small_images_are_products(
         return tape.gradient(y, layer.trainable_variables)
 
     graph = differentiated.get_concrete_function(x).graph
-    types = {operation.type for operation in graph.get_operations()}
-    assert ("Conv2DBackpropFilter" not in types) == by_products
+    return {operation.type for operation in graph.get_operations()}
+
+
+@pytest.mark.parametrize("size,before_pool", [(3, False), (3, True), (5, False)])
+def test_many_channels_are_convolved_by_winograd(size, before_pool):
+    options, most = {"size": size, "before_pool": before_pool}, 64 if size == 5 else 128
+    for case, is_winograd in {
+        ((7, 7, 64), most, "float32", "CPU"): True,
+        ((7, 7, 64), most, "float64", "CPU"): True,
+        ((7, 7, 64), most, "float32", "GPU"): False,
+        ((7, 7, 64), most, "mixed_bfloat16", "CPU"): False,
+        ((7, 7, 63), most, "float32", "CPU"): False,
+        ((7, 7, 64), most - 1, "float32", "CPU"): False,
+        ((33, 33, 64), most, "float32", "CPU"): False,
+    }.items():
+        assert ("Conv2D" not in operations_of(*case, **options)) == is_winograd, case
+
+
+@pytest.mark.parametrize("before_pool", [False, True])
+def test_in_bfloat16_gradients_of_small_images_are_products(before_pool):
+    for case, by_products in {
+        ((8, 8, 128), 128, "mixed_bfloat16", "CPU"): True,
+        ((8, 8, 128), 128, "mixed_float16", "CPU"): False,
+        ((8, 8, 128), 128, "mixed_bfloat16", "GPU"): False,
+        ((9, 8, 128), 128, "mixed_bfloat16", "CPU"): False,
+        ((8, 8, 127), 128, "mixed_bfloat16", "CPU"): False,
+        ((8, 8, 128), 127, "mixed_bfloat16", "CPU"): False,
+    }.items():
+        types = operations_of(*case, before_pool=before_pool)
+        assert ("Conv2DBackpropFilter" not in types) == by_products, case
 
 
 # Convolutions of 1x1 with strides.
@@ -129,29 +106,16 @@ def test_in_bfloat16_gradients_of_small_images_are_products(
 def test_a_pointwise_convolution_with_strides_equals_the_oracle(
     sizes, strides, padding
 ):
-    x = random((3, *sizes, 4))
-    layer = PointwiseConv2D(
-        5,
-        1,
-        strides=strides,
-        padding=padding,
-        bias_initializer="ones",
-        dtype="float64",
-    )
-    layer.build(x.shape)
-    values = [x, *(v.numpy() for v in layer.weights)]
-    done = oracle_layers.conv(*values, stride=strides, padding=padding)
-    sources = [tf.constant(value) for value in values]
-    upstream = random(done.output.shape, 2)
-    with tf.GradientTape() as tape:
-        tape.watch(sources)
-        y, _ = layer.stateless_call(sources[1:], [], sources[0])
-    np.testing.assert_allclose(y, done.output, atol=1e-12)
-    assert layer.compute_output_shape(x.shape) == y.shape
-    (of_x,), of_params = done.pullback(upstream)
-    gradients = tape.gradient(y, sources, tf.constant(upstream))
-    for ours, theirs in zip(gradients, [of_x, *of_params.values()], strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    options = {"strides": strides, "padding": padding, "dtype": "float64"}
+    layer = PointwiseConv2D(5, 1, bias_initializer="ones", **options)
+
+    def done(*values):
+        done = oracle_layers.conv(*values, stride=strides, padding=padding)
+        upstream = random(done.output.shape, 2)
+        (of_x,), of_params = done.pullback(upstream)
+        return done.output, upstream, [of_x, *of_params.values()]
+
+    assert_equal_to_the_oracle(layer, random((3, *sizes, 4)), done)
 
 
 def test_on_a_cpu_the_strides_come_before_the_convolution():
@@ -208,6 +172,7 @@ def create(image_shape):
 """
 
 
+@pytest.mark.slow
 def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
     """oneDNN's own gradient ends it with a signal."""
     file = tmp_path / "mine.py"

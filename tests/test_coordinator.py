@@ -94,21 +94,6 @@ def test_threads_start_once_and_end_with_their_coordinator(monkeypatch):
         assert not thread.is_alive()
 
 
-def test_the_record_tells_the_staleness():
-    work = Work(4)
-    work.run(25)
-    fetched, expected, num_updates = {}, [], 0
-    for event, tower, _ in work.record:
-        if event == "fetch":
-            fetched[tower] = num_updates
-        else:
-            expected.append(num_updates - fetched.pop(tower))
-            num_updates += 1
-    assert work.coordinator.staleness == expected
-    applied = [(t, n) for event, t, n in work.record if event == "apply"]
-    assert applied == work.shares
-
-
 def test_no_tower_runs_further_ahead_than_shares_are_drawn():
     held, ahead = threading.Event(), threading.Event()
 
@@ -221,14 +206,6 @@ def test_any_order_that_is_allowed_keeps_the_bound_and_can_go_on(
     assert max(seen) == max_staleness
 
 
-@pytest.mark.parametrize("max_staleness", [1, 2])
-def test_towers_keep_the_bound(max_staleness):
-    work = Work(4, max_staleness=max_staleness)
-    work.run(50)
-    assert max(work.coordinator.staleness) <= max_staleness
-    assert len(work.shares) == 200
-
-
 # Ends.
 
 
@@ -297,27 +274,6 @@ def test_a_stop_ends_all_at_the_furthest_step_that_any_has_begun():
     assert work.coordinator.progress() == (3, True, None)
     work.run(50)
     assert len(work.shares) == 9
-
-
-def test_progress_names_the_tower_that_all_wait_for():
-    held, last = threading.Event(), threading.Event()
-
-    def before_apply(tower, number):
-        if (tower, number) == (1, 2):
-            assert held.wait(WAIT_SECS)
-        if (tower, number) == (0, 2 + SHARES_AHEAD):
-            last.set()
-
-    work = Work(2, before_apply=before_apply)
-    run = threading.Thread(target=work.run, args=(6,))
-    run.start()
-    assert last.wait(WAIT_SECS)
-    with work.coordinator.lock:
-        work.coordinator.lock.wait_for(lambda: len(work.numbers_of(0)) == 5, WAIT_SECS)
-        assert work.coordinator.progress() == (3, False, 1)
-    held.set()
-    run.join(WAIT_SECS)
-    assert work.coordinator.progress() == (6, True, None)
 
 
 def test_towers_with_nothing_in_hand_may_still_be_at_different_steps():

@@ -2,13 +2,14 @@
 own."""
 
 import functools
+import itertools
 import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from convolved import ours_and_theirs, random
-from test_layers import SHAPE, random_images, value_and_gradient
+from test_layers import random_images, value_and_gradient
 
 from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
 from towers.models.cpu_kernels import (
@@ -22,14 +23,12 @@ from towers.models.cpu_kernels import (
 
 
 @pytest.mark.parametrize("size,bound", [(3, 1e-11), (5, 1e-10)])
-@pytest.mark.parametrize("height", range(1, 10))
-def test_outputs_and_gradients_equal_the_oracle(height, size, bound):
-    for width in (1, 2, 4, 11):
-        sizes = (height, width)
+def test_outputs_and_gradients_equal_the_oracle(size, bound):
+    for sizes in itertools.product(range(1, 10), (1, 2, 4, 11)):
         for actual, theirs in ours_and_theirs(
             winograd_conv2d, sizes, sizes, 3, 5, tf.float64, size
         ):
-            np.testing.assert_allclose(actual, theirs, atol=bound)
+            np.testing.assert_allclose(actual, theirs, atol=bound, err_msg=sizes)
 
 
 @pytest.mark.parametrize("sizes,kept", [((7, 5), (6, 4)), ((15, 3), (14, 2))])
@@ -110,14 +109,10 @@ def test_gelu_and_its_gradient_equal_the_formula(dtype, tolerance):
     upstream = np.random.default_rng(0).normal(size=x.shape)
     inputs, scales = tf.cast(x, dtype), tf.cast(upstream, dtype)
 
-    @tf.function
-    def value_and_gradient():
-        with tf.GradientTape() as tape:
-            tape.watch(inputs)
-            value = gelu(inputs)
-        return value, tape.gradient(value, inputs, scales)
-
-    value, gradient = value_and_gradient()
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        value = gelu(inputs)
+    gradient = tape.gradient(value, inputs, scales)
     assert value.dtype == gradient.dtype == dtype
     # What a narrow type makes of the inputs is not the function's.
     value_wanted, slope = of_formula(tf.cast(inputs, tf.float64).numpy())
@@ -126,13 +121,6 @@ def test_gelu_and_its_gradient_equal_the_formula(dtype, tolerance):
     value, gradient = (tf.cast(t, tf.float64) for t in (value, gradient))
     np.testing.assert_allclose(value, value_wanted, **bounds)
     np.testing.assert_allclose(gradient, gradient_wanted, **bounds)
-
-
-@pytest.mark.parametrize("device", ["/CPU:0", "/CPU:1"])
-def test_gelu_runs_where_it_is_put(device):
-    with tf.device(device):
-        value = gelu(tf.ones([4]))
-    assert value.device.endswith(device.replace("/CPU", "CPU"))
 
 
 # Local response normalization.
@@ -161,23 +149,12 @@ def test_normalization_and_its_gradient_equal_those_of_tensorflow(constants):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("constants", CONSTANTS)
-def test_normalization_equals_its_formula_in_float64(constants):
-    radius, bias, alpha, beta = constants
-    x = random_images(np.float64)
-    expected = np.empty_like(x)
-    for channel in range(SHAPE[-1]):
-        near = x[..., max(0, channel - radius) : channel + radius + 1]
-        denominator = (bias + alpha * np.square(near).sum(axis=-1)) ** beta
-        expected[..., channel] = x[..., channel] / denominator
-    actual = local_response_normalization(tf.constant(x), *constants)
-    np.testing.assert_allclose(actual, expected, rtol=1e-12)
-
-
 def test_normalization_takes_any_number_of_axes_and_of_images():
     constants = CONSTANTS[0]
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None, None, 12])])
+    @tf.function(
+        input_signature=[tf.TensorSpec([None, None, None, 12])], autograph=False
+    )
     def normalize(x):
         return local_response_normalization(x, *constants)
 

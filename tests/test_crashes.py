@@ -10,9 +10,10 @@ import random
 
 import pytest
 from engines.killed_runs import Kill, Processes, said_steps
-from marks import slow
 from pictures import write_folder
 from small_runs import assert_equal_states, records, saved, saved_steps, small_config
+
+pytestmark = pytest.mark.slow
 
 CLASSES = dict.fromkeys("abcde", 10)
 
@@ -81,6 +82,7 @@ def assert_as_uninterrupted(run: pathlib.Path, whole: pathlib.Path) -> None:
     assert {"params", "slots", "state", "averages"} <= kinds
 
 
+NUM_KILLS = 13
 CASES = [
     {"num_towers": 1},
     {"num_towers": 2},
@@ -93,30 +95,27 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "options,num_kills", [(CASES[1], 5), *(slow(case, 13) for case in CASES)]
-)
+@pytest.mark.parametrize("options", CASES)
 @pytest.mark.row(1, 32)
 def test_row_1_killed_anywhere_a_run_ends_as_the_uninterrupted_one(
-    processes, data_dir, tmp_path, count, options, num_kills
+    processes, data_dir, tmp_path, count, options
 ):
     config = small_config(data_dir=data_dir, **RUN, **options)
     whole, workdir = tmp_path / "whole", tmp_path / "run-0"
     assert processes.train(whole, config)
     rng, num_killed = random.Random(str(options)), 0
     while True:
-        kill = random_kill(rng) if num_killed < num_kills else None
+        kill = random_kill(rng) if num_killed < NUM_KILLS else None
         if not go_on(processes, workdir, config, kill):
             num_killed += 1
             continue
         assert_as_uninterrupted(workdir, whole)
-        if num_killed >= num_kills:
+        if num_killed >= NUM_KILLS:
             break
         workdir = tmp_path / f"run-{num_killed}"
     count("kills survived", num_killed)
 
 
-@pytest.mark.slow
 @pytest.mark.row(2)
 def test_row_2_killed_before_each_file_operation_of_a_save(
     processes, data_dir, tmp_path, count
@@ -130,7 +129,7 @@ def test_row_2_killed_before_each_file_operation_of_a_save(
         is_new = not workdir.exists()
         kill = Kill(save=2, operation=operation)
         if not go_on(processes, workdir, config, kill):
-            last_line = processes.output.read_text().splitlines()[-1]
+            last_line = processes.output.splitlines()[-1]
             operations.append(last_line.removeprefix("killed before "))
             operation += 1
             continue
@@ -144,7 +143,6 @@ def test_row_2_killed_before_each_file_operation_of_a_save(
     count("kills survived", len(operations))
 
 
-@pytest.mark.slow
 @pytest.mark.row(1)
 def test_row_1_a_killed_run_of_asynchronous_towers_goes_on(
     processes, data_dir, tmp_path, count

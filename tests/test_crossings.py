@@ -34,7 +34,7 @@ def assert_about(actual, expected, little=LITTLE):
 
 
 @pytest.mark.parametrize(
-    "model,num_towers,accumulate_steps", [("lenet", 3, 1), ("speedrun", 2, 3)]
+    "model,num_towers,accumulate_steps", [slow("lenet", 3, 1), ("speedrun", 2, 3)]
 )
 def test_towers_fetch_all_variables_and_return_gradients_and_state(
     model, num_towers, accumulate_steps
@@ -53,6 +53,7 @@ def test_towers_fetch_all_variables_and_return_gradients_and_state(
     assert crossed["GPU to GPU"] == 0
 
 
+@pytest.mark.slow
 def test_with_the_parameters_on_a_gpu_only_the_other_towers_fetch_them():
     trained = traced.on_gpus(num_towers=3, input="stream", parameter_device="gpu")
     crossed = summed(bytes_per_step(trained))
@@ -87,17 +88,6 @@ def test_replicas_send_what_the_all_reduce_needs(all_reduce, num_towers):
     }
     allowed = (num_towers - 1) * state + 0.01 * params + LITTLE  # the state's is a star
     assert busiest[all_reduce] <= max(sent.values()) <= busiest[all_reduce] + allowed
-
-
-def test_a_group_sends_the_bytes_that_the_banner_gives():
-    """Activations, and their gradients; all else is small."""
-    trained = traced.on_gpus(
-        strategy="model_parallel", num_towers=2, group_size=2, input="stream"
-    )
-    [images] = (x for x in trained.trainer.phases[-1].model.inputs)
-    images = math.prod(images.shape[1:]) * 4 * trained.config.batch_size
-    crossed = summed(bytes_per_step(trained))
-    assert_about(crossed["GPU to GPU"], trained.trainer.transferred_bytes + images)
 
 
 def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():

@@ -190,6 +190,7 @@ def test_a_second_call_gets_the_devices_that_tensorflow_has_made(
         (("gpu", 2), ("auto", 3), "num_towers=3 .*2 of 4 GPU.* restart it"),
         (("gpu", 2), ("gpu", 0, "0,3"), "device_order=0,3: 2 of 4 GPU.* restart it"),
         (("cpu", 1), ("gpu", 0), "device=gpu: .*0 of 4 GPU.* restart it"),
+        (("gpu", 2, "", 500), ("gpu", 2), "device_memory_mb=0 .* restart it"),
         (("cpu", 2), ("cpu", 3), "num_towers=3 with 2 logical CPU .* restart it"),
         ((), ("auto", 5), r"num_towers=5 .*with 4 GPU\(s\)"),
         ((), ("auto", 0, "0,4"), r"GPU 4 with 4 GPU\(s\)"),
@@ -212,12 +213,6 @@ def test_where_tensorflow_was_used_before_its_devices_are_taken(four_gpus):
     assert "taken all memory" in found.remarks[0]
     with pytest.raises(ConfigError, match="device_memory_mb=500 .* restart it"):
         configure("gpu", 2, device_memory_mb=500)
-
-
-def test_no_limit_after_a_limit_is_refused(four_gpus):
-    configure("gpu", 2, device_memory_mb=500)
-    with pytest.raises(ConfigError, match="device_memory_mb=0 .* restart it"):
-        configure("gpu", 2)
 
 
 # A process that uses a run as in a notebook, on such a machine.

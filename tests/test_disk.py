@@ -49,27 +49,6 @@ def test_a_rename_in_a_folder_is_one_change_and_between_two_folders_two():
     )
 
 
-def test_a_replaced_file_is_the_old_or_what_of_the_new_was_written():
-    replaced = [("create", "f"), ("write", "f", b"old"), ("sync", "f"), ("sync", "")]
-    replaced += [("create", "t"), ("sync", ""), ("write", "t", b"n")]
-    replaced += [("rename", "t", "f")]
-    assert states(replaced) == each(
-        {"f": b"old", "t": b""},
-        {"f": b"old", "t": b"n"},
-        {"f": b"old", "t": b"\0"},
-        *({"f": content} for content in (b"", b"n", b"\0")),
-    )
-
-
-def test_a_sample_is_of_the_same_states():
-    operations = [("mkdir", f"{i}") for i in range(3)]
-    operations += [("create", "0/f"), ("write", "0/f", b"content")]
-    every = states(operations)
-    sample = states(operations, most=12)
-    assert 8 < len(sample) <= 20 < len(every)
-    assert sample <= every
-
-
 def test_recorded_operations_lead_to_the_same_files(tmp_path):
     with Recorder(tmp_path) as recorder:
         (tmp_path / "a").mkdir()

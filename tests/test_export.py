@@ -18,7 +18,7 @@ from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
-from towers import load_run, store
+from towers import load_run
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
@@ -35,7 +35,7 @@ from towers.training import train
 DEPENDABLE = [name for name, row in FORMATS.items() if not row.packages]
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
 NETWORKS += ["keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
-FAST_NETWORKS = ("cnn", "convmixer_256_8", "resnet20", "speedrun")
+FAST_NETWORKS = ("cnn", "resnet20")
 
 
 @pytest.fixture
@@ -70,27 +70,32 @@ def numpy_logits(workdir, images, kind="averages"):
 
 
 @pytest.mark.parametrize("format", DEPENDABLE)
-@pytest.mark.row(51)
-def test_an_export_is_the_network_until_it_is_overwritten(
-    half_way, same_process, format, capsys
+def test_an_export_has_the_averages_and_the_names_of_the_run(
+    half_way, same_process, format
 ):
     path = export(half_way, format)
-    assert os.listdir(half_way / "export") == [path.name]
+    images = np.random.default_rng(2).integers(0, 256, (7, *IMAGE_SHAPE), np.uint8)
+    expected = numpy_logits(half_way, images)
+    assert np.abs(expected - numpy_logits(half_way, images, "params")).max() > 1e-2
+    logits, names = predict_here(format, path, images)
+    assert names == CLASS_NAMES
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.row(51)
+def test_an_export_stays_until_it_is_overwritten(half_way, same_process, capsys):
+    images = arrays(small_runs.NUM_TEST, 1)[0]
+    path, earlier = export(half_way, "keras"), numpy_logits(half_way, images)
     first, last = capsys.readouterr().out.splitlines()
     assert "the moving averages of the parameters of step 5" in first
     assert last.endswith("on 23 test images")
-    images = np.random.default_rng(2).integers(0, 256, (7, *IMAGE_SHAPE), np.uint8)
-    earlier = numpy_logits(half_way, images)
-    assert np.abs(earlier - numpy_logits(half_way, images, "params")).max() > 1e-2
-
     train(half_way, small_config())
     with pytest.raises(ConfigError, match="exists; --overwrite replaces it"):
-        export(half_way, format)
+        export(half_way, "keras")
     for is_new, expected in enumerate([earlier, numpy_logits(half_way, images)]):
         if is_new:
-            export(half_way, format, overwrite=True)
-        logits, names = predict_here(format, path, images)
-        assert names == CLASS_NAMES
+            export(half_way, "keras", overwrite=True)
+        logits, _ = predict_here("keras", path, images)
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
     assert os.listdir(half_way / "export") == [path.name]
 
@@ -111,8 +116,7 @@ def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
     run, path = random_run("lenet", "tutorial"), tmp_path / "model.tflite"
     drawn, network = random_images(run, 64), run.network()
     WRITERS["tflite"](path, network, run, "int8", drawn)
-    dull = 100 + (drawn[:8] > 127).astype(np.uint8)
-    for images in (drawn[:8], dull, np.full_like(dull, 100)):
+    for images in (drawn[:8], 100 + (drawn[:8] > 127).astype(np.uint8)):
         logits, _ = predict_here("tflite", path, images)
         expected = comparison.logits_of(run, network, images)
         assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
@@ -130,71 +134,68 @@ def test_stock_layers_compute_what_ours_do(name):
     logits = network(inputs, training=False).numpy()
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.01
-    ours, theirs = (
-        sum(np.size(v) for v in x.trainable_variables if "whitening" not in v.path)
-        for x in (trained, network)
-    )
-    assert ours == theirs
 
 
-@pytest.mark.parametrize("image_shape", [(32, 32, 3), (27, 30, 1)])
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_stock_layers_preprocess_as_an_evaluation(augment, image_shape):
+def test_stock_layers_preprocess_as_an_evaluation(augment):
     """Also a channel that is the same in all images."""
-    run = random_run("lenet", augment, image_shape, deviation=(0.0, 62.1, 66.7))
-    network, images = stock_network(run.network()), random_images(run)
-    images[0] = 77  # without any contrast
-    expected = network(run.preprocess(images))
-    logits = with_preprocessing(network, run)(images)
-    assert np.abs(expected).max() > 0.01
-    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-6)
+    for image_shape in (32, 32, 3), (27, 30, 1):
+        run = random_run("lenet", augment, image_shape, deviation=(0.0, 62.1, 66.7))
+        network, images = stock_network(run.network()), random_images(run)
+        images[0] = 77  # without any contrast
+        expected = network(run.preprocess(images))
+        logits = with_preprocessing(network, run)(images)
+        assert np.abs(expected).max() > 0.01
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_what_a_run_has_frozen_is_not_trainable_in_keras():
+    run = random_run("lenet", freeze="conv1/*")
+    network = stock_network(comparison.trained_network(run))
+    assert [x.name for x in network.layers if not x.trainable] == ["conv1"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,norms,fixed,drops,rate",
     [
-        slow("cnn", 0, ["norm1_sums", "norm2_sums"], False, 0.01),
-        slow("alexnet_two_columns", 0, ["norm1_sums", "norm2_sums"], True, 0.01),
-        slow("resnet20", 38, [], False, 0.02),
-        ("convmixer_256_8", 32, ["block1_pixels"], False, 0.02),
-        slow("speedrun", 12, ["whitening"], False, 0.02),
+        ("alexnet_two_columns", 0, {"norm1_sums", "norm2_sums"}, True, 0.01),
+        ("convmixer_256_8", 34, set(), False, 0.02),
+        ("speedrun", 12, {"whitening"}, False, 0.02),
     ],
 )
 def test_keras_trains_an_export_further(tmp_path, name, norms, fixed, drops, rate):
-    """Not its first depthwise convolution and normalization, which were frozen. The
-    images of a class have a color of their own."""
-    options = {"width": 0.25, "weight_decay": 1e-4, "augment": "none"}
-    options |= {"model": name, "batch_size": 32, "learning_rate": 1e-4}
-    if "mixer" in name:
-        options["freeze"] = "block1_pixels*"
-    run = trained(tmp_path / "run", max_steps=1, **options)  # as drawn, and whitened
-    network = stock_network(comparison.trained_network(run))
-    write_keras(tmp_path / "a.keras", network, run)
+    """The images of a class have a color of their own."""
+    options = {"width": 0.25, "augment": "none", "weight_decay": 1e-4}
+    run = trained(
+        tmp_path / "run", model=name, learning_rate=1e-4, max_steps=1, **options
+    )
+    write_keras(tmp_path / "a.keras", stock_network(run.network()), run)
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 10, (256, 1, 1, 1), np.uint8)
     images = rng.integers(0, 60, (256, *run.image_shape), np.uint8) + 15 * labels
     keras.utils.set_random_seed(1)
     model = keras.saving.load_model(tmp_path / "a.keras")
-    before = [(v, v.numpy()) for v in model.layers[-1].variables]
+    before = {v.path: v.numpy() for v in model.layers[-1].variables}
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
     history = model.fit(images, labels.ravel(), epochs=6, verbose=0).history
     assert history["loss"][-1] < 0.8 * history["loss"][0]
-    moved = {v.path for v, old in before if not np.array_equal(v, old)}
-    assert sum("moving" in path for path in moved) == norms
-    kernels = {v.path for v, _ in before if v.path.endswith("/kernel")}
-    assert kernels - moved == {f"{layer}/kernel" for layer in fixed}
+    after = {v.path: v.numpy() for v in model.layers[-1].variables}
+    same = {path for path in before if np.array_equal(before[path], after[path])}
+    assert sum("moving" in path for path in before.keys() - same) == norms
+    assert {x for x in same if "/kernel" in x} == {f"{x}/kernel" for x in fixed}
     twice = [model(images[:4], training=True).numpy() for _ in range(2)]
     assert (np.abs(twice[0] - twice[1]).max() > 1e-3) == drops
-    model.save(tmp_path / "again.keras")
-    again = keras.saving.load_model(tmp_path / "again.keras")
-    np.testing.assert_array_equal(again(images), model(images))
 
 
-RETURNING = ["convmixer_256_8", "speedrun", "alexnet", "alexnet_two_columns"]
-
-
-@pytest.mark.parametrize("name", [*RETURNING, slow("keras:ConvNeXtTiny")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("speedrun", "alexnet_two_columns"),
+        *map(slow, ("convmixer_256_8", "alexnet", "keras:ConvNeXtTiny")),
+    ],
+)
 def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsys):
     run = random_run(name, width=1.0 if ":" in name else 0.1)
     write_keras(tmp_path / "a.keras", stock_network(run.network()), run)
@@ -242,31 +243,36 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
 def test_without_memory_it_is_not_the_disk_that_is_named(tmp_path):
     with pytest.raises(tf.errors.ResourceExhaustedError):
         with staging.staged(tmp_path / "a.keras", ".keras", overwrite=False):
-            tf.zeros([2**30, 2**30])
+            raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
 
 
-def write_parameters(path, network, run, *_):
-    """Not the moving averages."""
-    write_keras(path, stock_network(run.network()), run)
+def test_the_largest_difference_is_a_share_of_the_largest_logit():
+    expected = np.array([[1.0, -4.0], [2.0, 3.0]])
+    assert comparison.largest_difference(expected + [0, 1], expected) == 0.25
+    assert np.isnan(comparison.largest_difference(expected * np.nan, expected))
 
 
-def write_text(path, *_):
-    path.write_text("no")
-
-
-@pytest.mark.parametrize(
-    "write,words",
-    [
-        (write_parameters, "differ from those of the run by 0.* of the largest"),
-        (write_text, r"in a new process it ends with .* \(exit 1\)"),
-    ],
-)
 @pytest.mark.row(51)
-def test_what_is_not_the_network_is_removed(half_way, monkeypatch, write, words):
-    monkeypatch.setitem(WRITERS, "keras", write)
+def test_what_is_not_the_network_is_removed(half_way, same_process, monkeypatch):
+    def write_parameters(path, network, run, *_):
+        """Not the moving averages."""
+        write_keras(path, stock_network(run.network()), run)
+
+    monkeypatch.setitem(WRITERS, "keras", write_parameters)
+    words = "differ from those of the run by 0.* of the largest"
     with pytest.raises(ExportError, match=words):
         export(half_way, "keras")
     assert os.listdir(half_way / "export") == []
+
+
+@pytest.mark.row(51)
+def test_an_export_that_cannot_be_loaded_says_why(tmp_path):
+    """With or without the packages of ONNX."""
+    (tmp_path / "a.onnx").write_text("no network")
+    with pytest.raises(
+        ExportError, match=r"in a new process it ends with .* \(exit 1\)"
+    ):
+        comparison.predict_in_new_process("onnx", tmp_path / "a.onnx", np.zeros(1))
 
 
 @pytest.mark.parametrize(
@@ -303,25 +309,16 @@ def test_what_appears_meanwhile_is_not_touched(tmp_path, suffix):
 
 
 @pytest.mark.row(51)
-def test_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
-    target = tmp_path / "folder" / "model"
-    target.mkdir(parents=True)
-    (target / "saved_model.pb").write_text("earlier")
-    before = small_runs.snapshot(tmp_path)
-    with pytest.raises(OSError, match="Invalid argument"):
-        store.replace(target.parent, target)  # a folder cannot be moved into itself
-    assert small_runs.snapshot(tmp_path) == before
-
-
-@pytest.mark.parametrize("format", DEPENDABLE)
-@pytest.mark.row(51)
-def test_on_a_full_disk_nothing_is_left(small_disk, format):
-    run, suffix = random_run("lenet", width=2.0), FORMATS[format].suffix  # of 2 MB
+def test_on_a_full_disk_nothing_is_left(small_disk):
+    run = random_run("lenet", width=2.0)  # of 2 MB
     network = stock_network(run.network())
-    with pytest.raises(ExportError, match="cannot be written: .*bytes are free"):
-        with staging.staged(small_disk / f"export/a{suffix}", suffix, False) as path:
-            WRITERS[format](path, network, run)
-    assert list(small_disk.rglob("*")) == [small_disk / "export"]
+    for format in DEPENDABLE:
+        suffix = FORMATS[format].suffix
+        with pytest.raises(ExportError, match="cannot be written: .*bytes are free"):
+            output = small_disk / f"export/a{suffix}"
+            with staging.staged(output, suffix, False) as path:
+                WRITERS[format](path, network, run)
+        assert list(small_disk.rglob("*")) == [small_disk / "export"]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +394,7 @@ def create_model(*, image_shape, num_classes):
 """
 
 
-@pytest.mark.parametrize("own", [{"model": "create_model"}, {"augment": "none"}])
+@pytest.mark.parametrize("own", [{"model": "create_model"}, slow({"augment": "none"})])
 def test_what_is_no_stock_layer_goes_to_other_formats(
     tmp_path, monkeypatch, same_process, own
 ):

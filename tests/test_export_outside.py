@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "export.md"
 pytestmark = pytest.mark.slow
 
-# The first of each family; `test_stock_layers_compute_what_ours_do` has them all.
+# The first of each family.
 NETWORKS = [name for name in MODELS if not name.endswith(FAMILY)]
 FAMILIES = {name.rstrip("0123456789"): name for name in reversed(NETWORKS)}
 
@@ -39,10 +39,8 @@ def outside(script, folder):
     """What a script prints in a process that has never imported towers."""
     script += "\nimport sys\nassert 'towers' not in sys.modules\n"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True
-    )
+    options = {"env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -87,14 +85,10 @@ def blocks(heading):
 
 
 def run_export(folder, format, output):
-    program, run = ROOT / "run_export.py", "--workdir=runs/quickstart"
-    return subprocess.Popen(
-        [sys.executable, program, run, f"--format={format}", f"--output={output}"],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    run = ["--workdir=runs/quickstart", f"--format={format}", f"--output={output}"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, ROOT / "run_export.py", *run]
+    return subprocess.Popen(command, cwd=folder, **pipes)
 
 
 @pytest.mark.parametrize("format", FORMATS)

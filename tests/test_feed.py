@@ -5,6 +5,7 @@ Everything here runs through the loop that trains.
 
 import dataclasses
 import functools
+import itertools
 
 import networks
 import numpy as np
@@ -40,7 +41,7 @@ FEEDS = {
 }
 
 
-def create_batches(accumulate_steps=1, mixed=True, num_examples=12):
+def create_batches(accumulate_steps=2, mixed=True, num_examples=12):
     """Batches that straddle epochs."""
     images, labels = small_runs.arrays(num_examples, 0)
     moments = (120.0, 125.0, 130.0), (60.0, 61.0, 62.0)
@@ -115,7 +116,7 @@ def whole_batch(accumulate_steps, mixed, num_examples):
     return functools.cache(lambda step: whole(tf.constant(step, tf.int64)))
 
 
-def assert_batches(seen, steps, accumulate_steps=1, mixed=True, num_examples=12):
+def assert_batches(seen, steps, accumulate_steps=2, mixed=True, num_examples=12):
     """The towers' batches are those of one function of the step."""
     whole = whole_batch(accumulate_steps, mixed, num_examples)
     for of_towers, step in zip(seen, steps, strict=True):
@@ -125,18 +126,22 @@ def assert_batches(seen, steps, accumulate_steps=1, mixed=True, num_examples=12)
             np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("name", FEEDS)
-@pytest.mark.parametrize("num_towers", [1, 2, 3])
+OPTIONS = [
+    {},
+    {"accumulate_steps": 1},
+    {"mixed": False, "accumulate_steps": 1},
+    {"mixed": False, "accumulate_steps": 3},
+    {"num_examples": 1},
+]
+FAST = [(*x, {}) for x in (("streams", 2), ("stored", 3), ("resident", 3))]
+
+
 @pytest.mark.parametrize(
-    "options",
+    "name,num_towers,options",
     [
-        {"accumulate_steps": 2},
-        slow({}),
-        slow({"mixed": False}),
-        slow({"mixed": False, "accumulate_steps": 3}),
-        slow({"accumulate_steps": 2, "num_examples": 1}),
+        case if case in FAST else slow(*case)
+        for case in itertools.product(FEEDS, [1, 2, 3], OPTIONS)
     ],
-    ids=str,
 )
 def test_the_batches_of_all_towers_are_that_of_one_bit_for_bit(
     name, num_towers, options
@@ -151,10 +156,11 @@ def test_the_batches_of_all_towers_are_that_of_one_bit_for_bit(
     assert_batches(recorder.seen, [*range(6), 4, 5], **options)
 
 
-@pytest.mark.parametrize("name", FEEDS)
+@pytest.mark.parametrize("name", ["stored", *map(slow, ["streams", "resident"])])
 def test_the_batches_of_one_step_are_had_outside_of_the_loop(name):
     batches = feed_of(name, create_batches(), 2).batches_of(9)
-    assert_batches([[{k: v.numpy() for k, v in x.items()} for x in batches]], [9])
+    outside = [{k: v.numpy() for k, v in batch.items()} for batch in batches]
+    assert_batches([outside], [9])
 
 
 def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
@@ -162,7 +168,7 @@ def test_a_stop_ends_with_a_whole_step_and_the_next_call_has_the_next_batch():
         if len(recorder.seen) == 1:  # in the second step
             recorder.loop.request_stop()
 
-    recorder = Recorder(feed_of("stored", create_batches(), 2), call)
+    recorder = Recorder(feed_of("resident", create_batches(), 2), call)
     assert recorder.loop(0, 0, 5)[0] == 2
     recorder.loop._stop.assign(False)
     recorder.loop(0, 2, 2)
@@ -193,9 +199,10 @@ def test_an_error_of_the_input_comes_before_a_step():
     assert_batches(recorder.seen, range(bad_step))
 
 
-@pytest.mark.parametrize("name", ["resident", slow("stored")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resident", "stored"])
 @pytest.mark.parametrize(
-    "create,accumulate_steps", [(strategies.towers, 2), slow(strategies.replicated, 1)]
+    "create,accumulate_steps", [(strategies.towers, 2), (strategies.replicated, 1)]
 )
 def test_a_run_does_not_depend_on_how_it_is_fed(name, create, accumulate_steps):
     batches, states = create_batches(accumulate_steps), []
@@ -235,8 +242,8 @@ class FromFiles:
         ("/CPU:0", "resident", True, True, True, True),
         ("/GPU:0", "auto", True, True, True, True),
         ("/GPU:0", "auto", False, True, False, True),
-        ("/GPU:0", "stream", True, True, False, True),
-        ("/GPU:0", "auto", True, False, False, False),
+        slow("/GPU:0", "stream", True, True, False, True),
+        slow("/GPU:0", "auto", True, False, False, False),
         ("/GPU:0", "auto", False, False, False, False),
     ],
 )
@@ -276,10 +283,8 @@ def test_a_device_without_a_kernel_is_found_out_by_trying():
     assert tf.config.get_soft_device_placement()
 
 
-@pytest.mark.parametrize(
-    "augment",
-    [slow(name) if name != "translate_flip" else name for name in AUGMENTS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("augment", AUGMENTS)
 def test_gpus_have_kernels_for_every_augmentation(augment):
     """With everything that may be added to it; by TensorFlow's registry."""
     shape = (26, 26, 3)

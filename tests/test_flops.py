@@ -3,9 +3,10 @@
 import networks
 import pytest
 from keras import layers
+from marks import slow
 from test_models import CIFAR10, IMAGENET, MNIST, build_model
 
-from benchmarks.flops import flops_per_image
+from towers.models.flops import flops_per_image
 from towers.models.layers import GroupedConv2D
 
 
@@ -17,6 +18,8 @@ from towers.models.layers import GroupedConv2D
         ([layers.Conv2D(6, 3, strides=2, name="c")], 2 * (4 * 3) * 9 * 4 * 6),
         ([layers.Conv2D(6, 1, groups=2, name="c")], 2 * (9 * 8) * 2 * 6),
         ([GroupedConv2D(4, 3, groups=4, name="c")], 2 * (7 * 6) * 9 * 4),
+        ([layers.DepthwiseConv2D(3, depth_multiplier=2, name="c")], 2 * 42 * 9 * 8),
+        ([layers.SeparableConv2D(6, 3, name="c")], 2 * 42 * (9 * 4 + 4 * 6)),
         ([layers.Flatten(name="f"), layers.Dense(5, name="d")], 2 * 9 * 8 * 4 * 5),
         ([layers.Dense(5, name="d")], 2 * (9 * 8) * 4 * 5),  # at every pixel
         ([layers.ReLU(name="r"), layers.BatchNormalization(name="n")], 0),
@@ -27,8 +30,8 @@ def test_a_layer_multiplies_and_adds_once_per_weight_and_position(stack, expecte
 
 
 def test_a_layer_that_cannot_be_counted_is_refused_by_name():
-    model = networks.model_of(layers.DepthwiseConv2D(3, name="odd"))
-    with pytest.raises(ValueError, match=r"odd \(DepthwiseConv2D\)"):
+    model = networks.model_of(layers.PReLU(name="odd"))
+    with pytest.raises(ValueError, match=r"odd \(PReLU\)"):
         flops_per_image(model)
 
 
@@ -109,7 +112,7 @@ def speedrun_deep():
         ("resnet18", CIFAR10, resnet18()),
         ("resnet50", IMAGENET, resnet50()),
         ("resnet20", CIFAR10, cifar_resnet(20)),
-        ("resnet110", CIFAR10, cifar_resnet(110)),
+        slow("resnet110", CIFAR10, cifar_resnet(110)),
         ("wide_resnet_28_10", CIFAR10, wide_resnet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
         ("speedrun", CIFAR10, speedrun()),

@@ -2,17 +2,16 @@
 
 import errno
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from processes import Program
 
 import towers
 from towers import store
-from towers.config import Config, parse_json, to_json
+from towers.config import Config, to_json
 from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
 from towers.export import export
 from towers.run.folder import RunFolder
@@ -36,18 +35,12 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def other_process(folder):
+def other_process(folder, tmp_path):
     """A process that holds the folder."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with child:
-        assert child.stdout.readline() == "held\n"
-        yield child
-        child.kill()
+    pipe = {"stdin": subprocess.PIPE}
+    with Program(["-c", HOLD, folder.path], tmp_path, **pipe) as program:
+        program.wait_for("held")
+        yield program.process
 
 
 # The lock.
@@ -72,40 +65,23 @@ def test_a_second_process_is_refused_with_the_id_of_the_first(folder, other_proc
 
 
 @pytest.mark.row(13)
-def test_the_chief_waits_for_the_lock_of_a_process_that_ends(
+def test_the_chief_takes_over_the_lock_of_a_process_that_is_killed_meanwhile(
     folder, other_process, capsys
 ):
     killing = threading.Timer(0.3, other_process.kill)
     killing.start()
-    with folder.lock(wait_secs=60.0):
-        assert folder.holder()["pid"] == os.getpid()
-    killing.join()
-    [line] = capsys.readouterr().out.splitlines()
-    assert f"process {other_process.pid} on " in line
-    assert line.endswith("; waiting for its lock, up to 60 s")
-
-
-@pytest.mark.row(13)
-def test_the_lock_of_a_killed_process_is_taken_over(folder, other_process):
-    other_process.send_signal(signal.SIGKILL)
-    other_process.wait()
-    assert folder.holder() is None
-    with folder.lock() as lock:
+    with folder.lock(wait_secs=60.0) as lock:
         lock.describe(device="a long name that is written over")
         lock.describe(device="CPU", towers=2)
         about = {"pid": os.getpid(), "host": os.uname().nodename}
         assert folder.holder() == about | {"device": "CPU", "towers": 2}
         with pytest.raises(ConfigError), RunFolder(folder.path).lock():
             pass  # asking for the holder has taken no lock
+    killing.join()
     assert folder.holder() is None
-
-
-def test_an_error_releases_the_lock(folder):
-    folder.metrics.touch()  # without anything the new folder is removed
-    with pytest.raises(KeyError), folder.lock():
-        raise KeyError
-    with folder.lock():
-        pass
+    [line] = capsys.readouterr().out.splitlines()
+    assert f"process {other_process.pid} on " in line
+    assert line.endswith("; waiting for its lock, up to 60 s")
 
 
 @pytest.mark.row(36, 46)
@@ -144,7 +120,7 @@ def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
 
 
 @pytest.mark.row(49)
-@pytest.mark.parametrize("place", ["", "cat", "train/dog/run", "runs/photos"])
+@pytest.mark.parametrize("place", ["", "train/dog/run"])
 def test_no_run_lies_among_class_folders(tmp_path, place):
     (tmp_path / "link").symlink_to(tmp_path / "photos")
     for data in ("photos", "link"):
@@ -152,12 +128,6 @@ def test_no_run_lies_among_class_folders(tmp_path, place):
             folder = RunFolder(tmp_path / "photos" / place)
             folder.validate_outside_of(tmp_path / data)
     RunFolder(tmp_path / "photos2").validate_outside_of(tmp_path / "photos")
-
-
-def test_create_makes_the_folder_and_leaves_what_is_there(folder):
-    folder.metrics.write_text("{}\n")
-    folder.create()
-    assert sorted(folder.path.iterdir()) == [folder.metrics]
 
 
 @pytest.mark.row(5)
@@ -255,9 +225,3 @@ def test_the_stored_config_comes_back(folder, tmp_path):
         folder.config.write_bytes(content)
         with pytest.raises(ConfigError, match=f"{folder.config}: "):
             folder.stored_config()
-
-
-def test_json_that_is_nested_too_deeply_is_refused():
-    assert parse_json("[" * 31 + "1" + "]" * 31)
-    with pytest.raises(ValueError, match="nested"):
-        parse_json('{"a": [' * 50_000 + "1" + "]}" * 50_000)

@@ -19,6 +19,7 @@ from engines.corruptions import WRONG_TEXTS, WRONG_VALUES, resign
 from engines.fuzzing import many_inputs
 from example_checkpoints import MANIFEST, STATE, example_tensors
 from hypothesis import strategies as st
+from marks import slow
 
 from towers.config import FIELDS, Config, choices, factories, flags, from_json, to_json
 from towers.config.list_options import LISTS, parse
@@ -280,16 +281,19 @@ python_values = st.one_of(
 )
 
 
-@many_inputs
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(
+    "names,num_inputs",
+    [(list(FIELDS), 3 * fuzzing.FEW), *(slow([name], fuzzing.MANY) for name in FIELDS)],
+)
 @pytest.mark.row(17)
-def test_any_value_of_an_option(fuzz, name, num_inputs):
-    def check(value):
+def test_any_value_of_an_option(fuzz, names):
+    def check(option):
+        name, value = option
         config = Config(**{name: value})
         assert type(getattr(config, name)) is FIELDS[name].type
         assert from_json(to_json(config)) == config
 
-    fuzz(check, python_values)
+    fuzz(check, st.tuples(st.sampled_from(names), python_values))
 
 
 @many_inputs
@@ -311,30 +315,20 @@ def test_any_name_of_a_choice(fuzz, tmp_path):
 
 # Recipes and command lines.
 
-FRAGMENTS = (
+FRAGMENTS = [
     *("from towers.config import Config", "def get_config():", "    return Config()"),
     *("    return Config(batch_size=0)", "    return Config(batchsize=1)", "x = ["),
     *("    return Config(seed=10**5000)", "    return 10**5000", "    raise KeyError"),
-    *("    return None", "get_config = Config", "get_config = 1", "raise SystemExit"),
-    *("raise SystemExit(0)", "raise ValueError('two\\nlines')", "import absent_module"),
-    *("raise RecursionError", "raise MemoryError", "assert False", "1 / 0", "\tx = 1"),
-    *("class E(Exception):\n    __str__ = None\nraise E", "import sys"),
-    "def __getattr__(name):\n    raise ValueError",
-    *(
-        "import sys; sys.path.clear()",
-        "import sys; sys.exit('bye')",
-        "raise UnicodeError",
-        "# -*- coding: x",
-    ),
-    *("raise ExceptionGroup('several', [KeyError()])", "\0", "\ufeff", "\x0c", "'''"),
-    *(
-        "(" * 300,
-        "x = " + "-" * 5000 + "1",
-        "raise StopIteration",
-        "def get_config(x):",
-        "def get_config():\n    return 10**5000",
-    ),
-)
+    *("    return None", "get_config = Config", "get_config = 1", "def get_config(x):"),
+    *("def get_config():\n    return 10**5000", "(" * 300, "x = " + "-" * 5000 + "1"),
+    *("def __getattr__(name):\n    raise ValueError", "# -*- coding: x", "\tx = 1"),
+    *("class E(Exception):\n    __str__ = None\nraise E", "import absent_module"),
+    *("import sys; sys.path.clear()", "import sys; sys.exit('bye')", "assert False"),
+    *("1 / 0", "\0", "\ufeff", "\x0c", "'''"),
+]
+ERRORS = "SystemExit SystemExit(0) ValueError('two\\nlines') RecursionError MemoryError"
+ERRORS += " UnicodeError StopIteration ExceptionGroup('several',[KeyError()])"
+FRAGMENTS += [f"raise {error}" for error in ERRORS.split(" ")]
 recipes = st.one_of(
     st.binary(max_size=200).filter(lambda content: b"import" not in content),
     st.lists(st.sampled_from(FRAGMENTS), max_size=6).map(
@@ -456,16 +450,12 @@ def test_any_tf_config(fuzz):
 @many_inputs
 @pytest.mark.row(17)
 def test_any_slurm_variables(fuzz, monkeypatch):
-    names = "NUM_TASKS", "NODELIST", "TASKS_PER_NODE"
-    names = [*(f"SLURM_STEP_{name}" for name in names), "SLURM_PROCID"]
-    names.append("SLURMD_NODENAME")
-    pieces = ["n", "1", "2", "3", "10", "[", "]", "-", ",", "x", "(x2)", " ", "é"]
-    pieces += ["[0-", "(x", ")"]
+    names = [f"SLURM_STEP_{x}" for x in ("NUM_TASKS", "NODELIST", "TASKS_PER_NODE")]
+    names += ["SLURM_PROCID", "SLURMD_NODENAME"]
+    pieces = ["n", *"123", "10", *"[]-,x", "(x2)", " ", "é", "[0-", "(x", ")"]
     value = st.one_of(
-        *(
-            st.integers(-1, 4).map(str),
-            st.lists(st.sampled_from(pieces), max_size=6).map("".join),
-        ),
+        st.integers(-1, 4).map(str),
+        st.lists(st.sampled_from(pieces), max_size=6).map("".join),
         st.sampled_from(["n[1-3]", "n1,n2", "2,1", "1(x3)", "9" * 5000, ""]),
     )
     step = ["3", "n[1-2]", "2,1"]
@@ -479,11 +469,6 @@ def test_any_slurm_variables(fuzz, monkeypatch):
                 patch.setenv(name, value)
             check_cluster(find_cluster(environ=variables))
 
-    fuzz(
-        check,
-        st.lists(value, min_size=1, max_size=5)
-        | st.lists(value, max_size=2).map(lambda rest: step + rest),
-        always=[
-            *([*step, "1"], [*step, "3"], [*step, "-1"]),
-        ],
-    )
+    rest = st.lists(value, max_size=2).map(lambda rest: step + rest)
+    always = [[*step, rank] for rank in ("1", "3", "-1")]
+    fuzz(check, st.lists(value, min_size=1, max_size=5) | rest, always=always)

@@ -2,25 +2,18 @@
 
 import io
 import struct
-import time
 import tracemalloc
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from pictures import bmp, gif, png, png_file, random_pixels
+from pictures import file_of, gif, png, png_file, random_pixels
 from PIL import Image, ImageOps
 
 from towers.data.image import read_image, upright_size
 
 RGB, RGBA = (Image.fromarray(random_pixels(c, 9, 7, c)) for c in (3, 4))
 DEEP = Image.fromarray(random_pixels(2, 9, 7, 1, np.uint16)[..., 0])
-
-
-def file_of(image, kind, **options):
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
 
 
 def by_pillow(content):
@@ -95,7 +88,7 @@ def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
         (file_of(smooth(24, 40).convert(mode), "JPEG", quality=95), 5),
         (file_of(RGBA.convert(mode), "PNG"), 0),
         (gif(5, 7, 2), 0),
-        (bmp(random_pixels(0)), 0),
+        (file_of(RGB, "BMP"), 0),
     ):
         expected = tf.io.decode_image(content, 3, expand_animations=False).numpy()
         assert np.abs(decode(content).astype(int) - expected).max() <= most
@@ -108,8 +101,6 @@ def test_a_file_that_breaks_off_is_refused(kind):
         with pytest.raises(ValueError, match="cannot be decoded: ") as caught:
             decode(content[:cut])
         assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="the file is empty"):
-        decode(b"")
 
 
 def test_a_changed_bit_of_a_png_file_never_changes_pixels_in_silence():
@@ -124,14 +115,11 @@ def test_a_changed_bit_of_a_png_file_never_changes_pixels_in_silence():
         np.testing.assert_array_equal(image, random_pixels(0))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"<html>", b"\xff\x0a" + bytes(60), b"RIFF1234WEBPVP9 ", b"P6 1 1 255 abc"],
-)
 @pytest.mark.row(40)
-def test_other_formats_are_refused(content):
-    with pytest.raises(ValueError, match="cannot be decoded: "):
-        decode(content)
+def test_row_40_no_other_decoder_of_pillow_is_reached():
+    for content in (b"P6 1 1 255 abc", file_of(RGB, "ICO"), file_of(RGB, "PCX")):
+        with pytest.raises(ValueError, match="cannot be decoded: "):
+            decode(content)
 
 
 # Limits (row 40).
@@ -144,7 +132,7 @@ def huge_jpeg():
 
 
 def huge_bmp():
-    content = bmp(random_pixels(0))
+    content = file_of(RGB, "BMP")
     return content[:18] + struct.pack("<ii", 30_000, -30_000) + content[26:]
 
 
@@ -165,10 +153,8 @@ def huge_bmp():
 @pytest.mark.row(40)
 def test_row_40_a_huge_image_is_refused_at_once(content, words):
     tracemalloc.start()
-    started = time.monotonic()
     with pytest.raises(ValueError, match=words):
         read_image(content, (8, 8, 3))
-    assert time.monotonic() - started < 0.5
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
 

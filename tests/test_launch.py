@@ -10,14 +10,7 @@ import sys
 
 import pytest
 from absl import flags
-from processes import (
-    ROOT,
-    Program,
-    is_running,
-    on_linux,
-    run,
-    wait_for_ends,
-)
+from processes import ROOT, Program, is_running, on_linux, run, wait_for_ends
 
 from towers.config import flags as config_flags
 from towers.errors import EXIT_CODES, ConfigError
@@ -25,6 +18,7 @@ from towers.launch import __main__ as program
 from towers.launch import local
 from towers.launch.process import Share
 from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
+from towers.parallel.connect import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
 LASTING = [code for code, may_pass in EXIT_CODES.items() if code and not may_pass]
@@ -161,10 +155,7 @@ os.wait(), os.wait()
 
 
 @pytest.mark.row(45)
-@pytest.mark.parametrize("reader", ["is closed", "does not read"])
-def test_a_launcher_whose_output_nobody_reads_goes_on_and_stops(
-    start, tmp_path, reader
-):
+def test_a_launcher_whose_output_nobody_reads_goes_on_and_stops(start, tmp_path):
     source = """
 print(20000 * ("x" * 100 + "\\n"), flush=True)
 meet()
@@ -172,14 +163,10 @@ if me: time.sleep(1000)
 """
     ends = os.pipe()
     launcher = start(source, 2, popen={"stdout": ends[1]}, grace_secs=0.1)
-    os.close(ends[1])
-    if reader == "is closed":
-        os.close(ends[0])
     launcher.wait_until(lambda: len(list(tmp_path.glob("met-*"))) == 2)
     launcher.process.terminate()
     assert launcher.wait() == 75
-    if reader != "is closed":
-        os.close(ends[0])
+    os.close(ends[0]), os.close(ends[1])
 
 
 # Signals.
@@ -199,17 +186,16 @@ sys.exit(75)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_once_to_all_workers(start, tmp_path, number):
+def test_a_signal_is_passed_on_once_to_all_workers(start, tmp_path):
     launcher = start(COUNTING, 3, max_restarts=3)
     launcher.wait_for("ready", 3)
-    launcher.process.send_signal(number)
+    launcher.process.terminate()
     launcher.wait_for("stops", 3)
-    launcher.process.send_signal(signal.SIGTERM)
+    launcher.process.terminate()
     launcher.process.send_signal(signal.SIGINT)
     (tmp_path / "go").touch()
     assert launcher.wait() == 75
-    expected = [f"[{i}] received {int(number)}" for i in range(3)]
+    expected = [f"[{i}] received {int(signal.SIGTERM)}" for i in range(3)]
     assert sorted(re.findall(".*received.*", launcher.output)) == expected
     assert "restart" not in launcher.err
 
@@ -312,12 +298,7 @@ def test_signals_follow_the_notice_of_a_failure_and_the_time_for_a_save(
     if term_secs < kill_secs:
         assert due(term_secs) == due(kill_secs - 0.01) == signal.SIGTERM
     assert due(kill_secs) == signal.SIGKILL
-
-
-def test_heartbeats_end_the_workers_before_the_launcher_does():
-    from towers.parallel.connect import HEARTBEAT_SECS
-
-    assert HEARTBEAT_SECS < NOTICE_SECS
+    assert HEARTBEAT_SECS < NOTICE_SECS  # workers mostly end by themselves
 
 
 @pytest.mark.row(45)
@@ -364,11 +345,9 @@ while True:
 
 
 @pytest.mark.row(45)
-@pytest.mark.parametrize("stubborn", ["1", "0, 1"])
-def test_workers_that_ignore_a_stop_are_killed_and_did_not_end_in_time(start, stubborn):
-    source = f"""
-stubborn = me in [{stubborn}]
-signal.signal(signal.SIGTERM, signal.SIG_IGN if stubborn else lambda *_: sys.exit(75))
+def test_workers_that_ignore_a_stop_are_killed_and_did_not_end_in_time(start):
+    source = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("ready", flush=True)
 wait_for("never")
 """
@@ -377,7 +356,7 @@ wait_for("never")
     launcher.process.terminate()
     assert launcher.wait() == 6  # not 75, as it has not saved
     first, last = launcher.err.splitlines()  # none of the signal that was sent before
-    assert first.endswith(f"; SIGKILL to {stubborn}, still running")
+    assert first.endswith("; SIGKILL to 0, 1, still running")
     assert re.fullmatch(
         "towers.launch: worker . did not end in time and was killed", last
     )
@@ -399,29 +378,6 @@ sys.exit(75)
     assert line.startswith("towers.launch: worker 0 was killed by signal 9")
 
 
-UNSTARTABLE = """
-import os
-from towers.errors import ConfigError
-from towers.launch import local
-local.divide = lambda *_: [local.Share(), local.Share(cores=(10**5,))]
-try:
-    local.launch(["sleep", "60"], 2)
-except ConfigError as error:
-    print(error)
-try:
-    os.waitpid(-1, os.WNOHANG)
-    print("a worker is left")
-except ChildProcessError:
-    pass
-"""
-
-
-@on_linux
-def test_a_worker_that_cannot_be_started_ends_the_others():
-    [line] = run("-c", UNSTARTABLE).stdout.splitlines()
-    assert line.startswith("cannot start worker 1: ")
-
-
 # Restarts.
 
 FAILING = """
@@ -433,11 +389,9 @@ if attempt > {num_failures}:
 
 
 @pytest.mark.row(44)
-@pytest.mark.parametrize(
-    "failure", ["sys.exit(75)", "sys.exit(70)", "os.kill(os.getpid(), signal.SIGKILL)"]
-)
-def test_all_workers_start_anew_where_the_cause_may_pass(start, failure):
+def test_all_workers_start_anew_where_the_cause_may_pass(start):
     """As the same job, so that --overwrite starts again only once."""
+    failure = "os.kill(os.getpid(), signal.SIGKILL)"
     launcher = start(FAILING.format(failure=failure, num_failures=1), 2, max_restarts=3)
     assert launcher.wait() == 0
     jobs, *ports = zip(
@@ -451,22 +405,17 @@ def test_all_workers_start_anew_where_the_cause_may_pass(start, failure):
     assert line.endswith("; restart 1 of 3: all workers start anew")
 
 
-@pytest.mark.parametrize("code", LASTING)
-def test_no_restart_where_the_cause_stays(start, code):
+@pytest.mark.parametrize("code,num_restarts", [(5, 0), (6, 1)])
+def test_no_restart_where_the_cause_stays_or_beyond_their_number(
+    start, code, num_restarts
+):
     source = FAILING.format(failure=f"sys.exit({code})", num_failures=9)
-    launcher = start(source, 2, max_restarts=3)
+    launcher = start(source, 2, max_restarts=1)
     assert launcher.wait() == code
-    assert len(launcher.output.splitlines()) == 2
-    assert launcher.err == f"towers.launch: worker 1 ended with exit code {code}\n"
-
-
-def test_restarts_end_at_their_number(start):
-    source = FAILING.format(failure="sys.exit(6)", num_failures=9)
-    launcher = start(source, 2, max_restarts=2)
-    assert launcher.wait() == 6
-    assert len(launcher.output.splitlines()) == 3 * 2
-    restarts = [" restart " in line for line in launcher.err.splitlines()]
-    assert restarts == [True, True, False]
+    assert len(launcher.output.splitlines()) == 2 * (1 + num_restarts)
+    *restarts, last = launcher.err.splitlines()
+    assert [" restart 1 of 1" in line for line in restarts] == [True] * num_restarts
+    assert last == f"towers.launch: worker 1 ended with exit code {code}"
 
 
 # The machine.
@@ -515,18 +464,16 @@ def test_a_worker_has_its_gpus_and_its_cores_alone(start):
 
 
 @on_linux
-@pytest.mark.parametrize(
-    "num_cores,num_workers,size", [(8, 3, 2), (16, 4, 4), (3, 4, 0)]
-)
-def test_every_worker_gets_as_many_cores(num_cores, num_workers, size, monkeypatch):
+def test_every_worker_gets_as_many_cores(monkeypatch):
     """Else those of a recipe with --clip_norm would refuse each other."""
-    cores = set(range(5, 5 + 2 * num_cores, 2))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    shares = local.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
-    assert [len(share.cores) for share in shares] == [size] * num_workers
-    given = {core for share in shares for core in share.cores}
-    assert len(given) == size * num_workers and given <= cores
-    assert size or shares == [Share()] * num_workers
+    for num_cores, num_workers, size in ((8, 3, 2), (16, 4, 4), (3, 4, 0)):
+        cores = set(range(5, 5 + 2 * num_cores, 2))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
+        shares = local.divide(num_workers, {"CUDA_VISIBLE_DEVICES": ""})
+        assert [len(share.cores) for share in shares] == [size] * num_workers
+        given = {core for share in shares for core in share.cores}
+        assert len(given) == size * num_workers and given <= cores
+        assert size or shares == [Share()] * num_workers
 
 
 # The command.
@@ -535,11 +482,8 @@ def test_every_worker_gets_as_many_cores(num_cores, num_workers, size, monkeypat
 @pytest.mark.parametrize(
     "command,environ,words",
     [
-        ("", {}, ["num_workers", "follow --"]),
         ("--num_workers=2 --", {}, ["no command", "-- --config=quickstart"]),
         ("--num_workers=2 --config=quickstart", {}, ["'config'", "follow --"]),
-        ("--num_workers=65 -- --seed=1", {}, ["--num_workers=65", "[1, 64]"]),
-        ("--num_workers=1 --grace_secs=nan -- --seed=1", {}, ["grace_secs=nan"]),
         (
             "--num_workers=3 -- --seed=1",
             {"CUDA_VISIBLE_DEVICES": "0,1"},
@@ -559,13 +503,11 @@ def test_a_mistake_is_one_line_and_exit_2(command, environ, words):
 
 
 def test_each_worker_runs_run_train():
-    command = "-m towers.launch --num_workers=2 --max_restarts=1 -- --bach_size=3"
-    done = run(*command.split())
+    done = run(*"-m towers.launch --num_workers=2 -- --bach_size=3".split())
     assert (done.returncode, done.stdout) == (2, "")
     *lines, last = done.stderr.splitlines()
-    first, second = sorted(lines)
-    assert first.startswith("[0] run_train.py: ") and "'bach_size'" in first
-    assert second.startswith("[1] run_train.py: ") and "'bach_size'" in second
+    for index, line in enumerate(sorted(lines)):
+        assert line.startswith(f"[{index}] run_train.py: ") and "'bach_size'" in line
     assert re.fullmatch(r"towers.launch: worker \d ended with exit code 2", last)
 
 
@@ -575,7 +517,6 @@ def test_each_worker_runs_run_train():
         ("--batch_size=64", "multi_worker", "auto"),
         ("--strategy=replicated --device=cpu --noresident", "replicated", "cpu"),
         ("--seed 3 -strategy replicated --device gpu", "replicated", "gpu"),
-        ("--device=tpu", "multi_worker", "auto"),
     ],
 )
 def test_strategy_and_device_of_the_arguments_count(arguments, strategy, device):

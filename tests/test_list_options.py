@@ -57,11 +57,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(
-    "name,text", [(name, text) for name, texts in WRONG.items() for text in texts]
-)
-def test_a_wrong_list_is_refused_with_its_wrong_part(name, text):
-    message = refusal(**{name: text})
-    assert message.startswith(f"{name}={text!r}: '")
-    assert any(f"{part!r} should be " in message for part in text.split(","))
-    assert ", such as " in message
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_list_is_refused_with_its_wrong_part(name):
+    for text in WRONG[name]:
+        message = refusal(**{name: text})
+        assert message.startswith(f"{name}={text!r}: '")
+        assert any(f"{part!r} should be " in message for part in text.split(","))
+        assert ", such as " in message

@@ -126,6 +126,7 @@ def lost_and_continued(network, folder, fault, victim, step, *more, count=NUM_WO
     with Run(network, folder, *more, count=count) as run:
         run.assert_done()
         assert "restored step" in run.chief.output
+        assert ("server listens" in run.chief.output) == (count > 1)
         return run.state()
 
 
@@ -149,8 +150,10 @@ def test_row_28_43_the_others_stop_and_a_restart_ends_in_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.row(28)
-def test_row_28_a_run_continues_with_fewer_workers(network, tmp_path):
+@pytest.mark.row(28, 33)
+def test_row_28_33_a_run_continues_with_one_worker_which_needs_no_server(
+    network, tmp_path
+):
     """To step 12: there another seed is 0.2 apart, and 1, 2 and 3 towers of one process
     up to 3.5e-5; after 40 steps at this rate such noise has grown to 5e-3."""
     (tmp_path / "whole").mkdir()
@@ -158,34 +161,26 @@ def test_row_28_a_run_continues_with_fewer_workers(network, tmp_path):
     with Run(network, tmp_path / "whole", to_step_12) as run:
         run.assert_done()
         whole = run.state()
-    state = lost_and_continued(
-        network, tmp_path, "kill", 2, 5, to_step_12, count=NUM_WORKERS - 1
-    )
+    state = lost_and_continued(network, tmp_path, "kill", 2, 5, to_step_12, count=1)
     for name, value in whole.items():
         np.testing.assert_allclose(state[name], value, rtol=0, atol=2e-4, err_msg=name)
 
 
 @pytest.mark.row(28, 33)
-def test_row_28_33_when_a_worker_is_killed_the_other_stops_and_a_restart_resumes(
-    tmp_path,
-):
-    """The restart is one of a single worker, which needs no server."""
+def test_row_28_33_when_a_worker_is_killed_the_other_stops(tmp_path):
     with machines(2) as network:
         with Run(network, tmp_path, "--model=lenet", count=2) as run:
-            run.wait_for_step(5)
+            run.chief.wait_for("^step 2/")
             assert_the_others_stop(network, run, "kill", 1)
             for worker, address in zip(run.workers, network.addresses, strict=True):
                 port = address.rpartition(":")[2]
                 said = f"server listens on port {port} of all addresses"
                 assert said in worker.output
-            saved = int(re.search(r"step (\d+) was the last", run.chief.output)[1])
-        flags = "--model=lenet", f"--max_steps={saved + 2}"
-        with Run(network, tmp_path, *flags, count=1) as run:
-            run.assert_done()
-            assert f"restored step {saved} " in run.chief.output
-            assert "server listens" not in run.chief.output
+            last = int(re.search(r"step (\d+) was the last", run.chief.output)[1])
+            assert saved_steps(run.workdir)[-1] == last
 
 
+@pytest.mark.slow
 @pytest.mark.row(29)
 def test_row_29_a_worker_with_other_options_is_refused(tmp_path):
     with machines(2) as network, contextlib.ExitStack() as stack:
@@ -223,25 +218,13 @@ def raised_by(workers, message):
     "is_lost,message",
     [
         (True, "NCCL: unhandled system error (run with NCCL_DEBUG=INFO for details)."),
-        (
-            True,
-            "NCCL operation ncclAllReduce(...) failed: remote process exited or there "
-            "was a network error. Last NCCL warning(error) log entry ''.",
-        ),
+        (True, "NCCL operation ncclAllReduce(...) failed: remote process exited or"),
         (True, "ncclRemoteError: A call failed possibly due to a network error"),
         (True, "ncclCommAbort was called"),
         (True, "NcclCommunicator aborted"),
         (True, "socketProgress: Connection closed by remote peer node1<40912>"),
-        (
-            False,
-            "NCCL operation ncclCommInitRank(...) failed: unhandled cuda error. Last "
-            "NCCL warning(error) log entry (may be unrelated) 'Cuda failure 2 'out of "
-            "memory''.",
-        ),
-        (
-            False,
-            "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError",
-        ),
+        (False, "NCCL operation ncclCommInitRank(...) failed: unhandled cuda error."),
+        (False, "Failed to allocate ncclComm (1024 bytes) from NCCL: ncclSystemError"),
         (False, "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
         (False, "NCCL: invalid usage. Set NCCL_DEBUG=WARN for detail."),
     ],

@@ -8,7 +8,6 @@ import tensorflow as tf
 from test_augment import Drawn
 
 from towers.data.mixing import (
-    NUM_QUANTILES,
     at_quantiles,
     beta_quantiles,
     create_mix,
@@ -100,25 +99,6 @@ def test_the_smallest_and_the_largest_numbers_are_taken(number):
 
 
 # The shares.
-
-
-def distribution(alpha, x):
-    """The distribution function of Beta(alpha, alpha) where it is elementary."""
-    return {
-        0.5: lambda: 2 / np.pi * np.arcsin(np.sqrt(x)),
-        1.0: lambda: x,
-        2.0: lambda: 3 * x**2 - 2 * x**3,
-        3.0: lambda: 10 * x**3 - 15 * x**4 + 6 * x**5,
-    }[alpha]()
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 3.0])
-def test_between_two_quantiles_no_more_than_their_distance_is_lost(alpha):
-    numbers = np.linspace(0, LARGEST, 100_001, dtype=np.float32)
-    shares = at_quantiles(beta_quantiles(alpha), tf.constant(numbers)).numpy()
-    error = np.abs(distribution(alpha, shares.astype(np.float64)) - numbers)
-    assert error.max() < 1 / NUM_QUANTILES
-    assert np.all(np.diff(shares) >= 0)
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.4, 1.0, 8.0, 1000.0])

@@ -8,7 +8,6 @@ import re
 import networks
 import numpy as np
 import pytest
-from marks import slow
 from recipes import (
     assert_close,
     assert_equal_to_oracle,
@@ -30,7 +29,6 @@ TOLERANCES = {"float32": 1e-5, "float64": 1e-10}
 
 # Uneven shares, several micro-batches, shared moments or not, a velocity.
 FAST = [
-    Job("plain", "sgd", 1, 13, "float32"),
     Job("sync", "momentum", 3, 13, "float64"),
     Job("local", "nesterov", 1, 16, "float64"),
 ]
@@ -108,7 +106,8 @@ def test_any_number_of_workers_equals_the_oracle(
             )
 
 
-@pytest.mark.parametrize("tta", [slow("mirror"), slow("translate_unsure")])
+@pytest.mark.slow
+@pytest.mark.parametrize("tta", ["mirror", "translate_unsure"])
 def test_an_evaluation_counts_every_image_once(two_workers, tta):
     job = Job("local", calls=(3,), tta=tta)
     state, _, counts = split_result(two_workers.do(job))
@@ -118,27 +117,6 @@ def test_an_evaluation_counts_every_image_once(two_workers, tta):
     expected = alone.evaluate(feed, 3)[False]
     assert counts == pytest.approx(expected, rel=1e-6)
     assert counts["images"] == 36
-
-
-def test_checkpoints_of_one_process_and_of_two_workers_continue_each_other(
-    two_workers, tmp_path
-):
-    job = Job("plain", "nesterov", calls=(10,))
-    whole = job.create_trainer(strategies.replicated, 2, job.batches())
-    half = job.create_trainer(strategies.replicated, 2, job.batches())
-    whole.train(10)
-    half.train(5)
-    np.savez(tmp_path / "half.npz", **half.state())
-    continued = dataclasses.replace(
-        job, calls=(5,), checkpoint=str(tmp_path / "half.npz")
-    )
-    state, _, _ = split_result(two_workers.do(continued))
-    assert_close(state, whole.state())
-
-    state, _, _ = split_result(two_workers.do(dataclasses.replace(job, calls=(5,))))
-    half.load(state)
-    half.train(5)
-    assert_close(half.state(), whole.state())
 
 
 def saved(folder, state):

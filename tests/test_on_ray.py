@@ -24,10 +24,7 @@ from towers.run.checkpointer import Checkpointer
 @pytest.mark.parametrize(
     "arguments,error",
     [
-        ("-- --config=quickstart", "num_workers"),
         ("--num_workers=3 --gpus_per_worker=-1 -- --seed=1", "gpus_per_worker"),
-        (f"--num_workers={10**18} -- --seed=1", "[1, 65536]"),
-        ("--num_workers=3 --config=quickstart", "flags of run_train.py follow --"),
         ("--num_workers=3 --", "flags of run_train.py follow --"),
     ],
 )
@@ -183,9 +180,7 @@ class TestOnRay:
             assert len(set(restored)) == 1, run.output
         assert state_of(run)["step"] == NUM_STEPS
 
-    @pytest.mark.parametrize(
-        "which,victim", [("worker", 0), ("worker", 1), ("actor", 1)]
-    )
+    @pytest.mark.parametrize("which,victim", [("worker", 0), ("actor", 1)])
     def test_after_a_kill_all_start_anew_and_the_run_ends_in_the_same_bits(
         self, which, victim, ray, uninterrupted, tmp_path
     ):
@@ -202,23 +197,12 @@ class TestOnRay:
         assert f"towers.on_ray: worker {victim} {words}" in run.output
         assert_equal_states(state_of(run), uninterrupted)
 
-    def test_without_restarts_left_the_exit_code_is_that_of_the_cause(
-        self, ray, tmp_path
-    ):
-        run = ray.train(tmp_path / "run")
-        wait_for_checkpoint(run)
-        os.kill(workers_of(run)[2][0], signal.SIGKILL)
-        assert run.wait(300) == 137, run.output
-        line = "towers.on_ray: worker 2 was killed by signal 9 (Killed)"
-        assert line in run.output.splitlines()
-
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_saves_and_the_same_command_continues(
-        self, number, ray, uninterrupted, tmp_path
+        self, ray, uninterrupted, tmp_path
     ):
         run = ray.train(tmp_path / "run", max_restarts=1)
         wait_for_checkpoint(run)
-        run.process.send_signal(number)
+        run.process.terminate()
         assert run.wait(300) == 75, run.output
         assert not workers_of(run)
         saved = Checkpointer(run.workdir / "checkpoints").steps()[-1]
@@ -233,12 +217,3 @@ class TestOnRay:
         run.wait_for("towers.on_ray: Ray has 3 CPUs; waiting for 4")
         run.process.terminate()
         assert run.wait() == 75, run.output
-
-    def test_what_a_restart_does_not_mend_ends_at_once(self, ray, tmp_path):
-        run = ray.train(
-            tmp_path / "run", "--dataset=cifar10", "--data_dir=/none", max_restarts=3
-        )
-        assert run.wait(300) == 3, run.output
-        assert len(re.findall(r"\[0\] run_train.py: ", run.output)) == 1, run.output
-        last = "towers.on_ray: worker . ended with exit code 3"
-        assert re.search(last, run.output)

@@ -1,4 +1,4 @@
-"""Updates against Keras' optimizers, TensorFlow's clipping and NumPy in float64."""
+"""Updates against Keras' optimizers and the oracle, in NumPy and float64."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ from towers.optim.optimizers import (
     create_optimizer,
     orthogonalized,
 )
-from towers.optim.update import Update, clip_by_global_norm, moving_averages
+from towers.optim.update import Update, moving_averages
 from towers.optim.vector import Layout
 from towers.parallel import strategies
 from towers.parallel.copies import Initial
@@ -88,7 +88,6 @@ CASES = {
     "muon": Case("muon", MOMENTUM | {"muon_momentum": 0.5}, "muon", None, {}),
     "lars": Case("lars", MOMENTUM | {"trust_coefficient": 0.1}, "lars", None, {}),
 }
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def random_arrays(seed, dtype=np.float64):
@@ -105,8 +104,9 @@ def named(arrays):
     return dict(zip(SHAPES, arrays, strict=True))
 
 
-def global_norm(arrays):
-    return np.sqrt(sum(np.sum(np.square(a)) for a in arrays))
+def gradients(step):
+    """By name."""
+    return named(random_arrays(100 + step))
 
 
 def create_update(case, rate_fn, **kwargs):
@@ -122,19 +122,11 @@ def run(update, dtype=tf.float64, num_steps=NUM_STEPS):
     slots = {s: [tf.zeros_like(p) for p in params] for s in update.optimizer.slots}
     averages = list(params) if update.ema_decay else []
     for step in range(num_steps):
-        gradients = layout.pack(
-            [tf.constant(g, dtype) for g in random_arrays(100 + step)]
-        )
-        step = tf.constant(step, tf.int64)
-        params, slots = update(
-            layout,
-            step,
-            params,
-            slots,
-            gradients,
-            tf.linalg.global_norm(gradients),
-            update.squares(layout, params, gradients),
-        )
+        of_step = [tf.constant(g, dtype) for g in gradients(step).values()]
+        of_step, step = layout.pack(of_step), tf.constant(step, tf.int64)
+        norm = tf.linalg.global_norm(of_step)
+        squares = update.squares(layout, params, of_step)
+        params, slots = update(layout, step, params, slots, of_step, norm, squares)
         if averages:
             averages = moving_averages(averages, params, step, update.ema_decay)
     assert {x.dtype for x in [*params, *averages, *sum(slots.values(), [])]} == {dtype}
@@ -151,9 +143,8 @@ def run_oracle(case, clip_norm=0.0, ema_decay=0.0):
     params, averages = named(random_arrays(0)), named(random_arrays(0))
     slots = {s: {n: np.zeros_like(p) for n, p in params.items()} for s in slot_names}
     for step in range(NUM_STEPS):
-        gradients = named(random_arrays(100 + step))
-        gradients = oracle.clip_by_global_norm(gradients, clip_norm)
-        params, slots = rule(step, params, gradients, slots, 0.5**step)
+        clipped = oracle.clip_by_global_norm(gradients(step), clip_norm)
+        params, slots = rule(step, params, clipped, slots, 0.5**step)
         averages = oracle.move_averages(averages, params, ema_decay, step)
     return params, slots, averages
 
@@ -187,78 +178,33 @@ def test_at_a_constant_rate_the_params_are_those_of_keras(name):
         kept = [variable for variable, name in decayed if name not in case.decays()]
         optimizer.exclude_from_weight_decay(var_list=kept)
     for step in range(NUM_STEPS):
-        gradients = [tf.constant(g, tf.float32) for g in random_arrays(100 + step)]
-        optimizer.apply(gradients, variables)
+        of_step = [tf.constant(g, tf.float32) for g in gradients(step).values()]
+        optimizer.apply(of_step, variables)
 
     params, _, _ = run(create_update(case, constant_rate), tf.float32)
     for param, variable in zip(params.values(), variables, strict=True):
         np.testing.assert_allclose(param, variable.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@each_case
-@pytest.mark.parametrize("clip_norm", [0.0, 1.5])
-def test_an_update_clips_then_moves_then_averages(case, clip_norm):
-    """Under a schedule, whose rate stays outside of the slots; and it creates no
-    variable."""
-    created = []
-
-    def creator(next_creator, **kwargs):
-        created.append(kwargs.get("name"))
-        return next_creator(**kwargs)
-
-    assert all(global_norm(random_arrays(100 + step)) > 1.5 for step in range(6))
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_update_clips_then_moves_then_averages(case):
+    """Under a schedule, whose rate stays outside of the slots."""
+    norms = [oracle.global_norm(gradients(step)) for step in range(NUM_STEPS)]
+    clip_norm = float(np.median(norms))  # of some steps, not of all
     update = create_update(case, falling_rate, clip_norm=clip_norm, ema_decay=0.3)
-    with tf.variable_creator_scope(creator):
-        params, slots, averages = run(update)
-    assert created == [] and set(slots) == set(update.optimizer.slots)
+    params, slots, averages = run(update)
+    assert set(slots) == set(update.optimizer.slots)
     expected = run_oracle(case, clip_norm, ema_decay=0.3)
     assert_close(params, expected[0], rtol=1e-12, atol=1e-12)
     assert_close(averages, expected[2], rtol=1e-12, atol=1e-12)
     for name, values in slots.items():
         assert_close(values, expected[1][name], rtol=1e-12, atol=1e-14)
-    if clip_norm:
-        unclipped = run_oracle(case, ema_decay=0.3)[0]
-        assert np.any(np.abs(unclipped["kernel"] - expected[0]["kernel"]) > 1e-6)
-
-
-@pytest.mark.parametrize("clip_norm", [0, 0.5, 3.0, 1000.0])
-def test_clipping_equals_that_of_tensorflow(clip_norm):
-    """The norm is given, since a shard does not know those of the others."""
-    gradients = [tf.constant(g) for g in random_arrays(1)]
-    norm = global_norm(random_arrays(1))
-    expected = gradients
-    if clip_norm:
-        expected, _ = tf.clip_by_global_norm(gradients, clip_norm)
-    for i, wanted in enumerate(expected):
-        [clipped] = clip_by_global_norm([gradients[i]], tf.constant(norm), clip_norm)
-        np.testing.assert_allclose(clipped, wanted, rtol=1e-12)
-    (found,) = clip_by_global_norm([tf.zeros(3)], tf.constant(0.0), 1.0)
-    np.testing.assert_array_equal(found, 0)
-
-
-def test_averages_equal_those_of_tensorflow():
-    """The published rule: min(decay, (1 + n) / (10 + n)), n = 0 for the first step."""
-    variable, steps = tf.Variable(1.0), tf.Variable(0.0)
-    theirs = tf.train.ExponentialMovingAverage(0.7, num_updates=steps)
-    theirs.apply([variable])  # begins with the variable's value
-    ours = tf.constant(1.0)
-    for step in range(30):
-        variable.assign(float(np.cos(step)))
-        steps.assign(step)
-        theirs.apply([variable])
-        step = tf.constant(step, tf.int64)
-        [ours] = moving_averages([ours], [variable.value()], step, 0.7)
-        np.testing.assert_allclose(ours, theirs.average(variable), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("step", [2**24, 2**31, 2**40])
 def test_late_steps_use_the_decay_itself(step):
-    one, zero, step = (
-        tf.ones([], tf.float64),
-        tf.zeros([], tf.float64),
-        tf.constant(step),
-    )
-    [found] = moving_averages([one], [zero], tf.cast(step, tf.int64), 0.9999)
+    one, step = tf.ones([], tf.float64), tf.constant(step, tf.int64)
+    [found] = moving_averages([one], [0 * one], step, 0.9999)
     assert float(found) == pytest.approx(0.9999, abs=1e-15)
 
 
@@ -276,20 +222,21 @@ def test_orthogonalized_has_the_singular_vectors_and_values_near_one(shape):
 
 def test_every_parameter_has_its_own_rate():
     """A third of the rate, and one that ends after two steps."""
-    fns = [lambda step: constant_rate(step) / 3, falling_rate]
-    fns.append(lambda step: tf.where(step < 2, constant_rate(step), 0.0))
+    rate_fns = dict.fromkeys(SHAPES, constant_rate) | {
+        "kernel": lambda step: constant_rate(step) / 3,
+        "scalar": falling_rate,
+        "filters": lambda step: tf.where(step < 2, constant_rate(step), 0.0),
+    }
     update = create_update(CASES["sgd"], constant_rate)
-    fns = (fns[0], constant_rate, *fns[1:], constant_rate, constant_rate)
-    own = dataclasses.replace(update, rate_fns=fns)
+    own = dataclasses.replace(update, rate_fns=tuple(rate_fns.values()))
     before = named(random_arrays(0))
     moved = {k: v - before[k] for k, v in run(update)[0].items()}
     found = {k: v - before[k] for k, v in run(own)[0].items()}
     np.testing.assert_allclose(found["kernel"], moved["kernel"] / 3, rtol=1e-12)
     np.testing.assert_array_equal(found["bias"], moved["bias"])
-    gradients = [named(random_arrays(100 + step)) for step in range(NUM_STEPS)]
-    fallen = -sum(0.5**step * g["scalar"] for step, g in enumerate(gradients))
+    fallen = -sum(0.5**step * gradients(step)["scalar"] for step in range(NUM_STEPS))
     np.testing.assert_allclose(found["scalar"], fallen, rtol=1e-12)
-    ended = -0.125 * (gradients[0]["filters"] + gradients[1]["filters"])
+    ended = -0.125 * (gradients(0)["filters"] + gradients(1)["filters"])
     np.testing.assert_allclose(found["filters"], ended, rtol=1e-12)
 
 
@@ -345,9 +292,9 @@ class TakingRecipe(Recipe):
 @pytest.mark.parametrize(
     "case,cls,num_towers,options",
     [
-        ("adamw", strategies.towers, 2, {}),
         ("lars", strategies.model_parallel, 2, {"group_size": 2}),
         ("muon", strategies.replicated, 3, {}),
+        slow("adamw", strategies.towers, 2, {}),
         slow("lars", strategies.model_parallel, 4, {"group_size": 2}),
         slow("lars", strategies.replicated, 3, {}),
         slow("adamw", strategies.model_parallel, 3, {"group_size": 3}),

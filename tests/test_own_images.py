@@ -2,7 +2,6 @@
 
 import collections
 import csv
-import dataclasses
 import json
 import os
 import pathlib
@@ -14,6 +13,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
 from pictures import png, random_pixels
 from PIL import ExifTags, Image
@@ -126,25 +126,38 @@ def test_the_walk_through_ends_in_the_same_answer_elsewhere(tmp_path):
     check_forms(tmp_path)
 
 
-def test_a_folder_of_photos_trains_and_continues_by_the_same_command(tmp_path):
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of two classes, of 12 photos each."""
     for label, name in enumerate(("cat", "dog")):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
             path = tmp_path / "photos" / name / f"{number}.png"
             path.write_bytes(png(random_pixels([label, number], 40, 30)))
-    command = "python run_train.py --data_dir=photos --center_crop=0.6 --max_steps="
+    return tmp_path / "photos"
+
+
+@pytest.mark.slow
+def test_a_folder_of_photos_trains_and_continues_by_the_same_command(photos, tmp_path):
+    command = "python run_train.py --data_dir=photos --max_steps="
     first, second = (typed(f"{command}{steps}", tmp_path) for steps in (1, 2))
     assert "chosen for the images: image_size=32, num_epochs=100.0" in first
     assert "run folder:" in second and "step 2 of" in second
-    run = tmp_path / "runs" / "photos"
-    config = json.loads((run / "config.json").read_text())
+    config = json.loads((tmp_path / "runs" / "photos" / "config.json").read_text())
     assert (config["dataset"], config["image_size"]) == ("image_folder", 32)
     assert config["num_epochs"] == 100
 
-    # The same middle of each photo is evaluated and predicted.
+
+def test_the_same_middle_of_a_photo_is_evaluated_and_predicted(
+    photos, tmp_path, monkeypatch
+):
+    small_runs.use(monkeypatch)
+    options = {"dataset": "image_folder", "data_dir": str(photos), "image_size": 32}
+    run = tmp_path / "run"
+    config = small_runs.small_config(**options, center_crop=0.6, max_steps=1)
+    towers.train(run, config)
     restored = towers.load_run(run)
-    config = dataclasses.replace(restored.config, data_dir=str(tmp_path / "photos"))
-    test = load_data_set(config, restored.dataset_info).test
+    test = load_data_set(restored.config, restored.dataset_info).test
     images, _ = test.read(tf.range(test.num_examples, dtype=tf.int64))
     expected = tf.nn.softmax(restored.model_ema(restored.preprocess(images)))
     paths = [test.place(index) for index in range(test.num_examples)]

@@ -17,24 +17,30 @@ from towers.run.checkpointer import Checkpointer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# One session that trains several times, as in a notebook: in the main thread, in that
-# of a running event loop, and in another one.
-SESSION = """
-import asyncio, json, signal, sys
-from towers import Config, evaluate, train
+PYTHON_PAGE = (ROOT / "docs/python.md").read_text()
 
-about = {"imported_tensorflow": "tensorflow" in sys.modules}
-config = Config(dataset="embedded", width=0.05, device="cpu", num_epochs=0.02)
-result = train("run", config)
-about["repr"] = repr(result)
-about["step"], about["path"] = result.step, str(result.path)
-about["accuracy"] = result.accuracy
-about["state_step"] = int(result.state["step"])
-about["evaluated"] = evaluate("run")
 
+def page_lines():
+    """The block of code of docs/python.md."""
+    section = PYTHON_PAGE.partition("# In Python\n")[2]
+    block = re.match(r"\n((?:    .*\n|\n)+)", section)[1]
+    return textwrap.dedent(block)
+
+
+def python(script, cwd):
+    begin = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    command = [sys.executable, "-c", begin + script]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
+
+
+# After the lines of the page, in the same process.
+MORE = """
+import asyncio, json, signal, towers
+about = {"repr": repr(result), "step": result.step, "accuracy": result.accuracy}
+about["evaluated"] = json.load(open("runs/shapes/result.json"))
 handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 async def cell():
-    return train("run", config)
+    return train("runs/shapes", config)
 about["finished"] = asyncio.run(cell()).accuracy
 async def cell_in_thread():
     return await asyncio.to_thread(train, "other", config)
@@ -50,89 +56,48 @@ print(json.dumps(about))
 """
 
 
-def python(script, cwd, **kwargs):
-    return subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys\nsys.path.insert(0, {str(ROOT)!r}){script}",
-        ],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **kwargs,
-    )
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    """The folder of the session, its results, and the other lines that it printed."""
-    folder = tmp_path_factory.mktemp("session")
-    done = python(SESSION, folder)
-    assert done.returncode == 0, done.stderr
-    *lines, last = done.stdout.splitlines()
-    assert done.stderr == ""
-    return folder, json.loads(last), lines
-
-
-def test_a_session_trains_and_evaluates_without_importing_tensorflow_first(session):
-    folder, about, _ = session
-    assert not about["imported_tensorflow"]
-    assert (about["path"], about["step"], about["state_step"]) == ("run", 2, 2)
-    assert Checkpointer(folder / "run" / "checkpoints").steps() == [2]
+def test_a_session_trains_by_the_lines_of_the_page_in_a_loop_and_in_a_thread(tmp_path):
+    """And TensorFlow is not imported before it is needed."""
+    shorter = {r"num_epochs=[\d.]+": "num_epochs=0.02", r"width=[\d.]+": "width=0.05"}
+    lines = page_lines()
+    for long, short in shorter.items():
+        lines, count = re.subn(long, short, lines)
+        assert count == 1
+    imports = "from towers import Config, evaluate, load_run, train\n"
+    imports += "assert 'tensorflow' not in sys.modules\n"
+    done = python(imports + lines + MORE, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    *printed, last = done.stdout.splitlines()
+    about = json.loads(last)
+    assert Checkpointer(tmp_path / "runs" / "shapes" / "checkpoints").steps() == [2]
+    assert f"2 {about['accuracy']} runs/shapes" in printed
     assert "step=2" in about["repr"] and len(about["repr"]) < 100
     assert about["evaluated"]["test_images"] == 2000
     assert about["evaluated"]["test_accuracy_ema"] == about["accuracy"]
-
-
-def test_a_session_may_train_in_an_event_loop_and_in_another_thread(session):
-    _, about, lines = session
     assert about["finished"] == about["accuracy"]
-    assert any(line.startswith("run is finished: step 2 of 2") for line in lines)
+    assert any(x.startswith("runs/shapes is finished: step 2 of 2") for x in printed)
     assert about["other_step"] == 2 and about["handlers_restored"]
-    assert "done: step 2 of 2 is saved in other" in lines
-
-
-def test_more_towers_than_the_first_call_made_are_one_line(session):
-    assert session[1]["error"].startswith("ConfigError: num_towers=4 with 1 logical")
-
-
-PYTHON_PAGE = (ROOT / "docs/python.md").read_text()
-
-
-def page_lines():
-    """The block of code of docs/python.md."""
-    section = PYTHON_PAGE.partition("# In Python\n")[2]
-    block = re.match(r"\n((?:    .*\n|\n)+)", section)[1]
-    return textwrap.dedent(block)
-
-
-def test_the_lines_of_the_page_train_and_evaluate(tmp_path):
-    lines, count = re.subn(r"num_epochs=[\d.]+", "num_epochs=0.02", page_lines())
-    done = python(f"\n{lines}", tmp_path)
-    assert count == 1 and done.returncode == 0, done.stderr
-    [accuracy] = re.findall(r"^2 (\S+) runs/shapes$", done.stdout, re.MULTILINE)
-    [line] = re.findall(r"^step 2: test accuracy .*\(.*$", done.stdout, re.MULTILINE)[
-        -1:
-    ]
-    assert f"; with moving averages of the parameters {float(accuracy):.4f} (" in line
+    assert "done: step 2 of 2 is saved in other" in printed
+    # More towers than the first call made.
+    assert about["error"].startswith("ConfigError: num_towers=4 with 1 logical")
 
 
 @pytest.mark.slow
 def test_the_lines_of_the_page_reach_their_accuracy(tmp_path):
-    done = python(f"\n{page_lines()}", tmp_path)
+    done = python(page_lines(), tmp_path)
     printed = re.search(r"^(\d+) (\S+) runs/shapes$", done.stdout, re.MULTILINE)
     promised = re.search(r"`(\d+) (\S+) runs/shapes`", PYTHON_PAGE)
     assert printed[1] == promised[1]
     assert float(printed[2]) == pytest.approx(float(promised[2]), abs=0.02)
 
 
-@pytest.mark.parametrize("without", ["sys.stderr = None", "os.close(2)"])
-def test_imports_need_no_standard_error(tmp_path, without):
-    script = "import towers\nwith towers.quiet_imports(): import json\nprint('well')"
-    done = python(f"\nimport os\n{without}\n{script}", tmp_path)
-    assert done.stdout == "well\n"
+def test_imports_need_no_standard_error(tmp_path):
+    for without in "sys.stderr = None", "os.close(2)":
+        script = (
+            "import towers\nwith towers.quiet_imports(): import json\nprint('well')"
+        )
+        done = python(f"import os\n{without}\n{script}", tmp_path)
+        assert done.stdout == "well\n"
 
 
 def test_the_package_exports_what_it_lists():

@@ -38,32 +38,26 @@ def test_evaluations_follow_the_step_that_completes_their_images(periods):
             next_images += periods.images_per_eval
     steps = range(1, periods.total_steps + 1)
     assert [step for step in steps if periods.evaluates(step)] == due
+    for begin in (0, 1, periods.total_steps // 2):
+        for end in (begin, begin + 1, periods.total_steps - 1, periods.total_steps):
+            num_due = sum(begin < step <= end for step in due)
+            assert periods.num_evaluations(begin, end) == num_due, (begin, end)
 
 
 @pytest.mark.parametrize("periods", PERIODS)
-def test_logs_the_first_and_the_last_step_and_each_period(periods):
-    every, last = periods.log_every_steps, periods.total_steps
-    expected = {1, last, *range(every, last + 1, every)}
-    assert {step for step in range(1, last + 1) if periods.logs(step)} == expected
-
-
-@pytest.mark.parametrize("periods", PERIODS)
-def test_summaries_and_checkpoints_keep_their_periods_and_zero_is_never(periods):
-    for is_due_fn, every in (
-        (periods.summarizes, periods.summary_every_steps),
-        (periods.saves, periods.checkpoint_every_steps),
+def test_what_is_due_keeps_its_period_and_zero_is_never(periods):
+    last = periods.total_steps
+    for is_due_fn, every, always in (
+        (periods.summarizes, periods.summary_every_steps, set()),
+        (periods.saves, periods.checkpoint_every_steps, set()),
+        (periods.logs, periods.log_every_steps, {1, last}),
     ):
-        due_steps = {
-            step for step in range(1, periods.total_steps + 1) if is_due_fn(step)
-        }
-        last = periods.total_steps
-        assert due_steps == (set(range(every, last + 1, every)) if every else set())
+        due_steps = {step for step in range(1, last + 1) if is_due_fn(step)}
+        assert due_steps == always | set(range(every, last + 1, every) if every else ())
 
 
 @pytest.mark.parametrize("periods", PERIODS)
-def test_every_run_stops_at_each_step_where_something_is_due(
-    periods,
-):
+def test_every_run_stops_at_each_step_where_something_is_due(periods):
     steps = range(1, periods.total_steps + 1)
     all_due = [step for step in steps if is_due(periods, step)]
     for first in range(periods.total_steps):

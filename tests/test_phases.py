@@ -86,12 +86,13 @@ def resized(images):
 @pytest.mark.parametrize(
     "cls,num_devices,num_towers,options",
     [
-        (strategies.towers, 2, 2, {}),
+        (strategies.towers, 1, 1, {}),
+        slow(strategies.towers, 2, 2, {}),
         slow(strategies.towers, 2, 2, {"compile_towers": True}),
         slow(strategies.towers, 3, 1, {"sync_batch_norm": True}),
         slow(strategies.replicated, 2, 2, {"accumulate_steps": 2}),
         slow(strategies.model_parallel, 4, 2, {"group_size": 2}),
-        (AsynchronousTrainer, 1, 1, {}),
+        slow(AsynchronousTrainer, 1, 1, {}),
     ],
 )
 def test_every_strategy_computes_the_phases_as_the_oracle_does(

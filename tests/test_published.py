@@ -1,39 +1,46 @@
-"""CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: files written here byte by byte, what
+"""CIFAR-10, CIFAR-100, MNIST and Fashion-MNIST: their official files and archives, what
 tensorflow-datasets prepared, and downloads from a server on this machine.
 
 With TOWERS_TEST_DATA naming a folder that holds `cifar-10-batches-bin`, the real pixels
 are read too.
 """
 
-import contextlib
-import dataclasses
 import gzip
 import hashlib
 import http.server
-import io
 import os
 import pickle
 import socket
-import struct
-import subprocess
-import sys
-import tarfile
 import threading
 import time
 import urllib.request
 
 import numpy as np
 import pytest
-from prepared_sets import all_of, message
+from marks import slow
+from prepared_sets import (
+    CIFAR,
+    IMAGES,
+    LABELS,
+    MNIST,
+    all_of,
+    archive_of,
+    assert_holds,
+    change,
+    features,
+    message,
+    official,
+    random_examples,
+    shrink_published,
+    store,
+    write,
+)
+from processes import Program
 
 from towers import data
 from towers.data import download, tfds
 from towers.data.published import PUBLISHED
 
-COUNTS = {"cifar10": [4] * 6, "cifar100": [7, 3], "mnist": [11, 4]}
-COUNTS["fashion_mnist"] = COUNTS["mnist"]
-CIFAR = ["cifar10", "cifar100"]
-MNIST = ["mnist", "fashion_mnist"]
 every_set = pytest.mark.parametrize("name", PUBLISHED)
 each_cifar = pytest.mark.parametrize("name", CIFAR)
 
@@ -42,18 +49,10 @@ each_cifar = pytest.mark.parametrize("name", CIFAR)
 def small_and_nothing_at_home(monkeypatch, tmp_path):
     """Files of few records; no data set in the usual places, no proxy, no network."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "shared"))
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    shrink_published(monkeypatch, tmp_path)
     for kind in ("http", "https", "all", "no"):
         monkeypatch.delenv(f"{kind}_proxy", raising=False)
         monkeypatch.delenv(f"{kind}_PROXY".upper(), raising=False)
-    for name, known in list(PUBLISHED.items()):
-        counts = iter(COUNTS[name])
-        files = {
-            split: {file: next(counts) for file in of_split}
-            for split, of_split in known.files.items()
-        }
-        monkeypatch.setitem(PUBLISHED, name, dataclasses.replace(known, files=files))
 
 
 @pytest.fixture
@@ -65,90 +64,20 @@ def no_network(monkeypatch):
         monkeypatch.setattr(socket, name, refuse)
 
 
-def records(name, count, rng):
-    """(images, labels, bytes) of one file of CIFAR."""
-    images = rng.integers(0, 256, (count, 32, 32, 3)).astype(np.uint8)
-    labels = rng.integers(0, 100 if name == "cifar100" else 10, count)
-    content = bytearray()
-    for image, label in zip(images, labels, strict=True):
-        content += bytes([19, label] if name == "cifar100" else [label])
-        for channel in range(3):
-            content += bytes(image[:, :, channel].reshape(-1).tolist())
-    return images, labels, bytes(content)
-
-
-def official(name):
-    """File -> bytes; and per split the images and labels."""
-    rng, files, splits = np.random.default_rng(0), {}, []
-    for of_split in PUBLISHED[name].files.values():
-        images, labels = [], []
-        for stem, count in of_split.items():
-            if name in CIFAR:
-                some, their_labels, files[stem] = records(name, count, rng)
-            else:
-                some = rng.integers(0, 256, (count, 28, 28, 1)).astype(np.uint8)
-                their_labels = rng.integers(0, 10, count)
-                head = struct.pack(">iiii", 0x803, count, 28, 28)
-                files[f"{stem}-images-idx3-ubyte"] = head + some.tobytes()
-                head = struct.pack(">ii", 0x801, count)
-                files[f"{stem}-labels-idx1-ubyte"] = head + bytes(their_labels.tolist())
-            images.append(some)
-            labels.append(their_labels)
-        splits.append((np.concatenate(images), np.concatenate(labels)))
-    return files, splits
-
-
-def write(folder, files, packed=False):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        if packed:
-            name, content = f"{name}.gz", gzip.compress(content)
-        (folder / name).write_bytes(content)
-
-
-def archive_of(name, files):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for path, content in {"../outside": b"x", **files}.items():
-            member = tarfile.TarInfo(f"{PUBLISHED[name].folders[0]}/{path}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def change(monkeypatch, name, **changes):
-    changed = dataclasses.replace(PUBLISHED[name], **changes)
-    monkeypatch.setitem(PUBLISHED, name, changed)
-
-
-def assert_holds(data_set, splits):
-    for source, (images, labels) in zip(
-        (data_set.train, data_set.test), splits, strict=True
-    ):
-        assert source.image_shape == images.shape[1:]
-        found_images, found_labels = all_of(source)
-        np.testing.assert_array_equal(found_images, images)
-        np.testing.assert_array_equal(found_labels, labels)
-    images = splits[0][0]
-    np.testing.assert_allclose(data_set.mean, images.mean((0, 1, 2)))
-    np.testing.assert_allclose(data_set.deviation, images.std((0, 1, 2)))
-
-
 # Official files.
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(
-    "name, place", [(n, p) for n, x in PUBLISHED.items() for p in (*x.folders, ".")]
-)
-def test_official_files_are_found_and_read(tmp_path, no_network, name, place, packed):
+@every_set
+def test_official_files_are_found_in_every_usual_place(tmp_path, no_network, name):
     files, splits = official(name)
-    write(tmp_path / "data" / place, files, packed and name in MNIST)
-    data_set = data.load(name)
-    assert_holds(data_set, splits)
-    assert data_set.name == name
-    assert data_set.class_names == PUBLISHED[name].class_names
-    assert data_set.origin.startswith(f"{tmp_path / 'data' / place} (official ")
+    for packed in (False, True) if name in MNIST else (False,):
+        for place in (*PUBLISHED[name].folders, "."):
+            home = tmp_path / f"{place.replace('/', '-')}-{packed}"
+            write(home / "data" / place, files, packed)
+            os.chdir(home)
+            data_set = data.load(name)
+            assert_holds(data_set, splits)
+            assert data_set.origin == f"{home / 'data' / place} (official files)"
 
 
 def test_the_table_is_that_of_the_data_sets(monkeypatch):
@@ -174,72 +103,34 @@ def test_the_table_is_that_of_the_data_sets(monkeypatch):
         assert counts == ([50_000, 10_000] if name in CIFAR else [60_000, 10_000])
 
 
-BIN, IMAGES, LABELS = "data_batch_3.bin", "images-idx3-ubyte", "labels-idx1-ubyte"
+BIN, T10K_IMAGES, T10K_LABELS = "data_batch_3.bin", f"t10k-{IMAGES}", f"t10k-{LABELS}"
+# What is done to a file, and what is said of it.
 WRONG = [
-    ("cifar10", BIN, lambda x: b"", "breaks off in record 0, after 0"),
-    ("cifar10", BIN, lambda x: x[:9219], "it breaks off in record 3, after 0 of its"),
-    ("cifar10", BIN, lambda x: x[:-1], "it breaks off in record 3, after 3072 of its"),
-    ("cifar10", BIN, lambda x: x + b"\0", "it goes on after record 3, th"),
-    ("cifar10", BIN, lambda x: x[:6146] + b"\x0a" + x[6147:], "record 2 (counted from"),
-    ("cifar100", "train.bin", lambda x: b"\x14" + x[1:], "coarse label 20, expected 0"),
-    ("cifar100", "test.bin", lambda x: x[:1] + b"d" + x[2:], "fine label 100, expect"),
-    ("mnist", f"train-{IMAGES}", lambda x: x[:3], "begins with 0x000008, expected 0x"),
-    ("mnist", f"train-{IMAGES}", lambda x: b"PK" + x[2:], "begins with 0x504b0803"),
-    (
-        "mnist",
-        f"train-{LABELS}",
-        lambda x: x[:3] + b"\3" + x[4:],
-        "begins with 0x0000080300",
-    ),
-    ("mnist", f"train-{IMAGES}", lambda x: x[:9], "begins with 0x00000803"),
-    (
-        "mnist",
-        f"t10k-{IMAGES}",
-        lambda x: x[:7] + b"\5" + x[8:],
-        "begins with 0x0000080300000005",
-    ),
-    (
-        "mnist",
-        f"train-{IMAGES}",
-        lambda x: x[:-785],
-        "it breaks off in record 9, after",
-    ),
-    ("mnist", f"t10k-{IMAGES}", lambda x: x + b"\0", "it goes on after record 3, the "),
-    ("mnist", f"t10k-{LABELS}", lambda x: x[:-2] + b"\x0a\0", "record 2 (counted from"),
+    (BIN, lambda x: x[:9219], "it breaks off in record 3, after 0 of its"),
+    (BIN, lambda x: x[:-1], "it breaks off in record 3, after 3072 of its"),
+    (BIN, lambda x: x + b"\0", "it goes on after record 3, the last"),
+    (BIN, lambda x: x[:6146] + b"\x0a" + x[6147:], "record 2 (counted from 0)"),
+    ("train.bin", lambda x: b"\x14" + x[1:], "coarse label 20, expected 0 to 19"),
+    ("train.bin", lambda x: x[:1] + b"d" + x[2:], "fine label 100, expected 0 to 99"),
+    (T10K_IMAGES, lambda x: b"PK" + x[2:], "begins with 0x504b0803"),
+    (T10K_IMAGES, lambda x: x[:9], "begins with 0x00000803"),
+    (T10K_IMAGES, lambda x: x[:7] + b"\5" + x[8:], "begins with 0x0000080300000005"),
+    (T10K_IMAGES, lambda x: x[:-785], "it breaks off in record 2, after 783"),
+    (T10K_LABELS, lambda x: x + b"\0", "it goes on after record 3, the last"),
+    (T10K_LABELS, lambda x: x[:-2] + b"\x0a\0", "record 2 (counted from 0)"),
 ]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name, file, damage, words", WRONG)
+@pytest.mark.parametrize("file, damage, words", WRONG)
 @pytest.mark.row(21)
-def test_row_21_wrong_files_are_named(tmp_path, name, file, damage, words, packed):
+def test_row_21_wrong_files_are_named(tmp_path, file, damage, words):
+    name = {BIN: "cifar10", "train.bin": "cifar100"}.get(file, "mnist")
     files, _ = official(name)
-    is_packed = packed and name in MNIST
-    write(tmp_path, files | {file: damage(files[file])}, is_packed)
-    text = message(data.load, name, str(tmp_path))
-    assert text.startswith(f"{tmp_path / file}{'.gz' * is_packed}: ") and words in text
-
-
-@pytest.mark.parametrize(
-    "damage", [lambda x: x[:-20], lambda x: b"no archive", lambda x: x[:40] + b"x" * 99]
-)
-def test_row_20_damaged_packed_files(tmp_path, damage):
-    write(tmp_path, official("mnist")[0], packed=True)
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    path.write_bytes(damage(path.read_bytes()))
-    text = message(data.load, "mnist", str(tmp_path))
-    assert text.startswith(f"{path}: cannot be read: ")
-
-
-@every_set
-@pytest.mark.row(21)
-def test_row_21_missing_file(tmp_path, name):
-    files, _ = official(name)
-    for missing in files:
-        write(tmp_path / missing, {k: v for k, v in files.items() if k != missing})
-        text = message(data.load, name, str(tmp_path / missing))
-        assert text.startswith(str(tmp_path / missing)) and missing in text
-        assert "No such file" in text or "is missing" in text
+    for packed in (False, True) if name == "mnist" else (False,):
+        folder = tmp_path / str(packed)
+        write(folder, files | {file: damage(files[file])}, packed)
+        text = message(data.load, name, str(folder))
+        assert text.startswith(f"{folder / file}{'.gz' * packed}: ") and words in text
 
 
 @each_cifar
@@ -343,82 +234,59 @@ def test_an_archive_with_a_bad_member(tmp_path, monkeypatch, content, words):
     assert text.startswith(f"{path}: data_batch_5.bin") and words in text
 
 
-@pytest.mark.parametrize("content", [b"no archive", b"\x1f\x8b\x08\x00torn", b""])
-def test_an_archive_that_is_none(tmp_path, monkeypatch, content):
+def test_an_archive_that_is_none(tmp_path, monkeypatch):
     path, _ = write_archive(monkeypatch, tmp_path, "cifar10", {})
-    path.write_bytes(content)
-    sums = {path.name: hashlib.sha256(content).hexdigest()}
-    change(monkeypatch, "cifar10", archives=sums)
-    assert str(path) in message(data.load, "cifar10", str(tmp_path))
+    for content in (b"no archive", b"\x1f\x8b\x08\x00torn", b""):
+        path.write_bytes(content)
+        sums = {path.name: hashlib.sha256(content).hexdigest()}
+        change(monkeypatch, "cifar10", archives=sums)
+        assert str(path) in message(data.load, "cifar10", str(tmp_path))
 
 
 # Prepared by tensorflow-datasets.
 
 
-@every_set
-def test_what_tensorflow_datasets_prepares_is_read(
+@each_cifar
+def test_what_tensorflow_datasets_prepares_comes_in_the_official_order(
     tmp_path, monkeypatch, no_network, name
 ):
     """The real builder reads the small files."""
     import tensorflow_datasets
-    from tensorflow_datasets.image_classification import mnist
 
     files, splits = official(name)
     known = PUBLISHED[name]
-    if name == "cifar100":
-        files["fine_label_names.txt"] = "\n".join(known.class_names).encode()
-        files["coarse_label_names.txt"] = "\n".join(map(str, range(20))).encode()
-    elif name == "cifar10":
-        files["batches.meta.txt"] = "\n".join(known.class_names).encode()
-    place = known.folders[0] if name in CIFAR else "."
-    write(tmp_path / "files" / place, files)
-    paths = {key: str(tmp_path / "files" / stem) for key, stem in (
-        ("train_data", f"train-{IMAGES}"), ("train_labels", f"train-{LABELS}"),
-        ("test_data", f"t10k-{IMAGES}"), ("test_labels", f"t10k-{LABELS}"),
-    )}  # fmt: skip
+    names = "\n".join(known.class_names).encode()
+    for file in ("fine_label_names.txt", "batches.meta.txt"):
+        files[file] = names
+    files["coarse_label_names.txt"] = "\n".join(map(str, range(20))).encode()
+    write(tmp_path / "files" / known.folders[0], files)
     monkeypatch.setattr(
         tensorflow_datasets.download.DownloadManager,
         "download_and_extract",
-        lambda self, url: str(tmp_path / "files") if name in CIFAR else paths,
+        lambda self, url: str(tmp_path / "files"),
     )
-    monkeypatch.setattr(mnist, "_TRAIN_EXAMPLES", COUNTS["mnist"][0], raising=False)
-    monkeypatch.setattr(mnist, "_TEST_EXAMPLES", COUNTS["mnist"][1], raising=False)
-    tensorflow_datasets.builder(
-        name, data_dir=tmp_path / "shared"
-    ).download_and_prepare()
-    for data_dir in ("", str(tmp_path / "shared")):
+    shared = tmp_path / "shared"
+    tensorflow_datasets.builder(name, data_dir=shared).download_and_prepare()
+    for data_dir in ("", str(shared)):
         data_set = data.load(name, data_dir)
         assert data_set.name == name and data_set.class_names == known.class_names
         assert data_set.origin.startswith(f"tensorflow-datasets {name}/")
-        if name in CIFAR:  # the others have no numbers by which they could be sorted
-            assert_holds(data_set, splits)
-        else:
-            assert sorted(all_of(data_set.train)[1]) == sorted(splits[0][1])
+        assert_holds(data_set, splits)
 
 
-def test_a_prepared_folder_of_something_else_is_refused(tmp_path, no_network):
-    import tensorflow_datasets
+def test_a_prepared_folder_of_other_classes_is_refused(tmp_path, no_network):
+    from tensorflow_datasets import features as kinds
 
-    kinds = tensorflow_datasets.features
-    example = {"image": np.zeros((28, 28, 1), np.uint8), "label": 0}
-    for name, shape, words in (
-        ("cifar10", (28, 28, 1), "expected uint8 images of [32, 32, 3], found uint8 ["),
-        ("mnist", (28, 28, 1), "these are not the classes of MNIST"),
-    ):
-        builder = tensorflow_datasets.dataset_builders.store_as_tfds_dataset(
-            name=name,
-            version="3.0.2",
-            features=kinds.FeaturesDict(
-                {
-                    "image": kinds.Image(shape=shape),
-                    "label": kinds.ClassLabel(names=PUBLISHED["cifar10"].class_names),
-                }
-            ),
-            split_datasets={"train": [(0, example)], "test": [(0, example)]},
-            data_dir=tmp_path,
-        )
-        text = message(data.load, name, str(tmp_path))
-        assert text.startswith(str(builder.data_path)) and words in text
+    examples = random_examples(2, 0, (28, 28, 1))
+    folder = store(
+        tmp_path,
+        examples,
+        examples,
+        "mnist",
+        features(image=kinds.Image(shape=(28, 28, 1)), id=None),
+    )
+    text = message(data.load, "mnist", str(tmp_path))
+    assert text.startswith(f"{folder}: these are not the classes of MNIST")
 
 
 # No data and no network.
@@ -427,10 +295,7 @@ def test_a_prepared_folder_of_something_else_is_refused(tmp_path, no_network):
 @every_set
 @pytest.mark.row(19)
 def test_row_19_no_network(tmp_path, no_network, name):
-    tfds.default_dir()  # Imports are not counted.
-    start = time.monotonic()
     text = message(data.load, name, str(tmp_path / "none"))
-    assert time.monotonic() - start < 2
     known = PUBLISHED[name]
     for words in (
         f"{known.title} was not found: no {known.folders[0]}, ",
@@ -445,10 +310,10 @@ def test_row_19_no_network(tmp_path, no_network, name):
         assert words in text
 
 
-@pytest.mark.parametrize("function", ["getaddrinfo", "create_connection"])
+@pytest.mark.parametrize("function", ["getaddrinfo", slow("create_connection")])
 @pytest.mark.row(19)
 def test_row_19_network_that_never_answers(tmp_path, monkeypatch, function):
-    tfds.default_dir()
+    tfds.default_dir()  # Imports are not counted.
     over = threading.Event()
     monkeypatch.setattr(socket, function, lambda *_, **__: over.wait(60))
     start = time.monotonic()
@@ -459,14 +324,11 @@ def test_row_19_network_that_never_answers(tmp_path, monkeypatch, function):
 
 
 def test_row_19_proxy_that_is_down(tmp_path, monkeypatch):
-    tfds.default_dir()
     with socket.socket() as unused:  # Bound but not listening: refuses.
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
-        start = time.monotonic()
         text = message(data.load, "cifar10", str(tmp_path))
-        assert time.monotonic() - start < 2
     assert f"proxy 127.0.0.1:{port}: " in text and "Connection refused" in text
 
 
@@ -584,9 +446,7 @@ def test_a_download_that_stands_still_ends(tmp_path, monkeypatch, server):
     put_on(server, monkeypatch, "cifar10")
     server.send = lambda request, x: (request.send(x[:50], len(x)), over.wait(60))
     monkeypatch.setattr(download, "STALL_SECS", 0.3)
-    start = time.monotonic()
-    text = message(data.load, "cifar10", "mine")
-    assert time.monotonic() - start < 5 and "timed out" in text
+    assert "timed out" in message(data.load, "cifar10", "mine")
     over.set()
 
 
@@ -609,6 +469,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch, server)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.row(39)
 def test_row_39_a_signal_ends_a_download(tmp_path, server):
     over, begun = threading.Event(), threading.Event()
@@ -619,19 +480,10 @@ def test_row_39_a_signal_ends_a_download(tmp_path, server):
         "from towers.data.download import fetch\n"
         f"fetch({server.address + 'x'!r}, '', {str(tmp_path / 'x')!r})"
     )
-    with contextlib.ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", script],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
-        stack.callback(process.kill)
+    with Program(["-c", script], tmp_path) as program:
         assert begun.wait(60)
-        process.terminate()
-        assert process.wait(10) == 75
+        program.process.terminate()
+        assert program.wait(10) == 75
         over.set()
 
 

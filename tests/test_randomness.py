@@ -52,19 +52,6 @@ def test_other_seeds_purposes_and_counters_are_uncorrelated(draw):
         assert abs(correlation) < 0.04, (KEYS[a], KEYS[b])
 
 
-@pytest.mark.parametrize("draw", [numbers, order, views])
-def test_neighboring_seeds_and_epochs_are_uncorrelated_on_the_whole(draw):
-    """The random correlation of one pair is averaged out over many."""
-    for keys in (
-        [(seed, "order", 3) for seed in range(30)],
-        [(3, "order", epoch) for epoch in range(30)],
-    ):
-        drawn = [draw(*key) for key in keys]
-        correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(drawn)]
-        assert np.mean(np.abs(correlations)) < 0.02
-        assert abs(np.mean(correlations)) < 0.01
-
-
 def test_hashed_numbers_are_uniform_and_independent_in_every_direction():
     count = 3
     epochs = [
@@ -152,25 +139,18 @@ def test_a_compiled_function_draws_the_same_numbers(jit_compile):
         tf.function(lambda x: x + 1, jit_compile=jit_compile)(1)
     except tf.errors.OpError as error:
         pytest.skip(f"XLA does not compile here: {error.message[:80]}")
-    for seed, counter in ((3, 5), (2**63 - 1, 2**40)):
 
-        def drawn(counter, seed=seed):
-            return uniform(seed, "crop", counter, [100])
+    def drawn(counter):
+        return uniform(2**63 - 1, "crop", counter, [100])
 
-        # An argument, since what depends on constants alone is computed before.
-        counter = tf.constant(counter, tf.int64)
-        compiled = tf.function(drawn, jit_compile=jit_compile)
+    compiled = tf.function(drawn, jit_compile=jit_compile)
+    # An argument, since what depends on constants alone is computed before.
+    for counter in (tf.constant(5, tf.int64), tf.constant(2**40, tf.int64)):
         np.testing.assert_array_equal(compiled(counter), drawn(counter))
 
 
 def test_a_graph_draws_the_same_permutation():
     compiled = tf.function(lambda epoch: permutation(3, "order", epoch, 100))
-    for epoch in (0, 5, 2**40):
+    for epoch in (0, 2**40):
         actual = compiled(tf.constant(epoch, tf.int64))
         np.testing.assert_array_equal(actual, order(3, "order", epoch, 100))
-
-
-def test_numbers_do_not_depend_on_tensorflows_global_seed():
-    first = numbers(0, "crop", 0)
-    tf.random.set_seed(1)
-    np.testing.assert_array_equal(numbers(0, "crop", 0), first)

@@ -50,20 +50,27 @@ def test_the_order_of_an_epoch_is_drawn_once():
 
 
 @pytest.mark.parametrize(
-    "options",
+    "options,network",
     [
-        {"num_towers": 2},
-        slow({"num_towers": 3, "strategy": "replicated", "accumulate_steps": 2}),
-        slow({"num_towers": 4, "strategy": "model_parallel", "group_size": 2}),
-        slow({"num_towers": 2, "batch_norm": "sync"}),
+        ({"num_towers": 2}, small_runs.linear_network),
+        slow({"num_towers": 2}, small_runs.full_network),
+        slow(
+            {"num_towers": 3, "strategy": "replicated", "accumulate_steps": 2},
+            small_runs.full_network,
+        ),
+        slow(
+            {"num_towers": 4, "strategy": "model_parallel", "group_size": 2},
+            small_runs.full_network,
+        ),
+        slow({"num_towers": 2, "batch_norm": "sync"}, small_runs.full_network),
     ],
 )
 def test_a_run_is_the_same_bit_for_bit_also_in_two_parts(
-    options, tmp_path, monkeypatch
+    options, network, tmp_path, monkeypatch
 ):
-    small_runs.use(monkeypatch, small_runs.full_network)
     config = small_runs.small_config(**options)
-    streamed = training.train(tmp_path / "stream", config).state
+    streamed = small_runs.uninterrupted(config, network).state
+    small_runs.use(monkeypatch, network)
     config = dataclasses.replace(config, input="resident")
     training.train(tmp_path / "resident", dataclasses.replace(config, max_steps=3))
     resident = training.train(tmp_path / "resident", config).state

@@ -17,11 +17,14 @@ def small(monkeypatch):
     small_runs.use(monkeypatch)
 
 
-def test_the_history_is_that_of_the_file_also_of_a_run_in_two_parts(tmp_path):
+def test_a_run_in_two_parts_has_the_history_of_its_file_and_its_network(
+    tmp_path,
+):
     config = small_config(eval_every_epochs=1.0, num_towers=2)
     train(tmp_path, small_config(eval_every_epochs=1.0, max_steps=5))
     for _ in range(2):  # the second finds the run finished
-        history = train(tmp_path, config).history
+        result = train(tmp_path, config)
+        history = result.history
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
         lines = {line["step"]: line for line in map(json.loads, lines)}
         assert set(history) == {name for x in lines.values() for name in x} - {"step"}
@@ -33,6 +36,19 @@ def test_the_history_is_that_of_the_file_also_of_a_run_in_two_parts(tmp_path):
         assert losses.shape == (len(steps), 2)
         assert np.isnan(losses[:, 1]).tolist() == [step <= 5 for step in steps]
         assert losses[-1].tolist() == lines[steps[-1]]["tower_losses"]
+        assert_holds_the_network(result, tmp_path)
+
+
+def assert_holds_the_network(result, workdir):
+    images, labels = arrays(NUM_TEST, 1)
+    inputs = result.network.preprocess(images)
+    for model, name in ((result.model, ""), (result.model_ema, "_ema")):
+        correct = np.sum(np.argmax(model(inputs), 1) == labels)
+        assert correct / NUM_TEST == result.history[f"test_accuracy{name}"].values[-1]
+    loaded = load_run(workdir)
+    np.testing.assert_array_equal(loaded.model(inputs), result.model(inputs))
+    kernel = result.model.get_layer("logits").kernel
+    np.testing.assert_array_equal(kernel, result.state["params/logits/kernel"])
 
 
 def test_what_was_not_finite_or_not_there_is_nan_in_the_history():
@@ -42,16 +58,3 @@ def test_what_was_not_finite_or_not_there_is_nan_in_the_history():
     nan = np.nan
     np.testing.assert_array_equal(history["y"].values, [[1, nan, nan], [2, nan, 4]])
     assert create_history([]) == {}
-
-
-def test_the_result_holds_the_trained_network(tmp_path):
-    result = train(tmp_path, small_config(eval_every_epochs=1.0))
-    images, labels = arrays(NUM_TEST, 1)
-    inputs = result.network.preprocess(images)
-    for model, name in ((result.model, ""), (result.model_ema, "_ema")):
-        correct = np.sum(np.argmax(model(inputs), 1) == labels)
-        assert correct / NUM_TEST == result.history[f"test_accuracy{name}"].values[-1]
-    loaded = load_run(tmp_path)
-    np.testing.assert_array_equal(loaded.model(inputs), result.model(inputs))
-    kernel = result.model.get_layer("logits").kernel
-    np.testing.assert_array_equal(kernel, result.state["params/logits/kernel"])

@@ -6,7 +6,6 @@ import pytest
 import small_runs
 from marks import slow
 from small_runs import (
-    HELD_OUT,
     assert_equal_states,
     dropout_network,
     full_network,
@@ -55,7 +54,7 @@ FULL = {"num_towers": 2, "eval_every_epochs": 0.5}
     [
         ([3], {}),  # in mid-epoch
         slow([5], {}),  # at an epoch's edge
-        ([10], {}),  # at the last step
+        slow([10], {}),  # at the last step
         slow([12], {}),  # after the end
         slow([1, 2, 9], {"steps_per_loop": 1}),
     ],
@@ -82,28 +81,12 @@ def test_row_10_a_continued_run_equals_the_uninterrupted_one(
 
 @pytest.mark.slow
 @pytest.mark.row(10)
-def test_row_10_would_notice_other_random_numbers(tmp_path, monkeypatch):
-    """With another seed from step 5 on, order, crops and dropout alone differ."""
-    config = small_config(**FULL)
-    expected = uninterrupted(config, full_network)
-    small_runs.use(monkeypatch, full_network)
-    train(tmp_path, dataclasses.replace(config, max_steps=5))
-    state = train(
-        tmp_path, dataclasses.replace(config, seed=1), allow_change=("seed",)
-    ).state
-    with pytest.raises(AssertionError):
-        assert_equal_states(state, expected.state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stop", [4, slow(8)])
-@pytest.mark.row(10)
-def test_row_10_also_where_batches_straddle_epochs(tmp_path, stop):
+def test_row_10_also_where_batches_straddle_epochs(tmp_path):
     config = small_config(
         batch_size=12, num_epochs=2.3, schedule="cosine", warmup_epochs=0.5
     )
     expected = uninterrupted(config)
-    train(tmp_path, dataclasses.replace(config, max_steps=stop))
+    train(tmp_path, dataclasses.replace(config, max_steps=4))
     assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
 
@@ -130,7 +113,7 @@ def test_row_10_also_with_other_optimizers_and_mixed_images(tmp_path, optimizer)
 
 
 def test_row_10_other_cuts_into_calls_change_nothing(tmp_path):
-    config = small_config(log_every_steps=1)
+    config = small_config()
     expected = uninterrupted(config)
     other_cuts = dataclasses.replace(config, steps_per_loop=3, log_every_steps=4)
     train(tmp_path, dataclasses.replace(other_cuts, max_steps=6))
@@ -143,16 +126,16 @@ def test_row_10_other_cuts_into_calls_change_nothing(tmp_path):
 
 
 @pytest.mark.row(11)
-def test_row_11_two_four_and_one_tower_continue_each_other(tmp_path, monkeypatch):
+def test_row_11_four_towers_and_one_continue_each_other(tmp_path, monkeypatch):
     config = small_config(
         batch_size=12, num_epochs=2.3, num_towers=2, log_every_steps=1
     )
     expected = uninterrupted(config, dropout_network)
     small_runs.use(monkeypatch, dropout_network)
-    for towers, stop in ((2, 4), (4, 7), (1, 0)):
+    for towers, stop in ((4, 5), (1, 0)):
         train(tmp_path, dataclasses.replace(config, num_towers=towers, max_steps=stop))
     lines = records(tmp_path)
-    assert [len(line["tower_losses"]) for line in lines] == [2] * 4 + [4] * 3 + [1] * 3
+    assert [len(line["tower_losses"]) for line in lines] == [4] * 5 + [1] * 5
     for line, other in zip(lines, expected.records, strict=True):
         assert line["step"] == other["step"]
         assert line["learning_rate"] == other["learning_rate"]
@@ -187,21 +170,6 @@ def test_an_unknown_option_that_may_change_is_refused_with_the_way_out(half_way)
         train(half_way, small_config(), allow_change=("all",))
 
 
-def test_a_run_with_groups_is_continued_without(tmp_path):
-    """Each group of four devices has two of four images."""
-    config = small_config(
-        strategy="model_parallel",
-        num_towers=8,
-        group_size=4,
-        batch_size=4,
-        max_steps=1,
-        width=0.125,
-    )
-    assert train(tmp_path, config).step == 1
-    changes = {"strategy": "towers", "num_towers": 3, "max_steps": 2}
-    assert train(tmp_path, dataclasses.replace(config, **changes)).step == 2
-
-
 @pytest.mark.row(9)
 def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
     changed = small_config(learning_rate=0.2, seed=3)
@@ -217,9 +185,11 @@ def test_row_9_what_is_allowed_may_change_and_nothing_else(half_way):
 
 
 @pytest.mark.row(9)
-def test_row_9_rhythm_towers_and_length_may_change_freely(half_way):
+def test_row_9_periods_strategy_towers_and_length_may_change_freely(half_way):
     changed = small_config(
-        num_towers=5,
+        strategy="model_parallel",
+        num_towers=2,
+        group_size=2,
         device="auto",
         data_dir="elsewhere",
         num_epochs=2.4,
@@ -241,7 +211,6 @@ def test_row_9_the_length_of_a_cosine_is_part_of_the_run(tmp_path):
     longer = dataclasses.replace(config, num_epochs=3.0, max_steps=3)
     with pytest.raises(ConfigError, match="num_epochs was 2.0 and is 3.0"):
         train(tmp_path, longer)
-    assert train(tmp_path, longer, allow_change=("num_epochs",)).step == 3
 
 
 @pytest.mark.row(8)
@@ -257,24 +226,15 @@ def test_row_8_another_model_is_refused_by_its_first_variable(half_way, monkeypa
 # Rows 3, 6 and 7: the folder of checkpoints.
 
 
-@pytest.mark.row(3)
-def test_row_3_leftovers_of_a_killed_save_are_removed(half_way, capfd):
-    leftover = half_way / "checkpoints" / ".tmp-step-00000007-123"
-    leftover.mkdir()
-    (leftover / TENSORS).write_bytes(b"x" * 1234)
-    train(half_way, small_config())
-    assert not leftover.exists()
-    out = capfd.readouterr().out
-    assert f"removed {leftover}, left by an interrupted save: 1,234 bytes" in out
-
-
-@pytest.mark.row(6)
-def test_row_6_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capfd):
+@pytest.mark.row(3, 6)
+def test_rows_3_6_after_damage_the_checkpoint_before_is_used(tmp_path, capfd):
     config = small_config()
     expected = uninterrupted(config)
     every_4 = dataclasses.replace(config, checkpoint_every_steps=4)
     train(tmp_path, dataclasses.replace(every_4, max_steps=8))
     damage(tmp_path, 8)
+    leftover = tmp_path / "checkpoints" / ".tmp-step-00000009-123"
+    leftover.mkdir()
     capfd.readouterr()
     state = train(tmp_path, every_4).state
     out = capfd.readouterr().out
@@ -283,31 +243,18 @@ def test_row_6_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capfd):
     assert f"restored step 4 from {path}/step-00000004" in out
     assert_equal_states(state, expected.state)
     assert records(tmp_path) == expected.records
+    assert not leftover.exists() and f"removed {leftover}" in out
     for step in (4, 8, 10):  # the damaged one was replaced when its step came again
         assert Checkpointer(path).restore(step).step == step
 
 
 @pytest.mark.row(7)
-def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(tmp_path):
-    config = small_config(checkpoint_every_steps=3)
-    train(tmp_path, dataclasses.replace(config, max_steps=6))
-    for step in (3, 6):
-        damage(tmp_path, step)
-    before = snapshot(tmp_path)
+def test_row_7_with_no_good_checkpoint_nothing_is_trained_or_deleted(half_way):
+    damage(half_way, 5)
+    before = snapshot(half_way)
     with pytest.raises(CheckpointError) as caught:
-        train(tmp_path, config)
+        train(half_way, small_config())
     message = str(caught.value)
-    assert "none of the 2 checkpoints" in message
-    assert message.count("sha256") == 2
-    assert "step-00000003" in message and "step-00000006" in message
-    assert "\n" not in message
-    assert snapshot(tmp_path) == before
-
-
-def test_row_10_a_continued_run_remembers_its_best_step(tmp_path):
-    config = small_config(**HELD_OUT)
-    expected = uninterrupted(config)
-    train(tmp_path, dataclasses.replace(config, max_steps=13))
-    train(tmp_path, config)
-    assert saved_steps(tmp_path) == saved_steps(expected.path)
-    assert records(tmp_path) == expected.records
+    assert "none of the 1 checkpoints" in message and "sha256" in message
+    assert "step-00000005" in message and "\n" not in message
+    assert snapshot(half_way) == before

@@ -1,26 +1,82 @@
-"""A run of 20,000 steps holds as much at its end as at its beginning."""
+"""A run of 20,000 steps holds as much at its end as at its beginning.
 
+As a program, this is the run: with everything on, and the smallest network, data and
+steps there are, so that many of them take minutes. Every EVERY_STEPS steps a line of
+JSON on the standard error says what the process holds.
+"""
+
+import ctypes
+import gc
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import time
 
 import pytest
-import soak
+import small_runs
+from processes import environ_of
+
+from towers import training
+from towers.run import metrics
 
 NUM_STEPS, EVERY_STEPS = 20_000, 1000
 WARM_UP_STEPS = 4000
-SCRIPT = pathlib.Path(__file__).with_name("soak.py")
+NUM_TOWERS, BATCH_SIZE, TRAIN_IMAGES = 2, 10, 50
+LOG_EVERY, SUMMARY_EVERY, EVAL_EVERY = 20, 50, 40  # steps
+
+
+def soak_config():
+    options = {
+        "num_epochs": NUM_STEPS * BATCH_SIZE / TRAIN_IMAGES,
+        "num_towers": NUM_TOWERS,
+        "batch_size": BATCH_SIZE,
+        "learning_rate": 0.01,
+        "clip_norm": 1.0,
+        "log_every_steps": LOG_EVERY,
+        "summary_every_steps": SUMMARY_EVERY,
+        "eval_every_epochs": EVAL_EVERY * BATCH_SIZE / TRAIN_IMAGES,
+        "checkpoint_every_secs": 3.0,
+        "keep_checkpoints": 2,
+    }
+    return small_runs.small_config(**options)
+
+
+def resident_mb() -> float:
+    [line] = re.findall(
+        r"VmRSS:\s*(\d+) kB", pathlib.Path("/proc/self/status").read_text()
+    )
+    return round(int(line) / 1024, 2)
+
+
+def held(started: float) -> dict[str, float]:
+    """What this process holds now.
+
+    The allocator keeps memory that was freed, per thread: `rss_mb` is what is resident
+    once it has given that back, `untrimmed_mb` what was before.
+    """
+    gc.collect()
+    untrimmed_mb = resident_mb()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return {
+        "secs": round(time.monotonic() - started, 1),
+        "rss_mb": resident_mb(),
+        "untrimmed_mb": untrimmed_mb,
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(os.listdir("/proc/self/fd")),
+        "objects": len(gc.get_objects()),
+    }
 
 
 @pytest.mark.slow
 def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path, count):
     workdir = tmp_path / "run"
     done = subprocess.run(
-        [sys.executable, SCRIPT, workdir, str(NUM_STEPS), str(EVERY_STEPS)],
+        [sys.executable, __file__, workdir],
         # glibc then gives back what was freed; else it keeps 8 MB more now and then.
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"},
+        env=environ_of({"MALLOC_MMAP_THRESHOLD_": "1000000"}),
         capture_output=True,
         text=True,
     )
@@ -42,8 +98,8 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path, count
 
     # What is due by the periods, and no more: the first step is logged too.
     num_logs, num_evaluations = (
-        NUM_STEPS // soak.LOG_EVERY + 1,
-        NUM_STEPS // soak.EVAL_EVERY,
+        NUM_STEPS // LOG_EVERY + 1,
+        NUM_STEPS // EVAL_EVERY,
     )
     lines = done.stdout.splitlines()
     assert 0 <= len(lines) - num_logs - num_evaluations < 30
@@ -51,7 +107,31 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path, count
     assert records.count(b"\n") == num_logs
     assert len(records) < 500 * num_logs
     [events] = (workdir / "tensorboard" / "train").iterdir()
-    num_summaries = NUM_STEPS // soak.SUMMARY_EVERY
+    num_summaries = NUM_STEPS // SUMMARY_EVERY
     assert events.stat().st_size < 15_000 * num_summaries  # with all scalars
     assert len(list((workdir / "checkpoints").iterdir())) == 2
     count("steps soaked", NUM_STEPS)
+
+
+def main() -> None:
+    small_runs.use(pytest.MonkeyPatch(), small_runs.full_network)
+    started, step, reported = time.monotonic(), [0], [0]
+    append = metrics.MetricsFile.append
+
+    def counted(self, record):
+        step[0] = record["step"]
+        append(self, record)
+
+    metrics.MetricsFile.append = counted
+
+    def after_call():
+        if step[0] >= reported[0] + EVERY_STEPS:
+            reported[0] = step[0] // EVERY_STEPS * EVERY_STEPS
+            line = json.dumps({"step": step[0], **held(started)})
+            print(line, file=sys.stderr, flush=True)
+
+    training.train(sys.argv[1], soak_config(), after_call=after_call)
+
+
+if __name__ == "__main__":
+    main()

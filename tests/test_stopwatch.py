@@ -52,16 +52,6 @@ def test_the_first_call_of_a_phase_is_not_timed_and_its_speed_is_its_own():
     assert watch.steps_in(6.0) == 3
 
 
-def test_steps_in_a_time_follow_the_mean_of_those_timed():
-    watch = Stopwatch()
-    watch.add(1, 30.0)
-    watch.add(10, 5.0)
-    assert watch.steps_in(2.0) == 4
-    watch.add(10, 15.0)
-    assert watch.steps_in(2.0) == 2
-    assert watch.steps_in(0.01) == 1
-
-
 def test_a_stopwatch_goes_on_after_a_restart_and_warms_up_again():
     watch = Stopwatch()
     watch.add(1, 30.0)
@@ -76,11 +66,3 @@ def test_a_stopwatch_goes_on_after_a_restart_and_warms_up_again():
     again.add(10, 1.0)
     assert again.lap().steps_per_sec == 10.0
     assert again.steps_in(2.0) == 20
-
-
-def test_a_call_without_a_step_does_not_count_for_the_speed():
-    watch = Stopwatch()
-    watch.add(1, 30.0)
-    watch.add(0, 5.0)
-    assert watch.lap() is None
-    assert (watch.timed_secs, watch.train_secs) == (0.0, 35.0)

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 
 import networks
@@ -106,16 +105,10 @@ class Case:
 
 
 # Likely to go wrong together: uneven shares, several micro-batches, shared moments or
-# not, a velocity. Each value of each axis is here.
+# not, a velocity. Each value of each axis but for the places is here.
 FAST = [
     Case(("towers", 2, 1), "sync", "momentum", 3, 13, "float32"),
-    Case(("towers", 3, 1), "local", "nesterov", 1, 13, "float64"),
-    Case(("towers", 8, 1), "plain", "sgd", 1, 16, "float32"),
-    Case(("replicated", 2, 1), "local", "momentum", 3, 13, "float32"),
-    Case(("replicated", 3, 1), "sync", "nesterov", 1, 13, "float64"),
-    Case(("replicated", 4, 1), "plain", "sgd", 1, 16, "float32"),
-    Case(("model_parallel", 1, 2), "local", "momentum", 3, 13, "float32"),
-    Case(("model_parallel", 1, 4), "plain", "sgd", 1, 16, "float32"),
+    Case(("replicated", 3, 1), "local", "nesterov", 3, 13, "float64"),
     Case(("model_parallel", 2, 2), "sync", "nesterov", 1, 13, "float64"),
 ]
 
@@ -140,6 +133,13 @@ def test_training_equals_the_oracle(case, monkeypatch):
     with_images_off_kinks(case.check, case.dtype, monkeypatch)
 
 
+def test_steps_of_gpus_equal_the_oracle(monkeypatch):
+    """They are part of the loop, and select between old and new values."""
+    have_steps_of_gpus(monkeypatch)
+    case = Case(("replicated", 4, 1), "plain", "sgd", 1, 16, "float32")
+    with_images_off_kinks(case.check, case.dtype, monkeypatch)
+
+
 # What is continued, stopped.
 
 
@@ -155,13 +155,21 @@ KINDS = {
 
 
 @pytest.mark.row(11)
-@pytest.mark.parametrize("name", ["plain", slow("residual")])
-def test_any_strategy_continues_the_state_of_any_other(name):
+@pytest.mark.parametrize(
+    "name,kinds",
+    [
+        ("plain", ["towers 3", "model_parallel 2x2"]),
+        slow("plain", KINDS),
+        slow("residual", KINDS),
+    ],
+)
+def test_any_strategy_continues_the_state_of_any_other(name, kinds):
     """For all ordered pairs."""
     network = networks.NETWORKS[name]()
     batches = networks.random_batches(6, 13)
     strategies, saved, whole = {}, {}, {}
-    for kind, (cls, num_devices, options) in KINDS.items():
+    for kind in kinds:
+        cls, num_devices, options = KINDS[kind]
         if name == "residual" and num_devices > 1:
             # With local moments each would rightly go its own way.
             options = options | {"sync_batch_norm": True}
@@ -172,7 +180,7 @@ def test_any_strategy_continues_the_state_of_any_other(name):
         saved[kind] = strategies[kind].state()
         strategies[kind].train(3)
         whole[kind] = strategies[kind].state()
-    for writer in KINDS:
+    for writer in kinds:
         for strategy in strategies.values():
             strategy.load(saved[writer])
             small_runs.assert_equal_states(strategy.state(), saved[writer])
@@ -180,10 +188,10 @@ def test_any_strategy_continues_the_state_of_any_other(name):
             assert_close(strategy.state(), whole[writer])
 
 
-def test_request_stop_ends_after_the_step_in_hand():
-    network = networks.plain_network()
-    batches = networks.random_batches(3, 8)
-    towers = create_trainer(strategies.towers, network, Recipe(), batches, 2)
+@pytest.mark.parametrize("cls", [strategies.towers, AsynchronousTrainer])
+def test_request_stop_before_the_first_step_takes_none(cls):
+    network, batches = networks.plain_network(), networks.random_batches(3, 8)
+    towers = create_trainer(cls, network, Recipe(), batches, 2)
     assert towers.progress() == (0, "tracing the step")
     towers.request_stop()
     assert towers.train(3) == {}
@@ -234,15 +242,13 @@ def test_a_step_waits_from_its_wanting_a_batch_to_having_it(monkeypatch):
 
 @pytest.mark.row(27)
 def test_a_replica_that_differs_is_named():
-    """reliability.md, row 27."""
     network = networks.plain_network()
     batches = networks.random_batches(2, 8)
     replicas = create_trainer(strategies.replicated, network, Recipe(), batches, 3)
-    replicas.train(1)
     replicas.state()
-    velocity, *_ = replicas.strategy.copies[2].slots["velocity"]
-    velocity.assign_add(tf.ones_like(velocity) * 1e-6)
-    with pytest.raises(NumericError, match=r"slots/conv1/kernel/velocity of tower 2"):
+    params, *_ = replicas.strategy.copies[2].params
+    params.assign(params * (1 + 1e-6))
+    with pytest.raises(NumericError, match=r"params/conv1/kernel of tower 2"):
         replicas.state()
 
 
@@ -277,32 +283,3 @@ def test_each_tower_computes_on_its_own_device_and_variables_stay_on_theirs():
     num_variables = len(list(towers.strategy.copies[0].variables()))
     assert ops["7"]["AssignVariable"] == num_variables
     assert not any(ops[tower]["AssignVariable"] for tower in "012")
-
-
-@pytest.mark.parametrize(
-    "cls,options",
-    [
-        (strategies.towers, {}),
-        slow(strategies.model_parallel, {"group_size": 2}),
-    ],
-)
-def test_a_step_on_cpus_is_called_by_the_loop_and_on_gpus_part_of_it(
-    cls, options, monkeypatch
-):
-    """In a loop what rewrites operations for oneDNN finds them in no certain order."""
-    network, batches = networks.residual_network(), networks.random_batches(2, 12)
-    states = []
-    for of_gpus in (False, True):
-        if of_gpus:
-            have_steps_of_gpus(monkeypatch)
-        strategy = create_trainer(cls, network, Recipe(), batches, 2, **options)
-        of_loop = collections.Counter(
-            node.op
-            for graph in partition_graphs(functools.partial(strategy.train, 2))
-            for node in graph.node
-        )
-        assert of_loop["NextIteration"]
-        assert any("Conv2DBackpropFilter" in op for op in of_loop) == of_gpus
-        assert bool(of_loop["StatefulPartitionedCall"]) != of_gpus
-        states.append(strategy.state())
-    assert_close(*states, 1e-6)

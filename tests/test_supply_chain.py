@@ -22,37 +22,30 @@ from towers.run.weights import open_weights
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize(
-    "source,rule",
-    [
-        ("import pickle\npickle.loads(x)", "S301"),
-        ("import torch", "TID251"),
-        ("import os\nos.system('x')", "S605"),
-        ("eval('1')", "S307"),
-        ("import subprocess\nsubprocess.run('x', shell=True)", "S602"),
-        ("import keras\nkeras.models.load_model(path)", "TID251"),
-    ],
-)
-def test_the_rules_of_ruff_refuse_what_executes_a_file(source, rule):
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--stdin-filename=towers/x.py",
-        "-",
-    ]
+FORBIDDEN = {
+    "import pickle\npickle.loads(x)": "S301",
+    "import os\nos.system('x')": "S605",
+    "eval('1')": "S307",
+    "import subprocess\nsubprocess.run('x', shell=True)": "S602",
+    "import torch\nimport keras\nkeras.models.load_model(path)": "TID251",
+}
+
+
+def test_the_rules_of_ruff_refuse_what_executes_a_file():
+    command = [sys.executable, "-m", "ruff", "check", "--stdin-filename=towers/x.py"]
+    source = "\n".join(FORBIDDEN)
     done = subprocess.run(
-        command, input=source, cwd=ROOT, capture_output=True, text=True
+        [*command, "-"], input=source, cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 1 and rule in done.stdout
+    assert done.returncode == 1
+    assert all(rule in done.stdout for rule in FORBIDDEN.values())
+    assert "`torch` is banned" in done.stdout and "load_model` is" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["allow_pickle", "shell"])
-def test_no_call_of_the_package_unpickles_or_runs_a_shell(name):
+def test_no_call_of_the_package_unpickles_or_runs_a_shell():
     for path in (ROOT / "towers").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.keyword) and node.arg == name:
+            if isinstance(node, ast.keyword) and node.arg in ("allow_pickle", "shell"):
                 assert isinstance(node.value, ast.Constant) and not node.value.value
 
 
@@ -86,10 +79,7 @@ def test_no_file_of_a_run_is_unpickled(tmp_path, monkeypatch, bomb):
     use(monkeypatch)
     original = half_way(tmp_path / "original")
     names = [p.relative_to(original) for p in original.rglob("*") if p.is_file()]
-    assert {"config.json", "metrics.jsonl"} <= {str(name) for name in names}
-    assert {"MANIFEST.json", "trainer_state.json", "tensors.index"} <= {
-        name.name for name in names
-    }
+    assert len(names) > 5
     for name in names:
         workdir = shutil.copytree(original, tmp_path / "run")
         (workdir / name).write_bytes(bomb)
@@ -108,15 +98,10 @@ def test_a_config_and_metrics_are_not_unpickled(tmp_path, bomb):
         from_json(bomb.decode("latin-1"))
 
 
-@pytest.mark.parametrize(
-    "name", ["a.keras", "a.h5", "a.weights.h5", "a.index", "variables/variables.index"]
-)
-def test_no_file_of_weights_is_unpickled(name, tmp_path, bomb):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(bomb)
-    with pytest.raises(CheckpointError):
-        with open_weights(str(tmp_path if "variables" in name else path)):
+def test_no_file_of_weights_is_unpickled(tmp_path, bomb):
+    for name in "a.keras", "a.h5", "a.weights.h5", "a.index":
+        (tmp_path / name).write_bytes(bomb)
+        with pytest.raises(CheckpointError), open_weights(str(tmp_path / name)):
             pass
 
 
@@ -145,8 +130,8 @@ def test_no_file_of_a_data_set_is_unpickled(name, tmp_path, monkeypatch, bomb):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    home = tmp_path_factory.mktemp("stored")
-    store(home, random_examples(6, 0), random_examples(2, 1), spec=features(id=None))
+    home, spec = tmp_path_factory.mktemp("stored"), features(id=None)
+    store(home, random_examples(6, 0), random_examples(2, 1), spec=spec)
     return home
 
 
@@ -192,10 +177,9 @@ def named(form, name):
     return {"pythonClassName": sequence, "jsonFeature": {"json": json.dumps(content)}}
 
 
-FORMS = ["class", "snake_case", "legacy", "nested", "in_a_string"]
-
-
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["class", "snake_case", "legacy", "nested", "in_a_string"]
+)
 @pytest.mark.parametrize(
     "read", [load, lambda folder: tfds.read_arrays(str(folder), (8, 6, 3))]
 )

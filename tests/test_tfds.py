@@ -1,5 +1,4 @@
-"""Data sets that tensorflow-datasets itself has written into a folder: tfds:NAME, and
-what is read into memory."""
+"""Data sets that tensorflow-datasets has prepared: what else there is in a folder."""
 
 import json
 import os
@@ -16,7 +15,8 @@ from towers import data
 from towers.data import tfds
 from towers.data.image_files import ImageOptions, Survey
 
-FORMATS = ["tfrecord", "array_record"]
+TRAIN = "shapes-train.tfrecord-00000-of-00001"
+each_format = pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
 
 
 @pytest.fixture(autouse=True)
@@ -63,29 +63,24 @@ def prepared(stored, tmp_path):
     return str(tmp_path / "shapes" / "1.2.3")
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
-def test_what_was_stored_is_read(tmp_path, file_format, capsys):
-    train, test = random_examples(13, 0), random_examples(5, 1)
-    folder = store(tmp_path, train, test, spec=spec(), file_format=file_format)
-    capsys.readouterr()
-    data_set = data.load("tfds:shapes", str(tmp_path))
-    assert data_set.name == "tfds:shapes" and data_set.class_names == tuple(CLASSES)
-    assert data_set.train.image_shape == (8, 6, 3)
-    assert pairs(*all_of(data_set.train)) == stored_pairs(train)
-    assert pairs(*all_of(data_set.test)) == stored_pairs(test)
-    pixels = np.stack([x["image"] for x in train])
-    np.testing.assert_allclose(data_set.mean, pixels.mean((0, 1, 2)))
-    np.testing.assert_allclose(data_set.deviation, pixels.std((0, 1, 2)))
-    assert data_set.origin == (
+def test_a_prepared_folder_is_left_as_it_is_and_nothing_is_said(prepared, capsys):
+    """Also on a share that cannot be written to."""
+    before = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(prepared)}
+    os.chmod(prepared, 0o500)
+    data_set = data.load("tfds:shapes", f"{prepared}/../..")
+    os.chmod(prepared, 0o700)
+    after = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(prepared)}
+    assert after == before
+    assert data_set.name == "tfds:shapes"
+    folder = os.path.normpath(prepared)
+    assert os.path.normpath(data_set.origin) == (
         f"tensorflow-datasets shapes/1.2.3 in {folder} (split test for testing)"
     )
-
-    again = data.load("tfds:shapes", str(tmp_path))
-    np.testing.assert_array_equal(all_of(again.train)[0], all_of(data_set.train)[0])
     assert not capsys.readouterr().out
 
 
-def test_images_of_any_size_and_other_features(tmp_path):
+@each_format
+def test_images_of_any_size_and_other_features(tmp_path, file_format):
     from tensorflow_datasets import features as kinds
 
     rng = np.random.default_rng(0)
@@ -104,34 +99,29 @@ def test_images_of_any_size_and_other_features(tmp_path):
             "note": kinds.Text(),
         }
     )
-    for file_format in FORMATS:
-        name = f"set_{file_format}"
-        store(tmp_path, examples, None, name, features, file_format=file_format)
-        assert "sizes differ: resized to 64x64" in load(tmp_path, name).origin
-        data_set = load(tmp_path, name, image_size=8)
-        assert data_set.train.image_shape == (8, 8, 1)
-        assert data_set.class_names == ("0", "1", "2")
-        counts = data_set.train.num_examples, data_set.test.num_examples
-        assert counts == (11, 1) and "10% held out for testing" in data_set.origin
-        actual = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
-        # What is 8 pixels high is cropped and no more where the width is even.
-        even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
-        cropped = [x["photo"][:, (x["photo"].shape[1] - 8) // 2 :][:, :8] for x in even]
-        assert set(pairs(cropped, [x["kind"] for x in even])) <= set(actual)
+    store(tmp_path, examples, None, spec=features, file_format=file_format)
+    assert "sizes differ: resized to 64x64" in load(tmp_path).origin
+    data_set = load(tmp_path, image_size=8)
+    assert data_set.train.image_shape == (8, 8, 1)
+    assert data_set.class_names == ("0", "1", "2")
+    counts = data_set.train.num_examples, data_set.test.num_examples
+    assert counts == (11, 1) and "10% held out for testing" in data_set.origin
+    actual = pairs(*all_of(data_set.train)) + pairs(*all_of(data_set.test))
+    # What is 8 pixels high is cropped and no more where the width is even.
+    even = [x for x in examples if x["photo"].shape[1] % 2 == 0]
+    cropped = [x["photo"][:, (x["photo"].shape[1] - 8) // 2 :][:, :8] for x in even]
+    assert set(pairs(cropped, [x["kind"] for x in even])) <= set(actual)
 
 
-def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path):
+@each_format
+def test_a_split_whose_labels_are_hidden_is_not_for_testing(tmp_path, file_format):
     hidden = [{**x, "label": -1} for x in random_examples(4, 1)]
     splits = {"test": hidden, "validation": random_examples(3, 2)}
     train = random_examples(5, 0)
-    for file_format in FORMATS:
-        name = f"set_{file_format}"
-        store(
-            tmp_path, train, None, name, spec(), file_format=file_format, others=splits
-        )
-        data_set = load(tmp_path, name)
-        assert pairs(*all_of(data_set.test)) == stored_pairs(splits["validation"])
-        assert "(split validation for testing)" in data_set.origin
+    store(tmp_path, train, spec=spec(), file_format=file_format, others=splits)
+    data_set = load(tmp_path)
+    assert pairs(*all_of(data_set.test)) == stored_pairs(splits["validation"])
+    assert "(split validation for testing)" in data_set.origin
 
 
 def test_a_configuration_is_named_after_a_slash(prepared, tmp_path, monkeypatch):
@@ -146,15 +136,13 @@ def test_a_configuration_is_named_after_a_slash(prepared, tmp_path, monkeypatch)
     )
 
 
-def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path):
+@pytest.mark.row(19)
+def test_row_19_what_is_not_there_is_told_with_the_way_out(tmp_path, monkeypatch):
     text = refusal(tmp_path, "flowers")
     assert text.startswith("tfds:flowers was not found: no flowers/VERSION in ")
     assert str(tmp_path) in text and str(tmp_path / "shared") in text
     assert text.endswith("tfds build flowers --file_format=array_record")
 
-
-@pytest.mark.row(19)
-def test_row_19_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", path)
 
@@ -170,32 +158,17 @@ def test_what_is_no_set_of_labeled_images_is_refused(tmp_path):
     some = [{**x, "other": x["label"]} for x in random_examples(2, 0)]
     real = [{**x, "image": np.zeros((8, 6, 1), np.float32)} for x in some]
     names = kinds.ClassLabel(names=CLASSES)
-    for name, examples, wrong, expected in (
-        ("a", some, spec(label=None), "its features are image (Image)"),
-        ("b", some, spec(image=None), "its features are label (ClassLabel)"),
-        ("c", some, spec(other=names), "other (ClassLabel)"),
+    of_reals = kinds.Image(shape=(8, 6, 1), dtype=np.float32)
+    for number, (examples, wrong, expected) in enumerate(
         (
-            "d",
-            real,
-            spec(image=kinds.Image(shape=(8, 6, 1), dtype=np.float32)),
-            "is of type float32; only images of 8 or 16 bits",
-        ),
+            (some, spec(label=None), "its features are image (Image)"),
+            (some, spec(image=None), "its features are label (ClassLabel)"),
+            (some, spec(other=names), "other (ClassLabel)"),
+            (real, spec(image=of_reals), "float32; only images of 8 or 16 bits"),
+        )
     ):
-        store(tmp_path, examples, None, f"set_{name}", wrong)
-        assert expected in refusal(tmp_path, f"set_{name}")
-
-
-def test_what_is_prepared_is_left_as_it_is(tmp_path):
-    """Also on a share that cannot be written to."""
-    train = random_examples(40, 0)
-    folder = store(tmp_path, train, random_examples(5, 1), spec=spec())
-    before = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(folder)}
-    os.chmod(folder, 0o500)
-    data_set = load(tmp_path)
-    os.chmod(folder, 0o700)
-    assert pairs(*all_of(data_set.train)) == stored_pairs(train)
-    after = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(folder)}
-    assert after == before
+        store(tmp_path, examples, None, f"set_{number}", wrong)
+        assert expected in refusal(tmp_path, f"set_{number}")
 
 
 def test_records_are_those_that_tensorflow_reads(tmp_path):
@@ -217,46 +190,40 @@ def test_records_are_those_that_tensorflow_reads(tmp_path):
             tfds.Records(paths)
 
 
-def test_row_21_a_label_out_of_range_is_named(prepared, tmp_path):
-    path = f"{prepared}/shapes-train.tfrecord-00000-of-00001"
-    contents = list(tf.data.TFRecordDataset(path).as_numpy_iterator())
-    example = tf.train.Example.FromString(contents[4])
-    example.features.feature["label"].int64_list.value[0] = 3
-    contents[4] = example.SerializeToString()
-    with tf.io.TFRecordWriter(path) as writer:
-        for content in contents:
-            writer.write(content)
+@each_format
+@pytest.mark.row(21)
+def test_row_21_a_label_out_of_range_is_named(tmp_path, file_format):
+    from tensorflow_datasets import features as kinds
+
+    examples = random_examples(6, 0)
+    examples[4]["label"] = len(CLASSES)
+    four = spec(label=kinds.ClassLabel(num_classes=4))
+    folder = store(tmp_path, examples, examples, spec=four, file_format=file_format)
+    path = pathlib.Path(folder) / "features.json"
+    text = path.read_text()
+    path.write_text(text.replace('"numClasses": "4"', '"numClasses": "3"'))
     text = refusal(tmp_path)
-    assert text.startswith(f"{prepared}: split 'train', image 4 (counted from 0): has ")
+    assert text.startswith(f"{folder}: split 'train', image ")
     assert "has the label 3, expected 0 to 2" in text
     survey = Survey()
     load(tmp_path, survey=survey)
     assert len(survey.faults) == 1
 
 
-@pytest.mark.parametrize("name", ["train.tfrecord", "test.tfrecord"])
-def test_damaged_records_are_named(prepared, tmp_path, name):
-    path = pathlib.Path(f"{prepared}/shapes-{name}-00000-of-00001")
+def spoil_record(path):
     content = path.read_bytes()
-    path.write_bytes(content[:-1])
-    split = name.split(".")[0]
-    assert refusal(tmp_path).startswith(f"{prepared}: split '{split}': {path}: record ")
     path.write_bytes(content[:150] + b"xyz" + content[153:])
+
+
+def test_damaged_records_are_named_or_left_out(prepared, tmp_path):
+    spoil_record(pathlib.Path(prepared) / TRAIN)
     survey = Survey()
-    data_set = load(tmp_path, survey=survey)
-    all_of(data_set.train if split == "train" else data_set.test)
-    [place] = survey.faults
-    assert place == f"{prepared}: split '{split}', image 0 (counted from 0)"
-
-
-def test_bad_images_are_left_out(tmp_path):
-    examples = random_examples(12, 0)
-    folder = store(tmp_path, examples, examples, spec=spec())
-    path = pathlib.Path(f"{folder}/shapes-train.tfrecord-00000-of-00001")
-    content = path.read_bytes()
-    path.write_bytes(content[:150] + b"xyz" + content[153:])
+    all_of(load(tmp_path, survey=survey).train)
+    assert list(survey.faults) == [
+        f"{prepared}: split 'train', image 0 (counted from 0)"
+    ]
     data_set = load(tmp_path, bad_images="skip")
-    assert data_set.train.num_examples == 11 and data_set.test.num_examples == 12
+    assert data_set.train.num_examples == 5 and data_set.test.num_examples == 2
     assert "; 1 bad image(s) skipped: " in data_set.origin
 
 
@@ -271,106 +238,41 @@ def test_newest_whole_version_is_found(tmp_path):
     actual = tfds.find_prepared("shapes", str(tmp_path))
     assert actual == str(tmp_path / "shapes" / "1.10.0")
     assert tfds.find_prepared("others", str(tmp_path)) is None
-    assert tfds.find_prepared("shapes", str(tmp_path / "none")) is None
 
 
-def test_default_folder_follows_the_environment(monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", "~/sets")
-    assert tfds.default_dir() == os.path.expanduser("~/sets")
-    monkeypatch.delenv("TFDS_DATA_DIR")
-    assert tfds.default_dir() == os.path.expanduser("~/tensorflow_datasets")
-
-
-# Read into memory.
+# Read into memory, as published data sets are.
 
 
 def in_memory(folder):
     return tfds.read_arrays(folder, (8, 6, 3))
 
 
-def test_what_was_stored_is_in_memory_in_the_order_of_the_ids(tmp_path):
-    from tensorflow_datasets import features as kinds
-
-    train, test = (
-        [{**x, "note": "x"} for x in random_examples(*args)]
-        for args in ((13, 0), (5, 1))
-    )
-    folder = store(tmp_path, train, test, spec=features(note=kinds.Text()))
-    *splits, origin, names = in_memory(folder)
-    for (images, labels), stored in zip(splits, (train, test), strict=True):
-        np.testing.assert_array_equal(images, [x["image"] for x in stored])
-        np.testing.assert_array_equal(labels, [x["label"] for x in stored])
-        assert images.dtype == np.uint8 and labels.dtype == np.int32
-    assert names == tuple(CLASSES)
-    assert origin == f"tensorflow-datasets shapes/1.2.3 in {folder}"
+def set_counts(path, count):
+    info = json.loads(path.read_text())
+    for split in info["splits"]:
+        split["shardLengths"] = [count]
+    path.write_text(json.dumps(info))
 
 
-def test_without_ids_everything_comes_once_and_in_the_same_order(tmp_path):
-    train, test = random_examples(40, 0), random_examples(1, 1)
-    folder = store(tmp_path, train, test, spec=spec())
-    (images, labels), *_ = in_memory(folder)
-    np.testing.assert_array_equal(images, in_memory(folder)[0][0])
-    assert pairs(images, labels) == stored_pairs(train)
-
-
-def spoil_one_bit(folder):
-    path = os.path.join(folder, "shapes-train.tfrecord-00000-of-00001")
-    with open(path, "r+b") as file:
-        file.seek(200)
-        byte = file.read(1)[0]
-        file.seek(200)
-        file.write(bytes([byte ^ 1]))
-
-
-def cut_file(folder):
-    path = os.path.join(folder, "shapes-train.tfrecord-00000-of-00001")
-    os.truncate(path, os.path.getsize(path) - 10)
-
-
-def empty_file(folder):
-    os.truncate(os.path.join(folder, "shapes-test.tfrecord-00000-of-00001"), 0)
-
-
-def remove_file(folder):
-    os.remove(os.path.join(folder, "shapes-test.tfrecord-00000-of-00001"))
-
-
-def remove_features(folder):
-    os.remove(os.path.join(folder, "features.json"))
-
-
-def cut_info(folder):
-    os.truncate(os.path.join(folder, "dataset_info.json"), 30)
-
-
-def change_count(folder, count):
-    path = os.path.join(folder, "dataset_info.json")
-    with open(path) as file:
-        info = json.load(file)
-    info["splits"][0]["shardLengths"] = [count]
-    info["splits"][1]["shardLengths"] = [count]
-    with open(path, "w") as file:
-        json.dump(info, file)
+def spoil_one_bit(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "name, damage",
     [
-        spoil_one_bit,
-        cut_file,
-        empty_file,
-        remove_file,
-        remove_features,
-        cut_info,
-        lambda folder: change_count(folder, "4"),
-        lambda folder: change_count(folder, "6"),
+        (TRAIN, spoil_one_bit),
+        ("features.json", os.remove),
+        ("dataset_info.json", lambda path: os.truncate(path, 30)),
+        ("dataset_info.json", lambda path: set_counts(path, "1")),
+        ("dataset_info.json", lambda path: set_counts(path, "9")),
     ],
 )
-@pytest.mark.parametrize("read", [in_memory, lambda folder: load(f"{folder}/../..")])
-def test_a_damaged_folder_is_refused(tmp_path, damage, read):
-    folder = store(tmp_path, random_examples(5, 0), random_examples(5, 1))
-    damage(folder)
-    assert message(read, folder).startswith(f"{tmp_path}/shapes/1.2.3: ")
+def test_a_damaged_folder_is_refused(prepared, tmp_path, name, damage):
+    damage(pathlib.Path(prepared) / name)
+    for text in (message(in_memory, prepared), refusal(tmp_path)):
+        assert text.startswith(f"{prepared}: ")
 
 
 def test_what_is_no_published_data_set_is_refused(tmp_path):
@@ -378,17 +280,13 @@ def test_what_is_no_published_data_set_is_refused(tmp_path):
 
     some = random_examples(2, 0)
     wide = [{**x, "image": np.zeros((8, 6, 3), np.uint16)} for x in some]
-    for name, examples, test, changes, expected in (
-        ("a", some, None, {}, "has no split 'test', only train"),
-        ("b", some, some, {"image": kinds.Image()}, "found uint8 [None, None, 3]"),
+    deep = kinds.Image(shape=(8, 6, 3), dtype=np.uint16)
+    for number, (examples, test, image, expected) in enumerate(
         (
-            "c",
-            wide,
-            wide,
-            {"image": kinds.Image(shape=(8, 6, 3), dtype=np.uint16)},
-            "found uint16 [8, 6, 3]",
-        ),
+            (some, None, kinds.Image(shape=(8, 6, 3)), "has no split 'test', only tr"),
+            (some, some, kinds.Image(), "found uint8 [None, None, 3]"),
+            (wide, wide, deep, "found uint16 [8, 6, 3]"),
+        )
     ):
-        spec_of_it = features(**changes)
-        folder = store(tmp_path, examples, test, name=f"set_{name}", spec=spec_of_it)
+        folder = store(tmp_path, examples, test, f"set_{number}", features(image=image))
         assert expected in message(in_memory, folder)

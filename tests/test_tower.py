@@ -7,18 +7,10 @@ import pytest
 import tensorflow as tf
 from engines import oracle
 
-from towers.models import keras_settings
-from towers.models.layers import BatchNormalization
 from towers.models.variables import variable_names
 from towers.optim.losses import cross_entropy
 from towers.optim.phases import phases_of
-from towers.parallel.step import accumulate
-from towers.parallel.tower import (
-    count_correct,
-    tower_counts,
-    tower_gradients,
-    tower_logits,
-)
+from towers.parallel.tower import count_correct, tower_gradients
 
 SMOOTHING = 0.1
 
@@ -46,33 +38,18 @@ def run_tower(network, params, state, batch, loss_fn=loss_fn):
     batch = {name: tf.constant(value) for name, value in batch.items()}
     layout, values = networks.values_of(params, state)
     [phase] = phases_of((), network.model)
-    return in_order(
-        tower_gradients(phase, values, batch, loss_fn=loss_fn, layout=layout),
-        layout,
-        values,
-    )
-
-
-def in_order(result, layout, values):
+    result = tower_gradients(phase, values, batch, loss_fn=loss_fn, layout=layout)
     views = layout.state_views(values._replace(state=result.state))
     return result._replace(gradients=layout.params.views(result.gradients), state=views)
 
 
-def run_oracle(network, params, state, batch):
-    ((images, labels, noise),) = networks.oracle_batches([batch])
-    return oracle.loss_and_gradients(
-        network.described,
-        params,
-        state,
-        images,
-        labels,
+def assert_equals_oracle(result, network, params, state, batch):
+    [(images, labels, noise)] = networks.oracle_batches([batch])
+    expected = oracle.loss_and_gradients(
+        *(network.described, params, state, images, labels),
         noise=noise,
         label_smoothing=SMOOTHING,
     )
-
-
-def assert_equals_oracle(result, network, params, state, batch):
-    expected = run_oracle(network, params, state, batch)
     assert float(result.loss) == pytest.approx(expected.loss, rel=1e-5)
     assert float(result.correct) == round(expected.accuracy * len(batch["labels"]))
     for name, found in zip(params, result.gradients, strict=True):
@@ -101,7 +78,6 @@ def test_a_tower_is_a_function_of_what_it_is_given(name):
         results = [
             run_tower(network, params, state, each) for each in (batch, batch, all_kept)
         ]
-        tf.function(lambda: run_tower(network, params, state, batch))()
     assert created == []
     assert all(np.isnan(v).all() for v in network.model.variables)
     for result, each in zip(results[1:], (batch, all_kept), strict=True):
@@ -138,117 +114,7 @@ def test_a_parameter_that_the_loss_does_not_use_is_refused_by_name():
     network = networks.plain_network()
     params, state, batch = given(network)
     with pytest.raises(ValueError, match="no gradient for conv1/kernel: the loss does"):
-        run_tower(
-            network,
-            params,
-            state,
-            batch,
-            lambda logits, labels: tf.stop_gradient(logits[:, 0]),
-        )
-
-
-# Micro-batches.
-
-
-def run_micro_batches(network, params, states, batches, num_micro_batches):
-    """Micro-batches on towers that all compute alike."""
-
-    [phase] = phases_of((), network.model)
-    layouts, fetched = zip(
-        *(networks.values_of(params, state) for state in states), strict=True
-    )
-
-    def compute(fetched, shares):
-        return [
-            tower_gradients(phase, values, share, loss_fn=loss_fn, layout=layouts[0])
-            for values, share in zip(fetched, shares, strict=True)
-        ]
-
-    batches = [{k: tf.constant(v) for k, v in batch.items()} for batch in batches]
-    results = accumulate(compute, fetched, batches, num_micro_batches)
-    return [
-        in_order(result, layouts[0], values)
-        for result, values in zip(results, fetched, strict=True)
-    ]
-
-
-def test_averages_of_fused_normalizations_move_once_each_with_its_momentum():
-    momenta = {"norm1": 0.9, "norm2": 0.75}
-    with keras_settings("float32"), tf.device("CPU:0"):
-        x = images = keras.Input(networks.IMAGE_SHAPE, name="images")
-        for name, momentum in momenta.items():
-            x = BatchNormalization(momentum=momentum, name=name)(x)
-        x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
-        logits = keras.layers.Dense(networks.NUM_CLASSES, name="logits")(x)
-        network = networks.Network(keras.Model(images, logits), [], {})
-    params, state, batch = given(network)
-    result = run_tower(network, params, state, batch)
-    found = dict(zip(state, result.state, strict=True))
-    x = batch["images"].astype(np.float64)
-    for name, momentum in momenta.items():
-        mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
-        for key, moment in (("moving_mean", mean), ("moving_variance", variance)):
-            key = f"{name}/{key}"
-            expected = momentum * state[key] + (1 - momentum) * moment
-            np.testing.assert_allclose(found[key], expected, rtol=1e-5, err_msg=key)
-        x = (x - mean) / np.sqrt(variance + 1e-3)
-        x = x * params[f"{name}/gamma"] + params[f"{name}/beta"]
-
-
-def test_micro_batches_give_the_mean_and_the_state_goes_from_each_to_the_next():
-    network = networks.residual_network()
-    params, state, _ = given(network)
-    batches = networks.random_batches(2, 6)
-    results = run_micro_batches(network, params, [state, state], batches, 3)
-    for batch, found in zip(batches, results, strict=True):
-        reports, carried = [], state
-        for first in (0, 2, 4):
-            micro_batch = {k: v[first : first + 2] for k, v in batch.items()}
-            reports.append(run_oracle(network, params, carried, micro_batch))
-            carried = reports[-1].state
-        loss = np.mean([report.loss for report in reports])
-        assert float(found.loss) == pytest.approx(loss, rel=1e-5)
-        assert float(found.correct) == round(sum(2 * r.accuracy for r in reports))
-        assert bool(found.is_finite())
-        for name, gradient in zip(params, found.gradients, strict=True):
-            expected = np.mean([r.gradients[name] for r in reports], axis=0)
-            np.testing.assert_allclose(
-                gradient, expected, rtol=1e-4, atol=1e-5, err_msg=name
-            )
-        for name, value in zip(state, found.state, strict=True):
-            np.testing.assert_allclose(value, carried[name], rtol=1e-5, atol=1e-6)
-
-
-def test_one_bad_micro_batch_is_told_of_its_tower_only():
-    network = networks.plain_network()
-    params, state, good = given(network)
-    bad = good | {"images": good["images"].copy()}
-    bad["images"][2] = np.nan
-    results = run_micro_batches(network, params, [state, state], [good, bad], 3)
-    assert [bool(result.is_finite()) for result in results] == [True, False]
-
-
-# Evaluation.
-
-
-@pytest.mark.parametrize("name", networks.NETWORKS)
-def test_an_evaluation_counts_by_weight_and_needs_no_noise(name):
-    network = networks.NETWORKS[name]()
-    params, state, batch = given(network)
-    batch.pop("dropout1_noise")
-    weights = np.array([1, 0, 1, 1, 0, 1], np.float32)
-    share = {k: tf.constant(v) for k, v in (batch | {"weights": weights}).items()}
-    found = tower_logits(network.model, *networks.values_of(params, state), share)
-    counts = tower_counts(loss_fn, found, share)
-    logits = oracle.forward(
-        network.described, params, state, batch["images"], training=False
-    ).logits
-    image_losses, _ = oracle.cross_entropy(logits, batch["labels"], SMOOTHING)
-    right = np.argmax(logits, axis=1) == batch["labels"]
-    assert float(counts["images"]) == 4
-    assert float(counts["correct"]) == np.sum(weights * right)
-    assert float(counts["loss"]) == pytest.approx(weights @ image_losses, rel=1e-5)
-    assert {value.dtype for value in counts.values()} == {tf.float64}
+        run_tower(network, params, state, batch, lambda x, _: tf.stop_gradient(x[:, 0]))
 
 
 def test_a_mixed_image_is_right_where_its_largest_share_is_predicted():

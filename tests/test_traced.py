@@ -4,6 +4,7 @@ import networks
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from recipes import Recipe, create_trainer
 
 from towers.optim.phases import Phase
@@ -88,27 +89,9 @@ def test_copies_work_in_loops_and_with_branches_captures_and_effects():
     assert count.numpy() == 8
 
 
-def test_equal_constants_are_one():
-    def function(key, x):
-        for _ in range(10):
-            x = x * tf.constant([2.0, 3.0])
-            more = tf.constant([1.0, 0.0])
-            with tf.control_dependencies([tf.constant([1.0, 0.0])]):
-                x += more
-        return x, tf.constant([1.0, 0.0]), tf.constant([1.0, 0.0])
-
-    traced = TracedOnce(function)
-    copied = tf.function(lambda x: traced(0, x, name="copy"), autograph=False)
-    x = tf.constant([0.5, -1.0])
-    for ours, expected in zip(copied(x), function(0, x), strict=True):
-        np.testing.assert_array_equal(ours, expected)
-    operations = copied.get_concrete_function(x).graph.get_operations()
-    assert sum(op.type == "Const" for op in operations) == 4  # two are results
-
-
 @pytest.mark.parametrize(
     "options,num_traces",
-    [({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
+    [slow({"accumulate_steps": 2}, 2), ({"phases": True}, 4)],
 )
 def test_towers_with_as_many_images_share_a_trace(monkeypatch, options, num_traces):
     """Ten images for four towers: shares of 3 and of 2; the phases differ."""

@@ -184,11 +184,12 @@ def test_padded_channels_move_no_more_than_they_must(
     assert sum(x.shape[-1] for x in tape.moved) == moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cls,options",
     [
         (strategies.model_parallel, {"group_size": 2}),
-        slow(strategies.towers, {"sync_batch_norm": True}),
+        (strategies.towers, {"sync_batch_norm": True}),
     ],
 )
 def test_layers_compute_in_their_own_precision(cls, options):

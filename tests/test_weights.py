@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 import types
 import zipfile
 
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 from keras.src.utils import file_utils
+from marks import slow
 from small_runs import small_config, use
 
 from towers import models
@@ -126,22 +128,15 @@ def test_a_head_of_other_classes_is_drawn(name, written):
     assert not np.any(state["params/logits/kernel"])
 
 
-def test_a_run_says_what_it_takes_and_what_it_draws(
-    written, theirs, tmp_path, monkeypatch, capfd
-):
-    def other_head(**kwargs):
-        return create_network(**kwargs | {"num_classes": 7})
-
+def test_a_run_says_what_it_takes_and_what_it_draws(tmp_path, monkeypatch, capfd):
     use(monkeypatch, create_network)
-    path = str(written / "model.keras")
-    state = train(tmp_path / "a", small_config(**STILL, init_from=path)).state
-    expected = values_of(theirs)
-    for key in ("conv1/kernel", "norm1/gamma", "logits/bias"):
-        np.testing.assert_array_equal(state[f"params/{key}"], expected[key])
-    assert f"starting from 10 variables of {path}" in capfd.readouterr().out
-    create_theirs(num_classes=6).save(tmp_path / "six.keras")
+    theirs = create_theirs(num_classes=6)
+    theirs.save(tmp_path / "six.keras")
     config = small_config(**STILL, init_from=str(tmp_path / "six.keras"))
-    train(tmp_path / "b", config)
+    state = train(tmp_path / "run", config).state
+    expected = values_of(theirs)
+    for key in ("conv1/kernel", "norm1/gamma"):
+        np.testing.assert_array_equal(state[f"params/{key}"], expected[key])
     out = capfd.readouterr().out
     assert "starting from 8 variables of " in out
     listed = {x for x in out.splitlines() if x.startswith("not taken: ")}
@@ -153,32 +148,26 @@ def test_a_run_says_what_it_takes_and_what_it_draws(
 # Files that are damaged or lead elsewhere.
 
 
-@pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5"])
+PLACES = {
+    "model.h5": "model_weights/conv1/conv1/kernel",
+    "model.weights.h5": "layers/conv2d/vars/0",
+}
+
+
+@pytest.mark.parametrize("name", ["model.keras", *PLACES])
 def test_a_link_to_another_file_is_not_followed(name, written, tmp_path):
-    secret = tmp_path / "secret.h5"
-    with h5py.File(secret, "w") as file:
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["data"] = np.ones((3, 3, 3, 4))
-    link = h5py.ExternalLink(str(secret), "data")
-    path = tmp_path / name
-    inside = tmp_path / "inside.h5"
+    inside = "model.weights.h5" if name == "model.keras" else name
+    shutil.copy(written / inside, tmp_path)
+    with h5py.File(tmp_path / inside, "r+") as file:
+        del file[PLACES[inside]]
+        file[PLACES[inside]] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "data")
     if name == "model.keras":
-        with zipfile.ZipFile(written / name) as archive:
-            inside.write_bytes(archive.read("model.weights.h5"))
-    else:
-        inside.write_bytes((written / name).read_bytes())
-    with h5py.File(inside, "r+") as file:
-        place = {
-            "model.h5": "model_weights/conv1/conv1/kernel",
-        }.get(name, "layers/conv2d/vars/0")
-        del file[place]
-        file[place] = link
-    if name == "model.keras":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.write(inside, "model.weights.h5")
-    else:
-        inside.rename(path)
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.write(tmp_path / inside, inside)
     with pytest.raises(CheckpointError, match="link to another file"):
-        fill(path, empty_state())
+        fill(tmp_path / name, empty_state())
 
 
 def test_an_archive_that_could_be_of_any_size_is_refused(tmp_path):
@@ -189,11 +178,9 @@ def test_an_archive_that_could_be_of_any_size_is_refused(tmp_path):
         fill(path, empty_state())
 
 
-@pytest.mark.parametrize("name", ["a.keras", "a.h5", "a.index", "saved/variables.x"])
-def test_what_is_no_such_file_is_refused(name, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_is_named_with_the_option(tmp_path, monkeypatch):
     use(monkeypatch, create_network)
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
+    path = tmp_path / "a.keras"
     path.write_bytes(b"no weights")
     with pytest.raises(CheckpointError, match=f"^init_from={path}: "):
         train(tmp_path / "run", small_config(**STILL, init_from=str(path)))
@@ -205,9 +192,6 @@ def test_half_a_file_is_refused(written, tmp_path):
         (tmp_path / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(CheckpointError, match="cannot be read"):
             fill(tmp_path / name, empty_state())
-    (tmp_path / "checkpoint").write_bytes(b"\xff is no text")
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        fill(tmp_path, empty_state())
 
 
 # Those of Keras.
@@ -276,7 +260,8 @@ def fill_of_keras(path, automatic):
 
 @pytest.mark.parametrize(
     "name,offset",
-    [("model.h5", 0), ("model.h5", 1)] + [(name, 8) for name in WRITERS],
+    [("model.h5", 1), ("by_name", 8), slow("model.h5", 0)]
+    + [slow(name, 8) for name in WRITERS if name != "by_name"],
 )
 def test_automatic_names_of_any_numbers_are_those_of_the_network(
     name, offset, automatic, tmp_path
@@ -308,6 +293,7 @@ def test_of_another_number_of_automatic_names_none_is_taken(automatic, tmp_path)
     assert len(missing) == 18 and not np.any(automatic.state["params/conv2d/kernel"])
 
 
+@pytest.mark.slow
 def test_weights_of_keras_have_the_names_of_the_network(monkeypatch, tmp_path):
     """In the file that Keras' function would fetch; and it warns of nothing."""
     stock = keras.applications.MobileNetV3Small(weights=None)
@@ -334,8 +320,3 @@ def test_weights_that_cannot_be_fetched_end_in_one_line(monkeypatch):
     monkeypatch.setattr(models.applications, "find_function", lambda name: offline)
     with pytest.raises(OSError, match="keras:ResNet50: URL fetch failure .*FILE.h5"):
         models.pretrained("keras:ResNet50")
-
-
-def test_imagenet_is_for_networks_of_keras():
-    with pytest.raises(ConfigError, match="^init_from=imagenet with model=cnn"):
-        Config(init_from="imagenet")

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import os
+import pathlib
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,20 @@ if TYPE_CHECKING:
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
     from towers.run.cluster_spec import Cluster
+    from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
 
 __version__ = "0.1.0"
-__all__ = ["Config", "evaluate", "load_run", "predict", "train"]
+__all__ = [
+    "Config",
+    "compare",
+    "dry_run",
+    "evaluate",
+    "load_run",
+    "lr_range_test",
+    "predict",
+    "train",
+]
 
 # Read by Keras and TensorFlow when they are imported.
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -71,6 +82,7 @@ def train(
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
+    report: bool = True,
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
@@ -94,6 +106,7 @@ def train(
             clock, "off" for none; "auto" is live where standard output is a terminal.
         profile_steps: the steps before and after a part of the run that is traced for
             TensorBoard's profile plugin; a summary is printed.
+        report: write a web page about the run at its end, `report/index.html`.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None
@@ -105,6 +118,52 @@ def train(
     """
 
 
+@_implemented_in("towers.training.dry_run")
+def dry_run(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    overwrite: bool = False,
+    allow_change: tuple[str, ...] = (),
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Prints what `train`, with the same arguments, would do and need, and tries some
+    steps. Nothing is written; a run in the folder is continued in this process alone.
+
+    Raises:
+        TowersError: that of `train`, as far as it is known before a run.
+    """
+
+
+@_implemented_in("towers.training.lr_range")
+def lr_range_test(
+    workdir: str | os.PathLike,
+    config: "Config",
+    *,
+    cluster: "Cluster | None" = None,
+    allow_public_address: bool = False,
+    origins: Mapping[str, str] = MappingProxyType({}),
+    progress: str = "auto",
+) -> "LrRange":
+    """Takes the first steps of a run with a learning rate that grows until the loss
+    diverges, and suggests one. The run itself is not begun, nor one in the folder
+    touched: `lr_range_test.png` and `lr_range_test.csv` are written there.
+
+    Args:
+        workdir, config: of the run.
+        cluster, allow_public_address, origins, progress: as of `train`.
+
+    Returns:
+        `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
+        where the loss does not fall.
+
+    Raises:
+        TowersError: such as a ConfigError where the folder cannot be written.
+    """
+
+
 @_implemented_in("towers.evaluation")
 def evaluate(
     workdir: str | os.PathLike,
@@ -113,6 +172,7 @@ def evaluate(
     step: int = 0,
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
+    report: bool = False,
 ) -> dict[str, Any]:
     """Evaluates the last checkpoint of a run on all test images and reports it.
 
@@ -125,6 +185,7 @@ def evaluate(
             default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
             step is evaluated; 0 evaluates once.
+        report: write a web page about the run, `report/index.html`.
 
     Returns:
         The content of the run's `result.json`: "test_accuracy" of the parameters,
@@ -133,6 +194,25 @@ def evaluate(
 
     Raises:
         TowersError: such as a CheckpointError where no checkpoint is valid and fits.
+    """
+
+
+@_implemented_in("towers.evaluation.comparison")
+def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
+    """Prints a table of runs, and writes a web page with their results, curves and the
+    options that differ.
+
+    Where the runs are two groups that differ in more than the seed, and have the same
+    seeds, also the mean difference in accuracy with its standard error.
+
+    Args:
+        workdirs: folders of two or more runs.
+
+    Returns:
+        The path of the page, `report/compare.html` in the first folder.
+
+    Raises:
+        TowersError: such as a ConfigError where a folder holds no run.
     """
 
 

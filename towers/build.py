@@ -83,6 +83,7 @@ def build(
     part: Part | None = None,
     dataset_info: DatasetInfo | None = None,
     test_only: bool = False,
+    schedule_fn: Callable[[Config, int], schedules.Schedule] | None = None,
 ) -> Parts:
     """Loads the data and builds the network and its update.
 
@@ -93,6 +94,8 @@ def build(
             holds the state that layers take from the data.
         part: of several workers that of this one, see `part_of`.
         dataset_info, test_only: of an evaluation, see `load_data_set`.
+        schedule_fn: (config, training images of an epoch) -> the learning rate, in
+            place of `create_schedule`.
 
     Raises:
         DataError: the data set is missing or invalid.
@@ -162,7 +165,13 @@ def build(
         )
 
     # Update; of an evaluation without schedules.
-    update = create_update(config, num_examples if for_training else 0, model, matched)
+    update = create_update(
+        config,
+        num_examples if for_training else 0,
+        model,
+        matched,
+        schedule_fn or create_schedule,
+    )
     return Parts(
         data=data_set,
         train_batches=train_batches,
@@ -269,7 +278,11 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
 
 
 def create_update(
-    config: Config, num_examples: int, model: keras.Model, matched: param_rates.Matched
+    config: Config,
+    num_examples: int,
+    model: keras.Model,
+    matched: param_rates.Matched,
+    schedule_fn: Callable[[Config, int], schedules.Schedule] = create_schedule,
 ) -> Update:
     """The optimizer with its schedules; these only where there are training images.
 
@@ -290,7 +303,7 @@ def create_update(
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
             matched,
-            create_schedule(config, num_examples),
+            schedule_fn(config, num_examples),
             config.learning_rate,
             num_examples,
             config.images_per_step,

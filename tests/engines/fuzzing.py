@@ -17,12 +17,12 @@ from marks import slow
 from towers.errors import MOST_CHARACTERS, TowersError, one_line
 
 # Inputs of each test in the fast suite, which are the same each time.
-FEW = 30
+FEW, MANY = 30, 1000
 # Processor time, and growth of memory, of an input.
 MOST_SECS = 1.0
 MOST_BYTES = 300e6
 
-many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(1000)])
+many_inputs = pytest.mark.parametrize("num_inputs", [FEW, slow(MANY)])
 
 
 def fuzz(
@@ -55,7 +55,7 @@ def fuzz(
 
     @settings(
         max_examples=num_inputs,
-        derandomize=num_inputs == FEW if derandomize is None else derandomize,
+        derandomize=num_inputs < MANY if derandomize is None else derandomize,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -9,14 +9,13 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 
-HERE = pathlib.Path(__file__).resolve().parent.parent
+from processes import Server
 
 # Before these operations of Python `sys.audit` tells the killer, if a save does them.
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"}
@@ -41,45 +40,27 @@ class Kill:
     delay_secs: float = 0.0
 
 
-class Processes:
+class Processes(Server):
     """Training processes, one at a time; a context manager.
 
     Args:
-        folder: for the outputs of the processes.
+        folder: for their output.
     """
 
     def __init__(self, folder: pathlib.Path):
-        self.output = folder / "output.txt"
-        environ = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, str(self.output)],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        super().__init__([__file__], folder)
 
     def train(self, workdir: pathlib.Path, config, kill: Kill | None = None) -> bool:
         """Trains or continues a run; False where the process was killed before its
         end."""
         job = {"workdir": str(workdir), "config": dataclasses.asdict(config)}
-        job["kill"] = dataclasses.asdict(kill or Kill())
-        print(json.dumps(job), file=self._server.stdin, flush=True)
-        status = int(self._server.stdout.readline())
+        self.send(job | {"kill": dataclasses.asdict(kill or Kill())})
+        status = int(self.answer())
         if os.WIFSIGNALED(status):
             assert kill and os.WTERMSIG(status) == signal.SIGKILL
             return False
-        assert status == 0, self.output.read_text()
+        assert status == 0, self.output
         return True
-
-    def __enter__(self) -> "Processes":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._server.stdin.close()
-        self._server.stdout.close()
-        self._server.wait()
 
 
 def said_steps(workdir: pathlib.Path) -> list[int]:
@@ -88,7 +69,7 @@ def said_steps(workdir: pathlib.Path) -> list[int]:
     return list(map(int, said.read_text().split())) if said.exists() else []
 
 
-def serve(output: str) -> None:
+def serve() -> None:
     """Trains the jobs that come through the standard input, each in a child."""
     import small_runs  # noqa: F401  (imported once, for all children)
     import tensorflow as tf
@@ -102,9 +83,7 @@ def serve(output: str) -> None:
         pid = os.fork()
         if not pid:
             try:
-                with open(output, "w") as file:
-                    os.dup2(file.fileno(), 1)
-                    os.dup2(file.fileno(), 2)
+                os.dup2(2, 1)
                 train_job(job["workdir"], job["config"], job["kill"])
                 os._exit(0)
             except BaseException:
@@ -198,4 +177,4 @@ def _kill_itself():
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve()

@@ -60,9 +60,8 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
     function = _with_errors_in_one_line(begin, path, getattr)(module, name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value)]
-        raise ConfigError(
-            f"{begin}{path} has no function {name!r}; {nearest(name, functions)}"
-        )
+        message = f"{begin}{path} has no function {name!r}; {nearest(name, functions)}"
+        raise ConfigError(message.rstrip("; "))
     return _with_errors_in_one_line(begin, path, function)
 
 

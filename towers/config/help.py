@@ -17,7 +17,7 @@ COMMON = (
     *("config", "workdir", "dataset", "data_dir", "model", "num_epochs", "batch_size"),
     *("optimizer", "learning_rate", "schedule", "weight_decay", "augment", "init_from"),
     *("strategy", "num_towers", "device", "precision", "max_steps", "seed"),
-    *("overwrite", "progress", "list"),
+    *("overwrite", "progress", "dry_run", "lr_range_test", "list"),
 )
 
 # The first field of Config of each section, and its title.

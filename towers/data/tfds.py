@@ -273,7 +273,9 @@ class Split:
         try:
             self._length, self._values = _open_split(folder, builder, split, keys)
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._place}: {reason(error)}") from error
+            path = getattr(error, "filename", None)
+            file = f"{path}: " if path else ""
+            raise DataError(f"{self._place}: {file}{reason(error)}") from error
         expected = splits[split].num_examples
         if self._length != expected or not expected:
             raise DataError(

@@ -8,9 +8,16 @@ from towers import build, console
 from towers.config import Config, checks
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.evaluation import report
 from towers.evaluation.figures import figures, predictions_of
-from towers.evaluation.report import accuracies, accuracy_line, record_of
+from towers.evaluation.report import (
+    accuracies,
+    accuracy_line,
+    mistakes_csv,
+    record_of,
+    result_of,
+    table,
+    to_json,
+)
 from towers.evaluation.restored import (
     RestoredRun,
     configure_devices,
@@ -18,9 +25,11 @@ from towers.evaluation.restored import (
     load_run,
     read_checkpoint,
 )
+from towers.evaluation.run_report import Evaluated, try_to_write, write_report
 from towers.optim.epochs import num_images
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
+from towers.run.metrics import read_metrics
 from towers.run.reports import Reports
 from towers.run.restore import checkpointer_of, restore_fitting, stopwatch_of
 
@@ -34,6 +43,7 @@ def evaluate(
     step: int = 0,
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
+    report: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict:
     """See `towers.evaluate`; `sleep` waits for some seconds."""
@@ -82,22 +92,48 @@ def evaluate(
             evaluations = {k: figures(predictions[k], data.class_names) for k in kinds}
 
             # Write.
-            result = _result(checkpoint, evaluations)
+            trainer_state = checkpoint.trainer_state
+            result = result_of(
+                evaluations,
+                "test",
+                step=checkpoint.step,
+                images=trainer_state["images_seen"],
+                stopwatch=stopwatch_of(trainer_state),
+            )
             reported = predictions[kinds[-1]]
-            mistakes = report.mistakes_csv(reported, data.test, data.class_names)
+            mistakes = mistakes_csv(reported, data.test, data.class_names)
             record = record_of(evaluations, "test")
             curves = {k.removeprefix("test_"): v for k, v in record.items()}
             reports.scalars(checkpoint.step, curves)
-            reports.file(folder.result, report.to_json(result))
+            reports.file(folder.result, to_json(result))
             reports.file(folder.mistakes, mistakes)
             at = f"step {checkpoint.step}"
             console.line(accuracy_line(at, evaluations, "test", config))
             if _is_last(result, config, parts):
                 break
-        for line in report.table(evaluations):
+        for line in table(evaluations):
             console.line(line)
         if not reported.correct.all():
             console.line(f"the images that are predicted wrongly: {folder.mistakes}")
+
+        # Report.
+        def write():
+            page = write_report(
+                folder,
+                config,
+                data.class_names,
+                read_metrics(folder.metrics)[0],
+                Evaluated("test", data.test, predictions),
+                step=checkpoint.step,
+                images=trainer_state["images_seen"],
+                stopwatch=stopwatch_of(trainer_state),
+                versions=trainer_state.get("versions", {}),
+                is_training=False,
+            )
+            console.line(f"report: {page}")
+
+        if report:
+            try_to_write(write)
     return result
 
 
@@ -125,25 +161,3 @@ def _is_last(result, config, parts):
     of the config is that of the evaluation."""
     last_image = num_images(config.num_epochs, parts.num_examples)
     return 0 < config.max_steps <= result["step"] or last_image <= result["images"]
-
-
-def _result(checkpoint, evaluations):
-    """The content of `result.json`."""
-    trainer_state = checkpoint.trainer_state
-    stopwatch, images = stopwatch_of(trainer_state), trainer_state["images_seen"]
-    speed = None
-    if stopwatch.timed_secs:
-        steps_per_sec = stopwatch.timed_steps / stopwatch.timed_secs
-        speed = steps_per_sec * images / max(checkpoint.step, 1)
-    *_, reported = record_of(evaluations, "test", ["accuracy"])
-    return {
-        "reported": reported,
-        **record_of(evaluations, "test", report.NAMES),
-        "step": checkpoint.step,
-        "images": images,
-        "test_images": next(iter(evaluations.values()))["images"],
-        "train_secs": stopwatch.train_secs,
-        "start_secs": trainer_state.get("start_secs"),
-        "images_per_sec": speed,
-        **record_of(evaluations, "test", report.TABLES),
-    }

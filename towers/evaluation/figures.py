@@ -30,7 +30,7 @@ class Predictions(NamedTuple):
         classes: int64 [n], that of the largest logit, of equal ones the first.
         probabilities: float64 [n], of these classes.
         losses: float64 [n].
-        in_top: bool [n], see TOP.
+        in_top: bool [n], see TOP; [0] where it is not known.
         correct_tta: bool [n], whether test-time augmentation predicts the label; [0]
             without it.
     """
@@ -119,7 +119,7 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
         "classes": classes,
         "confusion_matrix": matrix.tolist(),
     }
-    if len(class_names) > TOP:
+    if len(class_names) > TOP and predictions.in_top.size:
         result |= _ratio("top5_accuracy", int(predictions.in_top.sum()), images)
     if predictions.correct_tta.size:
         result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
@@ -145,11 +145,32 @@ def wilson_interval(successes: int, trials: int) -> list[float]:
     return [low, center + reach if successes < trials else 1.0]
 
 
-def _calibration_error(predictions):
-    """The mean distance between probability and accuracy over NUM_BINS equal bins
-    (low, high], weighted by their images."""
+def _bins(predictions):
+    """int64 [n], the numbers of the images' bins: NUM_BINS equal ones (low, high]."""
     bins = np.ceil(np.nan_to_num(predictions.probabilities) * NUM_BINS)
-    bins = np.clip(bins, 1, NUM_BINS).astype(np.int64) - 1
+    return np.clip(bins, 1, NUM_BINS).astype(np.int64) - 1
+
+
+def _calibration_error(predictions):
+    """The mean distance between probability and accuracy over the bins, weighted by
+    their images."""
     surplus = predictions.probabilities - predictions.correct
-    surplus = np.bincount(bins, surplus, NUM_BINS)
-    return float(np.abs(surplus).sum() / len(bins))
+    surplus = np.bincount(_bins(predictions), surplus, NUM_BINS)
+    return float(np.abs(surplus).sum() / len(predictions.labels))
+
+
+def reliability(predictions: Predictions) -> list[dict[str, Any]]:
+    """The reliability diagram: of each bin of the calibration error its bounds "low"
+    and "high", "images", and where it has any their mean "probability", their
+    "accuracy" and "accuracy_interval"."""
+    bins, rows = _bins(predictions), []
+    for number in range(NUM_BINS):
+        is_in = bins == number
+        images, correct = int(is_in.sum()), int(predictions.correct[is_in].sum())
+        row = {"low": number / NUM_BINS, "high": (number + 1) / NUM_BINS}
+        row["images"] = images
+        if images:
+            row["probability"] = float(predictions.probabilities[is_in].mean())
+            row |= _ratio("accuracy", correct, images)
+        rows.append(row)
+    return rows

@@ -15,6 +15,7 @@ from towers.data.sources import Source, place_of
 from towers.evaluation.figures import Predictions
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.evaluator import AVERAGES, RAW
+from towers.run.stopwatch import Stopwatch
 
 # Figures, or other counts, of each kind of parameters, RAW or AVERAGES. The last kind
 # is the one that the run reports.
@@ -44,12 +45,13 @@ _ROWS = {
 
 def accuracies(counts_of_kinds: Evaluations) -> Evaluations:
     """Counts of the trainer's `evaluate`, per kind with "accuracy" and the mean "loss",
-    "accuracy_tta" where it uses test-time augmentation, and "predictions"."""
+    "accuracy_tta" where it uses test-time augmentation, "predictions" and
+    "probabilities"."""
     means = {"accuracy": "correct", "accuracy_tta": "correct_tta", "loss": "loss"}
     return {
         kind: {"correct": int(counts["correct"]), "images": int(counts["images"])}
         | {k: counts[v] / counts["images"] for k, v in means.items() if v in counts}
-        | {"predictions": counts["predictions"]}
+        | {name: counts[name] for name in ("predictions", "probabilities")}
         for kind, counts in counts_of_kinds.items()
     }
 
@@ -132,6 +134,40 @@ def _class_lines(figures, kind):
     ]
     if mistakes:
         yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"
+
+
+def result_of(
+    evaluations: Evaluations,
+    split: str,
+    *,
+    step: int,
+    images: int,
+    stopwatch: Stopwatch,
+) -> dict[str, Any]:
+    """The content of `result.json`.
+
+    Args:
+        evaluations: `figures.figures` of each kind of parameters.
+        split: whose images were predicted.
+        step, images: steps taken, and images trained on.
+        stopwatch: of the run.
+    """
+    speed = None
+    if stopwatch.timed_secs:
+        steps_per_sec = stopwatch.timed_steps / stopwatch.timed_secs
+        speed = steps_per_sec * images / max(step, 1)
+    *_, reported = record_of(evaluations, split, ["accuracy"])
+    return {
+        "reported": reported,
+        **record_of(evaluations, split, NAMES),
+        "step": step,
+        "images": images,
+        f"{split}_images": next(iter(evaluations.values()))["images"],
+        "train_secs": stopwatch.train_secs,
+        "start_secs": stopwatch.start_secs,
+        "images_per_sec": speed,
+        **record_of(evaluations, split, TABLES),
+    }
 
 
 def to_json(result: Mapping[str, Any]) -> str:

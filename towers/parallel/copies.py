@@ -173,6 +173,19 @@ class Copy:
         parts = (self.params, self.state, self.integers, slots, self.averages)
         return [*sum(parts, []), self.step]
 
+    def num_bytes(self) -> dict[str, int]:
+        """What they are for -> their bytes."""
+        kinds = {
+            "parameters": self.params,
+            "slots": sum(self.slots.values(), []),
+            "averages": self.averages,
+            "model state": [*self.state, *self.integers, self.step],
+        }
+        return {
+            kind: sum(v.shape.num_elements() * v.dtype.size for v in variables)
+            for kind, variables in kinds.items()
+        }
+
     def numpy(self) -> Arrays:
         """Canonical name -> array, in the order of the canonical state."""
         arrays = {f"state/{k}": v.numpy() for k, v in self._named_integers()}

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import os
 import pathlib
+import platform
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -164,6 +165,22 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
+
+
+def processor_name() -> str:
+    """Of the CPU, as far as the system says it."""
+    with contextlib.suppress(OSError):
+        table = pathlib.Path("/proc/cpuinfo").read_text()
+        if found := re.search(r"^model name\s*: (.*)$", table, re.M):
+            return found[1]
+    return platform.processor()
+
+
+def gpu_names() -> list[str]:
+    """Of the GPUs that TensorFlow uses, each name once."""
+    gpus = tf.config.get_visible_devices("GPU")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    return sorted({x.get("device_name", "") for x in details})
 
 
 def _make_logical_cpus(count, core_per_tower):

@@ -81,7 +81,8 @@ class Evaluator:
             Per kind "correct" and "images", whole numbers, and "loss", the sum over the
             images; with test-time augmentation also "correct_tta". And "predictions",
             float64 [images, 3]: label, class of the largest logit, and loss of each
-            image in the order of their positions.
+            image in the order of their positions; "probabilities", float64 [images], of
+            these classes.
         """
         feed.restart()
         iterators, count_batches = feed.start(0), self._calls(feed, tuple(kinds))
@@ -109,10 +110,12 @@ class Evaluator:
         position, weight, label, *of_kinds = rows.reshape(-1, rows.shape[-1]).T
         position = position[weight > 0].astype(np.int64)
         for number, kind in enumerate(kinds):
-            values = np.stack([label, *of_kinds[2 * number : 2 * number + 2]], 1)
-            predictions = np.zeros([int(results[kind]["images"]), 3])
+            values = np.stack([label, *of_kinds[3 * number : 3 * number + 3]], 1)
+            predictions = np.zeros([int(results[kind]["images"]), 4])
             predictions[position] = values[weight > 0]
-            results[kind]["predictions"] = self._workers.add(predictions)
+            predictions = self._workers.add(predictions)
+            results[kind]["predictions"] = predictions[:, :3]
+            results[kind]["probabilities"] = predictions[:, 3]
         return results
 
     def _compile(self, feed, kinds):
@@ -206,7 +209,7 @@ class Evaluator:
         return outputs
 
     def _count(self, pieces, fetched):
-        """The counts of one batch, in the graph; classes and losses of its images."""
+        """The counts of one batch, in the graph; the predictions for its images."""
         logits, augmented = self._compute(fetched, pieces)
         counts = self._sum_counts(logits, pieces)
         predictions = self._predictions(logits, pieces)
@@ -255,13 +258,15 @@ class Evaluator:
             return {name: tf.add_n([c[name] for c in counts]) for name in counts[0]}
 
     def _predictions(self, logits, pieces):
-        classes, losses = [], []
+        classes, losses, probabilities = [], [], []
         for device, of_tower, piece in zip(self._devices, logits, pieces, strict=False):
             with tf.device(device):
                 classes.append(tf.argmax(of_tower, 1))
                 losses.append(self._loss_fn(of_tower, piece["labels"]))
+                softmax = tf.nn.softmax(tf.cast(of_tower, losses[-1].dtype))
+                probabilities.append(tf.reduce_max(softmax, 1))
         with tf.device(HOST):
-            return tf.concat(classes, 0), tf.concat(losses, 0)
+            return [tf.concat(x, 0) for x in (classes, losses, probabilities)]
 
     def _mean_logits(self, fetched, pieces, plain):
         """Per tower the mean logits over the transforms, given those of the images."""

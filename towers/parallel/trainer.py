@@ -198,9 +198,7 @@ class Trainer(abc.ABC):
         """Device -> bytes of the variables there."""
         sizes = collections.Counter()
         for copy in self.strategy.copies:
-            sizes[copy.device] += sum(
-                v.shape.num_elements() * v.dtype.size for v in copy.variables()
-            )
+            sizes[copy.device] += sum(copy.num_bytes().values())
         return dict(sizes)
 
     def learning_rate(self, step: int) -> float:

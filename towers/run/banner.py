@@ -95,11 +95,11 @@ def start_banner(
         f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
         f"Keras {keras.__version__}, Python {platform.python_version()}"
     )
-    return [versions, *(line for name, text in lines for line in _wrapped(name, text))]
+    return [versions, *(line for name, text in lines for line in entry(name, text))]
 
 
-def _wrapped(name, text):
-    """Lines of at most 80 characters, but for longer words."""
+def entry(name: str, text: str) -> list[str]:
+    """A name and a text in lines of at most 80 characters, but for longer words."""
     return textwrap.wrap(
         f"{name:12} {text}",
         80,

@@ -154,7 +154,7 @@ def _state_text(snapshot):
     listed = _architecture(snapshot.tensors)
     added = {
         "step": snapshot.step,
-        "versions": _versions(),
+        "versions": versions(),
         "architecture": listed,
         "architecture_sha256": hashlib.sha256(json.dumps(listed).encode()).hexdigest(),
     }
@@ -162,7 +162,8 @@ def _state_text(snapshot):
 
 
 @functools.cache
-def _versions():
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that train."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,

@@ -7,9 +7,11 @@ metrics.jsonl      a line per step that was logged
 tensorboard/       event files
 result.json        the last evaluation by run_eval.py
 mistakes.csv       the test images that it predicts wrongly
+report/            index.html, report.json and report.csv; a comparison with other runs
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
@@ -37,6 +39,7 @@ EVALUATION_BATCH_SIZE = 500
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
+_REPORT = re.compile(r"(index|compare)\.html|report\.(json|csv)")
 
 # Environment variables with the name of a job whose restarts keep it: what our
 # launchers set, and Slurm's, which several commands of one allocation share.
@@ -65,32 +68,52 @@ class RunFolder:
         self.boards = self.tensorboard / "train", self.tensorboard / "eval"
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
+        self.report = self.path / "report"
         self._job = self.path / ".overwritten-by"
         self._is_new = False
 
     def create(self) -> None:
         """Makes the folder. ConfigError where it cannot be written."""
-        if re.search(r"[\[\\]", str(self.path)):
-            raise ConfigError(
-                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has "
-                "a bracket or a backslash; choose another --workdir"
-            )
+        self._validate_name()
         self._is_new = not os.path.exists(self.path)
-        if os.fsencode(self.path) != str(self.path).encode(errors="surrogatepass"):
-            raise ConfigError(
-                f"the run folder {self.path} cannot be written: its name is not UTF-8, "
-                "or Python does not take it so (PYTHONUTF8=1); choose another --workdir"
-            )
         try:
             store.make_folders(self.path)
             for folder in (self.path, self.checkpoints):
                 if folder.exists():
                     tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
+            raise self._not_writable(error.strerror) from None
+
+    def validate(self) -> None:
+        """Raises the ConfigError of `create`, as far as permissions tell; writes
+        nothing."""
+        self._validate_name()
+        path = self.checkpoints.absolute()
+        nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        if not os.path.isdir(nearest):
+            raise self._not_writable(os.strerror(errno.ENOTDIR))
+        if os.statvfs(nearest).f_flag & os.ST_RDONLY:
+            raise self._not_writable(os.strerror(errno.EROFS))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise self._not_writable(os.strerror(errno.EACCES))
+
+    def _validate_name(self):
+        if re.search(r"[\[\\]", str(self.path)):
             raise ConfigError(
-                f"the run folder {self.path} cannot be written: {error.strerror}; "
-                "choose another --workdir"
-            ) from None
+                f"workdir={self.path}: TensorFlow reads no checkpoint where a name has "
+                "a bracket or a backslash; choose another --workdir"
+            )
+        if os.fsencode(self.path) != str(self.path).encode(errors="surrogatepass"):
+            raise ConfigError(
+                f"the run folder {self.path} cannot be written: its name is not UTF-8, "
+                "or Python does not take it so (PYTHONUTF8=1); choose another --workdir"
+            )
+
+    def _not_writable(self, reason):
+        return ConfigError(
+            f"the run folder {self.path} cannot be written: {reason}; choose another "
+            "--workdir"
+        )
 
     def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
         """Raises ConfigError where the folder is, or is in, one of class folders: it
@@ -118,6 +141,7 @@ class RunFolder:
         """
         try:
             kept = _clear(self.checkpoints, _CHECKPOINT)
+            kept += _clear(self.report, _REPORT)
             for board in self.boards:
                 kept += _clear(board, _EVENTS)
             kept += _clear(self.tensorboard, None)

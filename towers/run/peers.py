@@ -1,9 +1,6 @@
 """The workers of a run: how this process joins them, and what all must agree on."""
 
-import contextlib
 import os
-import pathlib
-import platform
 import re
 import time
 import zlib
@@ -20,7 +17,12 @@ from towers.config import FIELDS, Config
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, NumericError, Preempted, WorkerLostError
 from towers.parallel.connect import HEARTBEAT_SECS, connect
-from towers.parallel.devices import Devices, num_cores
+from towers.parallel.devices import (
+    Devices,
+    gpu_names,
+    num_cores,
+    processor_name,
+)
 from towers.parallel.workers import ALONE, Workers
 from towers.run.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
 from towers.run.session import Session
@@ -119,18 +121,8 @@ def _sums_in_update(config):
 def _arithmetic(devices):
     """What the rounding of a sum depends on."""
     if devices.kind == "GPU":
-        gpus = tf.config.get_visible_devices("GPU")
-        details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
-        return {"GPUs": sorted({x.get("device_name", "") for x in details})}
-    return {f"threads ({_THREADS})": _num_threads(), "processor": _processor_name()}
-
-
-def _processor_name():
-    with contextlib.suppress(OSError):
-        table = pathlib.Path("/proc/cpuinfo").read_text()
-        if found := re.search(r"^model name\s*: (.*)$", table, re.M):
-            return found[1]
-    return platform.processor()
+        return {"GPUs": gpu_names()}
+    return {f"threads ({_THREADS})": _num_threads(), "processor": processor_name()}
 
 
 def _num_threads():

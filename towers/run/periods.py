@@ -46,11 +46,13 @@ class Periods:
         """Evaluations after `step`, until `last_step` inclusive."""
         if not self.images_per_eval or step >= last_step:
             return 0
-        done, due = (
-            s * self.images_per_step // self.images_per_eval for s in (step, last_step)
-        )
-        is_partial = last_step * self.images_per_step % self.images_per_eval
-        return int(due - done) + (last_step == self.total_steps and bool(is_partial))
+
+        def done(step):  # a step completes several of them where they are short
+            return min(step, step * self.images_per_step // self.images_per_eval)
+
+        ends_between = done(last_step) == done(last_step - 1)
+        is_added = last_step == self.total_steps and ends_between
+        return int(done(last_step) - done(step)) + is_added
 
     def next_due(self, step: int) -> int:
         """The first step after `step` after which anything is due."""

@@ -13,6 +13,7 @@ from towers import console
 from towers.config import Config, changed_mathematics, check_names, from_values
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
+from towers.parallel.trainer import Trainer
 from towers.run.checkpoint import Checkpoint, OtherVersionError, Tensors
 from towers.run.checkpointer import Checkpointer
 from towers.run.dataset_info import DatasetInfo
@@ -22,6 +23,12 @@ from towers.run.metrics import last_accuracy
 from towers.run.running_mean import RunningMean
 from towers.run.session import Session
 from towers.run.stopwatch import Stopwatch
+
+# What is raised where a value is of another type, too large, or nested too deeply.
+_OF_WRONG_VALUES = (
+    *(KeyError, TypeError, ValueError),
+    *(AttributeError, OverflowError, RecursionError),
+)
 
 
 def checkpointer_of(
@@ -38,7 +45,7 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
     state = checkpoint.trainer_state
     try:
         _validate(state)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except _OF_WRONG_VALUES as error:
         message = (
             f"{checkpoint.path}: its trainer state is not that of a run: {error!r}"
         )
@@ -190,19 +197,27 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
     return {name: tensors[name] for name in state}
 
 
-def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
+def load_trainer(
+    trainer: Trainer, config: Config, checkpoint: Checkpoint | None
+) -> None:
     """Continues from a checkpoint; without one, starts from the parameters that
     `init_from` names, if any."""
     if checkpoint is not None:
-        stored, trainer = checkpoint.trainer_state, session.trainer
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+    elif config.init_from:
+        start_from(trainer, config)
+
+
+def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
+    """Continues a session, as `load_trainer` does its trainer."""
+    load_trainer(session.trainer, session.config, checkpoint)
+    if checkpoint is not None:
+        stored = checkpoint.trainer_state
         session.step = session.saved_step = checkpoint.step
         session.best, session.open_record = stored["best"], stored.get("unfinished")
         session.stopwatch = stopwatch_of(stored)
         session.means = running_mean_of(stored)
         console.line(f"restored step {session.step} from {checkpoint.path}")
-    elif session.config.init_from:
-        start_from(session.trainer, session.config)
 
 
 def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:

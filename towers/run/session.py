@@ -2,7 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,7 @@ class Session:
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
         accuracy: of the last evaluation.
+        evaluated: step of that, and its `evaluation.accuracies`.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
         summarized_at: time of the last summary.
         summarized_params: name -> array, those of a summary until the step after it.
@@ -72,6 +74,7 @@ class Session:
     step: int = 0
     best: dict | None = None
     accuracy: float | None = None
+    evaluated: tuple[int, Mapping[bool, Mapping[str, Any]]] | None = None
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
     means: RunningMean = dataclasses.field(default_factory=RunningMean)
     saved_step: int = 0

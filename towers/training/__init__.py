@@ -17,8 +17,8 @@ from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
+from towers.evaluation.run_report import try_to_write
 from towers.optim.epochs import num_images
-from towers.parallel import devices as parallel_devices
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
 from towers.run.banner import start_banner
@@ -34,7 +34,6 @@ from towers.run.peers import (
     join,
     start_from_chief,
     validate_copies,
-    validate_data,
 )
 from towers.run.periods import Periods
 from towers.run.pictures import confusion_matrix
@@ -45,13 +44,18 @@ from towers.run.restore import (
     load_values,
     open_metrics,
     validate_changes,
-    validate_dataset,
 )
 from towers.run.session import Session, save
 from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
-from towers.training.ending import how_to_continue, saved_at_the_end, standing
+from towers.training.ending import (
+    how_to_continue,
+    report_run,
+    saved_at_the_end,
+    standing,
+)
 from towers.training.result import TrainResult, create_history
+from towers.training.setup import configure_devices, create_trainer
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
@@ -71,6 +75,7 @@ def train(
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
+    report: bool = True,
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
@@ -108,21 +113,13 @@ def train(
             checkpointer.remove_leftovers()
 
         # Build.
-        devices = build.configure_devices(config)
-        if config.deterministic:
-            parallel_devices.enable_determinism()
+        devices = configure_devices(config)
         if is_chief:
             lock.describe(device=devices.kind)
         workers = join(cluster, config, devices)
-        part = build.part_of(config, devices, workers)
-        parts = build.build(config, device_kind=devices.kind, part=part)
-        validate_dataset(parts.data, checkpoint, allow_change)
-        validate_data(workers, parts.data, parts.num_examples)
-        trainer = build.create_trainer(config, parts, devices, workers)
-        if config.device_memory_mb:
-            parallel_devices.check_memory(
-                trainer.variable_bytes(), config.device_memory_mb
-            )
+        parts, trainer = create_trainer(
+            config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
+        )
         if is_chief:
             for line in start_banner(
                 config,
@@ -194,6 +191,8 @@ def train(
                 watchdog.run(train_steps, session, parts, profile, after_call)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
+            if is_chief and report:
+                try_to_write(lambda: watchdog.run(report_run, session, parts))
         else:
             way_on = how_to_continue(config, session.step, parts.total_steps)
             session.say(
@@ -430,6 +429,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     epoch = session.open_record["epoch"] // every * every
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
+    session.evaluated = session.step, evaluations
     if (
         split != "validation"
         or session.best

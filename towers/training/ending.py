@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from towers import console
+from towers.build import Parts
 from towers.config import Config
 from towers.errors import (
     CheckpointError,
@@ -13,6 +14,8 @@ from towers.errors import (
     WorkerLostError,
     data_errors_of_tensorflow,
 )
+from towers.evaluation.run_report import Evaluated, write_report
+from towers.run.checkpoint import versions
 from towers.run.peers import how_far, wait_for_chief
 from towers.run.session import Session, is_between_steps, save_and_wait, try_to_save
 
@@ -56,6 +59,30 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
             f"stopped by {signal}: {saved if session.step else 'no step was taken'}; "
             f"the same command {'without --overwrite ' if overwrite else ''}continues"
         )
+
+
+def report_run(session: Session, parts: Parts) -> None:
+    """Writes the report of a run, with its last evaluation: nothing is computed again.
+    To be called inside of `Watchdog.run`; after a signal it is abandoned."""
+    evaluated, step = None, session.step
+    if session.evaluated is not None:
+        step, counts = session.evaluated
+        evaluated = Evaluated.of_counts(*parts.eval_split, counts)
+    with session.watchdog.activity("writing the report"):
+        session.lock.assert_same_folder()
+        page = write_report(
+            session.folder,
+            session.config,
+            parts.data.class_names,
+            session.reports.records(),
+            evaluated,
+            step=step,
+            images=step * session.config.images_per_step,
+            stopwatch=session.stopwatch,
+            versions=versions(),
+            is_training=True,
+        )
+    session.say(f"report: {page}")
 
 
 def standing(session: Session) -> str:

@@ -9,7 +9,9 @@ from towers.models.convolution import SameConv2D
 from towers.models.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
-UNCOUNTED = (layers.BatchNormalization,)
+UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization)
+
+CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
 
 
 def flops_per_image(model: keras.Model) -> int:
@@ -26,11 +28,12 @@ def flops_per_image(model: keras.Model) -> int:
 
 
 def _flops(layer):
-    if isinstance(layer, layers.Conv2D | layers.Dense | Whitening):
+    if isinstance(layer, (*CONVOLUTIONS, layers.Dense, Whitening)):
         # A kernel of a grouped convolution has the inputs of one group only.
         image = layer.input if isinstance(layer, SameConv2D) else layer.output
         positions = math.prod(image.shape[1:-1])
-        return 2 * positions * math.prod(layer.kernel.shape)
+        kernels = [w for w in layer.weights if "kernel" in w.name]
+        return 2 * positions * sum(math.prod(kernel.shape) for kernel in kernels)
     if layer.weights and not isinstance(layer, UNCOUNTED):
         raise ValueError(
             f"layer {layer.name} ({type(layer).__name__}): its operations are not "

@@ -1,0 +1,405 @@
+"""The contract that every loader of data sets keeps, and every source of images: those
+of the loaders, their wrappers, and a user's own class."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from pictures import png, random_pixels, write_folder
+from prepared_sets import (
+    CIFAR,
+    CLASSES,
+    all_of,
+    features,
+    official,
+    random_examples,
+    shrink_published,
+    store,
+    write,
+)
+from test_cached import Files
+
+from towers import data
+from towers.config.choices import DATASETS
+from towers.data import embedded
+from towers.data.cached import CachedSource
+from towers.data.classes import labels_for
+from towers.data.crops import ATTEMPTS
+from towers.data.image_files import ImageOptions
+from towers.data.published import PUBLISHED
+from towers.data.sources import (
+    ArraySource,
+    DeviceSource,
+    Subset,
+    channel_moments,
+    checksum,
+    place_of,
+)
+from towers.errors import DataError, data_errors_of_tensorflow
+
+IN_A_FILE = """
+import numpy as np
+from towers.data.sources import ArraySource, DataSet
+
+class Unlisted:
+    def __init__(self, source):
+        self.num_examples, self.image_shape = source.num_examples, source.image_shape
+        self.read = source.read
+
+def load():
+    images = np.arange(30 * 6, dtype=np.uint8).reshape(30, 2, 1, 3)
+    labels = np.arange(30) % 10
+    train, test = ArraySource(images, {train}), ArraySource(images, {test})
+    return DataSet("mine", {kind}(train), {kind}(test), tuple("abcdefghij"),
+                   (0.0,) * 3, (1.0,) * 3, "here")
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """How the files of a data set are made, and what is then loaded.
+
+    Attributes:
+        write: is called with a folder; gives (images, labels) of both splits, or None.
+        name: of `data.load`, where it is another than that in the table.
+        class_names: of the data set, where they are known.
+        file: a pattern of files that cannot be done without.
+        is_ordered: whether images come in the order in which they were written.
+    """
+
+    write: Callable = lambda home: None
+    name: str = ""
+    class_names: tuple[str, ...] = ()
+    file: str = ""
+    is_ordered: bool = True
+
+
+def published(name):
+    def write_files(home):
+        files, splits = official(name)
+        write(home, files, packed=name not in CIFAR)
+        return splits
+
+    known = PUBLISHED[name]
+    file = "t*.bin" if name in CIFAR else "t10k-images*.gz"
+    return Loader(write_files, class_names=known.class_names, file=file)
+
+
+def prepared(name, file_format, shape, class_names):
+    def write_files(home):
+        from tensorflow_datasets import features as kinds
+
+        examples = [random_examples(n, n, shape) for n in (9, 4)]
+        label = kinds.ClassLabel(names=class_names)
+        spec = features(image=kinds.Image(shape=shape), label=label, id=None)
+        store(home, *examples, name, spec, file_format=file_format)
+        return [
+            [np.array([x[key] for x in some]) for key in ("image", "label")]
+            for some in examples
+        ]
+
+    file = f"{name}/1.2.3/*test.{file_format}*"
+    full_name = name if name in PUBLISHED else f"tfds:{name}"
+    return Loader(write_files, full_name, tuple(class_names), file, is_ordered=False)
+
+
+def image_folder(home):
+    counts, splits = {"cat": 5, "ant": 3}, []
+    for seed, split in enumerate(("train", "test")):
+        pixels = write_folder(home, split, counts, seed)
+        labels = [0] * counts["ant"] + [1] * counts["cat"]
+        splits.append((np.array(pixels["ant"] + pixels["cat"]), labels))
+    return splits
+
+
+def own(home):
+    text = IN_A_FILE.format(train="labels", test="labels", kind="")
+    (home / "mine.py").write_text(text)
+
+
+LOADERS = {
+    **{name: published(name) for name in PUBLISHED},
+    "tfds": prepared("shapes", "tfrecord", (8, 6, 3), CLASSES),
+    "tfds array_record": prepared("shapes", "array_record", (8, 6, 3), CLASSES),
+    "prepared mnist": prepared("mnist", "tfrecord", (28, 28, 1), "0123456789"),
+    "image_folder": Loader(
+        image_folder, class_names=("ant", "cat"), file="train/cat/03.png"
+    ),
+    "embedded": Loader(class_names=tuple(embedded.SHAPES)),
+    "synthetic": Loader(),
+    "own": Loader(own, "mine.py:load", tuple("abcdefghij")),
+}
+every_loader = pytest.mark.parametrize("name", LOADERS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        shrink_published(patch, tmp_path_factory.mktemp("nothing"))
+        patch.setattr(embedded, "NUM_TRAIN", 40)
+        patch.setattr(embedded, "NUM_TEST", 20)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Name of a loader -> its folder, what was written, and the data set."""
+    all_made = {}
+
+    def make(name):
+        if name not in all_made:
+            home = tmp_path_factory.mktemp("home")
+            splits = LOADERS[name].write(home)
+            all_made[name] = home, splits, load(name, home)
+        return all_made[name]
+
+    return make
+
+
+def load(name, home):
+    own_name = LOADERS[name].name or name
+    if own_name.startswith("mine.py"):
+        own_name = f"{home}/{own_name}"
+    return data.load(own_name, str(home))
+
+
+# Data sets.
+
+
+def test_every_data_set_keeps_the_contract():
+    assert LOADERS.keys() >= {name.split(":")[0] for name in DATASETS}
+
+
+@every_loader
+def test_a_data_set_is_what_was_written(made, name):
+    home, splits, data_set = made(name)
+    loader = LOADERS[name]
+    for place, source in enumerate((data_set.train, data_set.test)):
+        images, labels = all_of(source)
+        assert images.shape == (source.num_examples, *data_set.image_shape)
+        assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
+        assert 0 <= labels.min() and labels.max() < len(data_set.class_names)
+        if splits is None:
+            continue
+        actual, expected = ([images, labels], list(splits[place]))
+        if not loader.is_ordered:
+            actual, expected = sorted_pairs(*actual), sorted_pairs(*expected)
+        for one, other in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    if splits:
+        mean, deviation = channel_moments(splits[0][0])
+        np.testing.assert_allclose(data_set.mean, mean)
+        np.testing.assert_allclose(data_set.deviation, deviation)
+        assert str(home) in data_set.origin
+    assert data_set.class_names == loader.class_names or name == "synthetic"
+
+
+def sorted_pairs(images, labels):
+    order = np.argsort([image.tobytes() for image in images])
+    return images[order], np.asarray(labels)[order]
+
+
+@every_loader
+def test_another_load_gives_the_same(made, name):
+    home, _, data_set = made(name)
+    again = load(name, home)
+    for one, other in ((data_set.train, again.train), (data_set.test, again.test)):
+        assert checksum(one) == checksum(other)
+        for actual, expected in zip(all_of(other), all_of(one), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+    assert dataclasses.replace(again, train=None, test=None) == dataclasses.replace(
+        data_set, train=None, test=None
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut short", "empty", "gone"])
+@pytest.mark.parametrize("name", [name for name, x in LOADERS.items() if x.file])
+@pytest.mark.row(21, 23)
+def test_row_21_a_damaged_file_is_named(tmp_path, name, damage):
+    LOADERS[name].write(tmp_path)
+    path = min(tmp_path.glob(LOADERS[name].file))
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "gone":
+        path.symlink_to(tmp_path / "nowhere")
+    else:
+        path.write_bytes(content[: len(content) * 2 // 3 * (damage != "empty")])
+    with pytest.raises(DataError) as caught, data_errors_of_tensorflow():
+        all_of(load(name, tmp_path).test)
+    text = str(caught.value)
+    assert text.startswith(str(tmp_path)) and "\n" not in text
+    file = path.name.removesuffix(".gz")
+    # An empty file of TFDS is a split without examples.
+    if "array_record" in file or "tfrecord" in file and damage == "empty":
+        file = "split 'test'"
+    assert file in text
+
+
+@pytest.mark.parametrize("kind", ["", "Unlisted"])
+@pytest.mark.parametrize(
+    "train, test, words",
+    [
+        ("labels + 1", "labels", r"training image 9 .*the label 10, .*; 2 more are"),
+        ("labels", "labels - 1", r"test image 0 .*has the label -1, "),
+    ],
+)
+@pytest.mark.row(21, 47)
+def test_row_21_labels_outside_of_the_classes(tmp_path, kind, train, test, words):
+    path = tmp_path / "mine.py"
+    path.write_text(IN_A_FILE.format(train=train, test=test, kind=kind))
+    with pytest.raises(DataError, match=words) as caught:
+        data.load(f"{path}:load")
+    assert "expected 0 to 9 for 10 classes" in str(caught.value)
+
+
+# Sources.
+
+NUM = 11
+IMAGES = np.stack([random_pixels(i) for i in range(NUM)])
+LABELS = np.arange(NUM) % 4
+LISTED = np.array([9, 2, 4, 8, 0])
+
+
+class Own:
+    """A source of a user: two attributes and `read`."""
+
+    num_examples, image_shape = NUM, IMAGES.shape[1:]
+
+    def read(self, indices):
+        images = tf.gather(tf.constant(IMAGES), indices)
+        return images, tf.gather(tf.constant(LABELS, tf.int32), indices)
+
+
+def cached(**options):
+    return CachedSource(
+        Files(map(png, IMAGES)), IMAGES.shape[1:], ImageOptions(**options)
+    )
+
+
+# Name -> how it is made, and which of the images it has; None where they are others.
+WRAPPED = {
+    "array": (lambda: ArraySource(IMAGES, LABELS), ...),
+    "own class": (Own, ...),
+    "subset": (lambda: Subset(ArraySource(IMAGES, LABELS), LISTED), LISTED),
+    "subset of own": (lambda: Subset(Own(), LISTED), LISTED),
+    "subset of a subset": (
+        lambda: Subset(Subset(cached(), LISTED), np.array([3, 1])),
+        [8, 2],
+    ),
+    "on a device": (lambda: DeviceSource(Own(), "/CPU:2"), ...),
+    "cached": (cached, ...),
+    "cached in part": (lambda: cached(image_cache_mb=4.5 * 144 / 1e6), ...),
+    "not cached": (lambda: cached(image_cache_mb=0.0), ...),
+    "resized": (lambda: cached(image_size=8), None),
+}
+UNLISTED = "own class", "subset of own", "on a device"
+every_source = pytest.mark.parametrize("name", [*WRAPPED, *LOADERS])
+
+
+@pytest.fixture(scope="module")
+def source_of(made):
+    """Name -> a source, and its images and labels, read in their order."""
+
+    def create(name):
+        if name in LOADERS:
+            source = made(name)[2].test
+        else:
+            source, places = WRAPPED[name][0](), WRAPPED[name][1]
+            if places is not None:
+                return source, (IMAGES[places], LABELS[places])
+        return source, all_of(source)
+
+    return create
+
+
+def read(source, indices, *numbers):
+    images, labels = source.read(tf.constant(indices, tf.int64), *numbers)
+    return images.numpy(), labels.numpy()
+
+
+@every_source
+def test_any_indices_are_read_in_any_order_however_it_is_called(source_of, name):
+    source, expected = source_of(name)
+    assert (source.num_examples, source.image_shape) == (
+        len(expected[0]),
+        expected[0].shape[1:],
+    )
+    last = source.num_examples - 1
+    chosen = np.array([min(7, last), 0, 1, 1, last])
+    indices = tf.constant(chosen, tf.int64)
+    streamed = tf.data.Dataset.from_tensors(indices)
+    ways = [read(source, chosen), tf.function(source.read)(indices)]
+    ways.append(
+        map(np.concatenate, zip(*(read(source, [i]) for i in chosen), strict=True))
+    )
+    if name != "on a device":
+        ways += streamed.map(source.read)
+    for images, labels in ways:
+        assert images.dtype == np.uint8
+        assert labels.dtype == (np.int64 if name == "on a device" else np.int32)
+        np.testing.assert_array_equal(images, expected[0][chosen])
+        np.testing.assert_array_equal(labels, expected[1][chosen])
+    none = read(source, np.zeros(0, np.int64))
+    assert none[0].shape == (0, *source.image_shape) and none[1].shape == (0,)
+
+
+@every_source
+def test_what_is_known_without_reading_is_what_is_read(source_of, name):
+    source, (_, labels) = source_of(name)
+    if name not in UNLISTED:
+        np.testing.assert_array_equal(labels_for(source, "sampler"), labels)
+    place = place_of(source, 1)
+    assert place == "" or place != place_of(source, 0)
+    if "cached" in name or "tfds" in name or name == "image_folder":
+        assert place
+
+
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_crop_numbers_give_each_image_a_crop_of_its_own(is_subset):
+    source = cached(image_size=8)
+    if is_subset:
+        source = Subset(source, LISTED)
+    assert source.reads_crops and not cached().reads_crops
+    chosen = np.array([4, 0, 0, 2])
+    numbers = tf.random.stateless_uniform([4, ATTEMPTS + 1, 2], [3, 4])
+    images, labels = read(source, chosen, numbers)
+    np.testing.assert_array_equal(labels, read(source, chosen)[1])
+    for place, index in enumerate(chosen):
+        [alone], _ = read(source, [index], numbers[place : place + 1])
+        np.testing.assert_array_equal(images[place], alone)
+    assert not np.array_equal(images[1], images[2])
+
+
+def test_an_array_may_change_after_the_source_is_made():
+    images, labels = IMAGES.copy(), LABELS.copy()
+    source = ArraySource(images, labels)
+    images[:], labels[:] = 0, 0
+    np.testing.assert_array_equal(read(source, np.arange(NUM))[0], IMAGES)
+
+
+@pytest.mark.parametrize(
+    "images, labels, words",
+    [
+        (IMAGES.astype(np.float32), LABELS, "float32"),
+        (IMAGES.astype(np.int8), LABELS, "int8"),
+        (IMAGES[..., 0], LABELS, r"uint8 \[11, 8, 6\]"),
+        (IMAGES, LABELS[:-1], "11 images but 10 labels"),
+        (IMAGES, np.eye(NUM), r"labels must be integers \[n\], got \[11, 11\]"),
+    ],
+)
+def test_other_arrays_are_refused(images, labels, words):
+    with pytest.raises(ValueError, match=words):
+        ArraySource(images, labels)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_channel_moments_are_those_of_numpy(channels):
+    rng = np.random.default_rng(2)
+    images = rng.integers(0, 256, (131, 6, 5, channels), dtype=np.uint8)
+    images[..., 0] //= 3
+    mean, deviation = channel_moments(images)
+    pixels = images.astype(np.float64)
+    np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(deviation, pixels.std((0, 1, 2)), rtol=1e-12)

@@ -1,0 +1,166 @@
+"""The report of a run, and the comparison of runs."""
+
+import base64
+import csv
+import html.parser
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+import scipy.stats
+import small_runs
+from PIL import Image
+from small_runs import NUM_TEST, arrays, small_config
+
+from towers import load_run, training
+from towers.config import to_json
+from towers.evaluation import evaluate
+from towers.evaluation.comparison import compare
+from towers.training import ending
+
+NAMES = (
+    "<script>alert(1)</script>",
+    "quo\"te's & <b>",
+    "日本語 $x^2$ ü",
+    "#000001",
+    "\x1b[31mred\n",
+)
+# What a page needs; no script, no frame, no form.
+TAGS = set(
+    "a b body br dd defs details div dl dt figcaption figure g h1 h2 head html i image "
+    "img meta p path pre rect section small span style summary svg table tbody td text "
+    "th thead title tr use clippath".split()
+)
+CONFIG = small_config(eval_every_epochs=1.0)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    small_runs.use(monkeypatch)
+    monkeypatch.setattr(small_runs, "CLASS_NAMES", NAMES)
+    monkeypatch.setattr(training, "report_run", ending.report_run)
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser makes of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.attributes, self.texts = set(), [], []
+        self.feed(path.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes += attributes
+
+    def handle_data(self, text):
+        self.texts.append(text)
+
+    def images(self):
+        """Those with a caption, as arrays."""
+        prefix = "data:image/png;base64,"
+        found = [v for k, v in self.attributes if k == "src"]
+        assert all(source.startswith(prefix) for source in found)
+        codes = (base64.b64decode(source.removeprefix(prefix)) for source in found)
+        return [np.asarray(Image.open(io.BytesIO(code))) for code in codes]
+
+
+def test_a_run_ends_with_the_figures_of_run_eval(tmp_path):
+    workdir = training.train(tmp_path / "run", CONFIG).path
+    report = json.loads((workdir / "report/report.json").read_text())
+    result = evaluate(workdir)
+    result.pop("test_top5_accuracy_ema", None)
+    assert report["result"].keys() == result.keys()
+    for name, value in result.items():
+        if "accuracy" in name or "loss" in name or "calibration" in name:
+            assert report["result"][name] == pytest.approx(value, rel=1e-5), name
+    for kind in ("", "_ema"):
+        matrix = f"test_confusion_matrix{kind}"
+        assert report["result"][matrix] == result[matrix]
+
+    # The network in Keras, and softmax in float64.
+    run = load_run(workdir)
+    images, labels = arrays(NUM_TEST, 1)
+    logits = run.model_ema(run.preprocess(images)).numpy().astype(np.float64)
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    probabilities = odds / odds.sum(1, keepdims=True)
+    classes, losses = logits.argmax(1), -np.log(probabilities)[range(NUM_TEST), labels]
+    wrong = np.flatnonzero(classes != labels)
+    rows = report["mistakes"]
+    assert [row["index"] for row in rows] == sorted(wrong, key=lambda i: -losses[i])
+    for row in rows:
+        index = row["index"]
+        assert row["label"] == NAMES[labels[index]]
+        assert row["prediction"] == NAMES[classes[index]]
+        assert row["probability"] == pytest.approx(probabilities[index].max(), rel=1e-4)
+    shown = Page(workdir / "report/index.html").images()
+    for row, image in zip(rows, shown[: len(rows)], strict=True):
+        np.testing.assert_array_equal(image, images[row["index"]])
+
+    lines = (workdir / "report/report.csv").read_text().splitlines()
+    table = list(csv.DictReader(lines))
+    counts = [int(row["value"]) for row in table if row["part"] == "confusion"]
+    assert sum(counts) == NUM_TEST
+
+
+def test_names_are_texts_of_a_page_without_scripts_and_addresses(tmp_path):
+    workdir = training.train(tmp_path / "r<b>&'\"n", CONFIG).path
+    page = Page(workdir / "report/index.html")
+    assert page.tags <= TAGS
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    links = [v for k, v in page.attributes if k in ("src", "href", "xlink:href")]
+    assert {x for x in links if not x.startswith(("data:image/", "#"))} == {
+        "report.json",
+        "report.csv",
+    }
+    assert "url(http" not in (workdir / "report/index.html").read_text()
+    texts = "".join(page.texts)
+    for name in (*NAMES[:4], "\\x1b[31mred\\n", "r<b>&'\"n"):
+        assert name in texts
+
+
+def test_without_metrics_a_report_has_no_curves(tmp_path):
+    workdir = shutil.copytree(small_runs.uninterrupted(CONFIG).path, tmp_path / "run")
+    (workdir / "metrics.jsonl").unlink()
+    evaluate(workdir, report=True)
+    text = (workdir / "report/index.html").read_text()
+    assert "there are no curves" in text and "Confusion matrix" in text
+
+
+@pytest.mark.row(35)
+def test_row_35_a_report_that_cannot_be_written_is_one_warning(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/report").write_text("a file")
+    result = training.train(tmp_path / "run", CONFIG)
+    assert (result.step, result.accuracy is None) == (10, False)
+    warnings = [x for x in capsys.readouterr().out.splitlines() if "warning" in x]
+    assert len(warnings) == 1 and "the report could not be written" in warnings[0]
+
+
+def test_paired_seeds_give_the_difference_and_its_standard_error(tmp_path, capsys):
+    accuracies = {0.1: [0.71, 0.74, 0.70], 0.2: [0.75, 0.73, 0.78]}
+    folders = []
+    for rate, values in accuracies.items():
+        for seed, accuracy in enumerate(values):
+            folder = tmp_path / f"{rate}-{seed}"
+            folder.mkdir()
+            folders.append(folder)
+            config = small_config(learning_rate=rate, seed=seed)
+            (folder / "config.json").write_text(to_json(config))
+            record = {"step": 5, "epoch": 1.0, "test_accuracy": 0.5, "test_loss": 1.0}
+            (folder / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+            result = {"reported": "test_accuracy", "test_accuracy": accuracy}
+            (folder / "result.json").write_text(json.dumps(result | {"step": 10}))
+    path = compare(folders)
+    assert path == folders[0] / "report/compare.html"
+    output = " ".join(capsys.readouterr().out.split())
+    differences = np.subtract(accuracies[0.2], accuracies[0.1])
+    mean, error = differences.mean(), scipy.stats.sem(differences)
+    words = f"learning_rate=0.2 minus learning_rate=0.1: {mean:+.4f}"
+    assert f"{words}, standard error {error:.4f}" in output
+    assert "learning_rate: 0.1 | 0.1 | 0.1 | 0.2 | 0.2 | 0.2" in output
+    page = Page(path)
+    assert page.tags <= TAGS and words in "".join(page.texts)
+    assert {"0.1-2", "0.7800"} <= set(page.texts)

@@ -1,0 +1,94 @@
+"""Flags of `run_train.py` that are no options of a run: how it is called."""
+
+import shlex
+import sys
+from typing import Any
+
+from absl import flags
+
+from towers.errors import ConfigError
+
+flags.disclaim_key_flags()  # they are of the program that defines them
+
+
+def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines them."""
+    where = {"flag_values": values}
+    flags.DEFINE_string(
+        "config", None, "Recipe: its name in configs/ or a path.", **where
+    )
+    flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.", **where)
+    flags.DEFINE_bool(
+        "overwrite", False, "Remove the earlier run and restart.", **where
+    )
+    flags.DEFINE_list(
+        "allow_change",
+        [],
+        "Options that may differ from those the run began with.",
+        **where,
+    )
+    flags.DEFINE_bool(
+        "dry_run", False, "Check everything, try some steps, write nothing.", **where
+    )
+    flags.DEFINE_bool(
+        "lr_range_test",
+        False,
+        "Raise the learning rate until the loss diverges, and suggest one.",
+        **where,
+    )
+    flags.DEFINE_enum(
+        "progress",
+        "auto",
+        ["auto", "live", "plain", "off"],
+        "Bars at the end of a terminal (live), lines by the clock (plain) or none "
+        "(off); auto: live on a terminal, else plain.",
+        **where,
+    )
+    flags.DEFINE_list(
+        "profile_steps",
+        [],
+        "Trace the steps between two, such as 100,110, for TensorBoard, and sum them "
+        "up.",
+        **where,
+    )
+    flags.DEFINE_bool(
+        "report",
+        True,
+        "Write report/index.html in the run folder at the end.",
+        **where,
+    )
+    flags.DEFINE_bool(
+        "list",
+        False,
+        "Print networks, data sets, strategies, optimizers and recipes.",
+        **where,
+    )
+
+
+def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """The keyword arguments of the function that is called: `towers.train`, `dry_run`
+    or `lr_range_test`. ConfigError where the flags do not fit each other."""
+    if values.dry_run and values.lr_range_test:
+        raise ConfigError("--dry_run with --lr_range_test: give one of the two")
+    if not all(map(str.isdecimal, values.profile_steps)):
+        raise ConfigError("--profile_steps takes two numbers, such as 100,110")
+    arguments = {}
+    if not values.lr_range_test:  # which continues no run
+        arguments["overwrite"] = values.overwrite
+        arguments["allow_change"] = tuple(values.allow_change)
+    if not values.dry_run:
+        arguments["progress"] = values.progress
+    if not (values.dry_run or values.lr_range_test):
+        arguments["report"] = values.report
+        arguments["profile_steps"] = tuple(map(int, values.profile_steps))
+    return arguments
+
+
+def command_to_train(learning_rate: float) -> str:
+    """The command line of this program with a learning rate and without
+    --lr_range_test, for the user to copy."""
+    own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    left_out = "lr_range_test", "learning_rate"
+    words = [f.serialize() for f in own if f.present and f.name not in left_out]
+    words.append(f"--learning_rate={learning_rate:g}")
+    return shlex.join(["python", sys.argv[0], *words])

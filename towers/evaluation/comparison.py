@@ -1,0 +1,238 @@
+"""The comparison of runs: a table in the terminal, and a web page."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import statistics
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from towers import console, store
+from towers.config import FIELDS, Config, parse_json
+from towers.errors import ConfigError
+from towers.evaluation import charts, page
+from towers.evaluation.charts import Series
+from towers.evaluation.run_page import metric_series
+from towers.evaluation.run_report import curves_of, of_reported, result_of_records
+from towers.run.folder import RunFolder
+from towers.run.metrics import read_metrics
+
+
+class Run(NamedTuple):
+    """What is compared of a run.
+
+    Attributes:
+        name: of its folder.
+        config: of the run.
+        result: as in `result.json`.
+        curves: as in `report.json`.
+    """
+
+    name: str
+    config: Config
+    result: Mapping[str, Any]
+    curves: Mapping[str, Any]
+
+
+class Difference(NamedTuple):
+    """The difference in accuracy between two groups of runs with the same seeds.
+
+    Attributes:
+        first, second: the options in which the groups differ.
+        seeds: of both.
+        mean: of the second group minus the first one.
+        standard_error: of the mean; NaN of one seed.
+    """
+
+    first: str
+    second: str
+    seeds: Sequence[int]
+    mean: float
+    standard_error: float
+
+    def __str__(self) -> str:
+        text = f"Accuracy with {self.second} minus {self.first}: {self.mean:+.4f}"
+        if len(self.seeds) > 1:
+            text += f", standard error {self.standard_error:.4f}"
+        seeds = ", ".join(map(str, self.seeds))
+        return f"{text}; mean over pairs of the same seed ({seeds})"
+
+
+def compare(workdirs: Sequence[str | os.PathLike]) -> pathlib.Path:
+    """See `towers.compare`."""
+    if len(workdirs) < 2:
+        raise ConfigError(
+            f"compare names {len(workdirs)} run folder; give two or more, with commas "
+            "between them"
+        )
+    folders = [RunFolder(workdir) for workdir in workdirs]
+    runs = [
+        Run(
+            name,
+            folder.stored_config(),
+            _result(folder, records),
+            curves_of(records),
+        )
+        for name, folder in zip(_names(folders), folders, strict=True)
+        for records in [read_metrics(folder.metrics)[0]]
+    ]
+    for line in _lines(runs):
+        console.line(line)
+    path = folders[0].report / "compare.html"
+    try:
+        store.make_folders(path.parent)
+        store.write_aside(path, _page(runs).encode(errors="backslashreplace"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    console.line(f"comparison: {path}")
+    return path
+
+
+def paired_difference(runs: Sequence[Run]) -> Difference | None:
+    """That of two groups of runs, each of which has the same options but for the seed;
+    None where the runs are no such groups, or have no seed in common."""
+    groups = {}
+    for run, group in zip(runs, _groups(runs), strict=True):
+        accuracies = groups.setdefault(group, {})
+        accuracy = of_reported(run.result, "accuracy")
+        if accuracy is None or run.config.seed in accuracies:
+            return None
+        accuracies[run.config.seed] = accuracy
+    if len(groups) != 2 or len({run.result["reported"] for run in runs}) != 1:
+        return None
+    first, second = groups.values()
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    differences = [second[seed] - first[seed] for seed in seeds]
+    error = math.nan
+    if len(seeds) > 1:
+        error = statistics.stdev(differences) / math.sqrt(len(seeds))
+    options = _differing(runs)
+    options.pop("seed", None)
+    one, other = (_groups(runs).index(group) for group in groups)
+    words = [
+        " ".join(f"{name}={values[i]}" for name, values in options.items())
+        for i in (one, other)
+    ]
+    return Difference(*words, seeds, statistics.fmean(differences), error)
+
+
+def _names(folders):
+    """The last part of each path; the whole paths where these are alike."""
+    paths = [os.path.normpath(folder.path) for folder in folders]
+    names = list(map(os.path.basename, paths))
+    return names if len(set(names)) == len(names) else paths
+
+
+def _result(folder, records):
+    """The last evaluation that is known."""
+    results = [result_of_records(records)]
+    for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
+        try:
+            content = parse_json(path.read_bytes())
+            result = content[key] if key else content
+            if of_reported(result, "accuracy") is not None:
+                results.append({"step": 0} | result)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue
+    return max(results[::-1], key=lambda result: result.get("step", 0))
+
+
+def _groups(runs):
+    """Per run the options without the seed."""
+    values = [dataclasses.asdict(run.config) | {"seed": None} for run in runs]
+    return [tuple(x.items()) for x in values]
+
+
+def _differing(runs):
+    """Option -> its values in the runs, where they differ."""
+    values = {name: [getattr(run.config, name) for run in runs] for name in FIELDS}
+    return {name: x for name, x in values.items() if len(set(x)) > 1}
+
+
+def _rows(runs) -> Iterator[list[str]]:
+    """The table of results, with its head."""
+    yield ["run", "reported", "accuracy", "95 % interval", "loss", "step", "images/s"]
+    for run in runs:
+        accuracy, interval, loss = (
+            of_reported(run.result, name)
+            for name in ("accuracy", "accuracy_interval", "loss")
+        )
+        speed = run.result.get("images_per_sec")
+        yield [
+            run.name,
+            (run.result["reported"] or "none")
+            .replace("_accuracy", "")
+            .replace("_", " "),
+            "" if accuracy is None else f"{accuracy:.4f}",
+            "{:.4f} to {:.4f}".format(*interval) if interval else "",
+            "" if loss is None else f"{loss:.4f}",
+            f"{run.result.get('step', '')}",
+            f"{speed:,.0f}" if speed else "",
+        ]
+
+
+def _lines(runs):
+    """What is printed."""
+    rows = list(_rows(runs))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{x:{width}}" for x, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+    for name, values in _differing(runs).items():
+        text = f"{name}: {' | '.join(str(x) or 'empty' for x in values)}"
+        yield from textwrap.wrap(text, 80, subsequent_indent="  ")
+    if difference := paired_difference(runs):
+        yield from textwrap.wrap(str(difference), 80, subsequent_indent="  ")
+
+
+def _page(runs):
+    head, *rows = _rows(runs)
+    names = [run.name for run in runs]
+    differing = [
+        (name, *(str(x) for x in values)) for name, values in _differing(runs).items()
+    ]
+    options = page.paragraph("All options are alike.")
+    if differing:
+        options = page.table(["option", *names], differing)
+    difference = paired_difference(runs)
+    return page.page(
+        f"Comparison of {', '.join(names)}",
+        [
+            f"<h1>Comparison of {len(runs)} runs</h1>",
+            page.table(head, rows),
+            page.paragraph(f"{difference}.") if difference else "",
+            *_curves(runs),
+            page.section("Options that differ", options),
+        ],
+    )
+
+
+def _curves(runs):
+    """The section of curves; runs that differ in the seed alone have one color."""
+    groups, found = _groups(runs), []
+    colors = [list(dict.fromkeys(groups)).index(group) for group in groups]
+    keys = [Series(run.name, [], [], c) for run, c in zip(runs, colors, strict=True)]
+    for title, names in (
+        ("Accuracy", lambda run: [_evaluated(run, "accuracy")]),
+        ("Loss", lambda run: [_evaluated(run, "loss")]),
+        ("Training loss", lambda run: ["epoch_loss", "loss"]),
+        ("Learning rate", lambda run: ["learning_rate"]),
+    ):
+        series: list[Series] = []
+        for run, color in zip(runs, colors, strict=True):
+            each = (metric_series(run.curves, x, run.name, color) for x in names(run))
+            series += next(filter(None, each), [])
+        if series:
+            found.append(page.chart(title, charts.curves(title, series)))
+    if found:
+        legend = f"<p>{page.legend(keys)}</p>"
+        yield page.section("Curves", legend, page.grid(*found))
+
+
+def _evaluated(run, name):
+    """The reported metric of evaluations during training."""
+    return (run.result["reported"] or "test_accuracy").replace("accuracy", name)

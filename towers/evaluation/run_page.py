@@ -1,0 +1,250 @@
+"""The page of a report, from its content."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from towers.evaluation import charts, page
+from towers.evaluation.charts import Series
+from towers.evaluation.run_report import of_reported
+from towers.run.display import duration
+
+# Pairs of classes that are listed.
+MOST_PAIRS = 15
+
+Content = Mapping[str, Any]
+
+
+def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
+    """The page, as text.
+
+    Args:
+        content: of `report.json`.
+        pixels: index of an image -> uint8 [height, width, channels].
+    """
+    result = content["result"]
+    matrix = of_reported(result, "confusion_matrix")
+    classes = of_reported(result, "classes")
+    parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
+    if classes:
+        accuracy = of_reported(result, "accuracy")
+        parts += [
+            page.section("Confusion matrix", *_confusion(matrix, classes)),
+            page.section(
+                "Classes and calibration",
+                page.row(_classes(classes, accuracy), _calibration(content)),
+                page.details(f"All {len(classes)} classes", _class_table(classes)),
+            ),
+        ]
+    for title, name in (
+        ("Mistakes with the highest loss", "mistakes"),
+        ("The most confident correct prediction of a class", "most_confident"),
+    ):
+        if rows := content[name]:
+            parts.append(page.section(title, _pictures(rows, pixels)))
+    parts += [page.section("Run", *_run(content))]
+    return page.page(f"{content['run']}: report", parts)
+
+
+def _head(content):
+    """The accuracy that counts, and other figures."""
+    result = content["result"]
+    title = f"<h1>{page.text(content['run'])}</h1>"
+    accuracy = of_reported(result, "accuracy")
+    if accuracy is None:
+        return title + page.paragraph("The run was not evaluated.") + _tiles(content)
+    words = f"{result['reported'].partition('_')[0]} accuracy"
+    if interval := of_reported(result, "accuracy_interval"):
+        words += ", 95 % interval {:.4f} to {:.4f}".format(*interval)
+    figure = f"{accuracy:.4f} <small>{page.text(words)}</small>"
+    return (
+        f'{title}<div class="figure">{figure}</div>{_about(content)}{_tiles(content)}'
+    )
+
+
+def _about(content):
+    result, sentences = content["result"], []
+    split, _, suffix = result["reported"].partition("_accuracy")
+    if (correct := of_reported(result, "correct")) is not None:
+        images = result[f"{split}_images"]
+        sentences.append(f"{correct:,} of {images:,} {split} images are correct.")
+    if suffix:
+        sentences.append("Moving averages of the parameters are reported.")
+        if (other := result.get(f"{split}_accuracy")) is not None:
+            sentences.append(f"Without them the accuracy is {other:.4f}.")
+    if split == "validation":
+        sentences.append(
+            "These images are held out of the training set; run_eval.py --report "
+            "evaluates the test images."
+        )
+    elif not of_reported(result, "classes"):
+        sentences.append("run_eval.py --report adds what the classes are taken for.")
+    return page.paragraph(" ".join(sentences))
+
+
+def _tiles(content):
+    result = content["result"]
+    tiles = []
+    for name, title in (
+        ("loss", "loss"),
+        ("accuracy_tta", "accuracy with TTA"),
+        ("top5_accuracy", "top-5 accuracy"),
+        ("macro_f1", "mean F1"),
+        ("calibration_error", "calibration error"),
+    ):
+        if (value := of_reported(result, name)) is not None:
+            tiles.append((title, f"{value:.4f}", ""))
+    curves = content["curves"]
+    epochs = [max(curve["epochs"]) for curve in curves.values() if curve["epochs"]]
+    length = f"{max(epochs):.4g} epochs" if epochs else ""
+    tiles.append(("step", f"{result['step']:,}", length))
+    if speed := result.get("images_per_sec"):
+        tiles.append(("speed", f"{speed:,.0f}", "images/s"))
+    if waits := _numbers(curves, "input_wait_percent"):
+        tiles.append(("input wait", f"{np.mean(waits):.0f} %", "mean"))
+    tiles.append(("training", duration(content["train_secs"]), "in steps"))
+    tiles.append(("first steps", f"{content['start_secs']:.1f} s", "compiling"))
+    return page.tiles(tiles)
+
+
+def _numbers(curves, name):
+    values = curves.get(name, {"values": []})["values"]
+    return [x for x in values if isinstance(x, int | float)]
+
+
+def metric_series(
+    curves: Content, name: str, title: str, color: int = 0, is_faint: bool = False
+) -> list[Series]:
+    """A metric over the epochs as a series; none where it was not recorded."""
+    if not (points := curves.get(name)):
+        return []
+    values = np.array(points["values"], float)  # NaN of None
+    return [Series(title, points["epochs"], values, color, is_faint)]
+
+
+def _curves(content):
+    curves = content["curves"]
+    if not curves:
+        return [page.paragraph("metrics.jsonl has no records, so there are no curves.")]
+    found = []
+    for name in ("loss", "accuracy"):
+        series = metric_series(curves, name, "training, one step", 1, True)
+        series += metric_series(curves, f"epoch_{name}", "training, epoch", 1)
+        for split in ("validation", "test"):
+            averages = metric_series(
+                curves, f"{split}_{name}_ema", f"{split}, moving averages"
+            )
+            color = 2 if averages else 0
+            series += metric_series(curves, f"{split}_{name}", split, color) + averages
+        found.append((name.capitalize(), series))
+    rate = metric_series(curves, "learning_rate", "learning rate", 3)
+    found.append(("Learning rate", rate))
+    return [curve_chart(*titled) for titled in found if titled[1]]
+
+
+def curve_chart(title: str, series: Sequence[Series]) -> str:
+    """A chart of curves, with a legend where there are several."""
+    return page.chart(
+        title, charts.curves(title, series), series if len(series) > 1 else ()
+    )
+
+
+def _confusion(matrix, classes):
+    names = [row["name"] for row in classes]
+    svg = charts.confusion(matrix, names)
+    title = "Rows: classes. Columns: predictions. Shades: shares of a class"
+    counts = np.array(matrix)
+    np.fill_diagonal(counts, 0)
+    order = np.argsort(-counts, axis=None, kind="stable")[:MOST_PAIRS]
+    pairs = []
+    for place in order.tolist():
+        label, other = divmod(place, len(names))
+        if counts[label, other]:
+            share = counts[label, other] / max(classes[label]["images"], 1)
+            cells = names[label], names[other], int(counts[label, other])
+            pairs.append((*cells, f"{share:.1%}"))
+    head = ["class", "predicted as", "images", "share of the class"]
+    chart = page.chart(title, svg, wide=True)
+    if not pairs:
+        return [chart]
+    return [
+        page.row(
+            chart, f"<div><b>Most frequent mistakes</b>{page.table(head, pairs)}</div>"
+        )
+    ]
+
+
+def _classes(classes, accuracy):
+    rows = sorted((r for r in classes if r["images"]), key=lambda row: row["recall"])
+    title = "Accuracy of each class"
+    if len(rows) > charts.MOST_CLASSES:
+        rows = rows[: charts.MOST_CLASSES]
+        title = f"The {len(rows)} least accurate of {len(classes)} classes"
+    return page.chart(title, charts.class_accuracies(rows, accuracy))
+
+
+def _class_table(classes):
+    rows = [
+        (
+            row["name"],
+            row["images"],
+            row["recall"],
+            "{:.4f} to {:.4f}".format(*row["recall_interval"]),
+            row["precision"],
+            row["f1"],
+        )
+        for row in sorted(classes, key=lambda row: row["recall"])
+    ]
+    head = ["class", "images", "accuracy (recall)", "95 % interval", "precision", "F1"]
+    return page.table(head, rows)
+
+
+def _calibration(content):
+    svg = charts.reliability(content["reliability"])
+    return page.chart("Calibration: how often a probability is right", svg)
+
+
+def _pictures(rows, pixels):
+    cells = []
+    for row in rows:
+        label, prediction = page.text(row["label"]), page.text(row["prediction"])
+        lines = [f"<b>{label}</b>"]
+        if row["label"] != row["prediction"]:
+            lines.append(f'<span class="wrong">as {prediction}</span>')
+        probability = f"probability {row['probability']:.3f}"
+        lines.append(f'<span class="muted">{probability}</span>')
+        place = row["path"] or f"image {row['index']}"
+        about = f"{place}; loss {row['loss']:.3f}"
+        if row["path"]:
+            name = page.text(_file_name(place))
+            lines.append(f'<span class="muted name">{name}</span>')
+        cells.append((pixels[row["index"]], about, lines))
+    return page.pictures(cells)
+
+
+def _file_name(path):
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _run(content) -> Sequence[str]:
+    versions = ", ".join(f"{k} {v}" for k, v in content["versions"].items())
+    rows = [
+        ("versions", versions),
+        ("machine", content["machine"] or "not recorded"),
+        ("written", content["written"]),
+    ]
+    parts = [page.table(["", ""], rows)]
+    if content["command"]:
+        parts.insert(0, f"<pre>{page.text(shlex.join(content['command']))}</pre>")
+    options = [(name, str(value)) for name, value in content["options"].items()]
+    table = page.table(["option", "value"], options)
+    parts.append(page.details("Options that are not defaults", table))
+    links = '<a href="report.json">report.json</a>, <a href="report.csv">report.csv</a>'
+    parts.append(f'<p class="muted">The same as {links}</p>')
+    speed = metric_series(content["curves"], "images_per_sec", "images per second", 4)
+    if not speed:
+        return parts
+    chart = curve_chart("Images per second", speed)
+    return [page.row(f"<div>{''.join(parts)}</div>", chart)]

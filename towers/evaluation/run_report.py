@@ -1,0 +1,308 @@
+"""The report of a run: a web page in one file, and the same as JSON and CSV."""
+
+import csv
+import io
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from towers import console, store
+from towers.config import Config, non_defaults, parse_json
+from towers.data.paths import shown
+from towers.data.sources import Source, place_of
+from towers.errors import data_errors_of_tensorflow, one_line
+from towers.evaluation.figures import Predictions, figures, reliability
+from towers.evaluation.report import result_of, to_json
+from towers.parallel.devices import gpu_names, num_cores, processor_name
+from towers.run.folder import RunFolder
+from towers.run.stopwatch import Stopwatch
+
+# Pictures of each kind on a page.
+MOST_MISTAKES, MOST_RIGHT = 20, 10
+
+# Metrics of the curves; those of evaluations have a prefix, and perhaps a suffix.
+_TRAINING = ("loss", "accuracy", "epoch_loss", "epoch_accuracy", "learning_rate")
+_SPEED = ("images_per_sec", "input_wait_percent")
+
+
+class Evaluated(NamedTuple):
+    """An evaluation of all images of a source.
+
+    Attributes:
+        split: "test" or "validation".
+        source: the images.
+        predictions: of each kind of parameters, the reported ones last.
+        accuracy_tta: kind -> the accuracy with test-time augmentation, where it is not
+            in the predictions.
+    """
+
+    split: str
+    source: Source
+    predictions: Mapping[bool, Predictions]
+    accuracy_tta: Mapping[bool, float] = {}
+
+    @classmethod
+    def of_counts(
+        cls, split: str, source: Source, counts: Mapping[bool, Mapping[str, Any]]
+    ) -> "Evaluated":
+        """That of the `accuracies` of an evaluation during training."""
+        predictions = {}
+        for kind, of_kind in counts.items():
+            labels, classes, losses = of_kind["predictions"].T
+            predictions[kind] = Predictions(
+                labels=labels.astype(np.int64),
+                classes=classes.astype(np.int64),
+                probabilities=of_kind["probabilities"],
+                losses=losses,
+                in_top=np.zeros(0, bool),
+                correct_tta=np.zeros(0, bool),
+            )
+        tta = {k: x["accuracy_tta"] for k, x in counts.items() if "accuracy_tta" in x}
+        return cls(split, source, predictions, tta)
+
+
+def try_to_write(write: Callable[[], None]) -> None:
+    """Writes a report; where that fails for any reason, a warning says so."""
+    try:
+        write()
+    except Exception as error:
+        reason = one_line(error) or type(error).__name__
+        console.warn(f"the report could not be written: {reason}")
+
+
+def write_report(
+    folder: RunFolder,
+    config: Config,
+    class_names: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    evaluated: Evaluated | None,
+    *,
+    step: int,
+    images: int,
+    stopwatch: Stopwatch,
+    versions: Mapping[str, str],
+    is_training: bool,
+) -> pathlib.Path:
+    """Writes `report/index.html`, `report.json` and `report.csv` in a run's folder.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        class_names: in the order of the logits.
+        records: of `metrics.jsonl`.
+        evaluated: the last evaluation; None where there was none.
+        step, images: steps taken, and images trained on, until the evaluation.
+        stopwatch: of the run.
+        versions: that trained it.
+        is_training: whether this process trained it: its command and machine are then
+            those of the report, and else those of the report before.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        DataError, OSError: an image cannot be read, a file not be written.
+    """
+    from towers.evaluation.run_page import report_page  # Matplotlib takes a while
+
+    path = folder.report / "report.json"
+    result = {"step": step, "images": images} | result_of_records(records)
+    if evaluated is not None:
+        evaluations = {
+            kind: figures(predictions, class_names)
+            for kind, predictions in evaluated.predictions.items()
+        }
+        for kind, accuracy in evaluated.accuracy_tta.items():
+            evaluations[kind]["accuracy_tta"] = accuracy
+        result = result_of(
+            evaluations, evaluated.split, step=step, images=images, stopwatch=stopwatch
+        )
+    content = {
+        "run": os.path.normpath(folder.path),
+        "written": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "result": result,
+        "curves": curves_of(records),
+        **_predictions(evaluated, class_names),
+        "train_secs": stopwatch.train_secs,
+        "start_secs": stopwatch.start_secs,
+        **(_process() if is_training else _process_before(path)),
+        "versions": dict(versions),
+        "options": {name: getattr(config, name) for name in non_defaults(config)},
+    }
+    pixels = {}
+    for row in (*content["mistakes"], *content["most_confident"]):
+        index = tf.constant([row["index"]], tf.int64)
+        with data_errors_of_tensorflow(), tf.device("CPU:0"):
+            pixels[row["index"]] = evaluated.source.read(index)[0][0].numpy()
+    page = folder.report / "index.html"
+    texts = {
+        path: to_json(_finite(content)),
+        folder.report / "report.csv": report_csv(content),
+        page: report_page(content, pixels),
+    }
+    store.make_folders(folder.report)
+    for path, text in texts.items():
+        store.write_aside(path, text.encode(errors="backslashreplace"))
+    return page
+
+
+def result_of_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last evaluation in records of `metrics.jsonl`, in the form of
+    `result.json`."""
+    for record in reversed(records):
+        for name in ("accuracy_ema", "accuracy"):
+            for split in ("test", "validation"):
+                if isinstance(record.get(f"{split}_{name}"), float):
+                    figures = {
+                        k: v for k, v in record.items() if k.startswith(f"{split}_")
+                    }
+                    step = record["step"]
+                    return {"reported": f"{split}_{name}", **figures, "step": step}
+    return {"reported": None}
+
+
+def curves_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list]]:
+    """Name of a metric in `metrics.jsonl` -> its "steps", "epochs" and "values"."""
+    names = [
+        name
+        for name in dict.fromkeys(k for record in records for k in record)
+        if name in (*_TRAINING, *_SPEED) or name.startswith(("test_", "validation_"))
+    ]
+    curves = {}
+    for name in names:
+        points = [
+            (r["step"], r.get("epoch", r["step"]), r[name])
+            for r in records
+            if name in r
+        ]
+        steps, epochs, values = map(list, zip(*points, strict=True))
+        curves[name] = {"steps": steps, "epochs": epochs, "values": values}
+    return curves
+
+
+def _predictions(evaluated, class_names):
+    """The calibration, and images with their predictions."""
+    if evaluated is None:
+        return {"reliability": [], "mistakes": [], "most_confident": []}
+    *_, predictions = evaluated.predictions.values()
+    wrong, right = (np.flatnonzero(predictions.correct == x) for x in (False, True))
+    losses = np.nan_to_num(predictions.losses, nan=np.inf)
+    worst = wrong[np.argsort(-losses[wrong], kind="stable")[:MOST_MISTAKES]]
+    right = right[np.argsort(-predictions.probabilities[right], kind="stable")]
+    _, first = np.unique(predictions.labels[right], return_index=True)
+    confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class
+    return {
+        "reliability": reliability(predictions),
+        "mistakes": _rows(evaluated.source, predictions, worst, class_names),
+        "most_confident": _rows(evaluated.source, predictions, confident, class_names),
+    }
+
+
+def _rows(source, predictions, indices, class_names):
+    return [
+        {
+            "index": index,
+            "path": shown(place_of(source, index), most=4096),
+            "label": class_names[predictions.labels[index]],
+            "prediction": class_names[predictions.classes[index]],
+            "probability": float(predictions.probabilities[index]),
+            "loss": float(predictions.losses[index]),
+        }
+        for index in indices.tolist()
+    ]
+
+
+def _process():
+    """Command and machine of this process."""
+    program, *arguments = sys.argv or [""]
+    program, command = os.path.basename(program), None
+    if program == "run_train.py":
+        command = ["python", program, *arguments]
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gpus = tf.config.get_visible_devices("GPU")
+    machine = f"{num_cores()} cores of {processor_name()}, {gigabytes:.0f} GB memory"
+    if gpus:
+        machine = f"{len(gpus)} x {', '.join(gpu_names())}; {machine}"
+    return {"command": command, "machine": machine}
+
+
+def _process_before(path):
+    """Those in the report of the training, as far as there is one."""
+    try:
+        content = parse_json(path.read_bytes())
+        return {name: content[name] for name in ("command", "machine")}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {"command": None, "machine": None}
+
+
+def report_csv(content: Mapping[str, Any]) -> str:
+    """The text of `report.csv`, one figure a line.
+
+    Columns: part, such as "result" or "class"; name; step, of a curve; value; low and
+    high, its interval.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["part", "name", "step", "value", "low", "high"])
+    writer.writerows(_csv_rows(content))
+    return text.getvalue()
+
+
+def _csv_rows(content) -> Iterable[Sequence[Any]]:
+    result = content["result"]
+    for name, value in result.items():
+        if isinstance(value, list):
+            continue
+        interval = None
+        if "accuracy" in name:
+            interval = result.get(name.replace("accuracy", "accuracy_interval"))
+        yield "result", name, "", value, *(interval or ["", ""])
+    classes = of_reported(result, "classes") or []
+    matrix = of_reported(result, "confusion_matrix") or []
+    for row in classes:
+        for name in ("images", "f1"):
+            yield f"class {name}", row["name"], "", row[name], "", ""
+        for name in ("precision", "recall"):
+            interval = row[f"{name}_interval"]
+            yield f"class {name}", row["name"], "", row[name], *interval
+    for row, counts in zip(classes, matrix, strict=True):
+        for other, count in zip(classes, counts, strict=True):
+            if count:
+                yield (
+                    "confusion",
+                    f"{row['name']} as {other['name']}",
+                    "",
+                    count,
+                    "",
+                    "",
+                )
+    for row in content["reliability"]:
+        if row["images"]:
+            interval = row["accuracy_interval"]
+            yield "calibration", row["probability"], "", row["accuracy"], *interval
+    for name, curve in content["curves"].items():
+        for step, value in zip(curve["steps"], curve["values"], strict=True):
+            yield "curve", name, step, value, "", ""
+    for name, value in content["options"].items():
+        yield "option", name, "", value, "", ""
+
+
+def of_reported(result: Mapping[str, Any], name: str) -> Any:
+    """A figure of the parameters that a run reports, such as "loss" or "classes"; None
+    where it is missing."""
+    return result.get((result["reported"] or "accuracy").replace("accuracy", name))
+
+
+def _finite(value):
+    """The value as JSON has it: null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(name): _finite(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(x) for x in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,120 @@
+"""A network in lines of text: its parameters layer by layer, and its activations."""
+
+import io
+import itertools
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.models.variables import variable_names
+
+# Rows of a table; a longer one is folded.
+MOST_ROWS = 24
+_WIDTH = 80
+
+
+class Row(NamedTuple):
+    """One layer, or several.
+
+    Attributes:
+        name: of the layer, or the beginning of their names.
+        shapes: of its parameters, or how many layers they are.
+        count: parameters.
+        num_frozen: those of them that are frozen.
+    """
+
+    name: str
+    shapes: str
+    count: int
+    num_frozen: int
+
+    @property
+    def status(self) -> str:
+        if not self.num_frozen:
+            return "trained"
+        return "frozen" if self.num_frozen == self.count else "partly frozen"
+
+
+def parameter_rows(model: keras.Model, frozen: Collection[str] = ()) -> list[Row]:
+    """The layers that have parameters, in the order of the network.
+
+    Args:
+        frozen: names of parameters that are not trained.
+    """
+    rows, names = [], variable_names(model.trainable_variables)
+    pairs = list(zip(names, model.trainable_variables, strict=True))
+    for layer, own in itertools.groupby(pairs, lambda x: x[0].rpartition("/")[0]):
+        own = [(name, tuple(variable.shape)) for name, variable in own]
+        shapes = " + ".join("x".join(map(str, shape)) or "1" for _, shape in own)
+        sizes = {name: math.prod(shape) for name, shape in own}
+        num_frozen = sum(size for name, size in sizes.items() if name in frozen)
+        rows.append(Row(layer, shapes, sum(sizes.values()), num_frozen))
+    return rows
+
+
+def folded(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
+    """At most so many rows: neighbors whose names begin alike become one; where that
+    does not help, those in the middle."""
+    if len(rows) <= most:
+        return list(rows)
+    words = [row.name.replace("/", "_").split("_") for row in rows]
+    for num_words in range(max(map(len, words)), 0, -1):
+        groups = list(_groups(rows, num_words))
+        if len(groups) <= most:
+            return groups
+    ends = (most - 1) // 2
+    middle = rows[ends : len(rows) - ends]
+    return [*rows[:ends], _merged("...", middle), *rows[len(rows) - ends :]]
+
+
+def _groups(rows, num_words) -> Iterator[Row]:
+    def begin(row):
+        return "_".join(row.name.replace("/", "_").split("_")[:num_words])
+
+    for name, group in itertools.groupby(rows, begin):
+        group = list(group)
+        yield group[0] if len(group) == 1 else _merged(f"{name}*", group)
+
+
+def _merged(name, rows):
+    count, num_frozen = (sum(r.count for r in rows), sum(r.num_frozen for r in rows))
+    return Row(name, f"{len(rows)} layers", count, num_frozen)
+
+
+def parameter_table(model: keras.Model, frozen: Collection[str] = ()) -> list[str]:
+    """Lines of at most 80 characters: the parameters of each layer, and their sum.
+
+    Args:
+        frozen: as of `parameter_rows`.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = parameter_rows(model, frozen)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("layer", no_wrap=True)
+    table.add_column("parameters", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in folded(rows):
+        table.add_row(row.name, row.shapes, f"{row.count:,}", row.status)
+    total = _merged("total", rows)
+    num_trained = total.count - total.num_frozen
+    status = f"{num_trained:,} trained" if total.num_frozen else "trained"
+    table.add_row("total", total.shapes, f"{total.count:,}", status)
+    text = io.StringIO()
+    Console(file=text, width=_WIDTH, color_system=None).print(table, markup=False)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def activation_bytes(model: keras.Model) -> int:
+    """Bytes of the outputs of all layers for one image, in the types that they have:
+    about what training keeps of it for the backward pass."""
+    outputs = (keras.tree.flatten(layer.output) for layer in model.operations)
+    return sum(
+        math.prod(x.shape[1:]) * tf.as_dtype(x.dtype).size
+        for x in itertools.chain.from_iterable(outputs)
+    )
