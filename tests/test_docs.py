@@ -50,9 +50,10 @@ OTHERS = {
 }
 OTHERS = {flag: before for before, x in OTHERS.items() for flag in x.split()}
 
-# Those of the launchers, by what defines them.
+# Those of the launchers and of the doctor, by what defines them.
 LAUNCHERS = "".join(
-    (ROOT / "towers" / path).read_text() for path in ("launch/__main__.py", "on_ray.py")
+    (ROOT / "towers" / path).read_text()
+    for path in ("launch/__main__.py", "on_ray.py", "doctor/__main__.py")
 )
 # That of `python -m towers.data`.
 CHECK = (ROOT / "towers" / "data" / "__main__.py").read_text()
@@ -68,9 +69,7 @@ def flags_of(script):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         kind = node.func.attr
-        if kind == "define_train_flags":
-            found |= flags_of("towers/run/train_flags.py")
-        elif kind == "define_config_flags":
+        if kind == "define_config_flags":
             names = ast.literal_eval(node.args[0]) if node.args else FIELDS
             found |= {*names, *(f"no{n}" for n in names if FIELDS[n].type is bool)}
         elif kind in ("define_cluster_flags", "define_train_flags"):

@@ -330,6 +330,7 @@ def test_the_synonyms_are_of_flags_and_of_one_each():
         *((f"run_{x}.py", ["workdir"]) for x in ("eval", "predict", "export")),
         ("-m towers.launch", ["num_workers"]),
         ("-m towers.data", ["data_dir"]),
+        ("-m towers.doctor", ["config", "task_index", "measure_secs", *FIELDS]),
     ],
 )
 def test_each_program_has_its_own_flags_in_a_short_help(program, names):

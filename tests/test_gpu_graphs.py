@@ -7,11 +7,11 @@ import math
 import pytest
 import tensorflow as tf
 import traced
+from benchmarks.graphs.graphs import running
 from marks import slow
 
 from benchmarks.graphs import placement
 from benchmarks.graphs.crossings import HOST_MEMORY
-from benchmarks.graphs.graphs import running
 from towers.config import choices
 from towers.optim import vector
 

@@ -12,33 +12,49 @@ from towers.run.signals import exit_on_signals
 if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
+import functools
 import pathlib
 
 from absl import flags
 
 from towers import console, quiet_imports
 from towers.config import flags as config_flags
-from towers.run import train_flags
+from towers.config import train_flags
+from towers.config.recipes import config_of_flags
+from towers.data.photos import photo_options
+from towers.run import cluster_spec
+from towers.run.folder import config_to_continue
 
 PROGRAM = "towers.doctor"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def main(_):
+    values = flags.FLAGS
+    train_flags.arguments_of_flags(), cluster_spec.cluster_of_flags()  # refuse some
     recipes = ROOT / "configs"
     if not recipes.is_dir():  # the library is installed without its programs
         recipes = pathlib.Path("configs")
-    command = train_flags.command_of_flags(recipes)
-    if command.remark:
-        console.line(command.remark)
-    train_flags.arguments_of_flags()  # refuses wrong ones
+    stored = functools.partial(config_to_continue, overwrite=values.overwrite)
+    config, workdir, _, remark = config_of_flags(
+        values.config,
+        recipes,
+        config_flags.given_flags(),
+        values.workdir,
+        stored,
+        photo_options,
+    )
+    if remark:
+        console.line(remark)
     with quiet_imports():
         from towers.doctor.diagnosis import diagnose
-    diagnose(command.workdir, command.config, flags.FLAGS.measure_secs)
+    diagnose(workdir, config, values.measure_secs)
 
 
 if __name__ == "__main__":
     train_flags.define_train_flags()
+    cluster_spec.define_cluster_flags()
+    config_flags.define_config_flags()
     flags.DEFINE_float(
         "measure_secs", 40.0, "Time for measuring, after the step is traced.", 1.0
     )

@@ -27,7 +27,7 @@ from towers.doctor.verdict import (
     judge,
     time_text,
 )
-from towers.errors import RunFolderError
+from towers.errors import RunFolderError, data_errors_of_tensorflow
 from towers.parallel.devices import enable_determinism
 from towers.run.folder import RunFolder
 
@@ -79,15 +79,16 @@ def diagnose(
             _print(check_gpus(len(devices.towers)))
         _print(check_kernels(trainer))
         say("measuring")
-        measured = measure(
-            config,
-            parts,
-            devices,
-            trainer,
-            folder,
-            secs=measure_secs,
-            say=lambda line: say(f"  {line}"),
-        )
+        with data_errors_of_tensorflow():
+            measured = measure(
+                config,
+                parts,
+                devices,
+                trainer,
+                folder,
+                secs=measure_secs,
+                say=lambda line: say(f"  {line}"),
+            )
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from None
     verdict = judge(measured, config)
