@@ -13,8 +13,9 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import accuracy, gpu, measure, proofs, step
-from benchmarks.graphs import executed, placement
+from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
+from towers.doctor import placement
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 PROGRAMS = {"accuracy", "gpu", "input", "peers", "scaling", "step"}

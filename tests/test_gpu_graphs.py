@@ -7,12 +7,12 @@ import math
 import pytest
 import tensorflow as tf
 import traced
-from benchmarks.graphs.graphs import running
 from marks import slow
 
-from benchmarks.graphs import placement
 from benchmarks.graphs.crossings import HOST_MEMORY
 from towers.config import choices
+from towers.doctor import placement
+from towers.doctor.graphs import running
 from towers.optim import vector
 
 CONVOLUTIONS = (
