@@ -145,6 +145,11 @@ def test_what_is_less_than_the_times_varied_is_not_judged():
         assert len(judge(varied, Config()).findings) == count
 
 
+def test_towers_of_a_cpu_share_its_cores():
+    measured = dataclasses.replace(GOOD, kind="CPU", tower_secs=0.2, double_secs=0.4)
+    assert judge(measured, Config()).secs["crowd"] == 0
+
+
 def test_towers_that_do_not_meet_have_no_meeting():
     measured = dataclasses.replace(GOOD, gradients_secs=None)
     verdict = judge(measured, Config(strategy="async_towers"))

@@ -81,13 +81,8 @@ class Measured:
 
 
 class Finding(NamedTuple):
-    """Something that holds a run back.
-
-    Attributes:
-        subject: input, batch, meeting, crowd, evaluations or checkpoints.
-        share: of the time of the run.
-        text: what it is, and which flag to try.
-    """
+    """Something that holds a run back: a part of its time, the share of that, and what
+    to try."""
 
     subject: str
     share: float
@@ -177,17 +172,13 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
             f"--batch_size={times * config.batch_size}{fewer}.",
         )
     yield "meeting", _meeting_text(m, config, secs)
-    yield (
-        "crowd",
-        f"All towers at once take {1e3 * m.gradients_secs:.3g} ms for gradients, one "
-        f"alone {1e3 * m.tower_secs:.3g}. Try --compile=xla, or a larger --batch_size."
-        if m.gradients_secs
-        else "",
-    )
+    crowd = time_text(secs["crowd"])
+    text = f"Towers at the same time take {crowd} longer than one alone. Try"
+    yield "crowd", f"{text} --compile=xla, or a larger --batch_size."
     if m.num_evaluations > 1:
-        # Of a run whose other parts stay as they are.
         times = secs["evaluations"] / (total - secs["evaluations"]) / GOOD_SHARE
         every = _round_up(times * config.eval_every_epochs)
+        every = min(every, config.num_epochs)
         yield (
             "evaluations",
             f"{m.num_evaluations:,} evaluations of {time_text(m.eval_secs)} each. Try "
