@@ -137,11 +137,11 @@ def test_the_largest_share_is_first_and_small_ones_are_left_out():
     assert verdict.secs["meeting"] > 0
 
 
-def test_what_is_less_than_the_times_varied_is_not_judged():
+def test_what_is_less_than_the_error_is_not_judged():
     measured = dataclasses.replace(GOOD, step_secs=0.8)
     share = judge(measured, Config()).findings[0].share
-    for spread, count in ((share - 0.01, 1), (share + 0.01, 0)):
-        varied = dataclasses.replace(measured, spread=spread)
+    for error, count in ((share - 0.01, 1), (share + 0.01, 0)):
+        varied = dataclasses.replace(measured, error=error)
         assert len(judge(varied, Config()).findings) == count
 
 
@@ -303,7 +303,7 @@ import keras
 def wide(*, image_shape, num_classes, width, regularizer):
     images = keras.Input(image_shape, name="images")
     x = keras.layers.Flatten(name="flatten")(images)
-    x = keras.layers.Dense(1000, name="hidden")(x)
+    x = keras.layers.Dense(500, name="hidden")(x)
     logits = keras.layers.Dense(num_classes, name="logits")(x)
     return keras.Model(images, logits)
 """
@@ -328,10 +328,14 @@ def test_the_doctor_finds_what_holds_a_real_run_back(
     pathlib.Path("slow.py").write_text(SLOW_DATA)
     pathlib.Path("wide.py").write_text(WIDE)
     config = small_config(**{"augment": "none"} | RUNS[subject])
-    verdict = diagnose(tmp_path / "runs" / "mine", config, measure_secs=2.0)
-    lines = capfd.readouterr().out.splitlines()
-    subjects = [finding.subject for finding in verdict.findings]
-    assert subjects[:1] == [subject] * bool(subject), "\n".join(lines)
+    for secs in (2.0, 10.0):  # next to other work on the machine it takes longer
+        verdict = diagnose(tmp_path / "runs" / "mine", config, measure_secs=secs)
+        lines = capfd.readouterr().out.splitlines()
+        subjects = [finding.subject for finding in verdict.findings]
+        if subjects[:1] == [subject] * bool(subject):
+            break
+    else:
+        pytest.fail("\n".join(lines))
     assert max(map(len, lines)) <= 80
     assert lines[-1].startswith("run: ") and "images/s" in lines[-1]
     # Nothing is left.

@@ -66,17 +66,21 @@ def measure(
     say(f"timing them in turn, for about {secs:.0f} s")
     times = timing.in_rounds(timed, counts, secs)
     still, tower = times[steps.STILL], times[steps.TOWER]
-    tower_secs = statistics.median(tower)
-    pairs = [(still, times[steps.INPUT]), (tower, times[steps.DOUBLE])]
+    still_secs, tower_secs = statistics.median(still), statistics.median(tower)
+    step_secs = timing.scaled(still, times[steps.INPUT])
+    errors = [
+        timing.error(still, times[steps.INPUT]) * still_secs / step_secs,
+        timing.error(tower, times[steps.DOUBLE]),
+    ]
     gradients_secs = None
     if steps.GRADIENTS in times:
         gradients_secs = timing.scaled(still, times[steps.GRADIENTS])
-        pairs.append((still, times[steps.GRADIENTS]))
+        errors.append(timing.error(still, times[steps.GRADIENTS]))
 
     say("timing an evaluation")
     eval_secs = _evaluation_secs(config, parts, trainer, OTHERS * secs)
     say("timing checkpoints")
-    still_secs, run = statistics.median(still), timed[steps.STILL].run
+    run = timed[steps.STILL].run
     checkpoint_secs = _checkpoint_secs(
         config, trainer, run, still_secs, folder, OTHERS * secs
     )
@@ -85,7 +89,7 @@ def measure(
         kind=devices.kind,
         num_towers=len(devices.towers) // config.devices_per_network,
         images=config.images_per_step,
-        step_secs=timing.scaled(still, times[steps.INPUT]),
+        step_secs=step_secs,
         ready_secs=still_secs,
         gradients_secs=gradients_secs,
         tower_secs=tower_secs,
@@ -95,7 +99,7 @@ def measure(
         checkpoint_secs=checkpoint_secs,
         num_steps=num_steps,
         num_evaluations=_num_evaluations(config, parts, num_steps),
-        spread=max(timing.spread(*pair) for pair in pairs),
+        error=max(errors),
         **_input(config, parts),
     )
 

@@ -150,7 +150,7 @@ def _on_stream(trainer: Trainer) -> Timed:
                 break
 
     # As many batches as are made at the same time come at the same time.
-    return Timed(run, use_up, _wait_for_reading, least_steps=2 * streams.NUM_CALLS)
+    return Timed(run, use_up, _wait_for_reading, least_steps=streams.NUM_CALLS)
 
 
 def _wait_for_reading() -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from towers.config import Config
 
 # Of the time of a run; what takes less is not mentioned, nor what takes less than the
-# times of a step varied.
+# error of the measurement.
 LEAST_SHARE = 0.1
 
 # A batch is too small where twice the images give so many times the images a second, on
@@ -55,7 +55,7 @@ class Measured:
         eval_secs: an evaluation.
         checkpoint_secs: how much longer steps take with a checkpoint.
         num_steps, num_evaluations: of the whole run.
-        spread: how far the times of a step varied, as a share of them.
+        error: of the parts of a step, as a share of it.
         data_mb: of the decoded training images.
         in_memory: whether they lie in memory from the start.
         is_cached: whether they are decoded in the first epoch alone.
@@ -74,7 +74,7 @@ class Measured:
     checkpoint_secs: float
     num_steps: int
     num_evaluations: int
-    spread: float = 0.0
+    error: float = 0.0
     data_mb: float = 0.0
     in_memory: bool = True
     is_cached: bool = False
@@ -123,7 +123,7 @@ def judge(measured: Measured, config: Config) -> Verdict:
     findings = [
         Finding(subject, secs[subject] / total, text)
         for subject, text in _texts(measured, config, secs, total)
-        if secs[subject] >= max(LEAST_SHARE, measured.spread) * total
+        if secs[subject] >= max(LEAST_SHARE, measured.error) * total
     ]
     findings.sort(key=lambda finding: -finding.share)
     lost = sum(finding.share for finding in findings)
