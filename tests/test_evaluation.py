@@ -23,9 +23,7 @@ from towers.training import train
 CONFIG = small_config(checkpoint_every_steps=4)
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture

@@ -34,9 +34,7 @@ from towers.training import train
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture

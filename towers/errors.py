@@ -187,6 +187,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
+def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
+    """The text, followed by '; did you mean ...?' where there is a near name."""
+    question = nearest(name, names).rstrip()
+    return f"{text}; {question}" if question else text
+
+
 def report(program: str, error: Exception, folder: str | None = None) -> int:
     """Prints an error: a line on standard error for a mistake, or three for a defect.
 
