@@ -1,4 +1,4 @@
-"""Saves that are killed or have no room: rows 2 and 4 of the table of faults."""
+"""Saves that are killed or have no room."""
 
 import builtins
 import errno

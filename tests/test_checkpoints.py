@@ -1,4 +1,4 @@
-"""Checkpoints: rows 3, 6 to 8 and 46 of the table of faults, and their content.
+"""Checkpoints: what is in them, and what is rejected.
 
 Restored tensors are compared with the arrays that were saved, byte by byte, and the
 files with the results of `hashlib` and of TensorFlow's own reader.

@@ -1,4 +1,4 @@
-"""Evaluation of a run's checkpoints; "row" is one of reliability.md."""
+"""Evaluation of a run's checkpoints."""
 
 import dataclasses
 import json

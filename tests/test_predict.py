@@ -1,4 +1,4 @@
-"""Predictions and features for image files; "row" is one of reliability.md."""
+"""Predictions and features for image files."""
 
 import collections
 import csv

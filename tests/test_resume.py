@@ -1,4 +1,4 @@
-"""Runs that are continued; "row" is a row of the table of faults."""
+"""Runs that are continued."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A run's folder that changes, fills up or is no run's: rows 34 to 36, 38 and 41."""
+"""A run's folder that changes, fills up or is no run's."""
 
 import contextlib
 import dataclasses

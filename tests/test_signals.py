@@ -1,4 +1,4 @@
-"""Runs that a signal stops, or that hang: rows 12 and 15 of the table of faults."""
+"""Runs that a signal stops, or that hang."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Whole runs in this process; "row" is one of reliability.md."""
+"""Whole runs in this process."""
 
 import dataclasses
 import json
