@@ -68,6 +68,37 @@ def several_vectors(monkeypatch):
 
 
 @pytest.fixture
+def small(monkeypatch):
+    """The data set and the linear network of `small_runs` are those of runs."""
+    import small_runs
+
+    small_runs.use(monkeypatch)
+
+
+@pytest.fixture
+def half_way(small, tmp_path):
+    """The folder of a small run that has taken five of its ten steps; its moving
+    averages are not its parameters."""
+    import small_runs
+
+    return small_runs.half_way(tmp_path / "half_way")
+
+
+@pytest.fixture
+def no_fsync(monkeypatch):
+    """It takes most of the time on a busy disk, and matters only in a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    """A save that has failed is tried again at once."""
+    from towers.run import checkpointer
+
+    monkeypatch.setattr(checkpointer, "RETRY_SECS", 0.0)
+
+
+@pytest.fixture
 def join_worker():
     """Waits for the workers that watchdogs have started, and abandoned, in the test."""
     before = threading.enumerate()

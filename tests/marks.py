@@ -1,4 +1,4 @@
-"""What of a parametrised test is left to `make test-all`."""
+"""What of a parametrized test is left to `make test-all`."""
 
 import pytest
 

@@ -557,8 +557,12 @@ def test_row_40_without_any_more_memory_a_run_ends_and_does_not_hang(tmp_path):
         num_bytes = 1024 * int(re.search(r"VmSize:\s*(\d+) kB", status)[1])
         limits = resource.RLIMIT_AS, (num_bytes, num_bytes)
         resource.prlimit(program.process.pid, *limits)
-        assert program.wait() in (2, 4), program.output
-    assert "out of memory" in program.output.splitlines()[-1]
+        code = program.wait()
+    if code == -signal.SIGABRT:  # where TensorFlow itself finds no thread, it aborts
+        assert "LLVM ERROR: pthread_create failed" in program.output
+    else:
+        assert code in (2, 4), program.output
+        assert "out of memory" in program.output.splitlines()[-1]
 
 
 class Counted(keras.Layer):

@@ -1,4 +1,4 @@
-"""Saves that are killed or have no room: rows 2 and 4 of the table of faults."""
+"""Saves that are killed or have no room."""
 
 import builtins
 import errno
@@ -19,15 +19,9 @@ from example_checkpoints import (
 )
 
 from towers.errors import CheckpointError
-from towers.run import checkpointer
 from towers.run.checkpointer import Checkpointer
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """fsync takes most of the time on a busy disk, and matters only in a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(checkpointer, "RETRY_SECS", 0.0)
+pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
 
 
 # Killed, or no room, at every operation.

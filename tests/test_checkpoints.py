@@ -1,4 +1,4 @@
-"""Checkpoints: rows 3, 6 to 8 and 46 of the table of faults, and their content.
+"""Checkpoints: what is in them, and what is rejected.
 
 Restored tensors are compared with the arrays that were saved, byte by byte, and the
 files with the results of `hashlib` and of TensorFlow's own reader.
@@ -34,17 +34,12 @@ from example_checkpoints import (
 )
 
 from towers.errors import CheckpointError, RunFolderError
-from towers.run import checkpoint, checkpointer
+from towers.run import checkpoint
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 from towers.run.restore import validate_architecture
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """fsync takes most of the time on a busy disk, and matters only in a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(checkpointer, "RETRY_SECS", 0.0)
+pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
 
 
 def restore(folder, step=0):

@@ -1,4 +1,4 @@
-"""Rows 16, 17 and 30 of the table of faults, and what a resumed run may change."""
+"""Options that contradict each other, and what a resumed run may change."""
 
 import itertools
 import json

@@ -49,10 +49,7 @@ def expected(run):
     return {step: checkpointer.restore(step).tensors for step in STEPS}
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """It takes most of the time on a busy disk, and matters only in a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_fsync")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Jittered colours and erased pieces against loops in NumPy, image by image."""
+"""Jittered colors and erased pieces against loops in NumPy, image by image."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def jittered(image, brightness, contrast, saturation):
 
 @pytest.mark.parametrize("shape", [(9, 8, 3), (9, 8, 1)])
 @pytest.mark.parametrize("strength,low,high", [(0.4, 0.6, 1.4), (1.5, 0.0, 2.5)])
-def test_jittered_colours_equal_loops_over_pixels(shape, strength, low, high):
+def test_jittered_colors_equal_loops_over_pixels(shape, strength, low, high):
     images, drawn = random_images(N, shape), Drawn()
     found = jitter_colors(tf.constant(images), drawn, strength)
     assert found.dtype == tf.float32 and found.shape == images.shape
@@ -134,7 +134,7 @@ def test_cut_out_squares_equal_loops_over_pixels(size):
 # All of it, on top of an augmentation.
 
 
-def test_the_order_is_colours_augmentation_rectangles_squares():
+def test_the_order_is_colors_augmentation_rectangles_squares():
     images, drawn = tf.constant(random_images()), Drawn()
     augment = create_augment("pad_crop_flip", SHAPE, MEAN, DEVIATION)
     found = extend(augment, **SETTINGS).train(images, drawn)

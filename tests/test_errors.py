@@ -41,8 +41,8 @@ def test_the_page_has_every_exit_code():
     page = (pathlib.Path(__file__).parents[1] / "docs/reliability.md").read_text()
     [table] = re.findall(r"^\| exit code \|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     listed = re.findall(r"^\| (\d+) \|", table, re.MULTILINE)
-    assert list(map(int, listed)) == list(errors.EXIT_CODES)
-    assert {0, 1, errors.DEFECT, *EXIT_CODES.values()} == set(errors.EXIT_CODES)
+    assert list(map(int, listed)) == list(errors.MAY_PASS)
+    assert {0, 1, errors.DEFECT, *EXIT_CODES.values()} == set(errors.MAY_PASS)
 
 
 def test_a_wrong_option_is_a_value_error():

@@ -1,4 +1,4 @@
-"""Evaluation of a run's checkpoints; "row" is one of reliability.md."""
+"""Evaluation of a run's checkpoints."""
 
 import dataclasses
 import json
@@ -23,9 +23,7 @@ from towers.training import train
 CONFIG = small_config(checkpoint_every_steps=4)
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture

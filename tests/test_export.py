@@ -38,13 +38,6 @@ NETWORKS += ["keras:ResNet50", "keras:ConvNeXtTiny", "keras:MobileNetV3Small"]
 FAST_NETWORKS = ("cnn", "resnet20")
 
 
-@pytest.fixture
-def half_way(tmp_path, monkeypatch):
-    """A run of the linear network, whose moving averages are not its parameters."""
-    small_runs.use(monkeypatch)
-    return small_runs.half_way(tmp_path / "run")
-
-
 def predict_here(format, path, images):
     """`comparison.predict_in_new_process` without the time that a process takes."""
     with pytest.warns() if format == "tflite" else tf.init_scope():

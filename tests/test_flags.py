@@ -1,4 +1,4 @@
-"""The command line: three layers of options, and one line per mistake (row 17)."""
+"""The command line: three layers of options, and one line per mistake."""
 
 import functools
 import os

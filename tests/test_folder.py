@@ -1,4 +1,4 @@
-"""A run's folder and who holds it: rows 5, 13, 36 and 49 of the table of faults."""
+"""A run's folder and who holds it."""
 
 import errno
 import os

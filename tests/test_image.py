@@ -1,4 +1,4 @@
-"""Image files are read as Pillow, TensorFlow and NumPy read them (rows 23, 40)."""
+"""Image files are read as Pillow, TensorFlow and NumPy read them."""
 
 import io
 import struct

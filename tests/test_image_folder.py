@@ -1,4 +1,4 @@
-"""Image folders: how they are listed, split and refused (row 23)."""
+"""Image folders: how they are listed, split and refused."""
 
 import dataclasses
 import os

@@ -13,7 +13,7 @@ from absl import flags
 from processes import ROOT, Program, is_running, on_linux, run, wait_for_ends
 
 from towers.config import flags as config_flags
-from towers.errors import EXIT_CODES, ConfigError
+from towers.errors import MAY_PASS, ConfigError
 from towers.launch import __main__ as program
 from towers.launch import local
 from towers.launch.process import Share
@@ -21,7 +21,7 @@ from towers.launch.supervisor import NOTICE_SECS, signal_due, worst
 from towers.parallel.connect import HEARTBEAT_SECS
 
 KILLED = 128 + signal.SIGKILL
-LASTING = [code for code, may_pass in EXIT_CODES.items() if code and not may_pass]
+LASTING = [code for code, may_pass in MAY_PASS.items() if code and not may_pass]
 
 # Each worker: `me` is its number, `addresses` are those of all, and `attempt` counts
 # the starts from 1.

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: rows 32, 35 and 37."""
+"""`metrics.jsonl`."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Steps that are not finite and skipped; reliability.md, row 14."""
+"""Steps that are not finite and skipped."""
 
 import dataclasses
 

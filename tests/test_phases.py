@@ -125,23 +125,6 @@ def test_every_strategy_computes_the_phases_as_the_oracle_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [strategies.towers, AsynchronousTrainer])
-def test_the_account_is_that_of_the_phase_that_takes_the_most(cls):
-    """The second: whole images, and nothing frozen."""
-    network, phases = small_and_large()
-    batches = networks.random_batches(1, 12)
-
-    def account(*phases):
-        strategy = create_trainer(cls, network, Recipe(), batches, 2, phases=phases)
-        return strategy.memory()
-
-    assert account(*phases) == account()
-    first, _, last = phases
-    assert account(first._replace(end_step=math.inf)) != account()
-    assert account(last) != account()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"input": "resident"}])
 def test_a_run_in_two_parts_goes_through_its_phases(
     options, tmp_path, monkeypatch, capfd

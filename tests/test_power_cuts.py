@@ -42,9 +42,7 @@ RUN = {
 }
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 def recorded_training(root: pathlib.Path, *configs: Config) -> list[Operation]:

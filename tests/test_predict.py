@@ -1,4 +1,4 @@
-"""Predictions and features for image files; "row" is one of reliability.md."""
+"""Predictions and features for image files."""
 
 import collections
 import csv
@@ -34,9 +34,7 @@ from towers.training import train
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Reports that cannot be written: row 35."""
+"""Reports that cannot be written."""
 
 import errno
 import os

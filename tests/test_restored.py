@@ -23,15 +23,7 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.training import train
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
-
-
-@pytest.fixture
-def half_way(tmp_path):
-    return small_runs.half_way(tmp_path / "run")
+pytestmark = pytest.mark.usefixtures("small")
 
 
 def lose_the_data(monkeypatch):

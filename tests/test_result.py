@@ -4,17 +4,13 @@ import json
 
 import numpy as np
 import pytest
-import small_runs
 from small_runs import NUM_TEST, arrays, small_config
 
 from towers import load_run
 from towers.training import train
 from towers.training.result import create_history
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 def test_a_run_in_two_parts_has_the_history_of_its_file_and_its_network(

@@ -1,4 +1,4 @@
-"""Runs that are continued; "row" is a row of the table of faults."""
+"""Runs that are continued."""
 
 import dataclasses
 
@@ -24,15 +24,7 @@ from towers.training import train
 TENSORS = "tensors.data-00000-of-00001"
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
-
-
-@pytest.fixture
-def half_way(tmp_path):
-    """The folder of a run that has taken five of its ten steps."""
-    return small_runs.half_way(tmp_path / "half_way")
+pytestmark = pytest.mark.usefixtures("small")
 
 
 def damage(workdir, step):

@@ -1,4 +1,4 @@
-"""A run's folder that changes, fills up or is no run's: rows 34 to 36, 38 and 41."""
+"""A run's folder that changes, fills up or is no run's."""
 
 import contextlib
 import dataclasses
@@ -22,20 +22,10 @@ from towers import store, training
 from towers.config import to_json
 from towers.errors import CheckpointError, ConfigError, RunFolderError
 from towers.evaluation import evaluate
-from towers.run import checkpointer
 from towers.run.folder import config_to_continue
 from towers.training import train
 
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
-    monkeypatch.setattr(checkpointer, "RETRY_SECS", 0.0)
-
-
-@pytest.fixture
-def half_way(tmp_path):
-    return small_runs.half_way(tmp_path / "run")
+pytestmark = pytest.mark.usefixtures("small", "no_pause")
 
 
 # Row 34: config.json is missing, or not what the checkpoint says.

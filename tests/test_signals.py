@@ -1,4 +1,4 @@
-"""Runs that a signal stops, or that hang: rows 12 and 15 of the table of faults."""
+"""Runs that a signal stops, or that hang."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-import small_runs
 from marks import slow
 from small_runs import (
     HELD_OUT,
@@ -34,9 +33,7 @@ WAIT_SECS = 30  # for what should come at once
 EVALUATED = {"eval_every_epochs": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small")
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +42,6 @@ def terminal():
     former = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, former)
-
-
-@pytest.fixture
-def half_way(tmp_path):
-    """The folder of a run that has taken five of its ten steps."""
-    return small_runs.half_way(tmp_path / "half_way")
 
 
 # Row 12: signals.

@@ -47,7 +47,7 @@ AXES = {
         *itertools.product(["model_parallel"], [1, 2, 3, 4], [2]),
         *itertools.product(["model_parallel"], [1, 2], [4]),
     ],
-    "network": ["plain", "local", "sync"],  # the others have batch normalisation
+    "network": ["plain", "local", "sync"],  # the others have batch normalization
     # In float64, where rounding hides nothing, that which does all that the others do.
     "optimizer": ["nesterov", "momentum", "sgd"],
     "accumulate_steps": [1, 3],

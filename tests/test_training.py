@@ -1,4 +1,4 @@
-"""Whole runs in this process; "row" is one of reliability.md."""
+"""Whole runs in this process."""
 
 import dataclasses
 import json
@@ -43,15 +43,7 @@ from towers.training import train
 EVALUATED = {"eval_every_epochs": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    small_runs.use(monkeypatch)
-
-
-@pytest.fixture
-def half_way(tmp_path):
-    """The folder of a run that has taken five of its ten steps."""
-    return small_runs.half_way(tmp_path / "half_way")
+pytestmark = pytest.mark.usefixtures("small")
 
 
 # What a run leaves behind.

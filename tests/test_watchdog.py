@@ -1,4 +1,4 @@
-"""The watched worker: results, errors, signals, stuck steps; rows 12, 15 and 39."""
+"""The watched worker: results, errors, signals, stuck steps."""
 
 import concurrent.futures
 import itertools

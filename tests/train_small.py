@@ -1,4 +1,4 @@
-"""run_train.py on the small data set, halted at one place; for test_faults.py.
+"""run_train.py on the small data set, halted at one place; for test_commands.py.
 
 python train_small.py PLACE NTH HOLD_SECS [flags of run_train.py]
 

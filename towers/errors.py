@@ -3,17 +3,13 @@
 They are mistakes of the user, bad data, a bad checkpoint and so on; the programs end
 with the exit codes in the table of docs/reliability.md. Any other error is a defect of
 towers; its exit code is DEFECT.
-
-Here is also how a process ends together with its parent.
 """
 
 import contextlib
-import ctypes
 import difflib
 import os
 import platform
 import re
-import signal
 import sys
 import tempfile
 import traceback
@@ -29,7 +25,7 @@ DEFECT = 70
 # launchers do. It does not mend options, data, a checkpoint or numbers. It may mend a
 # defect: a fault of a GPU or of its driver ends as one, and so does an unknown error of
 # the network. The meanings are in docs/reliability.md.
-EXIT_CODES = {
+MAY_PASS = {
     0: False,
     1: True,  # TensorFlow did not connect the workers of a cluster
     2: False,
@@ -44,7 +40,7 @@ EXIT_CODES = {
 
 def may_pass(code: int) -> bool:
     """Whether the cause of an exit code may pass; that of a signal, 128 + it, may."""
-    return EXIT_CODES.get(code, True)
+    return MAY_PASS.get(code, True)
 
 
 # The environment variable with the name of a job, which its restarts keep.
@@ -68,15 +64,12 @@ _WANTED = re.compile(
 _NODE = re.compile(r"\{\{.*?\}\} ?")
 _DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
 
-_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
 
 class TowersError(Exception):
     """The base of all errors that end a run with one line instead of a traceback; or,
     where several mistakes come at once, a line in `lines` for each."""
 
-    exit_code = 1
+    exit_code: int
     lines: tuple[str, ...] = ()
 
 
@@ -187,6 +180,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? " if close else ""
 
 
+def with_nearest(text: str, name: str, names: Iterable[str]) -> str:
+    """The text, followed by '; did you mean ...?' where there is a near name."""
+    question = nearest(name, names).rstrip()
+    return f"{text}; {question}" if question else text
+
+
 def report(program: str, error: Exception, folder: str | None = None) -> int:
     """Prints an error: a line on standard error for a mistake, or three for a defect.
 
@@ -219,20 +218,6 @@ def end_process(program: str, error: BaseException, folder: str | None = None) -
     orderly end is not waited for.
     """
     os._exit(report(program, error, folder))
-
-
-def end_with_parent(parent: int) -> None:
-    """From here on the process is killed when its parent ends, however that ends.
-
-    Only Linux can do that.
-
-    Args:
-        parent: the number of the process that started this one.
-    """
-    if _LIBC:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-        if os.getppid() != parent:
-            os._exit(Preempted.exit_code)
 
 
 def _defect(error, folder):

@@ -1,6 +1,7 @@
 """The disk: what is written is there whole or not at all, also after a power cut.
 
-Nothing else in the package renames or flushes a file. All errors are OSErrors.
+Nothing else in the package flushes a file or gives it its final name. All errors are
+OSErrors.
 """
 
 import contextlib

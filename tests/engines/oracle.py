@@ -5,7 +5,7 @@ TensorFlow. The tests of every parallel strategy compare parameters, slots, movi
 averages and model state with it. One step is, in this order:
 
  1. forward and backward, giving the gradient of the mean cross-entropy of the batch
-    (with batch normalisation on N towers: the image-weighted mean over the towers, and
+    (with batch normalization on N towers: the image-weighted mean over the towers, and
     over the micro-batches where a step has several);
  2. the gradient of the weight decay is added, once;
  3. clipping by the global norm of all that;
@@ -254,7 +254,7 @@ def batch_gradients(
 ) -> Gradients:
     """The gradient of the whole batch that N towers should agree on.
 
-    Only batch normalisation sees the other images of its tower and micro-batch, so only
+    Only batch normalization sees the other images of its tower and micro-batch, so only
     a network with it is really cut; any other one is computed whole. The state of each
     tower then goes from one micro-batch to the next, and the towers' last ones count.
     """
@@ -501,7 +501,7 @@ def train(
       batches: (images, labels) or (images, labels, noise), all of one size G.
       learning_rate: a number, or a function of the images seen before the update.
       weight_decay: parameter name -> coefficient of half its sum of squares.
-      num_towers: on how many towers batch normalisation is local; 1 where it is
+      num_towers: on how many towers batch normalization is local; 1 where it is
         synchronised.
       frozen: parameter name -> the first step from which on its gradient is zero.
     """

@@ -250,13 +250,13 @@ def batch_norm(
     axes = tuple(range(x.ndim - 1))
     mean, variance = x.mean(axis=axes), x.var(axis=axes)
     deviation = np.sqrt(variance + epsilon)
-    normalised = (x - mean) / deviation
+    normalized = (x - mean) / deviation
 
     def pullback(gradient):
         of_beta = gradient.sum(axis=axes)
-        of_gamma = (gradient * normalised).sum(axis=axes)
+        of_gamma = (gradient * normalized).sum(axis=axes)
         count = x.size // x.shape[-1]
-        through_moments = (of_beta + normalised * of_gamma) / count
+        through_moments = (of_beta + normalized * of_gamma) / count
         of_x = gamma / deviation * (gradient - through_moments)
         return (of_x,), {"gamma": of_gamma, "beta": of_beta}
 
@@ -264,7 +264,7 @@ def batch_norm(
         "moving_mean": momentum * moving_mean + (1.0 - momentum) * mean,
         "moving_variance": momentum * moving_variance + (1.0 - momentum) * variance,
     }
-    return Applied(gamma * normalised + beta, pullback, state)
+    return Applied(gamma * normalized + beta, pullback, state)
 
 
 def dropout(x, *, noise, training, rate) -> Applied:

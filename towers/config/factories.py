@@ -19,7 +19,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from towers.config.choices import find
-from towers.errors import ConfigError, TowersError, nearest, one_line, out_of_memory
+from towers.errors import (
+    ConfigError,
+    TowersError,
+    one_line,
+    out_of_memory,
+    with_nearest,
+)
 
 _loaded_files: set[str] = set()
 
@@ -60,8 +66,8 @@ def function_in_file(path: pathlib.Path, name: str, option: str = "") -> Callabl
     function = _with_errors_in_one_line(begin, path, getattr)(module, name, None)
     if not callable(function):
         functions = [n for n, value in vars(module).items() if callable(value)]
-        message = f"{begin}{path} has no function {name!r}; {nearest(name, functions)}"
-        raise ConfigError(message.rstrip("; "))
+        message = f"{begin}{path} has no function {name!r}"
+        raise ConfigError(with_nearest(message, name, functions))
     return _with_errors_in_one_line(begin, path, function)
 
 

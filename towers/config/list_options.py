@@ -27,7 +27,7 @@ def parse(option: str, text: str) -> Any:
     Raises:
         ConfigError: a part between commas is wrong; it says what is right.
     """
-    read, kind, words = LISTS[option]
+    read, kind, least, words = LISTS[option]
     values = []
     for part in text.split(",") if text else []:
         try:
@@ -37,7 +37,7 @@ def parse(option: str, text: str) -> Any:
         if value is None:
             raise ConfigError(f"{option}={text!r}: {part!r} should be {words}")
         values.append(value)
-    if option == "crop_scale" and len(values) < 2:
+    if len(values) < least:
         raise ConfigError(f"{option}={text!r}: {text!r} should be {words}")
     return kind(values)
 
@@ -86,34 +86,39 @@ def _number(text):
     return number
 
 
-# Option -> the function that reads a part, the type of the whole, and words that
-# describe a valid part.
+# Option -> the function that reads a part, the type of the whole, the least number of
+# parts, and words that describe a valid part.
 LISTS = {
     "crop_scale": (
         _share,
         tuple,
+        2,
         "a share of the area, first the least, then the most, such as 0.35,1",
     ),
     "early_sizes": (
         _early_size,
         tuple,
+        0,
         "pixels and the part of the run, below 1, that ends with them, both growing, "
         "such as 16:0.2,24:0.5",
     ),
     "epoch_factors": (
         _epoch_factor,
         tuple,
+        0,
         "an epoch after those before, and a factor, such as 30:0.1",
     ),
-    "freeze": (_pattern, tuple, "a pattern, such as stem*"),
+    "freeze": (_pattern, tuple, 0, "a pattern, such as stem*"),
     "optimizer_options": (
         _hyperparameter,
         dict,
+        0,
         "a hyperparameter that comes once, and a number, such as beta3:0.99",
     ),
     "param_rates": (
         _param_rate,
         tuple,
+        0,
         "a pattern, a factor and, if that is not 0, a number of epochs above 0, such "
         "as */bias:2 or stem/kernel:0.1:3",
     ),

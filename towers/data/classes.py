@@ -10,7 +10,7 @@ from towers.data.files import read_data_file
 from towers.data.paths import reason, shown
 from towers.data.randomness import random_bits
 from towers.data.sources import DataSet, Source, known_labels
-from towers.errors import ConfigError, nearest
+from towers.errors import ConfigError, with_nearest
 
 BALANCED = "balanced"
 
@@ -84,10 +84,8 @@ def class_weights(
         raise ConfigError(f"{option}: an object of classes and weights is expected")
     for name, weight in weights.items():
         if name not in class_names:
-            raise ConfigError(
-                f"{option}: there is no class {shown(name, 40)!r}; "
-                f"{nearest(name, class_names)}".rstrip("; ")
-            )
+            message = f"{option}: there is no class {shown(name, 40)!r}"
+            raise ConfigError(with_nearest(message, name, class_names))
         if type(weight) not in (int, float) or not 0 <= weight < math.inf:
             raise ConfigError(
                 f"{option}: the weight of {shown(name, 40)} must be a number of at "

@@ -2,18 +2,22 @@
 
 import asyncio
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 
-from towers.errors import ConfigError, Preempted, StuckError, end_with_parent
+from towers.errors import ConfigError, Preempted, StuckError
 from towers.launch.output import MOST_BYTES, write
 
 # How long output is waited for after the end: another process may hold the pipe.
 _LATE_SECS = 1.0
+_PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +152,9 @@ class Process(asyncio.SubprocessProtocol):
 
 def _in_child(parent, cores):
     """Runs in the new process, before the program."""
-    end_with_parent(parent)
+    if _LIBC:  # on Linux alone: it is killed when the launcher ends, however that ends
+        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:
+            os._exit(Preempted.exit_code)
     if cores:
         os.sched_setaffinity(0, cores)

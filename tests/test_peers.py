@@ -107,15 +107,15 @@ def test_where_an_update_has_sums_their_rounding_must_be_alike(
 # Prints how many threads TensorFlow has made, and how many towers says that it makes.
 COUNT = """
 import os, sys
-import pytest, test_agreement
+import pytest, test_peers
 import tensorflow as tf
 if by_program := int(sys.argv[1]):
     tf.config.threading.set_intra_op_parallelism_threads(by_program)
-told = test_agreement.exchanged(pytest.MonkeyPatch(), clip_norm=1.0)
+told = test_peers.exchanged(pytest.MonkeyPatch(), clip_norm=1.0)
 before = len(os.listdir("/proc/self/task"))
 tf.constant(1) + 1
 made = len(os.listdir("/proc/self/task")) - before
-print("counted", made, told[test_agreement.THREADS])
+print("counted", made, told[test_peers.THREADS])
 """
 
 
