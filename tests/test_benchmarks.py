@@ -1,5 +1,6 @@
 """The programs of benchmarks/ run, and measure.py measures."""
 
+import contextlib
 import importlib
 import json
 import pathlib
@@ -12,10 +13,11 @@ import pictures
 import pytest
 import tensorflow as tf
 
-from benchmarks import accuracy, gpu, measure, proofs, step
+from benchmarks import accuracy, gpu, measure, proofs, step, trainers
 from benchmarks.graphs import executed
 from towers.config.choices import STRATEGIES
 from towers.doctor import placement
+from towers.errors import TowersError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
 PROGRAMS = {"accuracy", "gpu", "input", "peers", "scaling", "step"}
@@ -79,6 +81,36 @@ def test_every_strategy_is_trained_for_its_accuracy():
     names = {f.get("strategy", "towers") for f in accuracy.STRATEGIES.values()}
     # With one worker multi_worker is replicated.
     assert names == set(STRATEGIES) - {"multi_worker"}
+
+
+def test_the_clock_of_a_run_stands_still_while_the_rate_is_measured(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(accuracy.time, "monotonic", lambda: now[0])
+
+    def measure_rate():
+        now[0] += 2.5
+        return now[0]
+
+    clock = accuracy.Clock(measure_rate)
+    for _ in range(30):
+        now[0] += 7
+        clock.measure_each_minute()
+    clock.measure()
+    assert clock.secs == 30 * 7
+    # After nine times seven seconds, three times, and at the end.
+    assert clock.rates == [2.5, 68.0, 133.5, 199.0, 222.5]
+
+
+def test_a_trainer_that_ends_too_early_says_why(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nread line\necho 1\necho it ends >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with contextlib.closing(trainers.TrainerProcess({}, "cpu", 1)) as trainer:
+        trainer.wait()
+        trainer._process.wait(30)  # a pipe that nobody reads
+        with pytest.raises(TowersError, match="^it ends$"):
+            trainer.train(1)
 
 
 # gpu: sections, and what they must find.

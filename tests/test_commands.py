@@ -149,7 +149,9 @@ FAILING = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 import run_train
+from towers import errors
 from towers.config import factories, flags
+later = lambda: factories.resolve('model', 'mine.py:create_model')()
 def train(workdir, *args, **kwargs):
     BODY
 run_train.train = train
@@ -212,23 +214,25 @@ def test_row_41_an_unforeseen_error_is_three_lines_and_a_file(
 
 
 @pytest.mark.parametrize(
-    "body,message",
+    "exit_code,body,message",
     [
-        ("factories.resolve('model', 'mine.py:create_model')()()", "mine.py:4: KeyErr"),
-        ("raise MemoryError", "out of memory: MemoryError; lower --batch_size"),
+        (2, "later()(KeyError('x'))", "mine.py:4: KeyErr"),
+        (3, "later()(errors.DataError('x.png: is gone'))", ": x.png: is gone"),
+        (5, "raise errors.NumericError('the loss is nan')", ": the loss is nan"),
+        (2, "raise MemoryError", "out of memory: MemoryError; lower --batch_size"),
     ],
 )
 def test_an_error_that_comes_later_is_one_line_where_its_cause_is_known(
-    failing, fails, tmp_path, body, message
+    failing, fails, tmp_path, exit_code, body, message
 ):
     (tmp_path / "mine.py").write_text(
         "def create_model():\n"
-        "    def call_later():\n"
+        "    def call_later(error):\n"
         "        # a comment\n"
-        "        raise KeyError('x')\n"
+        "        raise error\n"
         "    return call_later\n"
     )
-    assert message in fails(2, failing(body), "--workdir=run")
+    assert message in fails(exit_code, failing(body), "--workdir=run")
 
 
 MUCH = """

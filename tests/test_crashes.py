@@ -5,6 +5,7 @@ moving averages, state of the network, and all lines of metrics.jsonl except tim
 """
 
 import collections
+import itertools
 import pathlib
 import random
 
@@ -70,6 +71,20 @@ def random_kill(rng: random.Random) -> Kill:
     return rng.choices(kinds, weights=[1, 2, 2, 2])[0]
 
 
+def runs_despite_kills(processes, folder, config, rng, num_kills):
+    """The folders of runs that have come to their end, with so many kills in all."""
+    num_killed = 0
+    for number in itertools.count():
+        workdir, is_done = folder / f"run-{number}", False
+        while not is_done:
+            kill = random_kill(rng) if num_killed < num_kills else None
+            is_done = go_on(processes, workdir, config, kill)
+            num_killed += not is_done
+        yield workdir
+        if num_killed == num_kills:
+            return
+
+
 def assert_as_uninterrupted(run: pathlib.Path, whole: pathlib.Path) -> None:
     assert records(run) == records(whole)
     # Killed after its last save, it has not removed the checkpoints before that.
@@ -101,19 +116,11 @@ def test_row_1_killed_anywhere_a_run_ends_as_the_uninterrupted_one(
     processes, data_dir, tmp_path, count, options
 ):
     config = small_config(data_dir=data_dir, **RUN, **options)
-    whole, workdir = tmp_path / "whole", tmp_path / "run-0"
+    whole, rng = tmp_path / "whole", random.Random(str(options))
     assert processes.train(whole, config)
-    rng, num_killed = random.Random(str(options)), 0
-    while True:
-        kill = random_kill(rng) if num_killed < NUM_KILLS else None
-        if not go_on(processes, workdir, config, kill):
-            num_killed += 1
-            continue
-        assert_as_uninterrupted(workdir, whole)
-        if num_killed >= NUM_KILLS:
-            break
-        workdir = tmp_path / f"run-{num_killed}"
-    count("kills survived", num_killed)
+    for run in runs_despite_kills(processes, tmp_path, config, rng, NUM_KILLS):
+        assert_as_uninterrupted(run, whole)
+    count("kills survived", NUM_KILLS)
 
 
 @pytest.mark.row(2)
@@ -150,13 +157,9 @@ def test_row_1_a_killed_run_of_asynchronous_towers_goes_on(
     """Their order differs from run to run, so the values do; nothing saved is lost."""
     options = {"strategy": "async_towers", "num_towers": 2}
     config = small_config(data_dir=data_dir, **RUN, **options)
-    rng, workdir, num_killed, is_done = random.Random(0), tmp_path / "run", 0, False
-    while not is_done:
-        kill = random_kill(rng) if num_killed < 8 else None
-        is_done = go_on(processes, workdir, config, kill)
-        num_killed += not is_done
-    assert num_killed > 2
-    assert saved(workdir).step == LAST_STEP
-    steps = [line["step"] for line in records(workdir)]
-    assert steps == sorted(set(steps)) and steps[-1] == LAST_STEP
-    count("kills survived", num_killed)
+    rng, num_kills = random.Random(0), 8
+    for run in runs_despite_kills(processes, tmp_path, config, rng, num_kills):
+        assert saved(run).step == LAST_STEP
+        steps = [line["step"] for line in records(run)]
+        assert steps == sorted(set(steps)) and steps[-1] == LAST_STEP
+    count("kills survived", num_kills)

@@ -340,8 +340,9 @@ def test_each_program_has_its_own_flags_in_a_short_help(program, names):
         assert re.search(rf"^  --(\[no\])?{name}\b", help_text.stdout, re.M), name
 
 
-def test_a_program_has_the_version_of_the_package():
-    done = run("run_train.py", "--version")
+@pytest.mark.parametrize("name", ["train", "eval", "predict", "export"])
+def test_a_program_has_the_version_of_the_package(name):
+    done = run(f"run_{name}.py", "--version")
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1
     assert done.stdout.startswith(f"towers {towers.__version__}")
 

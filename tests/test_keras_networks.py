@@ -230,9 +230,9 @@ def test_any_number_of_towers_trains_it_to_the_same_state(name):
 
 
 @pytest.mark.slow
-@every_network
+@pytest.mark.parametrize("name", [*WRITTEN.values(), "keras:MobileNetV3Small"])
 def test_two_workers_train_it_to_the_same_state(name, tmp_path):
-    job = Job(WRITTEN[name], batch_size=12, dtype="float64", calls=(2,))
+    job = Job(name, batch_size=12, dtype="float64", calls=(2,))
     with WorkerProcesses(2, tmp_path) as workers:
         state = workers.do(job)
     one = job.create_trainer(strategies.towers, 1, job.batches())
@@ -270,6 +270,7 @@ def refusal(folder, stack):
          "'dense' (Dense)"),
     ],
 )  # fmt: skip
+@pytest.mark.row(47)
 def test_probabilities_in_place_of_logits_are_refused(tmp_path, head, line):
     assert refusal(tmp_path, f"layers.Flatten(), {head}") == [
         f"layer {line} gives probabilities; the loss takes logits: leave its softmax "

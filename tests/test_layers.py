@@ -261,6 +261,16 @@ def test_grouped_convolution_and_its_gradients_equal_the_oracle(
         np.testing.assert_allclose(ours, theirs, atol=1e-11)
 
 
+@pytest.mark.parametrize("groups", [1, 3, 12])
+def test_grouped_convolution_computes_what_keras_does(groups):
+    x, options = random_images(), {"groups": groups, "dilation_rate": 2}
+    kinds = GroupedConv2D, keras.layers.Conv2D
+    ours, theirs = (kind(12, (3, 2), padding="same", **options) for kind in kinds)
+    ours.build(x.shape), theirs.build(x.shape)
+    theirs.set_weights(ours.get_weights())
+    np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
 # Channels of zeros.
 
 

@@ -147,6 +147,15 @@ def test_files_of_the_test_images_give_the_accuracy_of_the_evaluation(
         assert wrong == {int(row["index"]): row["prediction"] for row in mistakes}
 
 
+def test_a_rejected_checkpoint_is_reported_on_standard_error(workdir, photos, capfd):
+    damaged = workdir / "checkpoints" / "step-00000011"
+    shutil.copytree(damaged.with_name("step-00000010"), damaged)
+    (damaged / "tensors.index").unlink()
+    predict(workdir, sorted_files(photos)[:1], form="json")
+    out, err = capfd.readouterr()
+    assert json.loads(out) and f"rejected checkpoint {damaged}: " in err
+
+
 @pytest.mark.row(50)
 def test_files_that_cannot_be_read_are_named_and_the_rest_is_done(
     workdir, photos, capfd, tmp_path

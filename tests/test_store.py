@@ -80,6 +80,16 @@ def test_after_an_error_the_old_one_stays_and_nothing_else(tmp_path):
     assert read_tree(tmp_path) == {"file": OLD}
 
 
+def test_a_folder_that_gets_no_name_leaves_what_had_it(tmp_path):
+    target = tmp_path / "folder" / "model"
+    target.mkdir(parents=True)
+    (target / "file").write_bytes(OLD)
+    before = read_tree(tmp_path)
+    with pytest.raises(OSError, match="Invalid argument"):
+        store.replace(target.parent, target)  # a folder cannot be moved into itself
+    assert read_tree(tmp_path) == before
+
+
 def test_what_is_removed_loses_its_name_first(tmp_path):
     (tmp_path / "folder" / "below").mkdir(parents=True)
     (tmp_path / "folder" / "below" / "file").touch()

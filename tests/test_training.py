@@ -258,6 +258,7 @@ def test_overwrite_starts_again_and_keeps_what_no_run_wrote(half_way, capfd):
 
 
 @pytest.mark.parametrize("job", ["TOWERS_JOB", slow("SLURM_JOB_ID")])
+@pytest.mark.row(44)
 def test_a_restart_of_the_same_job_overwrites_once(half_way, job, monkeypatch, capfd):
     monkeypatch.setenv(job, "17")
     train(half_way, small_config(max_steps=2), overwrite=True)
