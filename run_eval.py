@@ -16,12 +16,11 @@ from absl import flags
 
 from towers import compare, evaluate
 from towers.config import flags as config_flags
-from towers.errors import ConfigError
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 COMPARE = flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
-flags.mark_flags_as_mutual_exclusive(["workdir", "compare"])
+flags.mark_flags_as_mutual_exclusive(["workdir", "compare"], required=True)
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
 USE_EMA = flags.DEFINE_bool(
     "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."
@@ -47,8 +46,6 @@ def main(_):
     if COMPARE.value is not None:
         compare(COMPARE.value)
         return
-    if WORKDIR.value is None:
-        raise ConfigError("give a run: --workdir=RUN, or --compare=RUN1,RUN2")
     folder = RunFolder(WORKDIR.value)
     evaluate(
         folder.path,

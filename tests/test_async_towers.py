@@ -609,8 +609,8 @@ def test_a_run_logs_and_draws_its_staleness(tmp_path, monkeypatch):
     assert 0 <= last["staleness_mean"] <= last["staleness_max"] <= 4
     events = EventAccumulator(str(tmp_path / "tensorboard" / "train"))
     events.Reload()
-    assert "staleness_mean" in events.Tags()["tensors"]
-    drawn = events.Tensors("staleness/updates")
+    assert "towers/staleness_mean" in events.Tags()["tensors"]
+    drawn = events.Tensors("tensors/staleness/updates")
     assert [event.step for event in drawn] == [1, 2, 4, 6, 8, 10]
     # A histogram's rows are left edge, right edge, count.
     counts = [tf.make_ndarray(e.tensor_proto)[:, 2].sum() for e in drawn]

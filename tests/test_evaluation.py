@@ -110,10 +110,10 @@ def test_the_last_checkpoint_is_reported_on_a_line_in_a_file_and_to_tensorboard(
     assert result["train_secs"] == stored["train_secs"] > stored["timed_secs"]
     events = EventAccumulator(str(workdir / "tensorboard" / "eval"))
     events.Reload()
-    for name in ("test_accuracy", "test_accuracy_ema"):
-        (event,) = events.Tensors(name)
+    for name in ("accuracy", "accuracy_ema"):
+        (event,) = events.Tensors(f"curves/{name}")
         assert event.step == 10
-        assert tf.make_ndarray(event.tensor_proto) == np.float32(result[name])
+        assert tf.make_ndarray(event.tensor_proto) == np.float32(result[f"test_{name}"])
 
 
 def test_all_test_images_count_without_averages_and_where_others_were_held_out(

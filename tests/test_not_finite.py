@@ -196,7 +196,7 @@ def test_a_run_stopped_in_a_row_of_bad_steps_continues_bit_for_bit(config, tmp_p
         False,
     ]
     events = EventAccumulator(str(tmp_path / "whole" / "tensorboard" / "train"))
-    assert "skipped_steps" in events.Reload().Tags()["tensors"]
+    assert "optimizer/skipped_steps" in events.Reload().Tags()["tensors"]
 
 
 @pytest.mark.slow

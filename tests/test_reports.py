@@ -23,7 +23,7 @@ def test_row_35_on_a_full_disk_curves_are_lost_and_others_are_not(small_disk, ca
             reports.scalars(step, {"loss": 0.5, "accuracy": 0.25})
         (small_disk / "fill").unlink()
         reports.scalars(300, {"loss": 0.125})
-    curve = read_board(folder.tensorboard, "train")["loss"]
+    curve = read_board(folder.tensorboard, "train")["curves/loss"]
     assert curve[0] == (1, 0.5) and curve[-1] == (300, 0.125)
     first, last = capsys.readouterr().out.splitlines()
     assert "warning: TensorBoard cannot be written: No space left on device" in first

@@ -19,7 +19,6 @@ from small_runs import (
     snapshot,
     uninterrupted,
 )
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.python.framework import config as tf_config
 from test_board import read_board
 
@@ -121,34 +120,41 @@ def test_row_18_without_a_gpu_one_line_says_that_the_cpu_is_taken(tmp_path, capf
         train(tmp_path / "other", small_config(device="gpu"))
 
 
-def test_tensorboard_shows_scalars_histograms_and_the_next_batch(tmp_path):
+def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path):
     config = small_config(**EVALUATED, num_towers=3, summary_every_steps=4)
     state = train(tmp_path, config).state
-    events = EventAccumulator(
-        str(tmp_path / "tensorboard" / "train"), size_guidance={"tensors": 0}
+    board = tmp_path / "tensorboard"
+    train_curves, test_curves = (
+        {tag: dict(points) for tag, points in read_board(board, writer).items()}
+        for writer in ("train", "test")
     )
-    events.Reload()
-
-    def curve(tag):
-        return {e.step: tf.make_ndarray(e.tensor_proto) for e in events.Tensors(tag)}
-
     logged = {line["step"]: line for line in records(tmp_path)}
-    for tag, steps in {
-        **dict.fromkeys(["loss", "learning_rate", "accuracy"], [1, 2, 4, 6, 8, 10]),
-        **dict.fromkeys(["test_accuracy", "test_accuracy_ema", "test_loss"], [5, 10]),
-    }.items():
-        assert curve(tag) == {step: np.float32(logged[step][tag]) for step in steps}
-    for tag in ("images_per_sec", "input_wait_percent"):
-        assert list(curve(tag)) == [2, 4, 6, 8, 10]
+
+    def of_records(name, steps):
+        return {step: np.float32(logged[step][name]) for step in steps}
+
+    for tag in ("curves/loss", "curves/accuracy", "optimizer/learning_rate"):
+        name = tag.partition("/")[2]
+        assert train_curves[tag] == of_records(name, [1, 2, 4, 6, 8, 10])
+    for name in ("accuracy", "accuracy_ema", "loss"):
+        assert test_curves[f"curves/{name}"] == of_records(f"test_{name}", [5, 10])
+    for tag in ("speed/images_per_sec", "speed/input_wait_percent"):
+        assert list(train_curves[tag]) == [2, 4, 6, 8, 10]
     for tower, loss in enumerate(logged[8]["tower_losses"]):
-        assert curve(f"tower_losses/tower_{tower}")[8] == np.float32(loss)
+        assert train_curves[f"towers/loss_{tower}"][8] == np.float32(loss)
     for name in ("params/logits/kernel", "gradients/logits/bias"):
-        histograms = curve(name)
+        histograms = train_curves[f"tensors/{name}"]
         size = state[name.replace("gradients", "params")].size
         assert list(histograms) == [4, 8] and histograms[8][:, 2].sum() == size
-    width, height, png = curve("next_batch")[4]
-    assert (int(width), int(height)) == (4 * 8, 3 * 8)  # ten images side by side
-    assert tf.io.decode_png(png).shape == (3 * 8, 4 * 8, 3)
+    assert list(train_curves["optimizer/update_ratio"]) == [5, 9]
+    for curves, name in (
+        (train_curves, "training_batch"),
+        (test_curves, "confusion_matrix"),
+        (test_curves, "mistakes"),
+    ):
+        for width, height, png in curves[f"pictures/{name}"].values():
+            shape = int(height), int(width), 3
+            assert tf.io.decode_png(png).shape == shape
 
 
 def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
@@ -198,9 +204,10 @@ def test_checkpoints_and_summaries_follow_the_clock_and_train_the_same(tmp_path)
     assert [line["step"] for line in records(tmp_path)] == [1, 4, 7, 10]
     board = read_board(tmp_path / "tensorboard", "train")
     steps = {name: [step for step, _ in points] for name, points in board.items()}
-    assert steps["loss"] == [1, 4, 7, 10]
-    for name in ("params/logits/kernel", "gradients/logits/kernel", "next_batch"):
-        assert steps[name] == [4, 7, 10]
+    assert steps["curves/loss"] == [1, 4, 7, 10]
+    for name in ("params/logits/kernel", "gradients/logits/kernel"):
+        assert steps[f"tensors/{name}"] == [4, 7, 10]
+    assert steps["pictures/training_batch"] == [4, 7, 10]
     assert_equal_states(state, uninterrupted(small_config()).state)
 
 

@@ -81,8 +81,9 @@ FAST = [("mirror", *PLACES[0]), ("translate_unsure", *PLACES[3])]
 def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, options):
     network = linear_network()
     batches = networks.random_batches(2, 13)
-    for batch in batches:
+    for number, batch in enumerate(batches):
         batch["weights"] = np.ones(13, np.float32)
+        batch["positions"] = 13 * number + np.arange(13)
     batches[1]["weights"][5:] = 0
     trainer = create_trainer(
         cls, network, Recipe(), batches, num_devices, tta=create_tta(name), **options
@@ -90,11 +91,12 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
     lead_devices = trainer.devices[:: trainer.strategy.num_shards]
     feed = networks.feed_of(batches, shares(13, len(lead_devices)), lead_devices)
     counts = trainer.evaluate(feed, len(batches))[RAW]
-    correct, changed = [], 0
+    correct, changed, predicted = [], 0, []
     for batch, size in zip(batches, (13, 5), strict=True):
         images, labels = batch["images"][:size], batch["labels"][:size]
         plain = network.model(images, training=False).numpy()
         answers = [np.argmax(plain, 1)] * 2
+        predicted.append(np.stack([labels, answers[0]], 1))
         if name != "none":
             shown = of_numpy(name, images)
             logits = sum(w * network.model(x, training=False).numpy() for w, x in shown)
@@ -110,6 +112,9 @@ def test_the_mean_logits_over_the_transforms_decide(name, cls, num_devices, opti
         correct.append([np.sum(answer == labels) for answer in answers])
     plain, by_tta = np.sum(correct, 0)
     assert (counts["correct"], counts["images"]) == (plain, 18)
+    np.testing.assert_array_equal(
+        counts["predictions"][:, :2], np.concatenate(predicted)
+    )
     if name == "none":
         assert "correct_tta" not in counts
     else:

@@ -1,6 +1,7 @@
 """Running means of the loss and accuracy of training batches over an epoch."""
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass
@@ -21,10 +22,13 @@ class RunningMean:
     def add(
         self, epoch: int, num_steps: int, loss_sum: float, accuracy_sum: float
     ) -> None:
-        """Adds steps; those of another epoch than before begin anew."""
+        """Adds steps; those of another epoch than before begin anew. Where one of them
+        was skipped, as its loss is not finite, none is added."""
         if epoch != self.epoch:
             self.epoch, self.num_steps = epoch, 0
             self.loss_sum = self.accuracy_sum = 0.0
+        if not math.isfinite(loss_sum):
+            return
         self.num_steps += num_steps
         self.loss_sum += float(loss_sum)
         self.accuracy_sum += float(accuracy_sum)
