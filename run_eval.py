@@ -32,9 +32,7 @@ EVAL_INTERVAL_SECS = flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=1e6,
 )
-REPORT = flags.DEFINE_bool(
-    "report", False, "Write report/index.html in the run folder."
-)
+REPORT = flags.DEFINE_bool("report", False, "Write report/index.html of the run.")
 # The devices of an evaluation need not be those of the training.
 config_flags.define_config_flags(
     ["data_dir", "device", "num_towers", "strategy", "group_size", "batch_size", "tta"],
