@@ -59,7 +59,9 @@ def main() -> int:
     parser.add_argument("--root", default=".", type=pathlib.Path)
     args = parser.parse_args()
     chosen, names = read_table(), set(args.only)
-    if unknown := names - {x for mutant in chosen for x in (mutant.section, mutant.name)}:
+    if unknown := names - {
+        x for mutant in chosen for x in (mutant.section, mutant.name)
+    }:
         raise SystemExit(f"no mutant or section is called {', '.join(unknown)}")
     if names:
         chosen = [x for x in chosen if names & {x.section, x.name}]
