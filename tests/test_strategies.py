@@ -24,6 +24,7 @@ from recipes import (
 )
 
 from benchmarks.graphs.executed import partition_graphs
+from towers.config import choices
 from towers.errors import NumericError
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
@@ -37,6 +38,11 @@ STRATEGIES = {
     "replicated": strategies.replicated,
     "model_parallel": strategies.model_parallel,
 }
+
+
+def test_every_strategy_is_compared_with_the_oracle():
+    """Those of the list that are not in this file have files of their own."""
+    assert choices.STRATEGIES.keys() - STRATEGIES == {"multi_worker", "async_towers"}
 
 
 # The suite: strategy x towers x network x optimizer x accumulation x batch, and type.

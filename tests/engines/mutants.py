@@ -2,9 +2,10 @@
 
     python -m tests.engines.mutants [--only NAME ...] [--root CHECKOUT]
 
-Each row of mutants.txt is made in a scratch copy of the checkout, where its tests then
-run. A break that none of them sees is a promise without a test; the exit code is then
-1. NAME is a row or a room. A row whose old text is not found exactly once is an error.
+Each mutant of mutants.txt is made in a scratch copy of the checkout, where its tests
+then run. A break that none of them sees is a promise without a test; the exit code is
+then 1. NAME is that of a mutant or of a section. A mutant whose old text is not found
+exactly once is an error.
 """
 
 import argparse
@@ -22,14 +23,14 @@ import pytest
 import tensorflow  # noqa: F401
 
 TABLE = pathlib.Path(__file__).with_suffix(".txt")
-LONGEST_SECS = 900  # of the tests of one row; a break that hangs them is seen
+LONGEST_SECS = 900  # of the tests of one mutant; a break that hangs them is seen
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__")
 
 
 class Mutant(NamedTuple):
-    """A row: `old` stands once in `towers/ROOM`, and `new` replaces it."""
+    """`old` stands once in `towers/SECTION`, and `new` replaces it."""
 
-    room: str
+    section: str
     name: str
     tests: list[str]
     old: str
@@ -37,17 +38,17 @@ class Mutant(NamedTuple):
 
 
 def read_table() -> list[Mutant]:
-    """All rows."""
-    mutants, room = [], ""
+    """All mutants."""
+    mutants, section = [], ""
     lines = [x for x in TABLE.read_text().splitlines() if x and x[0] != "#"]
     while lines:
         if lines[0][0] == "[":
-            room = lines.pop(0)[1:-1]
+            section = lines.pop(0)[1:-1]
         head, old, new, *lines = lines
         name, tests = head.split(" | ")
         assert (old[0], new[0]) == ("-", "+"), name
         tests = [f"tests/{test}" for test in tests.split()]
-        mutants.append(Mutant(room, name, tests, old[2:], new[2:]))
+        mutants.append(Mutant(section, name, tests, old[2:], new[2:]))
     return mutants
 
 
@@ -58,10 +59,12 @@ def main() -> int:
     parser.add_argument("--root", default=".", type=pathlib.Path)
     args = parser.parse_args()
     chosen, names = read_table(), set(args.only)
-    if unknown := names - {x for mutant in chosen for x in (mutant.room, mutant.name)}:
-        raise SystemExit(f"no row or room is called {', '.join(unknown)}")
+    if unknown := names - {
+        x for mutant in chosen for x in (mutant.section, mutant.name)
+    }:
+        raise SystemExit(f"no mutant or section is called {', '.join(unknown)}")
     if names:
-        chosen = [x for x in chosen if names & {x.room, x.name}]
+        chosen = [x for x in chosen if names & {x.section, x.name}]
     num_seen = 0
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder) / "checkout"
@@ -73,7 +76,7 @@ def main() -> int:
             seen_by = first_failure(root, mutant)
             secs = time.monotonic() - started
             words = seen_by or "UNSEEN"
-            print(f"{mutant.room:10} {mutant.name:44} {secs:4.0f} s  {words}")
+            print(f"{mutant.section:10} {mutant.name:44} {secs:4.0f} s  {words}")
             sys.stdout.flush()
             num_seen += bool(seen_by)
     print(f"{num_seen} of {len(chosen)} are seen")
@@ -82,11 +85,11 @@ def main() -> int:
 
 def broken(root: pathlib.Path, mutant: Mutant) -> tuple[pathlib.Path, str]:
     """The file of a break, and its new text."""
-    texts = {x: x.read_text() for x in (root / "towers" / mutant.room).rglob("*.py")}
+    texts = {x: x.read_text() for x in (root / "towers" / mutant.section).rglob("*.py")}
     found = [path for path, text in texts.items() if mutant.old in text]
     if sum(texts[path].count(mutant.old) for path in found) != 1:
         names = [path.name for path in found]
-        raise SystemExit(f"{mutant.name}: not once in {mutant.room}, but in {names}")
+        raise SystemExit(f"{mutant.name}: not once in {mutant.section}, but in {names}")
     return found[0], texts[found[0]].replace(mutant.old, mutant.new)
 
 
