@@ -25,7 +25,7 @@ OUTPUT = flags.DEFINE_string(
 PRECISION = flags.DEFINE_enum(
     "precision", "float32", TOLERANCES, "Of parameters; int8 of activations as well."
 )
-STEP = flags.DEFINE_integer("step", 0, "Checkpoint to export; 0 for the last.", 0)
+STEP = config_flags.define_step_flag()
 IMAGES = flags.DEFINE_list(
     "images", [], "Image files, and folders of them, in place of the data set's."
 )

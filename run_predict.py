@@ -21,7 +21,7 @@ from towers.data.paths import check_paths
 from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
-STEP = flags.DEFINE_integer("step", 0, "Checkpoint to use; 0 for the last.", 0)
+STEP = config_flags.define_step_flag()
 USE_EMA = flags.DEFINE_bool("use_ema", None, "Moving averages, or raw parameters.")
 TOP = flags.DEFINE_integer("top", 5, "Classes of each image.", 1)
 JSON = flags.DEFINE_bool("json", False, "A line of JSON for each image, not a table.")

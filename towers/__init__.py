@@ -169,18 +169,19 @@ def evaluate(
     workdir: str | os.PathLike,
     config: "Config | None" = None,
     *,
-    step: int = 0,
+    step: int | str = "best",
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
     report: bool = False,
 ) -> dict[str, Any]:
-    """Evaluates the last checkpoint of a run on all test images and reports it.
+    """Evaluates a checkpoint of a run on all test images and reports it.
 
     Args:
         workdir: the run's folder.
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
-        step: evaluate this checkpoint instead of the last.
+        step: of the checkpoint, "best" or "last", see `load_run`; the last where new
+            ones are looked for.
         use_ema: only the moving averages (True) or the raw parameters (False); by
             default both, where the run keeps averages.
         eval_interval_secs: look for a new checkpoint this often until the run's last
@@ -222,7 +223,7 @@ def predict(
     paths: "Paths",
     config: "Config | None" = None,
     *,
-    step: int = 0,
+    step: int | str = "best",
     use_ema: bool | None = None,
     top: int = 5,
     form: str = "table",
@@ -239,7 +240,7 @@ def predict(
         config: the run's, with the device, towers, batch size and test-time
             augmentation of the prediction; by default the stored one, on all devices
             that there are.
-        step: of the checkpoint; 0 for the newest one that is valid.
+        step: of the checkpoint, "best" or "last", see `load_run`.
         use_ema: the moving averages (True) or the raw parameters (False); by default
             the averages, where the run keeps them.
         top: classes of each image, at least 1.
@@ -255,7 +256,7 @@ def predict(
 
 
 @_implemented_in("towers.evaluation")
-def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
+def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> "RestoredRun":
     """The network of a run with its trained parameters; needs no data set, no recipe.
 
     Where TensorFlow has made no devices in this process, it gets the first GPU, or none
@@ -263,7 +264,8 @@ def load_run(workdir: str | os.PathLike, *, step: int = 0) -> "RestoredRun":
 
     Args:
         workdir: the run's folder.
-        step: of the checkpoint; 0 for the newest one that is valid.
+        step: of the checkpoint; "best" for that with the best accuracy on held-out
+            images, in a run without these the last; or "last", the newest valid one.
 
     Returns:
         `model` and `model_ema`, Keras models with the raw parameters and their moving

@@ -52,6 +52,12 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "the warm-up is longer than the run",
         )
 
+    if config.patience and not config.eval_every_epochs:
+        yield (
+            ("patience", "eval_every_epochs"),
+            "without evaluations it never ends the run; set --eval_every_epochs=1",
+        )
+
     # Devices.
     group_size = config.devices_per_network
     if config.num_towers > config.batch_size * group_size:

@@ -426,6 +426,12 @@ class Config:
     eval_every_epochs: float = free_option(
         1.0, "Epochs between evaluations; 0 evaluates none.", NOT_NEGATIVE
     )
+    patience: int = free_option(
+        0,
+        "Evaluations on held-out images without a better accuracy after which the run "
+        "ends; 0 for never.",
+        NOT_NEGATIVE,
+    )
     tta: str = free_option(
         "none",
         "Test-time augmentation: evaluations also report the accuracy of the mean "

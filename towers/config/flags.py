@@ -56,6 +56,25 @@ def define_config_flags(
             _DEFINE[field.type](name, default, help_text, flag_values=values)
 
 
+class _StepParser(flags.ArgumentParser):
+    """A step, "best" or "last"."""
+
+    def parse(self, argument):
+        if argument in ("best", "last"):
+            return argument
+        if str(argument).isdecimal() and int(argument):
+            return int(argument)
+        raise ValueError("give best, last, or the number of a step")
+
+
+def define_step_flag() -> flags.FlagHolder:
+    """Defines --step, a checkpoint of a run."""
+    about = "Checkpoint: best, on held-out images where there are any, last, or a step."
+    return flags.DEFINE(
+        _StepParser(), "step", "best", about, serializer=flags.ArgumentSerializer()
+    )
+
+
 def given_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     """The fields of Config whose flags stand on the command line."""
     names = (name for name in FIELDS if name in values)

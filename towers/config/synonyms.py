@@ -22,6 +22,7 @@ SYNONYMS = {
     "dataset": "dataset_name ds",
     "device": "use_gpu gpu cuda cpu no_cuda accelerator",
     "ema_decay": "ema model_ema moving_average_decay",
+    "patience": "early_stopping early_stopping_patience early_stop stop_patience",
     "eval_every_epochs": "eval_every eval_freq eval_interval",
     "image_size": "img_size imgsz resolution size input_size crop_size",
     "init_from": "pretrained finetune weights init_checkpoint load_from",

@@ -40,7 +40,7 @@ def evaluate(
     workdir: str | os.PathLike,
     config: Config | None = None,
     *,
-    step: int = 0,
+    step: int | str = "best",
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
     report: bool = False,
@@ -48,13 +48,14 @@ def evaluate(
 ) -> dict:
     """See `towers.evaluate`; `sleep` waits for some seconds."""
     checks.check_environment()
-    if step and eval_interval_secs:
+    if isinstance(step, int) and eval_interval_secs:
         raise ConfigError(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
             "checkpoint is evaluated once; drop one of the two"
         )
     # Build.
     folder = RunFolder(workdir)
+    step = "last" if eval_interval_secs else step
     config = config or folder.evaluation_config(step)
     kinds = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder)
@@ -100,6 +101,8 @@ def evaluate(
                 images=trainer_state["images_seen"],
                 stopwatch=stopwatch_of(trainer_state),
             )
+            if best := trainer_state["best"]:
+                result["best_step"] = best["step"]
             reported = predictions[kinds[-1]]
             mistakes = mistakes_csv(reported, data.test, data.class_names)
             record = record_of(evaluations, "test")
@@ -107,7 +110,8 @@ def evaluate(
             reports.scalars(checkpoint.step, curves)
             reports.file(folder.result, to_json(result))
             reports.file(folder.mistakes, mistakes)
-            at = f"step {checkpoint.step}"
+            is_best = result.get("best_step") == checkpoint.step
+            at = f"step {checkpoint.step}{', the best' if is_best else ''}"
             console.line(accuracy_line(at, evaluations, "test", config))
             if _is_last(result, config, parts):
                 break

@@ -29,7 +29,7 @@ def predict(
     paths: Paths,
     config: Config | None = None,
     *,
-    step: int = 0,
+    step: int | str = "best",
     use_ema: bool | None = None,
     top: int = 5,
     form: str = "table",

@@ -116,7 +116,7 @@ class RestoredRun:
         return build.create_augmentation(self.config, self.dataset_info)
 
 
-def load_run(workdir: str | os.PathLike, *, step: int = 0) -> RestoredRun:
+def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> RestoredRun:
     """See `towers.load_run`."""
     with contextlib.suppress(ConfigError):  # devices that were made before stay
         devices.configure(_free_device("auto", RunFolder(workdir), console.line), 1)
@@ -149,13 +149,13 @@ def _free_device(device, folder, log):
 def read_run(
     workdir: str | os.PathLike,
     *,
-    step: int = 0,
+    step: int | str = "best",
     log: Callable[[str], None] = console.line,
 ) -> RestoredRun:
     """The trained network of a run, on devices that were chosen before.
 
     Args:
-        step: of the checkpoint; 0 for the newest one that is valid.
+        step: of the checkpoint, "best" or "last".
         log: takes a line for each checkpoint that is rejected.
     """
     checks.check_environment()
@@ -172,10 +172,12 @@ def read_run(
 
 
 def read_checkpoint(
-    folder: RunFolder, step: int = 0, log: Callable[[str], None] = console.line
+    folder: RunFolder,
+    step: int | str = "best",
+    log: Callable[[str], None] = console.line,
 ) -> Checkpoint:
-    """The checkpoint of a step, or for 0 the newest valid one. CheckpointError where
-    none is valid."""
+    """The checkpoint of a step, see `Checkpointer.restore`. CheckpointError where none
+    is valid."""
     checkpoint = checkpointer_of(folder, log).restore(step)
     if checkpoint is None:
         raise CheckpointError(

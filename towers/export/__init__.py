@@ -42,7 +42,7 @@ def export(
     output: str | os.PathLike | None = None,
     *,
     precision: str = "float32",
-    step: int = 0,
+    step: int | str = "best",
     data_dir: str = "",
     images: Paths = (),
     overwrite: bool = False,
@@ -60,7 +60,7 @@ def export(
         format, precision: see FORMATS.
         output: by default `export/saved_model`, `export/model.keras` and so on in the
             run's folder.
-        step: of the checkpoint; 0 for the newest one that is valid.
+        step: of the checkpoint, "best" or "last", see `towers.load_run`.
         data_dir, images: see `examples.images_of`.
         overwrite: replace an earlier export.
 

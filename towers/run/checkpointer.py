@@ -111,20 +111,27 @@ class Checkpointer:
         """The steps of the checkpoints, valid or not, in increasing order."""
         return sorted(step for step in self._listing().values() if step >= 0)
 
-    def restore(self, step: int = 0) -> Checkpoint | None:
-        """Reads and verifies the checkpoint of a step, or for 0 the newest valid one.
+    def restore(self, step: int | str = "last") -> Checkpoint | None:
+        """Reads and verifies the checkpoint of a step, the "last" valid one, or the
+        "best", which is the last one of a run without held-out images.
 
         Logs each that is rejected with its reason and goes on to the one before.
         Deletes nothing.
 
         Returns:
-            None where there is no `step-*` at all; for step 0 also where the newest
+            None where there is no `step-*` at all; for "last" also where the newest
             valid one was read or written here before and its files have not changed.
 
         Raises:
             CheckpointError: there is none of this step, or no valid one; with reasons.
         """
-        if step:
+        if step == "best":
+            if best := self.best_step():
+                try:
+                    return self._read(self._path(best))
+                except CheckpointError as error:
+                    self._log(f"rejected the best checkpoint {one_line(error)}")
+        elif step != "last":
             return self._read(self._path(step))
         rejections: dict[str, Rejection] = {}
         # Listed again after each rejection: next to a training run, the checkpoint that
@@ -160,7 +167,16 @@ class Checkpointer:
             f"and training does not silently start again{way_out}: {'; '.join(reasons)}"
         )
 
-    def stored(self, key: str, parse: Callable[[Any], T], step: int = 0) -> T | None:
+    def best_step(self) -> int | None:
+        """The step of the best evaluation on held-out images, where there is one that
+        has a checkpoint, by the newest valid trainer state."""
+        best = self.stored("best", lambda value: value or {}, "last") or {}
+        step = best.get("step")
+        return step if step in self.steps() else None
+
+    def stored(
+        self, key: str, parse: Callable[[Any], T], step: int | str = "last"
+    ) -> T | None:
         """A value of the newest checkpoint whose trainer state is valid; the tensors
         are not read. None where there is no such checkpoint.
 
@@ -168,8 +184,10 @@ class Checkpointer:
             key: of the value in the trainer state, such as "config".
             parse: takes what the trainer state holds; ConfigError where it is no such
                 value.
-            step: of a checkpoint that is tried before the newest one.
+            step: of a checkpoint that is tried before the newest one, or "best".
         """
+        if step == "best":
+            step = self.best_step()
         for candidate in sorted(self.steps(), key=lambda x: (x != step, -x)):
             try:
                 return parse(read_trainer_state(self._path(candidate))[key])

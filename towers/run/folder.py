@@ -6,6 +6,7 @@ checkpoints/       one folder per save
 metrics.jsonl      a line per step that was logged
 tensorboard/       event files
 result.json        the last evaluation by run_eval.py
+best               name of the checkpoint with the best accuracy on held-out images
 mistakes.csv       the test images that it predicts wrongly
 report/            index.html, report.json and report.csv; a comparison with other runs
 """
@@ -66,6 +67,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.boards = self.tensorboard / "train", self.tensorboard / "eval"
+        self.best = self.path / "best"
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
         self.report = self.path / "report"
@@ -127,7 +129,7 @@ class RunFolder:
 
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
-        reports = self.metrics, self.result, self.mistakes
+        reports = self.metrics, self.best, self.result, self.mistakes
         return self.config, self.dataset_info, *reports
 
     def clear(self) -> list[pathlib.Path]:
@@ -173,7 +175,9 @@ class RunFolder:
     def remove_leftovers(self) -> None:
         """Removes temporary files that killed processes left; to be called under the
         lock. An evaluation, which takes no lock, may be writing its own."""
-        for path in (self.config, self.dataset_info, self.metrics, self._job):
+        for path in (
+            *(self.config, self.dataset_info, self.metrics, self.best, self._job),
+        ):
             for leftover in self.path.glob(f".tmp-*-{path.name}"):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
@@ -191,7 +195,7 @@ class RunFolder:
         is_stored = self._stored("config", from_values) is not None
         return is_stored or os.path.exists(self.config)
 
-    def stored_config(self, step: int = 0) -> Config:
+    def stored_config(self, step: int | str = "last") -> Config:
         """The Config of the run in this folder.
 
         The checkpoint decides about all options that change the mathematics;
@@ -199,7 +203,7 @@ class RunFolder:
 
         Args:
             step: of the checkpoint, as options may have been allowed to change since;
-                0, or where it is none, for the newest one.
+                "last", or where it is none, for the newest one; or "best".
 
         Raises:
             ConfigError: there is no run, or no Config can be read.
@@ -217,7 +221,7 @@ class RunFolder:
         except ConfigError:  # missing, damaged, or it contradicts the checkpoint
             return trained
 
-    def stored_dataset_info(self, step: int = 0) -> "DatasetInfo | None":
+    def stored_dataset_info(self, step: int | str = "last") -> "DatasetInfo | None":
         """Classes and preprocessing of the run's data set, from the newest checkpoint
         that has them, or that of a step, else from dataset_info.json; None where
         neither does.
@@ -239,7 +243,7 @@ class RunFolder:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(f"{self.dataset_info}: {reason}; remove it") from None
 
-    def _stored(self, key, parse, step=0):
+    def _stored(self, key, parse, step="last"):
         """`Checkpointer.stored`; without TensorFlow where there are no checkpoints."""
         if not os.path.isdir(self.checkpoints):
             return None
@@ -261,7 +265,7 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{self.config}: {error.strerror or error}") from None
 
-    def evaluation_config(self, step: int = 0, **changes) -> Config:
+    def evaluation_config(self, step: int | str = "last", **changes) -> Config:
         """The stored Config, with the device, the towers and the batch size of an
         evaluation in place of those of the training.
 
@@ -284,7 +288,7 @@ class RunFolder:
             return config
         return replace(config, {"num_towers": config.devices_per_network})  # one group
 
-    def prediction_config(self, step: int = 0, **changes) -> Config:
+    def prediction_config(self, step: int | str = "last", **changes) -> Config:
         """As `evaluation_config`, for predictions: every device has the whole network,
         whatever the strategy of the training."""
         return self.evaluation_config(step, **{"group_size": 1} | changes)

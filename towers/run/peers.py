@@ -186,6 +186,7 @@ def start_from_chief(session: Session) -> None:
     progress = {
         "step": session.step,
         "best": session.best,
+        "num_worse": session.num_worse,
         "open_record": session.open_record,
         "accuracy": session.accuracy,
     }

@@ -66,6 +66,7 @@ def _validate(state):
     best, unfinished = state["best"], state.get("unfinished")
     steps = [record["step"] for record in carried_records(state)]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
+    steps.append(state.get("num_worse", 0))
     numbers += dataclasses.asdict(running_mean_of(state)).values()
     if best is not None:
         steps.append(best["step"])
@@ -215,6 +216,7 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
         stored = checkpoint.trainer_state
         session.step = session.saved_step = checkpoint.step
         session.best, session.open_record = stored["best"], stored.get("unfinished")
+        session.num_worse = stored.get("num_worse", 0)
         session.stopwatch = stopwatch_of(stored)
         session.means = running_mean_of(stored)
         console.line(f"restored step {session.step} from {checkpoint.path}")

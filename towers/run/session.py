@@ -46,6 +46,7 @@ class Session:
         stopped: whether they agreed to stop before the last step.
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
+        num_worse: evaluations since then.
         accuracy: of the last evaluation.
         evaluated: step of that, and its `evaluation.accuracies`.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
@@ -73,6 +74,7 @@ class Session:
     stopped: bool = False
     step: int = 0
     best: dict | None = None
+    num_worse: int = 0
     accuracy: float | None = None
     evaluated: tuple[int, Mapping[bool, Mapping[str, Any]]] | None = None
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
@@ -83,6 +85,16 @@ class Session:
     summarized_params: dict[str, np.ndarray] | None = None
     open_record: dict | None = None
     eval_feed: Feed | None = None
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the run ends here, as its accuracy has long been no better."""
+        return 0 < self.config.patience <= self.num_worse
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no step is left."""
+        return self.step >= self.last_step or self.is_out_of_patience
 
     def say(self, line: str) -> None:
         """Prints a line about the run, once for all workers."""
@@ -115,6 +127,7 @@ def save(session: Session) -> None:
         "images_seen": step * session.config.images_per_step,
         "seed": session.config.seed,
         "best": session.best,
+        "num_worse": session.num_worse,
         "unfinished": session.open_record and _as_lists(session.open_record),
         "config": dataclasses.asdict(session.config),
         "dataset_info": dataclasses.asdict(session.dataset_info),
@@ -128,6 +141,8 @@ def save(session: Session) -> None:
         stored = trainer_state | {"records": records}
         session.checkpointer.save(Snapshot(step, tensors, stored))
         reports.metrics.saved(step)
+        if best := trainer_state["best"]:
+            reports.file(session.folder.best, f"step-{best['step']:08d}\n")
 
     with session.watchdog.saving():  # the previous one may still be written
         session.background.submit(write)

@@ -15,6 +15,7 @@ from towers import build, console
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
+from towers.errors import ConfigError
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
@@ -120,6 +121,11 @@ def train(
         parts, trainer = create_trainer(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
+        if config.patience and parts.eval_split[0] != "validation":
+            raise ConfigError(
+                f"patience={config.patience}: no images are held out that could end "
+                "the run; set --validation_fraction, or add a folder val/ to the data"
+            )
         if is_chief:
             for line in start_banner(
                 config,
@@ -182,7 +188,7 @@ def train(
         watchdog.run(start_from_chief, session)
 
         # Train, write, evaluate and save: in another thread, which this one watches.
-        if session.step < session.last_step or session.open_record:
+        if not session.is_at_end or session.open_record:
             hparams = [n for n in FIELDS if n in {*HPARAMS, *non_defaults(config)}]
             reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
             epoch = session.step * status.epochs_per_step
@@ -191,10 +197,15 @@ def train(
                 watchdog.run(train_steps, session, parts, profile, after_call)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
+            if session.best:
+                step, accuracy = session.best["step"], session.best["accuracy"]
+                session.say(f"best: step {step}, validation accuracy {accuracy:.4f}")
             if is_chief and report:
                 try_to_write(lambda: watchdog.run(report_run, session, parts))
         else:
-            way_on = how_to_continue(config, session.step, parts.total_steps)
+            way_on = "To continue raise --patience, or set it to 0"
+            if not session.is_out_of_patience:
+                way_on = how_to_continue(config, session.step, parts.total_steps)
             session.say(
                 f"{folder.path} is finished: {standing(session)}. {way_on}; "
                 "--overwrite starts again"
@@ -232,7 +243,7 @@ def train_steps(
     if session.open_record:
         _evaluate_and_save(session, parts, periods)
 
-    while session.step < session.last_step:
+    while not session.is_at_end:
         session.background.raise_job_error()
         num_steps = min(
             1 if session.summarized_params else config.steps_per_loop,
@@ -368,7 +379,7 @@ def _evaluate_and_save(
         session.reports.record(session.open_record)
     session.open_record = None
     save_due = save_due or is_best or periods.saves(session.step)
-    if save_due or session.step == session.last_step:
+    if save_due or session.is_at_end:
         validate_copies(session)
     if save_due:
         save(session)
@@ -435,6 +446,8 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         or session.best
         and session.accuracy <= session.best["accuracy"]
     ):
+        session.num_worse += split == "validation"
         return False
     session.best = {"step": session.step, "accuracy": session.accuracy}
+    session.num_worse = 0
     return True

@@ -50,7 +50,7 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
                 console.line(str(stuck))
         raise
     stopped = session.stopped or watchdog.stop_requested
-    if stopped and (session.step < session.last_step or session.open_record):
+    if stopped and (not session.is_at_end or session.open_record):
         signal = watchdog.stopped_by or "a signal to another worker"
         saved = f"{standing(session)} is saved in {session.folder.path}"
         if not session.workers.is_chief:
@@ -89,7 +89,10 @@ def standing(session: Session) -> str:
     """Such as "step 5 of 10"."""
     if session.step > session.last_step:
         return f"step {session.step}, beyond {session.last_step}"
-    return f"step {session.step} of {session.last_step}"
+    words = f"step {session.step} of {session.last_step}"
+    if session.is_out_of_patience:
+        words += f", after {session.num_worse} evaluations without a better accuracy,"
+    return words
 
 
 def how_to_continue(config: Config, step: int, total_steps: int) -> str:
