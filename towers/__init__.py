@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from towers.callbacks import Callback
     from towers.config import Config
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
@@ -83,6 +84,7 @@ def train(
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
     report: bool = True,
+    callbacks: "Sequence[Callback]" = (),
 ) -> "TrainResult":
     """Trains a run to its end, from its last checkpoint or from the start: the same
     call continues a run that was interrupted.
@@ -107,6 +109,7 @@ def train(
         profile_steps: the steps before and after a part of the run that is traced for
             TensorBoard's profile plugin; a summary is printed.
         report: write a web page about the run at its end, `report/index.html`.
+        callbacks: see `towers.callbacks`; only the chief calls them.
 
     Returns:
         The run's `path`, the last `step`, the `accuracy` of the last evaluation (None

@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from towers.callbacks import tracker
 from towers.errors import ConfigError
 
 flags.disclaim_key_flags()  # they are of the program that defines them
@@ -51,6 +52,13 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "up.",
         **where,
     )
+    flags.DEFINE_multi_string(
+        "track",
+        [],
+        "Also write options and metrics to csv:FILE, mlflow:FOLDER or wandb:PROJECT; "
+        "may be repeated.",
+        **where,
+    )
     flags.DEFINE_bool(
         "report",
         True,
@@ -80,6 +88,7 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
         arguments["progress"] = values.progress
     if not (values.dry_run or values.lr_range_test):
         arguments["report"] = values.report
+        arguments["callbacks"] = [tracker(text) for text in values.track]
         arguments["profile_steps"] = tuple(map(int, values.profile_steps))
     return arguments
 

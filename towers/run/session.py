@@ -1,6 +1,7 @@
 """A training under way, and how it is saved."""
 
 import dataclasses
+import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from towers import console
+from towers.callbacks import Callback
 from towers.config import Config
 from towers.errors import CheckpointError, NumericError, RunFolderError
 from towers.parallel.feed import Feed
@@ -54,6 +56,8 @@ class Session:
         summarized_params: name -> array, those of a summary until the step after it.
         open_record: that of the last step until it is evaluated and written. A run that
             was stopped before that begins with it.
+        callbacks: of the user.
+        committed: steps and folders of checkpoints that they are not told yet.
         eval_feed: of every evaluation, from the first on. TensorFlow traces the
             functions of each data set that is made, and never frees all of that.
     """
@@ -85,6 +89,8 @@ class Session:
     summarized_params: dict[str, np.ndarray] | None = None
     open_record: dict | None = None
     eval_feed: Feed | None = None
+    callbacks: tuple[Callback, ...] = ()
+    committed: list[tuple[int, pathlib.Path]] = dataclasses.field(default_factory=list)
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -128,7 +134,7 @@ def save(session: Session) -> None:
         "seed": session.config.seed,
         "best": session.best,
         "num_worse": session.num_worse,
-        "unfinished": session.open_record and _as_lists(session.open_record),
+        "unfinished": session.open_record and as_lists(session.open_record),
         "config": dataclasses.asdict(session.config),
         "dataset_info": dataclasses.asdict(session.dataset_info),
         "epoch_means": dataclasses.asdict(session.means),
@@ -139,7 +145,8 @@ def save(session: Session) -> None:
         reports.sync()
         records = reports.metrics.since_checkpoint(step)
         stored = trainer_state | {"records": records}
-        session.checkpointer.save(Snapshot(step, tensors, stored))
+        path = session.checkpointer.save(Snapshot(step, tensors, stored))
+        session.committed.append((step, path))
         reports.metrics.saved(step)
         if best := trainer_state["best"]:
             reports.file(session.folder.best, f"step-{best['step']:08d}\n")
@@ -154,6 +161,24 @@ def save_and_wait(session: Session) -> None:
     save(session)
     with session.watchdog.saving():
         session.background.wait()
+
+
+def call(session: Session, method: str, *args: Any) -> None:
+    """Calls a method of all callbacks."""
+    for callback in session.callbacks:
+        getattr(callback, method)(*args)
+
+
+def call_of_checkpoints(session: Session) -> None:
+    """Tells the callbacks of checkpoints that were committed."""
+    while session.committed:
+        call(session, "on_checkpoint", *session.committed.pop(0))
+
+
+def end_callbacks(session: Session) -> None:
+    """Tells the callbacks that the run is at its end."""
+    call_of_checkpoints(session)
+    call(session, "on_end", session.step)
 
 
 def try_to_save(session: Session, because: Exception) -> None:
@@ -197,6 +222,6 @@ def settled_state(trainer: Trainer) -> dict[str, np.ndarray]:
         time.sleep(0.01)
 
 
-def _as_lists(record):
+def as_lists(record: Mapping[str, Any]) -> dict[str, Any]:
     """A record as JSON takes it; floats keep all their bits."""
     return {name: np.asarray(value).tolist() for name, value in record.items()}

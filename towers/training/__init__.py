@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
+from towers.callbacks import Callback
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
@@ -46,7 +47,14 @@ from towers.run.restore import (
     open_metrics,
     validate_changes,
 )
-from towers.run.session import Session, save
+from towers.run.session import (
+    Session,
+    as_lists,
+    call,
+    call_of_checkpoints,
+    end_callbacks,
+    save,
+)
 from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
 from towers.training.ending import (
@@ -77,6 +85,7 @@ def train(
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
     report: bool = True,
+    callbacks: Sequence[Callback] = (),
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:
@@ -172,6 +181,7 @@ def train(
             DatasetInfo.of(parts.data),
             workers,
             clock,
+            callbacks=tuple(callbacks) if is_chief else (),
         )
 
         # Restore.
@@ -195,6 +205,7 @@ def train(
             display.update(step=session.step, epoch=epoch)
             with display, saved_at_the_end(session, overwrite):
                 watchdog.run(train_steps, session, parts, profile, after_call)
+            watchdog.run(end_callbacks, session)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
             if session.best:
@@ -240,11 +251,14 @@ def train_steps(
     phase_ends = {phase.end_step for phase in parts.phases}
     session.saved_at = session.summarized_at = session.clock()
     staleness = []  # of asynchronous updates since the last log line
+    options = dataclasses.asdict(config)
+    call(session, "on_start", session.folder.path, options, session.step)
     if session.open_record:
         _evaluate_and_save(session, parts, periods)
 
     while not session.is_at_end:
         session.background.raise_job_error()
+        call_of_checkpoints(session)
         num_steps = min(
             1 if session.summarized_params else config.steps_per_loop,
             periods.next_due(session.step) - session.step,
@@ -377,6 +391,7 @@ def _evaluate_and_save(
     is_best = periods.evaluates(session.step) and _evaluate(session, parts)
     if session.open_record.keys() - {"step", "epoch"}:
         session.reports.record(session.open_record)
+        call(session, "on_log", session.step, as_lists(session.open_record))
     session.open_record = None
     save_due = save_due or is_best or periods.saves(session.step)
     if save_due or session.is_at_end:
@@ -439,6 +454,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     # Of a batch at the end of an epoch some images are of the next one.
     epoch = session.open_record["epoch"] // every * every
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
+    call(session, "on_evaluation", session.step, as_lists(record))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
     session.evaluated = session.step, evaluations
     if (

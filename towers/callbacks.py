@@ -1,0 +1,214 @@
+"""Callbacks: what is called during a training, and ready ones that track it elsewhere.
+
+towers.train("runs/a", config, callbacks=[callbacks.CSV("runs/a.csv")])
+"""
+
+import contextlib
+import csv
+import numbers
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from towers.errors import ConfigError
+
+Metrics = Mapping[str, Any]
+
+
+class Callback:
+    """The base of callbacks, which does nothing; override what you need.
+
+    The methods are called by the chief alone, between steps, in the thread that trains;
+    it waits for them. What they raise ends the run: it is saved, and the error is that
+    of `towers.train`.
+
+    Metrics are floats by the names in `metrics.jsonl`, such as "loss" and
+    "validation_accuracy", and lists of floats, "tower_losses".
+    """
+
+    def on_start(
+        self, workdir: pathlib.Path, options: Mapping[str, Any], step: int
+    ) -> None:
+        """Before the first step.
+
+        Args:
+            workdir: the run's folder.
+            options: of the run, the fields of its Config by name.
+            step: that the run continues from; 0 at its begin.
+        """
+
+    def on_log(self, step: int, metrics: Metrics) -> None:
+        """After a step that is logged; with the evaluation, where it was evaluated."""
+
+    def on_evaluation(self, step: int, metrics: Metrics) -> None:
+        """After an evaluation, before its `on_log`; with its metrics."""
+
+    def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
+        """Some time after a checkpoint was committed; it may be removed by now."""
+
+    def on_end(self, step: int) -> None:
+        """After the last step; not where a run is stopped before."""
+
+
+class CSV(Callback):
+    """Writes metrics to a file, one a line: step, name, value.
+
+    Args:
+        path: of the file; lines of an earlier run are replaced. A run that is continued
+            adds to it.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self._path = pathlib.Path(path)
+
+    def on_start(self, workdir, options, step):
+        rows = []
+        if step and self._path.exists():
+            with open(self._path, newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.reader(file) if row[0].isdecimal()]
+        kept = [row for row in rows if int(row[0]) <= step]
+        self._write("w", [["step", "name", "value"], *kept])
+
+    def on_log(self, step, metrics):
+        self._write("a", [[step, *item] for item in _numbers(metrics).items()])
+
+    def _write(self, mode, rows):
+        with open(self._path, mode, newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+class MLflow(Callback):
+    """Tracks a run with MLflow: options as parameters, and metrics.
+
+    Args:
+        uri: of the tracking server, or a folder, in which a database is made, for
+            `mlflow ui --backend-store-uri=sqlite:///FOLDER/mlflow.db`; by default that
+            of MLFLOW_TRACKING_URI.
+        experiment: its name there; made where it is missing.
+
+    Raises:
+        ConfigError: the package mlflow is not installed.
+    """
+
+    def __init__(self, uri: str | None = None, experiment: str = "towers"):
+        with _installed("mlflow"):
+            import mlflow
+            from mlflow import entities
+
+        if uri and ":" not in uri:
+            os.makedirs(uri, exist_ok=True)
+            uri = f"sqlite:///{os.path.abspath(uri)}/mlflow.db"
+        self._client, self._entities = mlflow.MlflowClient(uri), entities
+        self._experiment = experiment
+
+    def on_start(self, workdir, options, step):
+        client, file = self._client, workdir / ".mlflow-run"
+        if step and file.exists():
+            self._run = file.read_text().strip()
+            client.update_run(self._run, "RUNNING")
+            return
+        experiment = client.get_experiment_by_name(self._experiment)
+        number = (
+            experiment.experiment_id
+            if experiment
+            else client.create_experiment(self._experiment)
+        )
+        self._run = client.create_run(number, run_name=workdir.name).info.run_id
+        file.write_text(self._run)
+        params = [
+            self._entities.Param(name, str(value)[:6000])
+            for name, value in options.items()
+        ]
+        client.log_batch(self._run, params=params)
+
+    def on_log(self, step, metrics):
+        at = round(time.time() * 1000)
+        values = [
+            self._entities.Metric(name, value, at, step)
+            for name, value in _numbers(metrics).items()
+        ]
+        self._client.log_batch(self._run, metrics=values)
+
+    def on_end(self, step):
+        self._client.set_terminated(self._run)
+
+
+class WandB(Callback):
+    """Tracks a run with Weights & Biases: options as its config, and metrics.
+
+    WANDB_MODE=offline writes into the run's folder alone.
+
+    Args:
+        project: its name there.
+        **options: of `wandb.init`.
+
+    Raises:
+        ConfigError: the package wandb is not installed.
+    """
+
+    def __init__(self, project: str = "towers", **options: Any):
+        with _installed("wandb"):
+            import wandb
+
+        self._wandb = wandb
+        self._options = {"project": project} | options
+
+    def on_start(self, workdir, options, step):
+        file = workdir / ".wandb-run"
+        continued = file.read_text().strip() if step and file.exists() else None
+        self._run = self._wandb.init(
+            **{
+                "name": workdir.name,
+                "dir": str(workdir),
+                "config": dict(options),
+                "id": continued,
+                "resume": "allow",
+            }
+            | self._options
+        )
+        file.write_text(self._run.id)
+
+    def on_log(self, step, metrics):
+        self._run.log(_numbers(metrics), step=step)
+
+    def on_end(self, step):
+        self._run.finish()
+
+
+def tracker(text: str) -> Callback:
+    """The callback of --track: "csv:FILE", "mlflow:FOLDER" or its URI, or
+    "wandb:PROJECT".
+
+    Raises:
+        ConfigError: it is none of these, or its package is not installed.
+    """
+    kind, _, rest = text.partition(":")
+    trackers = {"csv": CSV, "mlflow": MLflow, "wandb": WandB}
+    if kind not in trackers or not rest:
+        raise ConfigError(
+            f"track={text}: give csv:FILE, mlflow:FOLDER, mlflow:URI or wandb:PROJECT"
+        )
+    return trackers[kind](rest)
+
+
+@contextlib.contextmanager
+def _installed(package: str):
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"{package} cannot be imported ({error}); install it: pip install {package}"
+        ) from None
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    """The single numbers, and those of each tower as "tower_losses_0" and so on."""
+    values = {}
+    for name, value in metrics.items():
+        if isinstance(value, numbers.Real):
+            values[name] = float(value)
+        elif isinstance(value, list):
+            values |= {f"{name}_{i}": float(x) for i, x in enumerate(value)}
+    return values
