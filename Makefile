@@ -1,4 +1,4 @@
-# make train | test | test-all | test-onnx | test-ray | lock | clean   (GNU make 3.81 or later)
+# make train | test | test-all | test-onnx | test-ray | test-track | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -38,7 +38,7 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
         "and has venv (tried: $(PYTHON)); install one, or name it:" \
         "make PYTHON=/path/to/python3.12" >&2; exit 1; }
 
-.PHONY: help setup train test test-all test-onnx test-ray lock clean
+.PHONY: help setup train test test-all test-onnx test-ray test-track lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
@@ -46,6 +46,7 @@ help:
 	@echo "make test-all   the same with the slow tests"
 	@echo "make test-onnx  the tests of ONNX exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
+	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
 	@echo "make lock       renew the files requirements*.lock"
 	@echo "make clean      remove .venv* and caches; runs/ stays"
 
@@ -94,6 +95,10 @@ test-onnx: .venv-onnx/bin/python
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]'
 	$< -m pytest -m "not product" tests/test_on_ray.py
+
+test-track: .venv-track/bin/python
+	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna
+	$< -m pytest -m slow tests/test_callbacks.py
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv

@@ -6,6 +6,7 @@ import json
 import struct
 
 import pytest
+from processes import ROOT
 from small_runs import (
     HELD_OUT,
     assert_equal_states,
@@ -156,6 +157,24 @@ def test_wandb_writes_the_run_offline(small, tmp_path, monkeypatch):
         if "loss" in items:
             found.append((items["_step"], items["loss"]))
     assert found == curve_of(tmp_path, "loss")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    page = (ROOT / "docs" / "python.md").read_text().partition("## Search")[2]
+    code = "\n".join(x[4:] for x in page.splitlines() if x[:4] == "    " or not x)
+    monkeypatch.chdir(tmp_path)
+    values = {}
+    exec(code.replace("n_trials=10", "n_trials=6"), values)
+    trials = values["study"].trials
+    states = {trial.state for trial in trials}
+    assert len(trials) == 6 and optuna.trial.TrialState.COMPLETE in states
+    best = max(trial.value for trial in trials if trial.value is not None)
+    assert values["study"].best_value == best
+    for trial in trials:  # the pruned ones, too
+        assert saved_steps(tmp_path / "runs" / "search" / str(trial.number))
 
 
 @pytest.mark.parametrize("text", ["mlflow", "neptune:x", "csv:"])

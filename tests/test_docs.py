@@ -77,6 +77,8 @@ def flags_of(script):
             values = flags.FlagValues()
             getattr(module, kind)(values=values)
             found |= set(values)
+        elif kind == "define_step_flag":
+            found.add("step")
         elif kind.startswith("DEFINE_"):
             name = ast.literal_eval(node.args[0])
             found |= {name, f"no{name}"} if kind == "DEFINE_bool" else {name}
