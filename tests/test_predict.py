@@ -92,6 +92,27 @@ def test_the_best_classes_have_their_probabilities(photos, capfd, trained, optio
         np.testing.assert_allclose(found, np.sort(expected)[::-1][:3], atol=1e-5)
 
 
+def test_in_python_arrays_are_returned_and_nothing_is_printed(
+    workdir, photos, tmp_path, capfd
+):
+    (tmp_path / "no.png").write_bytes(b"no image")
+    paths = sorted_files(photos)
+    config = RunFolder(workdir).prediction_config(batch_size=9)
+    predicted = predict(workdir, [photos, tmp_path], config)
+    assert predicted.paths == paths
+    assert predicted.labels == [pathlib.Path(path).parent.name for path in paths]
+    exps = np.exp(expected_logits(workdir, paths))
+    expected = exps / exps.sum(1, keepdims=True)
+    np.testing.assert_allclose(predicted.probabilities, expected, atol=1e-6)
+    first = predicted.top(2)[0]
+    order = np.argsort(-expected[0])[:2]
+    assert [name for name, _ in first] == [CLASS_NAMES[i] for i in order]
+    assert list(predicted.failed) == [str(tmp_path / "no.png")]
+    assert capfd.readouterr().out == ""
+    with pytest.raises(DataError, match="1 of 1 files cannot be read"):
+        predict(workdir, tmp_path, config)
+
+
 def test_the_forms_say_the_same(workdir, photos, capfd, tmp_path):
     outputs = {}
     for form in ("json", "csv", "table"):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from towers.config import Config
     from towers.data.paths import Paths
     from towers.evaluation import RestoredRun
+    from towers.evaluation.predict import Predicted
     from towers.run.cluster_spec import Cluster
     from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
@@ -229,13 +230,15 @@ def predict(
     step: int | str = "best",
     use_ema: bool | None = None,
     top: int = 5,
-    form: str = "table",
+    form: str = "",
     features: str = "",
     output: str | os.PathLike = "",
-) -> None:
-    """Writes the predictions for image files, or the activations of a layer, batch by
-    batch in the order of the files. In a folder with the name of a class that class is
-    the label.
+) -> "Predicted | None":
+    """The predictions for image files, in the order of the files. In a folder with the
+    name of a class that class is the label.
+
+    With `form`, `features` or `output` they are written batch by batch, and nothing is
+    returned.
 
     Args:
         workdir: the run's folder; neither its data set nor its recipe is needed.
@@ -247,14 +250,21 @@ def predict(
         use_ema: the moving averages (True) or the raw parameters (False); by default
             the averages, where the run keeps them.
         top: classes of each image, at least 1.
-        form: "table", "csv" or "json", a line for each image.
+        form: "table", "csv" or "json", a line for each image; by default none, or
+            "table" where there is an output.
         features: layer whose activations are written instead, to an `.npz` file with
             "features", "names" and "labels".
         output: path of a file; by default standard output, or `features.npz`.
 
+    Returns:
+        `paths`, `labels`, `probabilities`, float [n, classes], and `class_names`;
+        `failed`, path -> why it cannot be read; `top(k)`, the names and probabilities
+        of the best classes of each image.
+
     Raises:
-        TowersError: such as a DataError where files cannot be read: they are named on
-            standard error, and the others are done.
+        TowersError: such as a DataError where no file can be read; and where results
+            are written, where some cannot: they are named on standard error, and the
+            others are done.
     """
 
 
@@ -312,10 +322,18 @@ def _filtered_stderr():
                 grep.wait(1.0)
 
 
+def __dir__() -> list[str]:
+    """What is public."""
+    return sorted([*__all__, "__version__", "callbacks"])
+
+
 def __getattr__(name: str) -> Any:
-    """Config, imported when it is first used: a program catches signals before that."""
+    """Config and callbacks, imported when they are first used: a program catches
+    signals before that."""
     if name == "Config":
         from towers.config import Config
 
         return Config
+    if name == "callbacks":
+        return importlib.import_module("towers.callbacks")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

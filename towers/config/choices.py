@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from towers.errors import ConfigError, nearest
+from towers.config.synonyms import suggestion
+from towers.errors import ConfigError
 
 # Ends the name of a family of choices: tfds:NAME takes any name after "tfds:".
 FAMILY = "NAME"
@@ -306,7 +307,7 @@ def find(option: str, name: str) -> Choice:
     if row:
         return dataclasses.replace(row, options={**row.options, "name": member})
     raise ConfigError(
-        f"{option}={name!r}: {nearest(name, table)}must be one of {listed(option)}"
+        f"{option}={name!r}: {suggestion(name, table)}must be one of {listed(option)}"
     )
 
 

@@ -7,6 +7,7 @@ happens (its folder, the addresses of a cluster) is not part of it.
 
 import dataclasses
 import functools
+import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -496,6 +497,15 @@ class Config:
 
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(Config)}
+Config.__doc__ += "\n    Attributes:\n" + "\n".join(
+    textwrap.fill(
+        f"{name}: {field.metadata['help']}",
+        88,
+        initial_indent=8 * " ",
+        subsequent_indent=12 * " ",
+    )
+    for name, field in FIELDS.items()
+)
 
 
 def non_defaults(config: Config) -> list[str]:

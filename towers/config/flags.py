@@ -11,6 +11,7 @@ import io
 import os
 import pathlib
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,6 +32,9 @@ _DEFINE = {
     str: flags.DEFINE_string,
 }
 
+# What absl says of a flag that is required.
+_MISSING = re.compile(r"Flag --(\w+) must have a value other than None")
+
 flags.disclaim_key_flags()  # they are of the program that defines them
 
 
@@ -49,11 +53,10 @@ def define_config_flags(
     for name in names:
         field = FIELDS[name]
         default = defaults.get(name, field.default)
-        help_text, choices = field.metadata["help"], field.metadata["choices"]
+        about, choices = field.metadata["help"], field.metadata["choices"]
         if choices and not field.metadata["table"]:
-            flags.DEFINE_enum(name, default, choices, help_text, flag_values=values)
-        else:
-            _DEFINE[field.type](name, default, help_text, flag_values=values)
+            about += f" One of {', '.join(choices)}."
+        _DEFINE[field.type](name, default, about, flag_values=values)
 
 
 class _StepParser(flags.ArgumentParser):
@@ -101,6 +104,9 @@ def parse(
     try:
         rest = values(argv)
     except (flags.Error, ValueError, RecursionError) as error:
+        if missing := _MISSING.findall(str(error)):
+            needed = (f"--{name} ({values[name].help.rstrip('.')})" for name in missing)
+            raise ConfigError(f"give {' and '.join(needed)}") from None
         name = getattr(error, "flagname", "")
         meant = synonyms.meant(name, values)
         if name in synonyms.RENAMED:

@@ -8,7 +8,8 @@ import os
 from typing import Any
 
 from towers.config import choices as tables
-from towers.errors import ConfigError, nearest
+from towers.config.synonyms import suggestion
+from towers.errors import ConfigError
 
 # Of integers, which become int64.
 _INT64 = 2**63
@@ -82,7 +83,7 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
     elif choices and value not in choices:
         raise ConfigError(
             f"{field.name}={_short(value)}: "
-            f"{nearest(value, choices)}must be one of {', '.join(choices)}"
+            f"{suggestion(value, choices)}must be one of {', '.join(choices)}"
         )
     bounds = field.metadata["range"]
     for words, bound, is_wrong in (

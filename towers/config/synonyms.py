@@ -1,4 +1,4 @@
-"""Names that other programs have for our options, to suggest ours in their place."""
+"""Names that other programs have for our options and values, to suggest ours."""
 
 from collections.abc import Container, Iterable
 
@@ -7,8 +7,17 @@ from towers.errors import nearest
 # Former name of a flag -> its name.
 RENAMED = {"views": "tta"}
 
-# Flag -> names that other programs have for it.
+# Flag, or value of one -> names that other programs have for it.
 SYNONYMS = {
+    "adamw": "adam",
+    "bfloat16": "bf16 mixed_bfloat16",
+    "cosine": "cos cosine_annealing cosine_decay",
+    "float16": "fp16 half amp mixed_float16 mixed",
+    "float32": "fp32 full single",
+    "gpu": "cuda",
+    "one_cycle": "onecycle 1cycle",
+    "piecewise": "step multistep multi_step steps",
+    "replicated": "ddp dp mirrored data_parallel distributed_data_parallel",
     "accumulate_steps": "accum accumulation accumulation_steps grad_accum "
     "gradient_accumulation gradient_accumulation_steps",
     "augment": "aug augmentation augmentations transform transforms data_augmentation",

@@ -52,11 +52,10 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
         "up.",
         **where,
     )
-    flags.DEFINE_multi_string(
+    flags.DEFINE_list(
         "track",
         [],
-        "Also write options and metrics to csv:FILE, mlflow:FOLDER or wandb:PROJECT; "
-        "may be repeated.",
+        "Also write options and metrics to csv:FILE, mlflow:FOLDER or wandb:PROJECT.",
         **where,
     )
     flags.DEFINE_bool(

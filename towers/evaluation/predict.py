@@ -2,9 +2,11 @@
 
 import collections
 import contextlib
+import dataclasses
 import itertools
 import os
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -17,11 +19,39 @@ from towers.data.paths import Paths, shown
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
+from towers.evaluation.figures import softmax
 from towers.evaluation.restored import configure_devices, kinds_of_parameters, read_run
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
 from towers.run.folder import RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """Predictions for n image files.
+
+    Attributes:
+        paths: of the files that were read.
+        labels: the class of each, by the folder that it is in, or None.
+        probabilities: float [n, classes].
+        class_names: in the order of the probabilities.
+        failed: path -> why a file cannot be read.
+    """
+
+    paths: list[str]
+    labels: list[str | None]
+    probabilities: np.ndarray = dataclasses.field(repr=False)
+    class_names: Sequence[str] = dataclasses.field(repr=False)
+    failed: dict[str, str]
+
+    def top(self, k: int = 1) -> list[list[tuple[str, float]]]:
+        """Per file the names and probabilities of its k most likely classes."""
+        order = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
+        return [
+            [(self.class_names[c], float(row[c])) for c in classes]
+            for row, classes in zip(self.probabilities, order, strict=True)
+        ]
 
 
 def predict(
@@ -32,14 +62,14 @@ def predict(
     step: int | str = "best",
     use_ema: bool | None = None,
     top: int = 5,
-    form: str = "table",
+    form: str = "",
     features: str = "",
     output: str | os.PathLike = "",
-) -> None:
+) -> Predicted | None:
     """See `towers.predict`."""
-    if form not in FORMS:
+    if form and form not in FORMS:
         raise ConfigError(f"form={form}: must be one of {', '.join(FORMS)}")
-    if features and form != "table":
+    if features and form not in ("", "table"):
         raise ConfigError(f"features={features} with form={form}: one of the two")
     paths = image_paths.check_paths(paths)
     output = os.fspath(output) or ("features.npz" if features else "")
@@ -68,9 +98,10 @@ def predict(
     console.error(f"predicting with the {words}")
 
     counts, label_of = collections.Counter(), Labels(run.class_names)
+    failed = {}
 
     def fail(path, why):
-        counts["failed"] += 1
+        failed[path] = why
         console.error(f"{shown(path)}: {why}")
 
     def readable_images():
@@ -82,10 +113,15 @@ def predict(
             else:
                 yield file
 
+    gathered = ([], [], [])
     if features:
         results = create_features_file(output)
+    elif form or output:
+        results = create_table(output, form or "table", run.class_names, top)
     else:
-        results = create_table(output, form, run.class_names, top)
+        results = contextlib.nullcontext(
+            lambda *batch: [x.extend(y) for x, y in zip(gathered, batch, strict=True)]
+        )
     with _errors_of_output(output), results as write:
         images, size = readable_images(), 0
         while batch := list(itertools.islice(images, config.batch_size)):
@@ -98,7 +134,14 @@ def predict(
                 counts["labeled"] += sum(label >= 0 for label in labels)
                 counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
             write(names, labels, outputs)
-    _report(counts, paths)
+    if form or features or output:
+        _report(counts, len(failed), paths)
+        return None
+    _report(counts, 0 if gathered[0] else len(failed), paths)
+    names, labels, logits = gathered
+    labels = [run.class_names[x] if x >= 0 else None for x in labels]
+    probabilities = softmax(np.array(logits))
+    return Predicted(names, labels, probabilities, run.class_names, failed)
 
 
 def _outputs(batch, size, run, predictor):
@@ -117,7 +160,7 @@ def _outputs(batch, size, run, predictor):
     return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
 
 
-def _report(counts, paths):
+def _report(counts, num_failed, paths):
     """The remark about labeled images, and the error of those that were not read."""
     if counts["labeled"]:
         console.error(
@@ -125,10 +168,10 @@ def _report(counts, paths):
             "named like a class) predicted correctly "
             f"({counts['correct'] / counts['labeled']:.4f})"
         )
-    if counts["failed"]:
-        total = counts["read"] + counts["failed"]
+    if num_failed:
+        total = counts["read"] + num_failed
         raise DataError(
-            f"{counts['failed']} of {total} files cannot be read; each is named above"
+            f"{num_failed} of {total} files cannot be read; each is named above"
         )
     if not counts["read"]:
         raise DataError(
