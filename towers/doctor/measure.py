@@ -18,13 +18,11 @@ from towers.data.sources import num_bytes
 from towers.doctor import steps, timing
 from towers.doctor.verdict import Measured
 from towers.evaluation.restored import kinds_of_parameters
-from towers.optim.epochs import num_images
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.trainer import Trainer
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
-from towers.run.periods import Periods
 from towers.run.pictures import confusion_matrix
 
 # For all rounds together, after tracing; the part of it for one thing in a round, and
@@ -98,7 +96,9 @@ def measure(
         eval_secs=eval_secs,
         checkpoint_secs=checkpoint_secs,
         num_steps=num_steps,
-        num_evaluations=_num_evaluations(config, parts, num_steps),
+        num_evaluations=build.create_periods(config, parts).num_evaluations(
+            0, num_steps
+        ),
         error=max(errors),
         **_input(config, parts),
     )
@@ -117,18 +117,6 @@ def _input(config, parts):
         "in_memory": in_memory,
         "is_cached": is_cached and not in_memory,
     }
-
-
-def _num_evaluations(config, parts, num_steps):
-    periods = Periods(
-        total_steps=parts.total_steps,
-        images_per_step=config.images_per_step,
-        log_every_steps=config.log_every_steps,
-        summary_every_steps=config.summary_every_steps,
-        checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
-    )
-    return periods.num_evaluations(0, num_steps)
 
 
 def _evaluation_secs(config, parts, trainer, most_secs):

@@ -18,10 +18,8 @@ from towers.data.paths import data_folder
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
-from towers.optim.epochs import num_images
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
-from towers.run.banner import start_banner
 from towers.run.board import MOST_MISTAKES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
@@ -55,7 +53,7 @@ from towers.training.ending import (
     standing,
 )
 from towers.training.result import TrainResult, create_history
-from towers.training.setup import configure_devices, create_trainer
+from towers.training.setup import configure_devices, create_trainer, print_banner
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
@@ -121,18 +119,7 @@ def train(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
         if is_chief:
-            for line in start_banner(
-                config,
-                folder,
-                devices,
-                trainer,
-                data=parts.data,
-                image_shape=parts.augment.image_shape,
-                num_examples=parts.num_examples,
-                total_steps=parts.total_steps,
-                origins=origins,
-            ):
-                console.line(line)
+            print_banner(config, folder, devices, parts, trainer, origins)
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         status = Status(
             last_step,
@@ -218,14 +205,7 @@ def train_steps(
 ) -> None:
     """From the step that a run has reached to its last, or until a signal."""
     config, trainer, stopwatch = session.config, session.trainer, session.stopwatch
-    periods = Periods(
-        total_steps=parts.total_steps,
-        images_per_step=config.images_per_step,
-        log_every_steps=config.log_every_steps,
-        summary_every_steps=config.summary_every_steps,
-        checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
-    )
+    periods = build.create_periods(config, parts)
     phase_ends = {phase.end_step for phase in parts.phases}
     session.saved_at = session.summarized_at = session.clock()
     staleness = []  # of asynchronous updates since the last log line
