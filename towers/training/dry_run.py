@@ -179,15 +179,21 @@ def _time(
             peak = tf.config.experimental.get_memory_info(device.strip("/"))["peak"]
             _print("peak memory", f"{device} {peak / 1e6:,.0f} MB")
 
+    total_secs, evaluations = train_secs + start_secs, "no evaluation"
     count = build.create_periods(config, parts).num_evaluations(begin, last_step)
-    secs = _evaluation_secs(config, parts, trainer, beat) if count else 0.0
-    split, source = parts.eval_split
+    if count:
+        secs = _evaluation_secs(config, parts, trainer, beat)
+        total_secs += count * secs
+        split, source = parts.eval_split
+        evaluations = (
+            f"{count} evaluation{'s' * (count > 1)} of {source.num_examples:,} {split} "
+            f"images, {secs:.1f} s each"
+        )
     _print(
         "whole run",
-        f"about {duration(train_secs + start_secs + count * secs)}: "
-        f"{last_step - begin:,} steps in {duration(train_secs)}, {start_secs:.1f} s to "
-        f"compile, {count} evaluation{'s' * (count != 1)} of {secs:.1f} s on "
-        f"{source.num_examples:,} {split} images; what is written comes on top",
+        f"about {duration(total_secs)}: {last_step - begin:,} steps in "
+        f"{duration(train_secs)}, {start_secs:.1f} s to compile, {evaluations}; what "
+        "is written comes on top",
     )
 
 
