@@ -119,7 +119,7 @@ def test_a_dry_run_reports_operations_batches_and_evaluations(capsys):
     assert f"{flops / 1e6:.1f} MFLOP an image" in text
     assert f"about {3 * 10 * flops / 1e9:.1f} GFLOP" in text
     assert "images 10x24x24x3 float32" in text
-    assert "3 evaluations of 10,000 test images, " in text
+    assert "3 evaluations of 2,000 test images, " in text
 
 
 def test_a_dry_run_times_each_phase(monkeypatch, capsys):

@@ -55,7 +55,7 @@ def dry_run(
     """See `towers.dry_run`."""
     folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)
     checkpointer = checkpointer_of(folder)
-    checkpoint = None if overwrite else checkpointer.restore()
+    checkpoint = checkpointer.restore() if not overwrite else None
     validate_changes(config, folder, checkpoint, allow_change)
     devices = configure_devices(config)
     parts, trainer = create_trainer(

@@ -148,7 +148,10 @@ def watched(
 
     try:
         with watchdog, data_errors_of_tensorflow():
-            return watchdog.run(call)
+            result = watchdog.run(call)
+            if watchdog.stop_requested:
+                raise Preempted
+            return result
     except Preempted:
         signal = watchdog.stopped_by
         raise Preempted(f"stopped by {signal}; nothing was written") from None
