@@ -153,8 +153,7 @@ def _time(
         end = int(min(phase.end_step, last_step))
         if first >= end:
             continue
-        if first > begin:
-            trainer.load(trainer.state() | {"step": np.array(first, np.int64)})
+        trainer.load(trainer.state() | {"step": np.array(first, np.int64)})
         height, width = image_size(phase.model)
         try:
             stopwatch = _time_steps(trainer, first, end)

@@ -34,7 +34,7 @@ from towers.training.setup import (
     watched,
 )
 
-NAME = "lr_range_test"  # of the files
+NAME = "lr_range_test"  # of the flag and the picture
 
 # The rates. Most optimizers that divide by the size of the gradients take smaller ones.
 LOWEST, LOWEST_SCALE_FREE, HIGHEST = 1e-5, 1e-6, 100.0
@@ -171,15 +171,12 @@ def lr_range_test(
         f"lowest, {result.smoothed[lowest]:.3f}, at {result.rates[lowest]:.2g}"
     )
     folder.create()
-    table, picture = (folder.path / f"{NAME}.{kind}" for kind in ("csv", "png"))
+    picture = folder.path / f"{NAME}.png"
     try:
-        store.write_aside(table, _csv(result))
         store.write_aside(picture, draw(result))
     except OSError as error:
-        raise ConfigError(
-            f"{table} or {picture.name} cannot be written: {error.strerror}"
-        ) from None
-    console.line(f"written: {picture} and {table.name}")
+        raise ConfigError(f"{picture} cannot be written: {error.strerror}") from None
+    console.line(f"picture: {picture}")
     if result.suggestion is None:
         console.line("the loss does not fall, so no learning rate is suggested")
     return result
@@ -201,12 +198,6 @@ def _steps(trainer: Trainer, display: Display) -> Iterator[tuple[float, float]]:
             secs_left=(status.last_step - step) * secs_per_step,
         )
         yield rate, math.nan if metrics["skipped_steps"] else loss
-
-
-def _csv(result: LrRange) -> str:
-    text, head = io.StringIO(), "learning_rate,loss,smoothed_loss"
-    np.savetxt(text, np.stack(result[:3], 1), "%.8g", ",", header=head, comments="")
-    return text.getvalue()
 
 
 def draw(result: LrRange) -> bytes:
