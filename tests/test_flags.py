@@ -239,6 +239,8 @@ def run_program(*command):
         ("run_train.py", ["--batch_size=2.5"], "--batch_size=2.5"),
         ("run_train.py", ["quickstart"], "'quickstart' is no flag"),
         ("run_train.py", ["--num_towers=999"], "batch_size=128 with num_towers=999"),
+        ("run_train.py", ["--dry_run", "--lr_range_test"], "give one of the two"),
+        ("run_train.py", ["--profile_steps=5"], "--profile_steps takes two numbers"),
         ("run_predict.py", ["-o", "x.csv"], "'o'.*Did you mean: output \\?"),
         ("run_export.py", ["--output_dir=x"], "Did you mean: output \\?"),
         ("run_eval.py", [], "--workdir"),
