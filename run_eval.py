@@ -20,7 +20,11 @@ from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 COMPARE = flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
-flags.mark_flags_as_mutual_exclusive(["workdir", "compare"], required=True)
+flags.register_multi_flags_validator(
+    ["workdir", "compare"],
+    lambda given: list(given.values()).count(None) == 1,
+    "give --workdir or --compare",
+)
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
 USE_EMA = flags.DEFINE_bool(
     "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."

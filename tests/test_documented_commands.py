@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from processes import ROOT, environ_of
 from test_extending import BLOCK
+from test_own_images import blocks_of, walk_through
 
 WAIT_SECS = 900
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.remove(ROOT / "docs" / "own_images.md")
+OWN_IMAGES = ROOT / "docs" / "own_images.md"
+PAGES.remove(OWN_IMAGES)
 
 COMMAND = re.compile(
     r"^(?:    )?((?:\w+=\S+ |\.venv/bin/|\.\./\S+/bin/)*"
@@ -110,6 +112,8 @@ def test_every_command_is_typed_or_has_a_reason_and_every_reason_a_command():
     run, skipped = (sum(x, []) for x in zip(*map(commands_of, PAGES), strict=True))
     for command in run:
         assert program_of(command) in SHORT, command
+    elsewhere = [*walk_through()[0], *blocks_of("Predict")[0].splitlines()]
+    assert commands_of(OWN_IMAGES) == ([x for x in elsewhere if COMMAND.match(x)], [])
     for pattern in NOT_RUN:
         assert any(re.search(pattern, x) for x in skipped), pattern
 
