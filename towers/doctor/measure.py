@@ -158,7 +158,6 @@ def _evaluation_secs(config, parts, trainer, most_secs):
 def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
     """How much longer steps on the run's own input take with a checkpoint, which is
     written while they go on; the next one waits for its end. It also ends a call."""
-    values = {"best": None, "config": dataclasses.asdict(config)}
     numbers = itertools.count()
     with (
         tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside,
@@ -172,6 +171,7 @@ def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
             tensors = trainer.state()
             for array in tensors.values():
                 np.isfinite(array.astype(np.float64, copy=False)).all()
+            values = {"best": None, "config": dataclasses.asdict(config)}
             snapshot = Snapshot(next(numbers), tensors, values)
             background.submit(lambda: checkpointer.save(snapshot))
 
@@ -194,6 +194,7 @@ def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
             for _ in range(PAIR):
                 before = time.perf_counter()
                 timed.run(num_steps)
+                trainer.learning_rate(0)  # of the metrics of a call
                 save()
                 with_saving.append(time.perf_counter() - before)
             background.wait()
