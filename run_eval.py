@@ -30,11 +30,7 @@ USE_EMA = flags.DEFINE_bool(
     "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."
 )
 EVAL_INTERVAL_SECS = flags.DEFINE_float(
-    "eval_interval_secs",
-    0.0,
-    "Look for new checkpoints this often; 0 for once.",
-    lower_bound=0.0,
-    upper_bound=1e6,
+    "eval_interval_secs", 0.0, "Look for checkpoints this often; 0 for once.", 0.0, 1e6
 )
 REPORT = flags.DEFINE_bool("report", False, "Write report/index.html of the run.")
 # The devices of an evaluation need not be those of the training.
