@@ -22,8 +22,8 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 COMPARE = flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
 flags.register_multi_flags_validator(
     ["workdir", "compare"],
-    lambda given: (given["workdir"] is None) != (given["compare"] is None),
-    "give --workdir, or --compare",
+    lambda given: list(given.values()).count(None) == 1,
+    "give --workdir or --compare",
 )
 STEP = flags.DEFINE_integer("step", 0, "Checkpoint to evaluate; 0 for the last.", 0)
 USE_EMA = flags.DEFINE_bool(

@@ -139,10 +139,16 @@ def test_a_terminal_shows_bars_below_the_lines_and_is_as_it_was_at_the_end(
     assert not screen.hidden
 
 
-def test_warnings_are_yellow_on_a_terminal_that_wants_colors(terminal, monkeypatch):
+def test_warnings_are_yellow_and_errors_red_on_a_terminal_that_wants_colors(
+    terminal, monkeypatch
+):
     read, output = terminal
     monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", output)
     console.warn("x")
+    console.error("y")
     monkeypatch.setenv("NO_COLOR", "1")
-    console.warn("y")
-    assert read() == "\x1b[33mwarning: x\x1b[0m\r\nwarning: y\r\n"
+    console.warn("x")
+    console.error("y")
+    colored = "\x1b[33mwarning: x\x1b[0m\r\n\x1b[31my\x1b[0m\r\n"
+    assert read() == f"{colored}warning: x\r\ny\r\n"
