@@ -22,7 +22,7 @@ from towers.optim.epochs import num_images
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
 from towers.run.banner import start_banner
-from towers.run.board import MOST_MISTAKES, batch_picture, mistakes_picture
+from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Status, create_display
@@ -393,7 +393,7 @@ def _report_evaluation(
         return mistakes_picture(images.numpy(), predictions[worst], names)
 
     wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
-    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_MISTAKES]]
+    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
     about = "A row per label, a column per prediction, shaded by the share of the label"
     reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
