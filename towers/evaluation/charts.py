@@ -165,7 +165,7 @@ def confusion(
     pixels[np.arange(count), np.arange(count), :3] = np.array([31, 95, 191]) / 255
     pixels[..., 3] = opacities
     side = 34 if is_counted else max(10 if is_named else 1, 640 // count)
-    margin = 6 * max(len(_short(x)) for x in names) if is_named else 60
+    margin = 12 + 6 * max(len(_short(x)) for x in names) if is_named else 60
     figure, axes = _figure(*[margin + 24 + max(count * side, 160)] * 2)
     size = count * block
     axes.imshow(
