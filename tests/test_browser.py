@@ -68,8 +68,10 @@ class Page(Program):
         self.wait_until(lambda: self.run("document.readyState") == "complete")
 
     def run(self, script: str):
-        """The value of an expression in JavaScript."""
-        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value, or that of a promise, of an expression in JavaScript."""
+        answer = self._call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
@@ -104,8 +106,11 @@ def run(tmp_path_factory):
         return training.train(tmp_path_factory.mktemp("browser") / "run", config).path
 
 
-# Widths of the images; 0 of those that are broken.
-IMAGES = "[...document.images].map(image => image.complete ? image.naturalWidth : 0)"
+# Widths of the images; 0 of those that cannot be decoded.
+IMAGES = (
+    "Promise.all([...document.images].map("
+    "image => image.decode().then(() => image.naturalWidth, () => 0)))"
+)
 
 
 @pytest.mark.parametrize("width", [1200, 480])
