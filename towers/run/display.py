@@ -174,8 +174,10 @@ class LiveDisplay(Display):
         bars.width = width
         bars.add_column(no_wrap=True)
         bars.add_column(ratio=1)
-        for _ in range(3):
-            bars.add_column(no_wrap=True)
+        # Fixed widths, so that the bars keep theirs whatever the run does.
+        bars.add_column(no_wrap=True, width=4, justify="right")
+        bars.add_column(no_wrap=True)
+        bars.add_column(no_wrap=True, width=18)
         # Colors of the terminal's own, which fit a light and a dark one.
         bar = functools.partial(
             ProgressBar, style="bright_black", complete_style="cyan"
