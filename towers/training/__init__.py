@@ -425,6 +425,8 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     session.open_record |= record
     _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
     every = session.config.eval_every_epochs
+    if session.step == session.last_step:
+        every = min(every, 1.0)
     # Of a batch at the end of an epoch some images are of the next one.
     epoch = session.open_record["epoch"] // every * every
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
