@@ -20,7 +20,7 @@ from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
-from towers.run.board import MOST_MISTAKES, batch_picture, mistakes_picture
+from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Status, create_display
@@ -373,7 +373,7 @@ def _report_evaluation(
         return mistakes_picture(images.numpy(), predictions[worst], names)
 
     wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
-    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_MISTAKES]]
+    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
     about = "A row per label, a column per prediction, shaded by the share of the label"
     reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
@@ -405,6 +405,8 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     session.open_record |= record
     _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
     every = session.config.eval_every_epochs
+    if session.step == session.last_step:
+        every = min(every, 1.0)
     # Of a batch at the end of an epoch some images are of the next one.
     epoch = session.open_record["epoch"] // every * every
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
