@@ -20,17 +20,17 @@ from towers.run.folder import EVALUATION_BATCH_SIZE, RunFolder
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 COMPARE = flags.DEFINE_list("compare", None, "Folders of runs to compare instead.")
-flags.mark_flags_as_mutual_exclusive(["workdir", "compare"], required=True)
+flags.register_multi_flags_validator(
+    ["workdir", "compare"],
+    lambda given: list(given.values()).count(None) == 1,
+    "give --workdir or --compare",
+)
 STEP = config_flags.define_step_flag()
 USE_EMA = flags.DEFINE_bool(
     "use_ema", None, "Only moving averages, or with --nouse_ema only raw parameters."
 )
 EVAL_INTERVAL_SECS = flags.DEFINE_float(
-    "eval_interval_secs",
-    0.0,
-    "Look for new checkpoints this often; 0 for once.",
-    lower_bound=0.0,
-    upper_bound=1e6,
+    "eval_interval_secs", 0.0, "Look for checkpoints this often; 0 for once.", 0.0, 1e6
 )
 REPORT = flags.DEFINE_bool("report", False, "Write report/index.html of the run.")
 # The devices of an evaluation need not be those of the training.

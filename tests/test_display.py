@@ -130,8 +130,10 @@ def test_a_terminal_shows_bars_below_the_lines_and_is_as_it_was_at_the_end(
         assert figures.startswith("loss 0.512  accuracy 0.823  12,346 images/s")
         assert "51%  step 20000/39100" in run and "52 of 100" in epoch
         assert max(map(len, screen.lines)) <= 77 and screen.hidden
+        display.tick(20000, "computing gradients for the summary")
         console.line("epoch 30: test accuracy 0.8")
         screen.feed(read())
+        assert screen.lines[2].count("━") == run.count("━") > 20
         assert screen.lines[0] == "epoch 30: test accuracy 0.8"
         assert len(screen.lines) == 4
     screen.feed(read())
@@ -139,10 +141,16 @@ def test_a_terminal_shows_bars_below_the_lines_and_is_as_it_was_at_the_end(
     assert not screen.hidden
 
 
-def test_warnings_are_yellow_on_a_terminal_that_wants_colors(terminal, monkeypatch):
+def test_warnings_are_yellow_and_errors_red_on_a_terminal_that_wants_colors(
+    terminal, monkeypatch
+):
     read, output = terminal
     monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", output)
     console.warn("x")
+    console.error("y")
     monkeypatch.setenv("NO_COLOR", "1")
-    console.warn("y")
-    assert read() == "\x1b[33mwarning: x\x1b[0m\r\nwarning: y\r\n"
+    console.warn("x")
+    console.error("y")
+    colored = "\x1b[33mwarning: x\x1b[0m\r\n\x1b[31my\x1b[0m\r\n"
+    assert read() == f"{colored}warning: x\r\ny\r\n"

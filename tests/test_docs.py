@@ -281,7 +281,7 @@ def test_the_tree_lists_the_package():
 
 def test_pictures_stand_alone():
     """They name no other file, and each is of a strategy or of a page."""
-    known = {*STRATEGIES, "schedules", "own_images", "run"}
+    known = {*STRATEGIES, "schedules"}
     assert {picture.stem for picture in PICTURES} == known
     for picture in PICTURES:
         text = picture.read_text()

@@ -143,6 +143,9 @@ def test_what_is_less_than_the_error_is_not_judged():
     for error, count in ((share - 0.01, 1), (share + 0.01, 0)):
         varied = dataclasses.replace(measured, error=error)
         assert len(judge(varied, Config()).findings) == count
+    # It is that of a step: half of this run are evaluations.
+    often = dataclasses.replace(GOOD, num_evaluations=510, error=0.6)
+    assert [x.subject for x in judge(often, Config()).findings] == ["evaluations"]
 
 
 def test_towers_of_a_cpu_share_its_cores():

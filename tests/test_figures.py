@@ -163,6 +163,11 @@ def test_figures_that_are_not_finite_are_null_in_the_file():
     assert json.loads(text) == {"test_loss": None, "test_accuracy": 0.5}
 
 
+def test_a_run_without_mistakes_has_a_file_too():
+    result = {"mistakes": [], "test_accuracy": 1.0}
+    assert json.loads(to_json(result)) == result
+
+
 def test_a_mistake_has_the_path_of_its_file():
     class Source(ArraySource):
         def place(self, index):

@@ -15,11 +15,14 @@ from PIL import Image
 from processes import WAIT_SECS, run
 
 import towers
-from towers.config import FIELDS, Config, synonyms
+from towers.config import FIELDS, Config, synonyms, train_flags
 from towers.config import flags as config_flags
+from towers.config.choices import TABLES
+from towers.config.help import COMMON
 from towers.config.recipes import config_of_flags, load_recipe
 from towers.data.photos import photo_options
 from towers.errors import ConfigError
+from towers.run import cluster_spec
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -239,6 +242,8 @@ def run_program(*command):
         ("run_train.py", ["--batch_size=2.5"], "--batch_size=2.5"),
         ("run_train.py", ["quickstart"], "'quickstart' is no flag"),
         ("run_train.py", ["--num_towers=999"], "batch_size=128 with num_towers=999"),
+        ("run_train.py", ["--dry_run", "--lr_range_test"], "give one of the two"),
+        ("run_train.py", ["--profile_steps=5"], "--profile_steps takes two numbers"),
         ("run_predict.py", ["-o", "x.csv"], "'o'.*Did you mean: output \\?"),
         ("run_export.py", ["--output_dir=x"], "Did you mean: output \\?"),
         ("run_eval.py", [], "--workdir"),
@@ -336,8 +341,61 @@ def test_the_synonyms_are_of_flags_and_of_one_each():
 def test_each_program_has_its_own_flags_in_a_short_help(program, names):
     help_text = run(*program.split(), "-h")
     assert help_text.returncode == 0, help_text.stderr
+    assert max(map(len, help_text.stdout.splitlines())) <= 80
     for name in names:
         assert re.search(rf"^  --(\[no\])?{name}\b", help_text.stdout, re.M), name
+
+
+def test_the_help_of_a_training_has_each_flag_once_with_its_default():
+    values = flags.FlagValues()
+    config_flags.define_config_flags(values=values)
+    train_flags.define_train_flags(values=values)
+    cluster_spec.define_cluster_flags(values=values)
+    done = run("run_train.py", "--help")
+    entry = re.compile(r"^  --(?:\[no\])?(\w+)(?:=(\S*))?((?:.*\n(?!  -|\n))*.*)", re.M)
+    entries = entry.findall(done.stdout)
+    names = [name for name, *_ in entries]
+    assert sorted(names) == sorted(values)
+    assert names[: len(COMMON)] == list(COMMON)
+    for name, default, text in entries:
+        flag = values[name]
+        if flag.boolean:
+            assert ("On by default." in " ".join(text.split())) == flag.default, name
+        elif flag.default is None:
+            assert default == "", name
+        else:
+            assert flag.parser.parse(default) == flag.default, name
+
+
+# What papers, and the repositories that recipes name, say of them.
+PUBLISHED = {
+    "cifar100_wide_resnet": "0.8075",
+    "cifar10_convmixer": "0.94",
+    "cifar10_resnet18": "0.9302",
+    "cifar10_resnet20": "0.9125",
+    "cifar10_resnet56": "0.9303",
+    "cifar10_speedrun": "0.94",
+    "cifar10_wide_resnet": "0.9600",
+    "fashion_mnist_lenet": "0.83",
+    "imagenet_resnet50": "0.7640",
+}
+
+
+def test_the_list_names_every_choice_and_every_recipe_with_what_is_published():
+    done = run("run_train.py", "--list")
+    assert done.returncode == 0 and max(map(len, done.stdout.splitlines())) <= 80
+    text = re.sub(r"\n {20,}", " ", done.stdout)  # a line for each
+    listed = re.findall(r"^  (\S+) +(\S.*)$", text, re.M)
+    rows = [(name, row) for table in TABLES.values() for name, row in table.items()]
+    recipes = [path.stem for path in (ROOT / "configs").glob("*.py")]
+    assert sorted(n for n, _ in listed) == sorted([*recipes, *(n for n, _ in rows)])
+    for name, row in rows:
+        size = f"{row.num_params / 1e6:.2f} M  " if row.num_params else ""
+        assert (name, size + row.help) in listed
+    for name in recipes:
+        [text] = (text for other, text in listed if other == name)
+        published = re.search(r"; (0\.\d+)$", text)
+        assert (published and published[1]) == PUBLISHED.get(name), name
 
 
 @pytest.mark.parametrize("name", ["train", "eval", "predict", "export"])

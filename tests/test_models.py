@@ -167,6 +167,12 @@ def test_every_network_is_in_the_table():
     assert {name for name, *_ in TABLE} == set(OWN)
 
 
+def test_the_list_of_networks_has_their_parameters():
+    for name in OWN:
+        num_params, _ = TABLE[name, (24, 24, 3) if name == "cnn" else (32, 32, 3), 10]
+        assert MODELS[name].num_params == num_params, name
+
+
 @pytest.mark.parametrize("names", [FAMILIES, slow(DEEPER)])
 def test_parameters_operations_and_shapes(names):
     for (name, image_shape, num_classes), expected in TABLE.items():

@@ -169,6 +169,12 @@ def test_the_final_evaluation_is_that_of_the_saved_parameters(tmp_path):
     assert saved(tmp_path).trainer_state["best"] is None  # test images decide none
 
 
+def test_an_evaluation_says_its_epoch(tmp_path, capsys):
+    train(tmp_path, small_config(num_epochs=3.0, eval_every_epochs=2.0))
+    lines = capsys.readouterr().out
+    assert re.findall(r"^epoch (\S+): test", lines, re.MULTILINE) == ["2", "3"]
+
+
 def test_a_finished_run_does_nothing_and_keeps_as_many_checkpoints(tmp_path, capfd):
     config = small_config(checkpoint_every_steps=2, keep_checkpoints=2)
     state = train(tmp_path, config).state

@@ -134,7 +134,7 @@ def dry_run(
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Prints what `train`, with the same arguments, would do and need, and tries some
-    steps. Nothing is written; a run in the folder is continued in this process alone.
+    steps. A run in the folder is continued in this process alone: nothing is written.
 
     Raises:
         TowersError: that of `train`, as far as it is known before a run.
@@ -153,7 +153,7 @@ def lr_range_test(
 ) -> "LrRange":
     """Takes the first steps of a run with a learning rate that grows until the loss
     diverges, and suggests one. The run itself is not begun, nor one in the folder
-    touched: `lr_range_test.png` and `lr_range_test.csv` are written there.
+    touched: `lr_range_test.png` is written there.
 
     Args:
         workdir, config: of the run.

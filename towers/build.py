@@ -39,6 +39,7 @@ from towers.parallel.reduce import split_batch
 from towers.parallel.trainer import SynchronousTrainer, Task, Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run.dataset_info import DatasetInfo
+from towers.run.periods import Periods
 
 # Most bytes of images that input=auto puts on a GPU; CIFAR-10 has 154 MB.
 MOST_RESIDENT_BYTES = 2**30
@@ -315,6 +316,18 @@ def create_update(
         ema_decay=config.ema_decay,
         decays=decays,
         rate_fns=rate_fns,
+    )
+
+
+def create_periods(config: Config, parts: Parts) -> Periods:
+    """The periods of logs, summaries, checkpoints and evaluations."""
+    return Periods(
+        total_steps=parts.total_steps,
+        images_per_step=config.images_per_step,
+        log_every_steps=config.log_every_steps,
+        summary_every_steps=config.summary_every_steps,
+        checkpoint_every_steps=config.checkpoint_every_steps,
+        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
     )
 
 

@@ -37,6 +37,7 @@ _TITLES = {
     "optimizer": "Optimizers",
     "schedule": "Schedules of the learning rate",
     "strategy": "Strategies",
+    "tta": "Test-time augmentation",
 }
 
 

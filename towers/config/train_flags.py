@@ -77,7 +77,8 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
     or `lr_range_test`. ConfigError where the flags do not fit each other."""
     if values.dry_run and values.lr_range_test:
         raise ConfigError("--dry_run with --lr_range_test: give one of the two")
-    if not all(map(str.isdecimal, values.profile_steps)):
+    profiled = values.profile_steps
+    if len(profiled) not in (0, 2) or not all(map(str.isdecimal, profiled)):
         raise ConfigError("--profile_steps takes two numbers, such as 100,110")
     arguments = {}
     if not values.lr_range_test:  # which continues no run
@@ -88,7 +89,7 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
     if not (values.dry_run or values.lr_range_test):
         arguments["report"] = values.report
         arguments["callbacks"] = [tracker(text) for text in values.track]
-        arguments["profile_steps"] = tuple(map(int, values.profile_steps))
+        arguments["profile_steps"] = tuple(map(int, profiled))
     return arguments
 
 

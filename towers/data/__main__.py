@@ -2,9 +2,9 @@
 
     python -m towers.data --dataset=image_folder --data_dir=data
 
-Reads every image once; reports the number of each class, the sizes, the mean and the
-standard deviation, and the images that cannot be read; draws some into a PNG file. Ends
-with 3 where something is wrong with the data.
+Reads every image once; reports the number of each class, the sizes, the mean
+and the standard deviation, and the images that cannot be read; draws some into
+a PNG file. Ends with 3 where something is wrong with the data.
 """
 
 import argparse

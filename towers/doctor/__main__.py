@@ -1,6 +1,6 @@
 """Says why a run is not faster, for example with more GPUs.
 
-    python -m towers.doctor --config=cifar10_resnet18 --data_dir=data --num_towers=4
+    python -m towers.doctor --config=cifar10_resnet18 --num_towers=4
 
 It takes the flags of run_train.py, checks the machine, times the parts of a step, an
 evaluation and a checkpoint, and says in plain words what holds the run back and which

@@ -111,10 +111,9 @@ def measured_lines(measured: Measured, verdict: Verdict) -> list[str]:
         if secs >= 0.001 * total:
             lines.append(f"  {words:<30} {time_text(secs):>8} {secs / total:6.1%}")
     share = measured.double_secs / measured.tower_secs
-    if measured.error >= LEAST_SHARE:
-        lines.append(
-            f"parts of less than {measured.error:.0%} are not judged: the times varied"
-        )
+    error = measured.error_secs / total
+    if error >= LEAST_SHARE:
+        lines.append(f"parts of less than {error:.0%} are not judged: the times varied")
     lines.append(f"one tower takes {share:.2f} times as long for twice the images")
     if measured.num_towers > 1:
         factor = measured.num_towers * measured.one_secs / measured.ready_secs

@@ -1,6 +1,7 @@
 """Times of the parts of a run, on trainers that write nothing into its folder."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 import statistics
@@ -18,13 +19,11 @@ from towers.data.sources import num_bytes
 from towers.doctor import steps, timing
 from towers.doctor.verdict import Measured
 from towers.evaluation.restored import kinds_of_parameters
-from towers.optim.epochs import num_images
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.trainer import Trainer
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
-from towers.run.periods import Periods
 from towers.run.pictures import confusion_matrix
 
 # For all rounds together, after tracing; the part of it for one thing in a round, and
@@ -80,9 +79,8 @@ def measure(
     say("timing an evaluation")
     eval_secs = _evaluation_secs(config, parts, trainer, OTHERS * secs)
     say("timing checkpoints")
-    run = timed[steps.STILL].run
     checkpoint_secs = _checkpoint_secs(
-        config, trainer, run, still_secs, folder, OTHERS * secs
+        config, trainer, timed[steps.INPUT], step_secs, folder, OTHERS * secs
     )
     num_steps = min(config.max_steps or parts.total_steps, parts.total_steps)
     return Measured(
@@ -98,7 +96,9 @@ def measure(
         eval_secs=eval_secs,
         checkpoint_secs=checkpoint_secs,
         num_steps=num_steps,
-        num_evaluations=_num_evaluations(config, parts, num_steps),
+        num_evaluations=build.create_periods(config, parts).num_evaluations(
+            0, num_steps
+        ),
         error=max(errors),
         **_input(config, parts),
     )
@@ -117,18 +117,6 @@ def _input(config, parts):
         "in_memory": in_memory,
         "is_cached": is_cached and not in_memory,
     }
-
-
-def _num_evaluations(config, parts, num_steps):
-    periods = Periods(
-        total_steps=parts.total_steps,
-        images_per_step=config.images_per_step,
-        log_every_steps=config.log_every_steps,
-        summary_every_steps=config.summary_every_steps,
-        checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
-    )
-    return periods.num_evaluations(0, num_steps)
 
 
 def _evaluation_secs(config, parts, trainer, most_secs):
@@ -155,10 +143,10 @@ def _evaluation_secs(config, parts, trainer, most_secs):
     return secs + time.perf_counter() - started
 
 
-def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
-    """How much longer steps take with a checkpoint, which is written while they go on;
-    the next one waits for its end. `run` takes steps."""
-    values = {"best": None, "config": dataclasses.asdict(config)}
+def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):
+    """How much longer steps on the run's own input take with a checkpoint, which is
+    written while they go on; the next one waits for its end. It also ends a call."""
+    numbers = itertools.count()
     with (
         tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside,
         Background() as background,
@@ -167,37 +155,36 @@ def _checkpoint_secs(config, trainer, run, step_secs, folder, most_secs):
             pathlib.Path(inside, "checkpoints"), keep=config.keep_checkpoints
         )
 
-        def save(step):
+        def save():
             tensors = trainer.state()
             for array in tensors.values():
                 np.isfinite(array.astype(np.float64, copy=False)).all()
-            snapshot = Snapshot(step, tensors, values)
+            values = {"best": None, "config": dataclasses.asdict(config)}
+            snapshot = Snapshot(next(numbers), tensors, values)
             background.submit(lambda: checkpointer.save(snapshot))
 
         started = time.perf_counter()
-        save(0)
+        save()
         background.wait()
         write_secs = time.perf_counter() - started
         num_steps = math.ceil(2 * write_secs / step_secs)
         num_steps = min(num_steps, config.checkpoint_every_steps or num_steps)
 
-        run(num_steps)
-        save(1)
+        timed.run(num_steps)
         with_saving, without = [], []
         started = time.perf_counter()
-        while len(without) < LEAST_CHECKPOINTS or (
-            len(without) < MOST_CHECKPOINTS
+        while len(with_saving) < LEAST_CHECKPOINTS or (
+            len(with_saving) < MOST_CHECKPOINTS
             and time.perf_counter() - started < most_secs
         ):
+            timed.prepare()
+            save()
             for _ in range(PAIR):
                 before = time.perf_counter()
-                run(num_steps)
-                save(len(with_saving) + 2)
+                timed.run(num_steps)
+                trainer.learning_rate(0)  # of the metrics of a call
+                save()
                 with_saving.append(time.perf_counter() - before)
             background.wait()
-            for _ in range(PAIR):
-                before = time.perf_counter()
-                run(num_steps)
-                without.append(time.perf_counter() - before)
-            save(len(with_saving) + 1)
+            without.append(num_steps * timed.secs(PAIR * num_steps))
     return max(0.0, statistics.mean(with_saving) - statistics.mean(without))

@@ -79,6 +79,10 @@ class Measured:
     in_memory: bool = True
     is_cached: bool = False
 
+    @property
+    def error_secs(self) -> float:
+        return self.error * self.step_secs
+
 
 class Finding(NamedTuple):
     """Something that holds a run back: a part of its time, the share of that, and what
@@ -123,7 +127,7 @@ def judge(measured: Measured, config: Config) -> Verdict:
     findings = [
         Finding(subject, secs[subject] / total, text)
         for subject, text in _texts(measured, config, secs, total)
-        if secs[subject] >= max(LEAST_SHARE, measured.error) * total
+        if secs[subject] >= max(LEAST_SHARE * total, measured.error_secs)
     ]
     findings.sort(key=lambda finding: -finding.share)
     lost = sum(finding.share for finding in findings)

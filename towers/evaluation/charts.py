@@ -33,7 +33,7 @@ MOST_COUNTED, MOST_NAMED, MOST_CELLS = 20, 120, 200
 MOST_CLASSES, _MOST_CHARACTERS = 25, 22
 
 # Pixels of an inch, and the width of a chart.
-_DPI, _WIDTH = 96, 430
+_DPI, _WIDTH = 96, 380
 
 # The color that Matplotlib draws with, and the variable that replaces it.
 _VARIABLES = ("text", "muted", "grid", "wrong", *(f"c{i}" for i in range(NUM_COLORS)))
@@ -110,7 +110,7 @@ def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
 _numbers = iter(range(10**9))
 
 
-def _figure(width=_WIDTH, height=250, **options) -> tuple[Figure, Axes]:
+def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
     figure = Figure((width / _DPI, height / _DPI), layout="constrained")
     return figure, figure.subplots(**options)
 
@@ -165,7 +165,7 @@ def confusion(
     pixels[np.arange(count), np.arange(count), :3] = np.array([31, 95, 191]) / 255
     pixels[..., 3] = opacities
     side = 34 if is_counted else max(10 if is_named else 1, 640 // count)
-    margin = 6 * max(len(_short(x)) for x in names) if is_named else 60
+    margin = 12 + 6 * max(len(_short(x)) for x in names) if is_named else 60
     figure, axes = _figure(*[margin + 24 + max(count * side, 160)] * 2)
     size = count * block
     axes.imshow(
@@ -239,10 +239,9 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
     color, probabilities = _COLORS["c0"], [row["probability"] for row in filled]
     low, high = np.array([row["accuracy_interval"] for row in filled]).T
     axes.plot([0, 1], [0, 1], color=_COLORS["muted"], linewidth=1, linestyle=":")
-    axes.vlines(
-        probabilities, low, high, color=_COLORS["c0"], linewidth=2.5, alpha=0.45
-    )
-    axes.plot(probabilities, [r["accuracy"] for r in filled], "o", color=_COLORS["c0"])
+    axes.vlines(probabilities, low, high, color=color, linewidth=2.5, alpha=0.45)
+    dots = {"color": color, "markersize": 5, "clip_on": False}
+    axes.plot(probabilities, [row["accuracy"] for row in filled], "o", **dots)
     axes.set(xlim=(0, 1.01), ylim=(0, 1.02), ylabel="accuracy")
     below.bar(
         [row["low"] for row in rows],

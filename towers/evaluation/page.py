@@ -43,10 +43,11 @@ dd small { font-size: 13px; color: var(--muted); display: block; }
 .row { display: flex; flex-wrap: wrap; gap: 20px 28px; align-items: flex-start; }
 .row > * { min-width: 0; max-width: 100%; }
 .grid { display: grid; gap: 20px 28px; align-items: end;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); }
 figure { margin: 0; } figcaption { font-size: 14px; margin-bottom: 2px; }
+.grid figcaption b { display: block; }
 figcaption b { font-weight: 600; }
-.key { white-space: nowrap; color: var(--muted); margin-left: 10px; font-size: 13px;
+.key { white-space: nowrap; color: var(--muted); margin-right: 12px; font-size: 13px;
   display: inline-block; max-width: 100%; overflow: hidden; text-overflow: ellipsis;
   vertical-align: bottom; }
 .key i { display: inline-block; width: 16px; border-top: 3px solid; margin-right: 5px;

@@ -177,7 +177,7 @@ def to_json(result: Mapping[str, Any]) -> str:
     def text(value):
         if isinstance(value, float) and not math.isfinite(value):
             return "null"
-        if isinstance(value, list) and isinstance(value[0], list | dict):
+        if isinstance(value, list) and value and isinstance(value[0], list | dict):
             rows = ",\n    ".join(map(json.dumps, value))
             return f"[\n    {rows}\n  ]"
         return json.dumps(value)

@@ -26,8 +26,7 @@ from towers.run import pictures
 
 NUM_BUCKETS = 30  # of a histogram
 
-# Of a batch, and of an evaluation.
-MOST_IMAGES, MOST_MISTAKES = 64, 16
+MOST_IMAGES = 16  # of a picture
 
 # A tag, how TensorBoard shows it, and its value.
 Value = tuple[str, SummaryMetadata, np.ndarray]

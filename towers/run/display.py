@@ -4,6 +4,7 @@ The lines come by the clock, ever rarer: a run of a day prints about 50.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -173,18 +174,24 @@ class LiveDisplay(Display):
         bars.width = width
         bars.add_column(no_wrap=True)
         bars.add_column(ratio=1)
-        for _ in range(3):
-            bars.add_column(no_wrap=True)
+        # Fixed widths, so that the bars keep theirs whatever the run does.
+        bars.add_column(no_wrap=True, width=4, justify="right")
+        bars.add_column(no_wrap=True)
+        bars.add_column(no_wrap=True, width=18)
+        # Colors of the terminal's own, which fit a light and a dark one.
+        bar = functools.partial(
+            ProgressBar, style="bright_black", complete_style="cyan"
+        )
         bars.add_row(
             "run",
-            ProgressBar(total=status.last_step, completed=step),
+            bar(total=status.last_step, completed=step),
             f"{step / status.last_step:.0%}",
             f"step {step}/{status.last_step}",
             self._activity if left is None else f"{duration(left)} left",
         )
         bars.add_row(
             "epoch",
-            ProgressBar(total=1.0, completed=in_epoch),
+            bar(total=1.0, completed=in_epoch),
             f"{in_epoch:.0%}",
             f"{number + 1} of {status.num_epochs:g}",
             "" if left is None else self._activity,

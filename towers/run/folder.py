@@ -29,7 +29,7 @@ from towers.config import (
 )
 from towers.config.options import check_path
 from towers.errors import JOB, ConfigError, RunFolderError
-from towers.run.lock import Lock, holder
+from towers.run.lock import WAY_OUT, Lock, busy, holder
 
 if TYPE_CHECKING:
     from towers.run.dataset_info import DatasetInfo
@@ -87,8 +87,8 @@ class RunFolder:
             raise self._not_writable(error.strerror) from None
 
     def validate(self) -> None:
-        """Raises the ConfigError of `create`, as far as permissions tell; writes
-        nothing."""
+        """Raises the ConfigError of `create`, as far as permissions tell, or of `lock`;
+        writes nothing."""
         self._validate_name()
         path = self.checkpoints.absolute()
         nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
@@ -98,6 +98,8 @@ class RunFolder:
             raise self._not_writable(os.strerror(errno.EROFS))
         if not os.access(nearest, os.W_OK | os.X_OK):
             raise self._not_writable(os.strerror(errno.EACCES))
+        if (about := self.holder()) is not None:
+            raise ConfigError(f"{busy(self.path, about)}; {WAY_OUT}")
 
     def _validate_name(self):
         if re.search(r"[\[\\]", str(self.path)):

@@ -7,6 +7,8 @@ import os
 import pathlib
 import socket
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from towers import console
 from towers.config import parse_json
@@ -14,6 +16,7 @@ from towers.errors import ConfigError, RunFolderError, WorkerLostError, one_line
 
 _NAME = ".lock"
 _MOST_BYTES = 4096
+WAY_OUT = "wait for it, stop it, or choose another --workdir"
 _GONE = errno.ENOENT, errno.ENOTDIR, errno.ESTALE
 
 
@@ -58,16 +61,12 @@ class Lock:
         begun, is_announced = time.monotonic(), False
         while not self._try_to_take():
             about = _parsed(os.pread(self._file.fileno(), _MOST_BYTES, 0))
-            line = (
-                f"another process trains in {self._path.parent}: process "
-                f"{about.get('pid', '?')} on {about.get('host', '?')}"
-            )
-            way_out = "wait for it, stop it, or choose another --workdir"
+            line = busy(self._path.parent, about)
             if not wait_secs:
-                raise ConfigError(f"{line}; {way_out}")
+                raise ConfigError(f"{line}; {WAY_OUT}")
             if time.monotonic() - begun >= wait_secs:
                 raise WorkerLostError(
-                    f"{line}, and has not ended within {wait_secs:g} s; {way_out}"
+                    f"{line}, and has not ended within {wait_secs:g} s; {WAY_OUT}"
                 )
             if not is_announced:
                 console.line(
@@ -146,6 +145,14 @@ def holder(folder: pathlib.Path) -> dict | None:
     except OSError:
         pass
     return None
+
+
+def busy(folder: pathlib.Path, about: Mapping[str, Any]) -> str:
+    """Names the process that holds the lock of a folder, by its description."""
+    return (
+        f"another process trains in {folder}: process {about.get('pid', '?')} on "
+        f"{about.get('host', '?')}"
+    )
 
 
 def _parsed(content):

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-# Pixels of the side of an image, of a caption's line, and of a matrix.
-_TILE, _LINE, _MATRIX = 96, 14, 480
+# Pixels: the width to which TensorBoard scales every picture (one of this width has
+# sharp texts), a gap, and a line of a caption.
+_WIDTH, _GAP, _LINE = 350, 4, 14
 
-# A matrix of more classes has no names and no counts.
-_MOST_NAMED = 20
+# A matrix of more classes has no names and no counts; pixels of its names, and of the
+# side of a cell that holds a count.
+_MOST_NAMED, _MARGIN, _CELL = 20, 110, 24
 
 
 def captioned_images(
@@ -31,23 +33,26 @@ def captioned_images(
     if images.shape[3] == 1:
         images = np.repeat(images, 3, axis=3)
     count, height, width = images.shape[:3]
-    tile = max(_TILE, height, width)
-    scale = tile / max(height, width)
-    # Small images in whole pixels.
-    size = round(width * scale), round(height * scale)
     columns = math.ceil(math.sqrt(count))
-    step = tile + 4, tile + 4 + _LINE * max(map(len, captions), default=0)
-    canvas = Image.new(
-        "RGB", (columns * step[0], math.ceil(count / columns) * step[1]), "white"
-    )
+    room = _WIDTH // columns - _GAP
+    # Small images are enlarged in whole pixels.
+    scale = max(1, room // max(height, width))
+    width, height = width * scale, height * scale
+    room = max(room, width)
+    right = room + _GAP
+    down = height + _GAP + _LINE * max(map(len, captions), default=0)
+    size = max(_WIDTH, columns * right), math.ceil(count / columns) * down
+    canvas = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(11)
     for number, (image, lines) in enumerate(zip(images, captions, strict=True)):
-        left, top = (number % columns) * step[0], (number // columns) * step[1]
-        picture = Image.fromarray(image).resize(size, Image.Resampling.NEAREST)
+        left, top = (number % columns) * right, (number // columns) * down
+        picture = Image.fromarray(image).resize(
+            (width, height), Image.Resampling.NEAREST
+        )
         canvas.paste(picture, (left, top))
         for row, line in enumerate(lines):
-            place = left, top + tile + row * _LINE
-            draw.text(place, _fitting(line, font, tile), "black", font)
+            place = left, top + height + row * _LINE
+            draw.text(place, _fitting(line, font, room), "black", font)
     return np.asarray(canvas)
 
 
@@ -62,14 +67,17 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> np.ndarr
         uint8 [height, width, 3].
     """
     count = len(counts)
-    side = max(1, _MATRIX // count)
+    is_named = count <= _MOST_NAMED
+    side = max(1, _WIDTH // count)
+    if is_named:
+        side = max(_CELL, (_WIDTH - _MARGIN) // count)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     shades = np.stack([255 * (1 - shares * x) for x in (0.85, 0.55, 0.15)], 2)
     cells = Image.fromarray(shades.round().astype(np.uint8))
     cells = cells.resize((count * side, count * side), Image.Resampling.NEAREST)
-    if count > _MOST_NAMED:
+    if not is_named:
         return np.asarray(cells)
-    font, margin = ImageFont.load_default(12), 110
+    font, margin = ImageFont.load_default(12), max(_MARGIN, _WIDTH - cells.width)
     canvas = Image.new("RGB", (margin + cells.width, margin + cells.height), "white")
     canvas.paste(cells, (margin, margin))
     draw = ImageDraw.Draw(canvas)
@@ -80,7 +88,7 @@ def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> np.ndarr
         name = _fitting(name, font, margin - 8)
         draw.text((margin - 6, margin + middle), name, "black", font, anchor="rm")
         draw_column((6, middle), name, "black", font, anchor="lm")
-        for other in range(count):
+        for other in np.flatnonzero(counts[label]):
             place = margin + other * side + side // 2, margin + middle
             color = "white" if shares[label, other] > 0.5 else "black"
             draw.text(place, f"{counts[label, other]}", color, font, anchor="mm")

@@ -20,11 +20,9 @@ from towers.errors import ConfigError
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
-from towers.optim.epochs import num_images
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
-from towers.run.banner import start_banner
-from towers.run.board import MOST_MISTAKES, batch_picture, mistakes_picture
+from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Status, create_display
@@ -64,7 +62,7 @@ from towers.training.ending import (
     standing,
 )
 from towers.training.result import TrainResult, create_history
-from towers.training.setup import configure_devices, create_trainer
+from towers.training.setup import configure_devices, create_trainer, print_banner
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
@@ -136,18 +134,7 @@ def train(
                 "the run; set --validation_fraction, or add a folder val/ to the data"
             )
         if is_chief:
-            for line in start_banner(
-                config,
-                folder,
-                devices,
-                trainer,
-                data=parts.data,
-                image_shape=parts.augment.image_shape,
-                num_examples=parts.num_examples,
-                total_steps=parts.total_steps,
-                origins=origins,
-            ):
-                console.line(line)
+            print_banner(config, folder, devices, parts, trainer, origins)
         last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
         status = Status(
             last_step,
@@ -240,14 +227,7 @@ def train_steps(
 ) -> None:
     """From the step that a run has reached to its last, or until a signal."""
     config, trainer, stopwatch = session.config, session.trainer, session.stopwatch
-    periods = Periods(
-        total_steps=parts.total_steps,
-        images_per_step=config.images_per_step,
-        log_every_steps=config.log_every_steps,
-        summary_every_steps=config.summary_every_steps,
-        checkpoint_every_steps=config.checkpoint_every_steps,
-        images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
-    )
+    periods = build.create_periods(config, parts)
     phase_ends = {phase.end_step for phase in parts.phases}
     session.saved_at = session.summarized_at = session.clock()
     staleness = []  # of asynchronous updates since the last log line
@@ -419,7 +399,7 @@ def _report_evaluation(
         return mistakes_picture(images.numpy(), predictions[worst], names)
 
     wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
-    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_MISTAKES]]
+    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
     about = "A row per label, a column per prediction, shaded by the share of the label"
     reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
@@ -451,6 +431,8 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     session.open_record |= record
     _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
     every = session.config.eval_every_epochs
+    if session.step == session.last_step:
+        every = min(every, 1.0)
     # Of a batch at the end of an epoch some images are of the next one.
     epoch = session.open_record["epoch"] // every * every
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))

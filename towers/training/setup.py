@@ -1,10 +1,12 @@
 """The parts of a run and its trainer, and trials of them that write nothing."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from towers import build
-from towers.config import Config
+from towers import build, console
+from towers.config import Config, checks
+from towers.data.paths import data_folder
 from towers.errors import ConfigError, Preempted, data_errors_of_tensorflow
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
@@ -12,9 +14,10 @@ from towers.parallel.devices import Devices
 from towers.parallel.loop import ACTIVITIES, STARTING_ACTIVITIES
 from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE, Workers
+from towers.run.banner import start_banner
 from towers.run.checkpoint import Checkpoint
 from towers.run.cluster_spec import Cluster
-from towers.run.display import Display
+from towers.run.folder import RunFolder
 from towers.run.peers import cluster_of, validate_data
 from towers.run.restore import validate_dataset
 from towers.run.watchdog import Watchdog
@@ -63,51 +66,100 @@ def create_trainer(
     return parts, trainer
 
 
+def print_banner(
+    config: Config,
+    folder: RunFolder,
+    devices: Devices,
+    parts: build.Parts,
+    trainer: Trainer,
+    origins: Mapping[str, str],
+) -> None:
+    """Prints the start banner. For the arguments see `start_banner`."""
+    for line in start_banner(
+        config,
+        folder,
+        devices,
+        trainer,
+        data=parts.data,
+        image_shape=parts.augment.image_shape,
+        num_examples=parts.num_examples,
+        total_steps=parts.total_steps,
+        origins=origins,
+    ):
+        console.line(line)
+
+
 # Trials.
 
 
-def validate_alone(
-    flag: str, config: Config, cluster: Cluster | None, allow_public_address: bool
-) -> None:
-    """Raises ConfigError where a trial would be one of several workers."""
+def folder_of_trial(
+    flag: str,
+    workdir: str | os.PathLike,
+    config: Config,
+    cluster: Cluster | None,
+    allow_public_address: bool,
+) -> RunFolder:
+    """The folder of a run that is tried by `flag`, in this process alone.
+
+    Raises:
+        ConfigError: there are several workers, or the folder is none for this run.
+    """
+    checks.check_environment()
     cluster = cluster_of(config, cluster, allow_public_address)
     if cluster is not None:
         raise ConfigError(
             f"{cluster.origin} names {cluster.size} workers, and --{flag} takes one "
             "process: call it without them, with the --batch_size of one worker"
         )
+    folder = RunFolder(workdir)
+    if config.dataset == "image_folder":
+        folder.validate_outside_of(data_folder(config.data_dir))
+    folder.validate()
+    return folder
 
 
 def watched(
-    function: Callable[[Watchdog], T],
+    function: Callable[[Callable[[], None]], T],
     trainer: Trainer,
     config: Config,
-    display: Display,
+    tick: Callable[[int, str], None] = lambda step, activity: None,
 ) -> T:
-    """The result of a function, which a signal abandons, see `Watchdog.run`.
+    """The result of a function of a trial, which a signal abandons anywhere.
+
+    Args:
+        function: gets a function to call whenever there is progress.
+        tick: as of `Watchdog`.
 
     Raises:
         Preempted: there was a signal.
-        StuckError: a step did not end within `stuck_after_secs`.
+        StuckError: there was no progress for `stuck_after_secs`.
     """
     watchdog = Watchdog(
         trainer,
         ACTIVITIES,
         starting=STARTING_ACTIVITIES,
         stuck_after_secs=config.stuck_after_secs,
-        tick=display.tick,
+        tick=tick,
     )
+
+    def call():
+        with watchdog.training() as beat:
+            return function(beat)
+
     try:
-        with display, watchdog, data_errors_of_tensorflow():
-            return watchdog.run(function, watchdog)
-    except Preempted as error:
-        raise Preempted(f"{error}; nothing was written") from None
+        with watchdog, data_errors_of_tensorflow():
+            result = watchdog.run(call)
+            if watchdog.stop_requested:
+                raise Preempted
+            return result
+    except Preempted:
+        signal = watchdog.stopped_by
+        raise Preempted(f"stopped by {signal}; nothing was written") from None
 
 
-def take_steps(trainer: Trainer, watchdog: Watchdog, num_steps: int) -> dict[str, Any]:
+def take_steps(trainer: Trainer, num_steps: int) -> dict[str, Any]:
     """`Trainer.train` inside of `watched`."""
-    with watchdog.training():
-        metrics = trainer.train(num_steps)
+    metrics = trainer.train(num_steps)
     if not metrics:
-        raise Preempted(f"stopped by {watchdog.stopped_by}")
+        raise Preempted
     return metrics

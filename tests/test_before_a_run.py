@@ -1,0 +1,251 @@
+"""Dry runs and learning-rate range tests: what they say, and that no run changes."""
+
+import fcntl
+import math
+import os
+import re
+import shlex
+import signal
+import sys
+
+import numpy as np
+import pytest
+import test_flops
+from PIL import Image
+from processes import run
+from small_runs import (
+    assert_equal_states,
+    full_network,
+    halt_at,
+    saved_steps,
+    small_config,
+    snapshot,
+    uninterrupted,
+    use,
+)
+from test_models import CIFAR10, build_model
+from test_phases import pooled_network
+
+from towers import dry_run, lr_range_test
+from towers.errors import ConfigError, NumericError, Preempted
+from towers.models.summary import MOST_ROWS, activation_bytes, parameter_table
+from towers.training import lr_range, train
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Everything is in the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+# The network.
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "resnet50"])
+def test_the_table_adds_up_to_the_counts_of_keras(name):
+    model = build_model(name, *CIFAR10)
+    total, status = total_of(parameter_table(model))
+    assert (total, status) == (keras_count(model), "trained")
+
+    some = model.layers[: len(model.layers) // 3]
+    frozen = {f"{x.name}/{v.name}" for x in some for v in x.trainable_variables}
+    lines = parameter_table(model, frozen)
+    for layer in some:
+        layer.trainable = False
+    assert total_of(lines) == (total, f"{keras_count(model):,} trained")
+    assert len(lines) <= MOST_ROWS + 2 and max(map(len, lines)) <= 80
+
+
+def total_of(lines):
+    count, status = re.fullmatch(
+        r"total +\d+ layers +([\d,]+) +(.*)", lines[-1]
+    ).groups()
+    return int(count.replace(",", "")), status
+
+
+def keras_count(model):
+    """The trainable parameters that `Model.summary` counts."""
+    lines = []
+    model.summary(print_fn=lambda text, line_break=True: lines.append(text))
+    (count,) = re.findall(r" Trainable params: ([\d,]+)", "\n".join(lines))
+    return int(count.replace(",", ""))
+
+
+def test_activations_are_the_outputs_of_all_layers():
+    network = full_network(
+        image_shape=(8, 8, 3), num_classes=5, width=1.0, regularizer=None
+    )
+    # The image, the noise, convolution, normalization and ReLU, pooling, flattening,
+    # dropout, the logits.
+    floats = 8 * 8 * 3 + 36 + 3 * 6 * 6 * 4 + 3 * 3 * 3 * 4 + 5
+    assert activation_bytes(network) == 4 * floats
+
+
+# Dry runs.
+
+
+@pytest.mark.usefixtures("half_way")
+@pytest.mark.parametrize(
+    "workdir,options,words",
+    [
+        ("half_way", {}, "continues +from step 5\n"),
+        ("half_way", {"overwrite": True}, "overwrites +a run at step 5\n"),
+        ("new", {}, ""),
+    ],
+)
+def test_a_dry_run_takes_the_steps_that_are_left_and_writes_nothing(
+    tmp_path, capsys, workdir, options, words
+):
+    before = snapshot(tmp_path)
+    dry_run(workdir, small_config(), **options)
+    text = capsys.readouterr().out
+    assert snapshot(tmp_path) == before
+    assert re.search(words, text)
+    num_steps = 5 if "continues" in words else 10
+    assert re.search(rf"\nwhole run .*: {num_steps} steps in", text)
+    assert text.endswith("dry run: all is in order, and nothing was written\n")
+    # The run itself takes the same steps afterwards, and no others.
+    state = train(workdir, small_config(), **options).state
+    assert_equal_states(state, uninterrupted(small_config()).state)
+
+
+def test_a_dry_run_reports_operations_batches_and_evaluations(capsys):
+    config = small_config(
+        augment="tutorial", width=1.0, eval_every_epochs=0.001, num_epochs=0.003
+    )
+    dry_run("new", config)
+    text = " ".join(capsys.readouterr().out.split())
+    flops = 2 * test_flops.cnn()
+    assert f"{flops / 1e6:.1f} MFLOP an image" in text
+    assert f"about {3 * 10 * flops / 1e9:.1f} GFLOP" in text
+    assert "images 10x24x24x3 float32" in text
+    assert "3 evaluations of 2,000 test images, " in text
+
+
+def test_a_dry_run_times_each_phase(monkeypatch, capsys):
+    use(monkeypatch, pooled_network)
+    dry_run("new", small_config(early_sizes="6:0.5", num_epochs=4.0))
+    text = capsys.readouterr().out
+    assert re.search(r"\nstep 1 .*\nspeed .* on 6x6", text, re.DOTALL)
+    assert re.search(r"\nstep 11 .*\nspeed .* on 8x8", text, re.DOTALL)
+    assert ": 20 steps in" in text
+
+
+@pytest.mark.usefixtures("half_way")
+def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path):
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match="learning_rate was 0.1 and is 0.2"):
+        dry_run("half_way", small_config(learning_rate=0.2))
+    with (tmp_path / "half_way" / ".lock").open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process trains in half_way"):
+            dry_run("half_way", small_config())
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file/run cannot be written: Not a dir"):
+        dry_run("file/run", small_config())
+    (tmp_path / "file").unlink()
+    assert snapshot(tmp_path) == before
+
+
+# Learning-rate range tests.
+
+RATES = 10.0 ** (np.arange(281) / 40 - 5)  # 1e-5 to 100
+BEST = 180  # 10 ** -0.5
+
+
+def valley():
+    """Losses that are lowest at a rate, under noise that shifts the lowest one."""
+    distances = (np.arange(281) - BEST) / 40
+    return 1.0 + np.minimum(distances**2, 1.5) + 0.2 * (-1.0) ** np.arange(281)
+
+
+def test_the_suggestion_is_a_tenth_of_the_rate_of_the_lowest_smoothed_loss():
+    losses = valley()
+    assert losses.argmin() != BEST
+    result = lr_range.range_test(zip(RATES, losses, strict=True))
+    assert result.suggestion == 0.032
+    np.testing.assert_array_equal(result.rates, RATES)
+    np.testing.assert_array_equal(result.losses, losses)
+    for i in (0, 7, BEST, 280):
+        weights = [math.exp(-(((i - j) / 40 / 0.1) ** 2) / 2) for j in range(281)]
+        mean = math.fsum(w * x for w, x in zip(weights, losses, strict=True))
+        np.testing.assert_allclose(result.smoothed[i], mean / math.fsum(weights))
+
+
+@pytest.mark.parametrize("value,num_steps", [(1000.0, 201), (math.nan, 200)])
+def test_a_loss_that_diverges_ends_the_test(value, num_steps):
+    losses = valley()
+    losses[200:] = value
+    steps = iter(list(zip(RATES, losses, strict=True)))
+    result = lr_range.range_test(steps)
+    assert len(result.rates) == num_steps and len(list(steps)) == 80
+    assert result.suggestion == 0.032
+
+
+def test_where_the_loss_does_not_fall_nothing_is_suggested():
+    for losses in (np.ones(281), 1 + RATES):
+        result = lr_range.range_test(zip(RATES, losses, strict=True))
+        assert result.suggestion is None
+        assert lr_range.draw(result).startswith(b"\x89PNG")
+    with pytest.raises(NumericError, match="first step, at the learning rate 1e-05"):
+        lr_range.range_test([(1e-5, math.nan)])
+
+
+@pytest.mark.usefixtures("half_way")
+def test_a_range_test_adds_a_picture_to_the_folder_of_a_run(tmp_path):
+    before = snapshot(tmp_path)
+    result = lr_range_test("half_way", small_config())
+    picture, after = tmp_path / "half_way/lr_range_test.png", snapshot(tmp_path)
+    assert after.pop(str(picture)) and after == before
+
+    np.testing.assert_allclose(result.rates[0], 1e-5)
+    np.testing.assert_allclose(result.rates[1:] / result.rates[:-1], 1e7 ** (1 / 199))
+    assert 0.1 * result.rates[result.smoothed.argmin()] == pytest.approx(
+        result.suggestion, rel=0.05
+    )
+    with Image.open(picture) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    assert pixels.shape == (540, 960, 3)
+    # The line of the suggestion is upright.
+    _, columns = np.nonzero((pixels == (214, 39, 40)).all(2))
+    assert np.bincount(columns).max() > 200
+
+
+def test_without_matplotlib_a_range_test_says_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="Matplotlib, .* pip install matplotlib"):
+        lr_range_test("new", small_config())
+    assert snapshot(tmp_path) == {}
+
+
+# Both.
+
+
+@pytest.mark.usefixtures("half_way")
+@pytest.mark.parametrize("try_run", [dry_run, lr_range_test])
+def test_a_signal_ends_them_in_a_line_and_nothing_is_written(
+    tmp_path, monkeypatch, try_run
+):
+    before = snapshot(tmp_path)
+    halt_at(monkeypatch, "computing", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Preempted, match="^stopped by SIGINT; nothing was written$"):
+        try_run("half_way", small_config())
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_the_command_that_is_suggested_trains(tmp_path):
+    options = "--dataset=synthetic", "--width=0.05", "--device=cpu", "--batch_size=16"
+    command = "run_train.py", *options, f"--workdir={tmp_path}/a run", "--max_steps=1"
+    done = run(*command, "--learning_rate=9", "--lr_range_test")
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[-1]
+    rate, command = re.fullmatch(
+        r"suggested learning rate (.*): python (.*)", line
+    ).groups()
+    command = shlex.split(command)
+    assert "--lr_range_test" not in command and "--learning_rate=9" not in command
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert f"learning_rate={rate}" in done.stdout
+    assert saved_steps(tmp_path / "a run") == [1]
