@@ -42,12 +42,12 @@ def test_the_time_left_counts_evaluations_and_what_is_written():
 
 def test_a_mean_begins_anew_with_an_epoch():
     mean = RunningMean()
-    assert mean.loss is mean.accuracy is None
-    mean.add(0, 2, 5.0, 1.0)
-    mean.add(0, 1, 1.0, 0.5)
-    assert (mean.loss, mean.accuracy) == (2.0, 0.5)
-    mean.add(1, 1, 3.0, 0.25)
-    assert (mean.loss, mean.accuracy) == (3.0, 0.25)
+    assert mean.means(8) is None
+    mean.add(0, (5.0, 8, 2))
+    mean.add(0, (1.0, 4, 1))
+    assert mean.means(8) == (2.0, 0.5)
+    mean.add(1, (3.0, 2, 1))
+    assert mean.means(8) == (3.0, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -220,6 +221,8 @@ def train_steps(
             session.last_step - session.step,
             stopwatch.steps_in(CALL_SECS),
             profile.steps_to_border(session.step),
+            # The running means are those of an epoch.
+            _steps_to_epoch_end(session.step, config.images_per_step, parts),
         )
         num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
         if not num_steps:
@@ -238,12 +241,8 @@ def train_steps(
         stopwatch.add(num_steps, ended - started, metrics.pop("input_wait_secs"))
         if step in phase_ends:
             stopwatch.begin_phase()
-        session.means.add(
-            before * config.images_per_step // parts.num_examples,
-            num_steps,
-            metrics.pop("loss_sum"),
-            metrics.pop("accuracy_sum"),
-        )
+        epoch = before * config.images_per_step // parts.num_examples
+        session.means.add(epoch, metrics.pop("sums"))
         session.step = step
         profile.at(step)
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
@@ -269,11 +268,13 @@ def _show(session: Session, metrics: dict[str, Any], periods: Periods) -> None:
     """Gives the display what is known after a call."""
     step, last_step, stopwatch = session.step, session.last_step, session.stopwatch
     evaluations = periods.num_evaluations(step - 1, last_step)
+    means = session.means.means(session.config.images_per_step)
+    loss, accuracy = means or (None, None)
     session.display.update(
         step=step,
         epoch=session.open_record["epoch"],
-        loss=session.means.loss,
-        accuracy=session.means.accuracy,
+        loss=loss,
+        accuracy=accuracy,
         learning_rate=metrics["learning_rate"],
         skipped_steps=metrics.get("skipped_steps", 0),
         secs_left=stopwatch.secs_left(last_step - step, evaluations),
@@ -381,6 +382,23 @@ def _report_evaluation(
         reports.picture(session.step, "mistakes", draw_mistakes, about, split)
 
 
+def _steps_to_epoch_end(step: int, images_per_step: int, parts: build.Parts) -> int:
+    """Steps until the first that completes an epoch."""
+    images = (step * images_per_step // parts.num_examples + 1) * parts.num_examples
+    return -(-images // images_per_step) - step
+
+
+def _epoch_of_evaluation(session: Session, parts: build.Parts) -> float:
+    """The epoch that an evaluation is named by: a multiple of their period, although of
+    the last batch some images are of the next epoch; else as far as the run is."""
+    config, epoch = session.config, session.open_record["epoch"]
+    every = config.eval_every_epochs
+    multiple = math.floor(epoch / every + 1e-9) * every
+    if epoch - multiple < config.images_per_step / parts.num_examples:
+        epoch = multiple
+    return round(min(epoch, config.num_epochs), 3)
+
+
 def _evaluate(session: Session, parts: build.Parts) -> bool:
     """Evaluates, and returns whether the step is the best so far.
 
@@ -399,16 +417,11 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         )
     session.stopwatch.add_evaluation(time.monotonic() - started)
     record = record_of(evaluations, split)
-    if session.means.num_steps:
-        record["epoch_loss"] = session.means.loss
-        record["epoch_accuracy"] = session.means.accuracy
+    if means := session.means.means(session.config.images_per_step):
+        record["epoch_loss"], record["epoch_accuracy"] = means
     session.open_record |= record
     _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
-    every = session.config.eval_every_epochs
-    if session.step == session.last_step:
-        every = min(every, 1.0)
-    # Of a batch at the end of an epoch some images are of the next one.
-    epoch = session.open_record["epoch"] // every * every
+    epoch = _epoch_of_evaluation(session, parts)
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
     session.evaluated = session.step, evaluations
