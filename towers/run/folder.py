@@ -88,8 +88,7 @@ class RunFolder:
         """Raises the ConfigError of `create`, as far as permissions tell, or of `lock`;
         writes nothing."""
         self._validate_name()
-        path = self.checkpoints.absolute()
-        nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        nearest = nearest_existing(self.checkpoints)
         if not os.path.isdir(nearest):
             raise self._not_writable(os.strerror(errno.ENOTDIR))
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
@@ -290,6 +289,12 @@ class RunFolder:
         """As `evaluation_config`, for predictions: every device has the whole network,
         whatever the strategy of the training."""
         return self.evaluation_config(step, **{"group_size": 1} | changes)
+
+
+def nearest_existing(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the nearest of its parents that exists."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if os.path.lexists(p))
 
 
 def config_to_continue(

@@ -30,7 +30,6 @@ class Stopwatch:
     def __post_init__(self):
         self._is_warm = False
         self._recent_steps, self._recent_secs = 0, 0.0  # timed, of this phase
-        self.last_start_secs = 0.0
         self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
         self._lap: Lap | None = None
         # Of this start; for the time left.
@@ -51,7 +50,6 @@ class Stopwatch:
             self._lap_wait_secs += input_wait_secs
         if not self._is_warm:
             self.start_secs += secs
-            self.last_start_secs = secs
         self._is_warm = True
 
     def add_pause(self, num_steps: int, secs: float) -> None:
