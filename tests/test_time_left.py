@@ -34,9 +34,9 @@ def test_the_time_left_counts_evaluations_and_what_is_written():
     watch.add(1, 30.0)
     assert watch.secs_left(10, 2) is None
     watch.add(10, 5.0)
-    watch.add_pause(11, 1.1)
     watch.add_evaluation(3.0)
     watch.add_evaluation(5.0)
+    watch.add_pause(11, 8.0 + 1.1)
     assert watch.secs_left(10, 2) == pytest.approx(10 * 0.5 + 10 * 0.1 + 2 * 4.0)
 
 

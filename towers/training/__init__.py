@@ -35,7 +35,7 @@ from towers.run.peers import (
     validate_copies,
 )
 from towers.run.periods import Periods
-from towers.run.pictures import confusion_matrix
+from towers.run.pictures import MOST_CLASSES, confusion_matrix
 from towers.run.profile import Profile
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
@@ -176,7 +176,10 @@ def train(
             epoch = session.step * status.epochs_per_step
             display.update(step=session.step, epoch=epoch)
             with display, saved_at_the_end(session, overwrite):
-                watchdog.run(train_steps, session, parts, profile, after_call)
+                try:
+                    watchdog.run(train_steps, session, parts, profile, after_call)
+                finally:
+                    profile.end(session.step)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
             if is_chief and report:
@@ -376,7 +379,8 @@ def _report_evaluation(
     wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
     worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
     about = "A row per label, a column per prediction, shaded by the share of the label"
-    reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
+    if len(names) <= MOST_CLASSES:
+        reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
         about = "The mistakes with the largest loss"
         reports.picture(session.step, "mistakes", draw_mistakes, about, split)
