@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from towers import build, console
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
@@ -21,7 +20,6 @@ from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
-from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Status, create_display
@@ -35,7 +33,6 @@ from towers.run.peers import (
     validate_copies,
 )
 from towers.run.periods import Periods
-from towers.run.pictures import MOST_CLASSES, confusion_matrix
 from towers.run.profile import Profile
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
@@ -55,6 +52,7 @@ from towers.training.ending import (
 )
 from towers.training.result import TrainResult, create_history
 from towers.training.setup import configure_devices, create_trainer, print_banner
+from towers.training.summaries import log_update, report_evaluation, summarize
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
@@ -255,11 +253,11 @@ def train_steps(
 
         # Write.
         if session.summarized_params:
-            _log_update(session)
+            log_update(session)
         if summary_due or periods.logs(step):
             _log(session, metrics, staleness)
         if summary_due or periods.summarizes(step):
-            _summarize(session, parts)
+            summarize(session, parts)
 
         # Evaluate and save.
         _evaluate_and_save(session, parts, periods, save_due)
@@ -308,41 +306,6 @@ def _log(session: Session, metrics: dict[str, Any], staleness: list[int]) -> Non
     session.reports.scalars(session.step, metrics)
 
 
-def _summarize(session: Session, parts: build.Parts) -> None:
-    """Histograms of the parameters and gradients, and the images of the next step."""
-    state = session.trainer.state().items()
-    params = {k.removeprefix("params/"): v for k, v in state if k.startswith("params/")}
-    session.reports.histograms(session.step, params, "params")
-    with session.watchdog.activity("waiting for data"):
-        batch = parts.train_batches(tf.constant(session.step, tf.int64))
-    with session.watchdog.activity("computing gradients for the summary"):
-        gradients = session.trainer.gradients()
-    session.reports.histograms(session.step, gradients, "gradients")
-    session.reports.picture(
-        session.step,
-        "training_batch",
-        lambda: batch_picture(
-            batch["images"].numpy(), batch["labels"].numpy(), parts.data.class_names
-        ),
-        "Augmented images of the next step; each is stretched to the whole range",
-    )
-    session.summarized_at, session.summarized_params = session.clock(), params
-
-
-def _log_update(session: Session) -> None:
-    """The length of the step after a summary."""
-    before, session.summarized_params = session.summarized_params, None
-    state = session.trainer.state()
-    update, norm = 0.0, 0.0
-    for name, values in before.items():
-        values = values.astype(np.float64)
-        update += np.sum((state[f"params/{name}"] - values) ** 2)
-        norm += np.sum(values**2)
-    if norm:
-        ratio = np.sqrt(update / norm)
-        session.reports.scalars(session.step, {"update_ratio": ratio})
-
-
 def _evaluate_and_save(
     session: Session, parts: build.Parts, periods: Periods, save_due: bool = False
 ) -> None:
@@ -356,34 +319,6 @@ def _evaluate_and_save(
         validate_copies(session)
     if save_due:
         save(session)
-
-
-def _report_evaluation(
-    session: Session, parts: build.Parts, record: dict[str, Any], predictions
-) -> None:
-    """Curves, the confusion matrix and the worst mistakes."""
-    split, source = parts.eval_split
-    reports, names = session.reports, parts.data.class_names
-    values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
-    reports.scalars(session.step, values, split)
-
-    def draw_matrix():
-        counts = np.zeros([len(names)] * 2, np.int64)
-        np.add.at(counts, tuple(predictions[:, :2].T.astype(int)), 1)
-        return confusion_matrix(counts, names)
-
-    def draw_mistakes():
-        images, _ = source.read(tf.constant(worst, tf.int64))
-        return mistakes_picture(images.numpy(), predictions[worst], names)
-
-    wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
-    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
-    about = "A row per label, a column per prediction, shaded by the share of the label"
-    if len(names) <= MOST_CLASSES:
-        reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
-    if len(worst):
-        about = "The mistakes with the largest loss"
-        reports.picture(session.step, "mistakes", draw_mistakes, about, split)
 
 
 def _steps_to_epoch_end(step: int, images_per_step: int, parts: build.Parts) -> int:
@@ -424,7 +359,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     if means := session.means.means(session.config.images_per_step):
         record["epoch_loss"], record["epoch_accuracy"] = means
     session.open_record |= record
-    _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
+    report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
     epoch = _epoch_of_evaluation(session, parts)
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
