@@ -23,9 +23,10 @@ from towers import training
 from towers.run import metrics
 
 NUM_STEPS, EVERY_STEPS = 20_000, 1000
-WARM_UP_STEPS = 4000
+# Native memory of the summaries settles after about 600 of them.
+WARM_UP_STEPS = 14_000
 NUM_TOWERS, BATCH_SIZE, TRAIN_IMAGES = 2, 10, 50
-LOG_EVERY, SUMMARY_EVERY, EVAL_EVERY = 20, 50, 40  # steps
+LOG_EVERY, SUMMARY_EVERY, EVAL_EVERY = 20, 20, 40  # steps
 
 
 def soak_config():
