@@ -102,8 +102,9 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path, count
         NUM_STEPS // LOG_EVERY + 1,
         NUM_STEPS // EVAL_EVERY,
     )
+    # The rest comes by the clock.
     lines = done.stdout.splitlines()
-    assert 0 <= len(lines) - num_logs - num_evaluations < 30
+    assert 0 <= len(lines) - num_evaluations < 60
     records = (workdir / "metrics.jsonl").read_bytes()
     assert records.count(b"\n") == num_logs
     assert len(records) < 500 * num_logs
