@@ -251,6 +251,12 @@ def records(workdir: pathlib.Path) -> list[dict]:
     ]
 
 
+def has_logged(workdir: pathlib.Path, step: int) -> bool:
+    """Whether `metrics.jsonl` has a record of a step by now."""
+    path = workdir / "metrics.jsonl"
+    return path.exists() and f'"step": {step},' in path.read_text()
+
+
 def assert_equal_states(
     state: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> None:

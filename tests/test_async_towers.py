@@ -552,7 +552,7 @@ def test_row_40_without_any_more_memory_a_run_ends_and_does_not_hang(tmp_path):
         "--log_every_steps=1 --steps_per_loop=1 --checkpoint_every_steps=50"
     )
     with Program([ROOT / "run_train.py", *command.split()], tmp_path) as program:
-        program.wait_for(r"^step 5/")
+        program.wait_until(lambda: small_runs.has_logged(tmp_path / "run", 5))
         status = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
         num_bytes = 1024 * int(re.search(r"VmSize:\s*(\d+) kB", status)[1])
         limits = resource.RLIMIT_AS, (num_bytes, num_bytes)

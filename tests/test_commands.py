@@ -352,7 +352,7 @@ def test_train_evaluate_and_continue_with_the_commands_themselves(
     program = start(EVALUATE, "--workdir=run", "--num_towers=3", "--device=cpu")
     assert program.wait() == 0, program.output
     assert re.search(
-        r"^step 3: test accuracy 0\.\d{4} \(\d+ of 2000\); with ",
+        r"^step 3: test accuracy 0\.\d{4} \(\d+ of 2000\), 0\.\d{4} without ",
         program.output,
         re.MULTILINE,
     )

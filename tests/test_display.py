@@ -1,5 +1,6 @@
 """What a training shows while it runs."""
 
+import dataclasses
 import io
 import os
 import pty
@@ -46,11 +47,13 @@ def test_a_line_has_as_much_as_fits_in_80_columns():
     line = plain_line(STATUS, 12000, "computing", 4800.0)
     assert line.startswith("step 12000/39100  1 h 20 min left  loss 0.512  accuracy ")
     assert 70 < len(line) <= 80
+    skipping = dataclasses.replace(STATUS, skipped_steps=3)
+    assert "  3 steps skipped" in plain_line(skipping, 12000, "computing", None)
     line = plain_line(Status(10, 1.0), 0, "tracing the step", None)
     assert line == "step 0/10  tracing the step"
 
 
-def test_lines_come_by_the_clock_ever_rarer(capsys):
+def test_lines_come_by_the_clock_at_growing_intervals(capsys):
     now = [0.0]
     display = PlainDisplay(Status(10**9, 1.0), lambda: now[0])
     printed = []

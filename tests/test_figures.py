@@ -159,8 +159,8 @@ def test_the_table_says_whose_figures_are_reported(kinds):
 
 
 def test_figures_that_are_not_finite_are_null_in_the_file():
-    text = to_json({"test_loss": np.inf, "test_accuracy": 0.5})
-    assert json.loads(text) == {"test_loss": None, "test_accuracy": 0.5}
+    text = to_json({"test_loss": np.inf, "curves": {"loss": [np.nan, 0.5]}})
+    assert json.loads(text) == {"test_loss": None, "curves": {"loss": [None, 0.5]}}
 
 
 def test_a_run_without_mistakes_has_a_file_too():

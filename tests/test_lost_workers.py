@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from machines import Machines, machines
-from small_runs import assert_equal_states, saved, saved_steps
+from small_runs import assert_equal_states, has_logged, saved, saved_steps
 
 from towers.errors import WorkerLostError
 from towers.parallel.workers import ALONE, Workers
@@ -56,7 +56,7 @@ class Run:
 
     def wait_for_step(self, step):
         """And for a checkpoint."""
-        self.chief.wait_for(rf"^step {step}/")
+        self.chief.wait_until(lambda: has_logged(self.workdir, step))
         self.chief.wait_until(lambda: saved_steps(self.workdir))
 
     def assert_done(self):
@@ -170,7 +170,7 @@ def test_row_28_33_a_run_continues_with_one_worker_which_needs_no_server(
 def test_row_28_33_when_a_worker_is_killed_the_other_stops(tmp_path):
     with machines(2) as network:
         with Run(network, tmp_path, "--model=lenet", count=2) as run:
-            run.chief.wait_for("^step 2/")
+            run.chief.wait_until(lambda: has_logged(run.workdir, 2))
             assert_the_others_stop(network, run, "kill", 1)
             for worker, address in zip(run.workers, network.addresses, strict=True):
                 port = address.rpartition(":")[2]

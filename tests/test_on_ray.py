@@ -157,7 +157,7 @@ def workers_of(run):
 def uninterrupted(ray, tmp_path_factory):
     run = ray.train(tmp_path_factory.mktemp("whole") / "run")
     assert run.wait(300) == 0, run.output
-    assert f"step {NUM_STEPS}/{NUM_STEPS}" in run.output
+    assert f"step {NUM_STEPS} of {NUM_STEPS} is saved" in run.output
     return state_of(run)
 
 
@@ -206,7 +206,7 @@ class TestOnRay:
         assert run.wait(300) == 75, run.output
         assert not workers_of(run)
         saved = Checkpointer(run.workdir / "checkpoints").steps()[-1]
-        assert f"step {saved}/" in run.output and "restored" not in run.output
+        assert f"step {saved} of" in run.output and "restored" not in run.output
         run = ray.train(tmp_path / "run")
         assert run.wait(300) == 0, run.output
         assert f"restored step {saved} " in run.output

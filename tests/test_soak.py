@@ -23,9 +23,10 @@ from towers import training
 from towers.run import metrics
 
 NUM_STEPS, EVERY_STEPS = 20_000, 1000
-WARM_UP_STEPS = 4000
+# Native memory of the summaries settles after about 600 of them.
+WARM_UP_STEPS = 14_000
 NUM_TOWERS, BATCH_SIZE, TRAIN_IMAGES = 2, 10, 50
-LOG_EVERY, SUMMARY_EVERY, EVAL_EVERY = 20, 50, 40  # steps
+LOG_EVERY, SUMMARY_EVERY, EVAL_EVERY = 20, 20, 40  # steps
 
 
 def soak_config():
@@ -101,8 +102,9 @@ def test_a_long_run_grows_neither_in_memory_nor_in_what_it_holds(tmp_path, count
         NUM_STEPS // LOG_EVERY + 1,
         NUM_STEPS // EVAL_EVERY,
     )
+    # The rest comes by the clock.
     lines = done.stdout.splitlines()
-    assert 0 <= len(lines) - num_logs - num_evaluations < 30
+    assert 0 <= len(lines) - num_evaluations < 60
     records = (workdir / "metrics.jsonl").read_bytes()
     assert records.count(b"\n") == num_logs
     assert len(records) < 500 * num_logs

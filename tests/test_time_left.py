@@ -34,20 +34,20 @@ def test_the_time_left_counts_evaluations_and_what_is_written():
     watch.add(1, 30.0)
     assert watch.secs_left(10, 2) is None
     watch.add(10, 5.0)
-    watch.add_pause(11, 1.1)
     watch.add_evaluation(3.0)
     watch.add_evaluation(5.0)
+    watch.add_pause(11, 8.0 + 1.1)
     assert watch.secs_left(10, 2) == pytest.approx(10 * 0.5 + 10 * 0.1 + 2 * 4.0)
 
 
 def test_a_mean_begins_anew_with_an_epoch():
     mean = RunningMean()
-    assert mean.loss is mean.accuracy is None
-    mean.add(0, 2, 5.0, 1.0)
-    mean.add(0, 1, 1.0, 0.5)
-    assert (mean.loss, mean.accuracy) == (2.0, 0.5)
-    mean.add(1, 1, 3.0, 0.25)
-    assert (mean.loss, mean.accuracy) == (3.0, 0.25)
+    assert mean.means(8) is None
+    mean.add(0, (5.0, 8, 2))
+    mean.add(0, (1.0, 4, 1))
+    assert mean.means(8) == (2.0, 0.5)
+    mean.add(1, (3.0, 2, 1))
+    assert mean.means(8) == (3.0, 0.25)
 
 
 @pytest.mark.parametrize(

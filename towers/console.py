@@ -43,8 +43,8 @@ def warn(text: str) -> None:
 
 
 def _print(text, color=None):
-    if _live:
-        _live.print(_colored(printable(text), color))
+    if live := _live:  # another thread may end it
+        live.print(_colored(printable(text), color))
     else:
         _out.print(text, color)
 
@@ -52,8 +52,8 @@ def _print(text, color=None):
 def error(text: str) -> None:
     """Prints one plain line on standard error, where standard output has the results of
     a program, or the program ends."""
-    if _live:
-        _live.stop()
+    if live := _live:
+        live.stop()
     _err.print(text, RED)
 
 
@@ -137,8 +137,8 @@ _live: Live | None = None
 def flush() -> None:
     """Ends what is live, prints what is kept, and flushes standard output, where that
     does not wait."""
-    if _live:
-        _live.stop()
+    if live := _live:
+        live.stop()
     _out.print_kept()
     _out.flush()
 
@@ -162,15 +162,20 @@ class _Stream:
         self._lock = threading.Lock()
 
     def print(self, text, color=None):
-        encoding = getattr(self._file(), "encoding", None) or "utf-8"
-        text = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+        text = printable(text)
         if self.is_terminal():
             text = _colored(text, color)
         self.write(f"{text}\n")
 
     def write(self, text):
+        encoding = self.encoding
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
         self._kept.append(text)
         self.print_kept()
+
+    @property
+    def encoding(self):
+        return getattr(self._file(), "encoding", None) or "utf-8"
 
     def is_terminal(self):
         try:
@@ -241,6 +246,10 @@ class _Frames:
 
     def isatty(self):
         return True
+
+    @property
+    def encoding(self):
+        return _out.encoding
 
 
 _out, _err = _Stream("stdout"), _Stream("stderr")

@@ -436,7 +436,7 @@ class Config:
     tta: str = free_option(
         "none",
         "Test-time augmentation: evaluations also report the accuracy of the mean "
-        "logits over several views of an image",
+        "logits over several transformed copies of an image",
         table="tta",
     )
     checkpoint_every_secs: float = free_option(

@@ -155,13 +155,14 @@ def run(
             text = help_text(sys.modules["__main__"].__doc__)
         elif "--version" in argv[:end]:
             text = version_line()
-        elif "--list" in argv[:end] and "list" in flags.FLAGS:
-            text = list_text(pathlib.Path(argv[0]).resolve().parent / "configs")
         try:
-            if text is not None:
+            rest = None if text else parse(argv)
+            if rest and "list" in flags.FLAGS and flags.FLAGS.list:
+                text = list_text(pathlib.Path(argv[0]).resolve().parent / "configs")
+            if text:
                 print(text, flush=True)
                 sys.exit()
-            return parse(argv)
+            return rest
         except OSError as error:
             end_process(program, ConfigError(f"standard output: {error.strerror}"))
         except ConfigError as error:

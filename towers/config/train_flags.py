@@ -12,8 +12,8 @@ from towers.errors import ConfigError
 flags.disclaim_key_flags()  # they are of the program that defines them
 
 
-def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines them."""
+def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines those that name a run."""
     where = {"flag_values": values}
     flags.DEFINE_string(
         "config", None, "Recipe: its name in configs/ or a path.", **where
@@ -22,6 +22,12 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_bool(
         "overwrite", False, "Remove the earlier run and restart.", **where
     )
+
+
+def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines all of them."""
+    define_run_flags(values)
+    where = {"flag_values": values}
     flags.DEFINE_list(
         "allow_change",
         [],

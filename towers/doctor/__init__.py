@@ -1,1 +1,1 @@
-"""Why a run is not faster: `python -m towers.doctor` with the flags of run_train.py."""
+"""Why a run is not faster: `python -m towers.doctor` with the options of a run."""

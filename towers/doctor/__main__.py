@@ -2,9 +2,9 @@
 
     python -m towers.doctor --config=cifar10_resnet18 --num_towers=4
 
-It takes the flags of run_train.py, checks the machine, times the parts of a step, an
-evaluation and a checkpoint, and says in plain words what holds the run back and which
-flag to try. Nothing is written into the run folder. See docs/doctor.md.
+It takes the options of a run, checks the machine, times the parts of a step, an
+evaluation and a checkpoint, and names the bottlenecks and which flags to try. Nothing
+is written into the run folder. See docs/doctor.md.
 """
 
 from towers.run.signals import exit_on_signals
@@ -31,7 +31,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def main(_):
     values = flags.FLAGS
-    train_flags.arguments_of_flags(), cluster_spec.cluster_of_flags()  # refuse some
+    cluster_spec.cluster_of_flags()  # refuses some
     recipes = ROOT / "configs"
     if not recipes.is_dir():  # the library is installed without its programs
         recipes = pathlib.Path("configs")
@@ -52,7 +52,7 @@ def main(_):
 
 
 if __name__ == "__main__":
-    train_flags.define_train_flags()
+    train_flags.define_run_flags()
     cluster_spec.define_cluster_flags()
     config_flags.define_config_flags()
     flags.DEFINE_float(

@@ -1,7 +1,6 @@
-"""The report: checks, what was measured, and what holds the run back."""
+"""The report: checks, what was measured, and the bottlenecks."""
 
 import os
-import pathlib
 import textwrap
 import time
 from collections.abc import Iterable
@@ -29,14 +28,14 @@ from towers.doctor.verdict import (
 )
 from towers.errors import RunFolderError, data_errors_of_tensorflow
 from towers.parallel.devices import enable_determinism
-from towers.run.folder import RunFolder
+from towers.run.folder import RunFolder, nearest_existing
 
 # Part of a step -> what it is called in the report.
 PARTS = {
     "gradients": "computing, for each image",
-    "batch": "computing, for each step",
-    "crowd": "other towers at the same time",
-    "meeting": "averaging and updating",
+    "fixed": "fixed cost of a step",
+    "contention": "contention between towers",
+    "synchronization": "synchronization and update",
     "input": "waiting for images",
     "evaluations": "evaluations",
     "checkpoints": "checkpoints",
@@ -58,7 +57,7 @@ def diagnose(
         TowersError: what the run would raise too, such as a DataError.
     """
     check_environment()
-    folder = existing_parent(RunFolder(workdir).path)
+    folder = nearest_existing(RunFolder(workdir).path.absolute().parent)
     say = console.line
     say("checks")
     _print(check_versions())
@@ -97,11 +96,6 @@ def diagnose(
     return verdict
 
 
-def existing_parent(path: pathlib.Path) -> pathlib.Path:
-    """The folder that a run's folder is, or would be, made in, as far as it exists."""
-    return next(parent for parent in path.absolute().parents if parent.is_dir())
-
-
 def measured_lines(measured: Measured, verdict: Verdict) -> list[str]:
     """The times, and the share of each in that of the run."""
     total = sum(verdict.secs.values())
@@ -125,18 +119,18 @@ def measured_lines(measured: Measured, verdict: Verdict) -> list[str]:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """What holds the run back."""
+    """The bottlenecks."""
     if not verdict.findings:
         return [
-            "nothing holds the run back",
+            "no bottleneck found",
             f"run: {verdict.images_per_sec:,.0f} images/s",
         ]
-    lines = ["what holds the run back"]
+    lines = ["bottlenecks"]
     for finding in verdict.findings:
         lines += finding.lines()
     lines.append(
         f"run: {verdict.images_per_sec:,.0f} images/s, "
-        f"{verdict.without_findings:,.0f} with all of that gone"
+        f"{verdict.without_findings:,.0f} without these costs"
     )
     return lines
 

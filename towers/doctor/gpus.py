@@ -1,8 +1,4 @@
-"""Checks of GPUs: their libraries, their driver, the links between them.
-
-What clashes is what TensorFlow itself refuses: a driver or a cuDNN older than it was
-built for.
-"""
+"""Checks of GPUs: their libraries, the links between them."""
 
 import ctypes
 import pathlib
@@ -10,19 +6,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
-
-# CUDA's release notes: the oldest driver for Linux of a major version.
-DRIVERS = {12: (525, 60, 13)}
 
 # Links of `nvidia-smi topo -m` that pass the processor or leave its socket.
 SLOW_LINKS = {
     "PHB": "through the processor",
     "NODE": "through the processor",
-    "SYS": "between two processors",
+    "SYS": "through the link between processors",
 }
 
 
@@ -34,7 +27,7 @@ class Check(NamedTuple):
 
 
 def check_gpus(num_towers: int) -> Iterator[Check]:
-    """Libraries, driver and links; the towers must have computed something before."""
+    """Libraries, GPUs and links; the towers must have computed something before."""
     info = tf.sysconfig.get_build_info()
     cuda, cudnn = (info.get(f"{name}_version", "") for name in ("cuda", "cudnn"))
     yield from compare_cuda(cuda, cudnn, _loaded(), sys.prefix)
@@ -44,8 +37,6 @@ def check_gpus(num_towers: int) -> Iterator[Check]:
     table = _answer("nvidia-smi", query, "--format=csv,noheader")
     for line in table.strip().splitlines():
         yield Check(f"GPU {line}")
-    if drivers := re.findall(r", (\d+\.\d+[.\d]*), ", table):
-        yield from check_driver(drivers[0], cuda)
     if num_towers > 1:
         yield from check_links(_answer("nvidia-smi", "topo", "-m"))
 
@@ -103,15 +94,6 @@ def _loaded():
     return found
 
 
-def check_driver(version: str, cuda: str) -> Iterator[Check]:
-    """The driver against what CUDA of TensorFlow's build needs."""
-    major, *_ = *_numbers(cuda), 0
-    needed = DRIVERS.get(major, ())
-    if _numbers(version) < needed:
-        least = ".".join(map(str, needed))
-        yield Check(f"driver {version}: CUDA {major} needs {least} or later", False)
-
-
 def check_links(topology: str) -> Iterator[Check]:
     """The links between GPUs; `topology` is the answer of `nvidia-smi topo -m`."""
     links = read_links(topology)
@@ -121,8 +103,8 @@ def check_links(topology: str) -> Iterator[Check]:
     for (first, second), kind in links.items():
         if kind in SLOW_LINKS:
             yield Check(
-                f"GPU {first} and {second} meet {SLOW_LINKS[kind]} ({kind}), which is "
-                "slower than NVLink",
+                f"GPU {first} and {second} are connected {SLOW_LINKS[kind]} "
+                f"({kind}), which is slower than NVLink",
                 False,
             )
             return
@@ -145,9 +127,8 @@ def _numbers(version):
 
 def _answer(*command: str) -> str:
     """What a program prints; nothing where it fails."""
-    arguments: Sequence[str] = command
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout

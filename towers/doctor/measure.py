@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from towers import build
 from towers.config import Config
-from towers.data.batches import EvalBatches
 from towers.data.sources import num_bytes
 from towers.doctor import steps, timing
 from towers.doctor.verdict import Measured
-from towers.evaluation.restored import kinds_of_parameters
+from towers.evaluation.duration import evaluation_secs
 from towers.parallel.devices import HOST, Devices
 from towers.parallel.trainer import Trainer
 from towers.run.background import Background
@@ -64,20 +63,23 @@ def measure(
         counts[name] = timing.warm_up(of_name, PART * secs)
     say(f"timing them in turn, for about {secs:.0f} s")
     times = timing.in_rounds(timed, counts, secs)
-    still, tower = times[steps.STILL], times[steps.TOWER]
-    still_secs, tower_secs = statistics.median(still), statistics.median(tower)
-    step_secs = timing.scaled(still, times[steps.INPUT])
+    ready, tower = times[steps.CONSTANT], times[steps.TOWER]
+    ready_secs, tower_secs = statistics.median(ready), statistics.median(tower)
+    step_secs = timing.scaled(ready, times[steps.INPUT])
     errors = [
-        timing.error(still, times[steps.INPUT]) * still_secs / step_secs,
+        timing.error(ready, times[steps.INPUT]) * ready_secs / step_secs,
         timing.error(tower, times[steps.DOUBLE]),
     ]
     gradients_secs = None
     if steps.GRADIENTS in times:
-        gradients_secs = timing.scaled(still, times[steps.GRADIENTS])
-        errors.append(timing.error(still, times[steps.GRADIENTS]))
+        gradients_secs = timing.scaled(ready, times[steps.GRADIENTS])
+        errors.append(timing.error(ready, times[steps.GRADIENTS]))
 
     say("timing an evaluation")
-    eval_secs = _evaluation_secs(config, parts, trainer, OTHERS * secs)
+    eval_secs = 0.0
+    if config.eval_every_epochs:
+        eval_secs = evaluation_secs(config, parts, trainer, secs=OTHERS * secs)
+        eval_secs += _picture_secs(parts)
     say("timing checkpoints")
     checkpoint_secs = _checkpoint_secs(
         config, trainer, timed[steps.INPUT], step_secs, folder, OTHERS * secs
@@ -88,7 +90,7 @@ def measure(
         num_towers=len(devices.towers) // config.devices_per_network,
         images=config.images_per_step,
         step_secs=step_secs,
-        ready_secs=still_secs,
+        ready_secs=ready_secs,
         gradients_secs=gradients_secs,
         tower_secs=tower_secs,
         double_secs=max(tower_secs, timing.scaled(tower, times[steps.DOUBLE])),
@@ -119,28 +121,11 @@ def _input(config, parts):
     }
 
 
-def _evaluation_secs(config, parts, trainer, most_secs):
-    """Seconds of a whole evaluation, from the batches of `most_secs`, and of the
-    picture of its confusion matrix."""
-    if not config.eval_every_epochs:
-        return 0.0
-    _, source = parts.eval_split
-    batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
-    feed = build.create_eval_feed(batches, trainer)
-    kinds = kinds_of_parameters(config)
-
-    def evaluate(num_batches):
-        started = time.perf_counter()
-        trainer.evaluate(feed, num_batches, kinds)
-        return time.perf_counter() - started
-
-    evaluate(1)  # traces
-    count = min(len(batches), 4)
-    count = min(len(batches), max(count, int(most_secs * count / evaluate(count))))
-    secs = evaluate(count) * len(batches) / count
+def _picture_secs(parts):
+    """Seconds of the picture of a confusion matrix, which each evaluation has."""
     names, started = parts.data.class_names, time.perf_counter()
     confusion_matrix(np.eye(len(names), dtype=int), names)
-    return secs + time.perf_counter() - started
+    return time.perf_counter() - started
 
 
 def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):

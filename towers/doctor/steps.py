@@ -9,7 +9,7 @@ from towers import build
 from towers.config import Config
 from towers.data import streams
 from towers.data.batches import Batch
-from towers.doctor.still_feed import StillFeed
+from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.timing import Timed
 from towers.errors import NumericError
 from towers.parallel.devices import Devices
@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-12
 NUM_AHEAD = 2 * streams.NUM_CALLS + 4
 MOST_AHEAD_SECS = 10.0
 
-INPUT, STILL, GRADIENTS, ONE, TOWER, DOUBLE = (
+INPUT, CONSTANT, GRADIENTS, ONE, TOWER, DOUBLE = (
     "steps on the run's own input",
     "steps on a batch in memory",
     "the gradients of all towers alone",
@@ -47,8 +47,8 @@ def create_steps(
     trainer: Trainer,
     batch: Batch,
 ) -> dict[str, Timed]:
-    """INPUT, STILL and so on -> steps of it. There are no GRADIENTS of towers that do
-    not meet.
+    """INPUT, CONSTANT and so on -> steps of it. There are no GRADIENTS of asynchronous
+    towers.
 
     Args:
         config: `without_learning`.
@@ -57,16 +57,16 @@ def create_steps(
     """
     leads = devices.towers[:: config.devices_per_network]
     sizes = [n * config.accumulate_steps for n in shares(config.batch_size, len(leads))]
-    still = StillFeed(batch, sizes, leads)
+    constant = ConstantFeed(batch, sizes, leads)
     steps = {INPUT: _on_stream(trainer)}
     if isinstance(trainer, SynchronousTrainer):
-        steps[STILL] = _steps(trainer, trainer.create_loop(still))
-        steps[GRADIENTS] = _gradients(trainer, still)
+        steps[CONSTANT] = _steps(trainer, trainer.create_loop(constant))
+        steps[GRADIENTS] = _gradients(trainer, constant)
     else:
-        in_memory = build.create_trainer(config, parts, devices, feed=still)
-        steps[STILL] = Timed(in_memory.train)
-    share = StillFeed(batch, sizes[:1], leads[:1])
-    twice = StillFeed(batch, [2 * sizes[0]], leads[:1])
+        in_memory = build.create_trainer(config, parts, devices, feed=constant)
+        steps[CONSTANT] = Timed(in_memory.train)
+    share = ConstantFeed(batch, sizes[:1], leads[:1])
+    twice = ConstantFeed(batch, [2 * sizes[0]], leads[:1])
     one, one_devices = _one_tower(config, devices)
     alone = build.create_trainer(one, parts, one_devices, feed=share)
     steps[ONE] = _steps(alone, alone.loop)
@@ -100,13 +100,13 @@ def _steps(trainer: SynchronousTrainer, loop: Loop) -> Timed:
         if begun < num_steps or trainer.guard.stopped:
             raise NumericError(
                 "the loss or a gradient is not finite before any parameter has moved; "
-                "look at the data set, --augment and --init_from"
+                "check the data set, --augment and --init_from"
             )
 
     return Timed(run)
 
 
-def _gradients(trainer: SynchronousTrainer, feed: StillFeed) -> Timed:
+def _gradients(trainer: SynchronousTrainer, feed: ConstantFeed) -> Timed:
     """The gradients of a trainer's towers, with parameters that lie on their devices;
     no mean, no update."""
     fetched, home = trainer.strategy.fetch(), trainer.strategy.home

@@ -1,13 +1,13 @@
-"""What holds a run back, from what was measured.
+"""The bottlenecks of a run, from what was measured.
 
 The time of a run, for one step, is the sum of
 
 - input: a step on the run's own input, less one on a batch that lies in memory;
-- meeting: a step on such a batch, less the gradients of all towers; that is to bring
-  the parameters to the towers, the mean, and the update;
-- crowd (GPUs): the gradients of all towers at once, less those of one tower alone;
-- batch: what a much larger batch, MOST_TIMES as large, would save of the gradients,
-  because part of their time does not grow with the images;
+- synchronization: a step on such a batch, less the gradients of all towers; that is to
+  bring the parameters to the towers, the mean, and the update;
+- contention (GPUs): the gradients of all towers at once, less those of one tower alone;
+- fixed, the fixed cost of a step: what a much larger batch, MOST_TIMES as large, would
+  save of the gradients, because part of their time does not grow with the images;
 - the rest of the gradients, which is what the devices are for;
 - evaluations, and what checkpoints cost the steps.
 """
@@ -48,7 +48,7 @@ class Measured:
         step_secs: a step on the run's own input.
         ready_secs: the same on a batch in memory.
         gradients_secs: the gradients of all towers, on a batch in memory; None of
-            towers that do not meet.
+            asynchronous towers.
         tower_secs: the gradients of one tower alone, of its share of the batch.
         double_secs: the same with twice the images; not less.
         one_secs: a whole step of one tower alone, with its share of the batch.
@@ -85,8 +85,7 @@ class Measured:
 
 
 class Finding(NamedTuple):
-    """Something that holds a run back: a part of its time, the share of that, and what
-    to try."""
+    """A bottleneck: a part of the run's time, the share of that, and what to try."""
 
     subject: str
     share: float
@@ -108,10 +107,11 @@ class Verdict(NamedTuple):
     """The parts of a run's time, and what of them is too much.
 
     Attributes:
-        secs: name -> seconds of a step; "gradients" are without "batch" and "crowd".
+        secs: name -> seconds of a step; "gradients" are without "fixed" and
+            "contention".
         findings: the largest share first.
         images_per_sec: of the whole run, with evaluations and checkpoints.
-        without_findings: the same with all of that gone.
+        without_findings: the same without the time of the findings.
     """
 
     secs: dict[str, float]
@@ -121,7 +121,7 @@ class Verdict(NamedTuple):
 
 
 def judge(measured: Measured, config: Config) -> Verdict:
-    """What holds a run with this config back."""
+    """The bottlenecks of a run with this config."""
     secs = _parts(measured, config)
     total = sum(secs.values())
     findings = [
@@ -143,14 +143,14 @@ def _parts(m: Measured, config: Config) -> dict[str, float]:
     gradients = m.ready_secs
     if m.gradients_secs is not None:
         gradients = min(m.gradients_secs, m.ready_secs)
-    secs["meeting"] = m.ready_secs - gradients
+    secs["synchronization"] = m.ready_secs - gradients
     alone = gradients
     if m.kind == "GPU" and m.num_towers > 1:  # those of a CPU share its cores
         alone = min(m.tower_secs, gradients)
-    secs["crowd"] = gradients - alone
+    secs["contention"] = gradients - alone
     fixed = max(0.0, 2 * m.tower_secs - m.double_secs) / m.tower_secs
-    secs["batch"] = fixed * alone * (1 - 1 / MOST_TIMES)
-    secs["gradients"] = alone - secs["batch"]
+    secs["fixed"] = fixed * alone * (1 - 1 / MOST_TIMES)
+    secs["gradients"] = alone - secs["fixed"]
     secs["evaluations"] = m.eval_secs * m.num_evaluations / m.num_steps
     per_step, total = 0.0, sum(secs.values())
     if config.checkpoint_every_steps:
@@ -170,15 +170,15 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
         fewer = ", or fewer --num_towers" if m.num_towers > 1 else ""
         share = max(1, m.images // config.accumulate_steps // m.num_towers)
         yield (
-            "batch",
+            "fixed",
             f"{share} image{'s' * (share > 1)} a tower are few: twice as many take "
             f"{m.double_secs / m.tower_secs:.2f} times as long. Try "
             f"--batch_size={times * config.batch_size}{fewer}.",
         )
-    yield "meeting", _meeting_text(m, config, secs)
-    crowd = time_text(secs["crowd"])
-    text = f"Towers at the same time take {crowd} longer than one alone. Try"
-    yield "crowd", f"{text} --compile=xla, or a larger --batch_size."
+    yield "synchronization", _synchronization_text(m, config, secs)
+    longer = time_text(secs["contention"])
+    text = f"Towers at the same time take {longer} longer than one alone. Try"
+    yield "contention", f"{text} --compile=xla, or a larger --batch_size."
     if m.num_evaluations > 1:
         times = secs["evaluations"] / (total - secs["evaluations"]) / GOOD_SHARE
         every = _round_up(times * config.eval_every_epochs)
@@ -218,15 +218,15 @@ def _input_advice(m, config):
     return "Try a smaller --image_size, a cheaper --augment, or more processor cores."
 
 
-def _meeting_text(m, config, secs):
+def _synchronization_text(m, config, secs):
     what = "To average and update the parameters" if m.num_towers > 1 else "The update"
-    text = f"{what} takes {time_text(secs['meeting'])} a step."
+    text = f"{what} takes {time_text(secs['synchronization'])} a step."
     if m.kind == "GPU" and m.num_towers > 1 and config.strategy == "towers":
         return f"{text} Try --strategy=replicated, or a larger --batch_size."
     if config.strategy == "async_towers":
         return text
-    computing = secs["gradients"] + secs["batch"] + secs["crowd"]
-    steps = _power_of_two(secs["meeting"] / max(computing, 1e-9) / GOOD_SHARE)
+    computing = secs["gradients"] + secs["fixed"] + secs["contention"]
+    steps = _power_of_two(secs["synchronization"] / max(computing, 1e-9) / GOOD_SHARE)
     return (
         f"{text} Try a larger --batch_size, or "
         f"--accumulate_steps={steps * config.accumulate_steps}, which do it less often."

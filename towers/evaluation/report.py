@@ -170,19 +170,30 @@ def result_of(
     }
 
 
+def of_reported(result: Mapping[str, Any], name: str) -> Any:
+    """A figure of the parameters that a run reports, such as "loss" or "classes"; None
+    where it is missing."""
+    return result.get((result["reported"] or "accuracy").replace("accuracy", name))
+
+
 def to_json(result: Mapping[str, Any]) -> str:
     """The text of `result.json`, with a line for each row of a table; a figure that is
     not finite is null, because JSON has no other number for it."""
 
+    def finite(value):
+        if isinstance(value, Mapping):
+            return {name: finite(x) for name, x in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(x) for x in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     def text(value):
-        if isinstance(value, float) and not math.isfinite(value):
-            return "null"
         if isinstance(value, list) and value and isinstance(value[0], list | dict):
             rows = ",\n    ".join(map(json.dumps, value))
             return f"[\n    {rows}\n  ]"
         return json.dumps(value)
 
-    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in result.items())
+    entries = (f"  {json.dumps(name)}: {text(x)}" for name, x in finite(result).items())
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from towers.evaluation import charts, page
 from towers.evaluation.charts import Series
-from towers.evaluation.run_report import of_reported
+from towers.evaluation.report import of_reported
 from towers.run.display import duration
 
 # Pairs of classes that are listed.
@@ -49,7 +49,7 @@ def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
 
 
 def _head(content):
-    """The accuracy that counts, and other figures."""
+    """The reported accuracy, and other figures."""
     result = content["result"]
     title = f"<h1>{page.text(content['run'])}</h1>"
     accuracy = of_reported(result, "accuracy")
@@ -80,7 +80,7 @@ def _about(content):
             "evaluates the test images."
         )
     elif not of_reported(result, "classes"):
-        sentences.append("run_eval.py --report adds what the classes are taken for.")
+        sentences.append("run_eval.py --report adds the confusion matrix.")
     return page.paragraph(" ".join(sentences))
 
 

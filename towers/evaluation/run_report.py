@@ -1,12 +1,10 @@
 """The report of a run: a web page in one file, and the same as JSON and CSV."""
 
-import csv
-import io
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +17,7 @@ from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
 from towers.evaluation.figures import Predictions, figures, reliability
 from towers.evaluation.report import result_of, to_json
+from towers.evaluation.report_csv import report_csv
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.run.folder import RunFolder
 from towers.run.stopwatch import Stopwatch
@@ -142,7 +141,7 @@ def write_report(
             pixels[row["index"]] = evaluated.source.read(index)[0][0].numpy()
     page = folder.report / "index.html"
     texts = {
-        path: to_json(_finite(content)),
+        path: to_json(content),
         folder.report / "report.csv": report_csv(content),
         page: report_page(content, pixels),
     }
@@ -239,70 +238,3 @@ def _process_before(path):
         return {name: content[name] for name in ("command", "machine")}
     except (OSError, ValueError, LookupError, TypeError):
         return {"command": None, "machine": None}
-
-
-def report_csv(content: Mapping[str, Any]) -> str:
-    """The text of `report.csv`, one figure a line.
-
-    Columns: part, such as "result" or "class"; name; step, of a curve; value; low and
-    high, its interval.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["part", "name", "step", "value", "low", "high"])
-    writer.writerows(_csv_rows(content))
-    return text.getvalue()
-
-
-def _csv_rows(content) -> Iterable[Sequence[Any]]:
-    result = content["result"]
-    for name, value in result.items():
-        if isinstance(value, list):
-            continue
-        interval = None
-        if "accuracy" in name:
-            interval = result.get(name.replace("accuracy", "accuracy_interval"))
-        yield "result", name, "", value, *(interval or ["", ""])
-    classes = of_reported(result, "classes") or []
-    matrix = of_reported(result, "confusion_matrix") or []
-    for row in classes:
-        for name in ("images", "f1"):
-            yield f"class {name}", row["name"], "", row[name], "", ""
-        for name in ("precision", "recall"):
-            interval = row[f"{name}_interval"]
-            yield f"class {name}", row["name"], "", row[name], *interval
-    for row, counts in zip(classes, matrix, strict=True):
-        for other, count in zip(classes, counts, strict=True):
-            if count:
-                yield (
-                    "confusion",
-                    f"{row['name']} as {other['name']}",
-                    "",
-                    count,
-                    "",
-                    "",
-                )
-    for row in content["reliability"]:
-        if row["images"]:
-            interval = row["accuracy_interval"]
-            yield "calibration", row["probability"], "", row["accuracy"], *interval
-    for name, curve in content["curves"].items():
-        for step, value in zip(curve["steps"], curve["values"], strict=True):
-            yield "curve", name, step, value, "", ""
-    for name, value in content["options"].items():
-        yield "option", name, "", value, "", ""
-
-
-def of_reported(result: Mapping[str, Any], name: str) -> Any:
-    """A figure of the parameters that a run reports, such as "loss" or "classes"; None
-    where it is missing."""
-    return result.get((result["reported"] or "accuracy").replace("accuracy", name))
-
-
-def _finite(value):
-    """The value as JSON has it: null for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(name): _finite(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(x) for x in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -3,7 +3,7 @@
 import io
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import keras
@@ -20,7 +20,7 @@ class Row(NamedTuple):
     """One layer, or several.
 
     Attributes:
-        name: of the layer, or the beginning of their names.
+        name: of the layer, or "...".
         shapes: of its parameters, or how many layers they are.
         count: parameters.
         num_frozen: those of them that are frozen.
@@ -56,27 +56,12 @@ def parameter_rows(model: keras.Model, frozen: Collection[str] = ()) -> list[Row
 
 
 def folded(rows: Sequence[Row], most: int = MOST_ROWS) -> list[Row]:
-    """At most so many rows: neighbors whose names begin alike become one; where that
-    does not help, those in the middle."""
+    """At most so many rows: those in the middle become one."""
     if len(rows) <= most:
         return list(rows)
-    words = [row.name.replace("/", "_").split("_") for row in rows]
-    for num_words in range(max(map(len, words)), 0, -1):
-        groups = list(_groups(rows, num_words))
-        if len(groups) <= most:
-            return groups
     ends = (most - 1) // 2
     middle = rows[ends : len(rows) - ends]
     return [*rows[:ends], _merged("...", middle), *rows[len(rows) - ends :]]
-
-
-def _groups(rows, num_words) -> Iterator[Row]:
-    def begin(row):
-        return "_".join(row.name.replace("/", "_").split("_")[:num_words])
-
-    for name, group in itertools.groupby(rows, begin):
-        group = list(group)
-        yield group[0] if len(group) == 1 else _merged(f"{name}*", group)
 
 
 def _merged(name, rows):

@@ -63,7 +63,7 @@ class AsynchronousTrainer(Trainer):
         self._is_torn = False  # the state is that of no step
         # Of each tower's last update; the gradients of the last one of all.
         self._tower_metrics = [{} for _ in self.devices]
-        self._sums = np.zeros(2)  # of the losses and correct images of a call
+        self._sums = np.zeros(3)  # of a call, see `Trainer.train`
         self._gradients = []
         self._restart()
 
@@ -219,8 +219,9 @@ class AsynchronousTrainer(Trainer):
                 self._is_torn = True
                 raise
             self._tower_metrics[tower] = metrics
-            images = [self._weights[tower] * metrics["loss"], metrics["correct"]]
-            self._sums += np.array(images, np.float64)
+            if np.isfinite(metrics["loss"]):
+                weight = self._weights[tower]
+                self._sums += [weight * metrics["loss"], metrics["correct"], weight]
 
     def _not_finite_error(self, tower, metrics):
         return not_finite_error(
@@ -255,7 +256,6 @@ class AsynchronousTrainer(Trainer):
     def _metrics(self):
         """The metrics of the last step."""
         step, per_tower = self.step, self._tower_metrics
-        loss_sum, num_correct = self._sums
         values = {k: np.array([x[k] for x in per_tower]) for k in per_tower[0]}
         return {
             "step": step,
@@ -266,8 +266,7 @@ class AsynchronousTrainer(Trainer):
             "learning_rate": self.learning_rate(step - 1),
             "gradient_norm": np.mean(values["gradient_norm"]),
             "staleness": np.array(self.coordinator.staleness),
-            "loss_sum": loss_sum,
-            "accuracy_sum": num_correct / sum(self.strategy.sizes),
+            "sums": tuple(self._sums.tolist()),
             "input_wait_secs": np.mean(self.coordinator.input_wait_secs),
             **self.guard.num_skipped(),
         }

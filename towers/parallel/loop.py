@@ -34,7 +34,7 @@ class Loop:
 
     Args:
         train_step: (phase, batches, metrics of the step before) -> (whether the step
-            was taken, metrics), in the graph.
+            was taken, metrics), in the graph; metrics are a tensor, or several.
         zero_metrics: metrics of the same form, for the loop to begin with.
         num_phases: phases of the run, each of which is traced apart.
         feed: the batches.
@@ -43,8 +43,8 @@ class Loop:
 
     def __init__(
         self,
-        train_step: Callable[[int, Sequence, tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-        zero_metrics: Callable[[], tf.Tensor],
+        train_step: Callable[[int, Sequence, Any], tuple[tf.Tensor, Any]],
+        zero_metrics: Callable[[], Any],
         *,
         num_phases: int,
         feed: Feed,
@@ -66,7 +66,7 @@ class Loop:
 
     def __call__(
         self, phase: int, first: int, num_steps: int
-    ) -> tuple[int, float, tf.Tensor]:
+    ) -> tuple[int, float, Any]:
         """Takes up to `num_steps` steps of a phase, fewer after a stop request; where
         one is refused, none after it changes anything.
 
@@ -90,7 +90,8 @@ class Loop:
         with self._compilation.loop_options():
             begun, _, wait_secs, metrics = self.compiled(phase, iterators, *arguments)
         self._is_compiled[phase] = True
-        result = int(begun), float(wait_secs), metrics.numpy()
+        metrics = tf.nest.map_structure(lambda x: x.numpy(), metrics)
+        result = int(begun), float(wait_secs), metrics
         self._number.assign(first + result[0])
         self._activity.assign(IDLE)
         return result

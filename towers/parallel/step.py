@@ -27,6 +27,9 @@ from towers.parallel.tower import TowerResult, WholeNetwork
 
 Batch = Mapping[str, tf.Tensor]
 
+# Losses are summed up as multiples of it.
+LOSS_UNIT = 2.0**-20
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
@@ -103,11 +106,14 @@ class Step:
         # Is it taken?
         with tf.device(home):
             running = self.guard.is_running()
-            total_loss, metrics = self._metrics(mean, norm, decay, before)
-            if not self.compilation.on_cpus:
-                metrics = tf.where(running, metrics, before)
+            loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
+            total_loss = loss + tf.cast(decay, loss.dtype)
             # A tower that is not finite makes the mean so.
             is_finite = tf.math.is_finite(norm + total_loss)
+            metrics = self._metrics(loss, total_loss, norm, mean)
+            sums = self._sums(loss, mean, is_finite & running, before)
+            if not self.compilation.on_cpus:
+                metrics = tf.where(running, metrics, before[-1])
             verdict = self.guard.decide(is_finite, running)
         squares = on_each(
             lambda copy, vectors: self.update_fn.squares(
@@ -131,42 +137,47 @@ class Step:
             with tf.device(copy.device):
                 taken = tf.cast(verdict.is_taken, tf.int64)
                 copy.step.assign_add(taken, read_value=False)
-        return verdict.is_taken, metrics
+        return verdict.is_taken, [*sums, metrics]
 
-    def _metrics(self, mean, norm, decay, before):
-        loss = weighted_mean(tf.unstack(mean.losses), tower_weights(self.sizes))
-        total_loss = loss + tf.cast(decay, loss.dtype)
-        accuracy = mean.correct / (sum(self.sizes) * self.accumulate_steps)
-        accuracy = tf.cast(accuracy, loss.dtype)
+    def _metrics(self, loss, total_loss, norm, mean):
         scale = self.guard.read_scale()
         scale = tf.zeros([]) if scale is None else scale
-        values = [tf.cast(x, loss.dtype) for x in (total_loss, norm, scale)]
-        sums = before[:2] + tf.stack([loss, accuracy])
-        last = tf.stack([loss, accuracy, *values])
-        return total_loss, tf.concat([sums, last, mean.losses], 0)
+        values = loss, mean.correct, total_loss, norm, scale
+        values = [tf.cast(x, loss.dtype) for x in values]
+        return tf.concat([tf.stack(values), mean.losses], 0)
 
-    def zero_metrics(self) -> tf.Tensor:
+    def _sums(self, loss, mean, is_counted, before):
+        """Of whole numbers, so that they are exact, whichever steps are in one call."""
+        units = tf.round(tf.cast(loss, tf.float64) / LOSS_UNIT)
+        counts = tf.stack([tf.cast(mean.correct, before[1].dtype), 1.0])
+        return [
+            total + tf.where(is_counted, x, 0.0)
+            for total, x in zip(before, (units, counts), strict=False)
+        ]
+
+    def zero_metrics(self) -> list[tf.Tensor]:
         """Metrics of the same form, for a loop to begin with."""
         dtype = tf.as_dtype(self.trainable_variables[0].dtype)
+        dtype = dtype if dtype.size > 2 else tf.float32
         with tf.device(self.strategy.home):
-            return tf.zeros(
-                [7 + len(self.sizes)], dtype if dtype.size > 2 else tf.float32
-            )
+            sums = tf.zeros([], tf.float64), tf.zeros([2], dtype)
+            return [*sums, tf.zeros([5 + len(self.sizes)], dtype)]
 
-    def read_metrics(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """The metrics of a step by name, but for its learning rate; "loss_sum" and
-        "accuracy_sum" are of all steps of the loop."""
-        loss_sum, accuracy_sum, loss, accuracy, *others = values
+    def read_metrics(self, metrics: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """The metrics of a step by name, but for its learning rate; "sums" of all steps
+        of the loop, see `Trainer.train`."""
+        loss_units, (correct_sum, num_summed), values = metrics
+        loss, correct, *others = values
         total_loss, norm, scale, *losses = others
+        num_images = sum(self.sizes) * self.accumulate_steps
         return {
             "loss": loss,
             "total_loss": total_loss,
             "tower_losses": np.array(losses, values.dtype),
-            "accuracy": accuracy,
+            "accuracy": correct / num_images,
             "gradient_norm": norm,
             **({"loss_scale": scale} if self.guard.scale_loss else {}),
-            "loss_sum": loss_sum,
-            "accuracy_sum": accuracy_sum,
+            "sums": (loss_units * LOSS_UNIT, correct_sum, num_summed),
         }
 
     def _update(self, results, mean, gradients, norm, squares, is_taken):

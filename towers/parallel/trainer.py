@@ -157,9 +157,11 @@ class Trainer(abc.ABC):
             correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
             before clipping; "loss_scale" where the loss is scaled; "skipped_steps" so
             far, where any may be (of asynchronous towers, updates); "staleness" of
-            asynchronous updates. Of all steps of this call are "loss_sum" and
-            "accuracy_sum", and "input_wait_secs": how long they waited for their
-            batches, in seconds; of asynchronous towers the mean over the towers.
+            asynchronous updates. Of all steps of this call are "input_wait_secs", how
+            long they waited for their batches, in seconds (of asynchronous towers the
+            mean over the towers), and "sums": of the losses, of the correct
+            predictions, and the number of these steps; those whose loss is not finite
+            do not count.
 
         Raises:
             NumericError: a tower's loss or gradients are not finite, and the step is

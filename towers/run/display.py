@@ -1,6 +1,6 @@
 """What a training shows while it runs: a live display on a terminal, else lines.
 
-The lines come by the clock, ever rarer: a run of a day prints about 50.
+The lines come by the clock, at growing intervals: a run of a day prints about 50.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from towers import console
+from towers.errors import ConfigError
 
 MODES = ("auto", "live", "plain", "off")
 
@@ -31,7 +32,7 @@ class Status:
     Attributes:
         step, last_step: steps taken, and those of the run.
         epoch, num_epochs: passes over the training images, likewise.
-        epochs_per_step: as much of an epoch is a step.
+        epochs_per_step: the fraction of an epoch that a step is.
         loss, accuracy: running means over the epoch; None before the first step.
         learning_rate: of the last step.
         images_per_sec, input_wait_percent: None until they are known.
@@ -149,14 +150,19 @@ class LiveDisplay(Display):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._step, self._activity = self.status.step, "starting"
+        self._live = None
+
+    def __enter__(self):
         self._live = console.Live(self._render)
+        return self
 
     def __exit__(self, *_):
         self._live.stop()
 
     def tick(self, step, activity):
         self._step, self._activity = step, activity
-        self._live.refresh()
+        if self._live:
+            self._live.refresh()
 
     def _render(self, width):
         from rich.console import Group
@@ -201,7 +207,10 @@ class LiveDisplay(Display):
 
 
 def create_display(mode: str, status: Status) -> Display:
-    """The display of a mode, one of MODES; auto is live on a terminal, else plain."""
+    """The display of a mode; auto is live on a terminal, else plain. ConfigError where
+    it is none of MODES."""
+    if mode not in MODES:
+        raise ConfigError(f"progress={mode}: must be one of {', '.join(MODES)}")
     if mode == "auto":
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}

@@ -40,6 +40,7 @@ EVALUATION_BATCH_SIZE = 500
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
+_TRACE = re.compile(r".*\.(xplane\.pb|trace(\.json)?(\.gz)?)")
 _REPORT = re.compile(r"(index|compare)\.html|report\.(json|csv)")
 
 # Environment variables with the name of a job whose restarts keep it: what our
@@ -66,7 +67,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
-        self.boards = self.tensorboard / "train", self.tensorboard / "eval"
+        names = "train", "test", "validation", "eval"
+        self.boards = tuple(self.tensorboard / name for name in names)
         self.best = self.path / "best"
         self.result = self.path / "result.json"
         self.mistakes = self.path / "mistakes.csv"
@@ -90,8 +92,7 @@ class RunFolder:
         """Raises the ConfigError of `create`, as far as permissions tell, or of `lock`;
         writes nothing."""
         self._validate_name()
-        path = self.checkpoints.absolute()
-        nearest = next(p for p in (path, *path.parents) if os.path.lexists(p))
+        nearest = nearest_existing(self.checkpoints)
         if not os.path.isdir(nearest):
             raise self._not_writable(os.strerror(errno.ENOTDIR))
         if os.statvfs(nearest).f_flag & os.ST_RDONLY:
@@ -148,6 +149,9 @@ class RunFolder:
             kept += _clear(self.report, _REPORT)
             for board in self.boards:
                 kept += _clear(board, _EVENTS)
+            profiles = self.tensorboard / "plugins" / "profile"
+            for profile in (*profiles.glob("*"), profiles, profiles.parent):
+                kept += _clear(profile, _TRACE)
             kept += _clear(self.tensorboard, None)
             for path in self.files():
                 store.remove(path)
@@ -156,7 +160,8 @@ class RunFolder:
                 f"{error.filename} cannot be removed: {error.strerror}; remove it "
                 "yourself or choose another --workdir"
             ) from None
-        return [path for path in kept if path not in self.boards]
+        folders = {*self.boards, profiles.parent, *profiles.parent.rglob("*")}
+        return [path for path in kept if path not in folders or not path.is_dir()]
 
     def is_restarted(self) -> bool:
         """Whether this process is a restart of the job that began the run with
@@ -294,6 +299,12 @@ class RunFolder:
         """As `evaluation_config`, for predictions: every device has the whole network,
         whatever the strategy of the training."""
         return self.evaluation_config(step, **{"group_size": 1} | changes)
+
+
+def nearest_existing(path: pathlib.Path) -> pathlib.Path:
+    """The path, or the nearest of its parents that exists."""
+    path = path.absolute()
+    return next(p for p in (path, *path.parents) if os.path.lexists(p))
 
 
 def config_to_continue(

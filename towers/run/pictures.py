@@ -10,7 +10,10 @@ from PIL import Image, ImageDraw, ImageFont
 # sharp texts), a gap, and a line of a caption.
 _WIDTH, _GAP, _LINE = 350, 4, 14
 
-# A matrix of more classes has no names and no counts; pixels of its names, and of the
+# A matrix of more classes is not drawn.
+MOST_CLASSES = 1000
+
+# One of more classes has no names and no counts; pixels of its names, and of the
 # side of a cell that holds a count.
 _MOST_NAMED, _MARGIN, _CELL = 20, 110, 24
 

@@ -34,7 +34,8 @@ class Profile:
                 f"profile_steps={','.join(map(str, steps))}: give two numbers of "
                 "steps, the smaller one first, such as 100,110"
             )
-        self._steps, self._folder, self._is_tracing = tuple(steps), folder, False
+        self._steps, self._folder = tuple(steps), folder
+        self._is_tracing = self._is_done = False
 
     def steps_to_border(self, step: int) -> float:
         """The steps after `step` until the trace begins, or ends."""
@@ -43,15 +44,24 @@ class Profile:
     def at(self, step: int) -> None:
         """Begins or ends the trace where it is due; the end prints the summary."""
         if self._is_tracing and step >= self._steps[1]:
-            self._is_tracing = False
-            tf.profiler.experimental.stop()
-            first, last = self._steps
-            console.line(f"profile of steps {first} to {last}, for TensorBoard:")
-            for line in summary(self._folder, last - first):
-                console.line(f"  {line}")
-        elif not self._is_tracing and step in self._steps[:1]:
+            self.end(step)
+        elif not (self._is_tracing or self._is_done) and step in self._steps[:1]:
             tf.profiler.experimental.start(str(self._folder))
             self._is_tracing = True
+
+    def end(self, step: int) -> None:
+        """Ends the trace, also where the run ends within it."""
+        if self._steps and not self._is_tracing and not self._is_done:
+            first, last = self._steps
+            console.warn(f"profile_steps={first},{last}: the run did not pass {first}")
+        if not self._is_tracing:
+            return
+        self._is_tracing, self._is_done = False, True
+        tf.profiler.experimental.stop()
+        first, _ = self._steps
+        console.line(f"profile of steps {first} to {step}, for TensorBoard:")
+        for line in summary(self._folder, max(step - first, 1)):
+            console.line(f"  {line}")
 
 
 def summary(folder: pathlib.Path, num_steps: int) -> list[str]:

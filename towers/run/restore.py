@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,7 +68,8 @@ def _validate(state):
     steps = [record["step"] for record in carried_records(state)]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
     steps.append(state.get("num_worse", 0))
-    numbers += dataclasses.asdict(running_mean_of(state)).values()
+    if not all(map(math.isfinite, dataclasses.asdict(running_mean_of(state)).values())):
+        raise ValueError("its running means are not finite")
     if best is not None:
         steps.append(best["step"])
         numbers.append(best["accuracy"])

@@ -1,7 +1,6 @@
 """Running means of the loss and accuracy of training batches over an epoch."""
 
 import dataclasses
-import math
 
 
 @dataclasses.dataclass
@@ -10,35 +9,29 @@ class RunningMean:
 
     Attributes:
         epoch: number of the epoch.
-        num_steps: of it.
-        loss_sum, accuracy_sum: of their batches.
+        num_steps: of it, those with a finite loss; of asynchronous towers also parts.
+        loss_sum, correct_sum: of their losses and correct predictions.
     """
 
     epoch: int = 0
-    num_steps: int = 0
+    num_steps: float = 0.0
     loss_sum: float = 0.0
-    accuracy_sum: float = 0.0
+    correct_sum: float = 0.0
 
-    def add(
-        self, epoch: int, num_steps: int, loss_sum: float, accuracy_sum: float
-    ) -> None:
-        """Adds steps; those of another epoch than before begin anew. Where one of them
-        was skipped, as its loss is not finite, none is added."""
+    def add(self, epoch: int, sums: tuple[float, float, float]) -> None:
+        """Adds steps, by their sums of losses and of correct predictions and their
+        number; those of another epoch than before begin anew."""
         if epoch != self.epoch:
-            self.epoch, self.num_steps = epoch, 0
-            self.loss_sum = self.accuracy_sum = 0.0
-        if not math.isfinite(loss_sum):
-            return
+            self.epoch, self.num_steps = epoch, 0.0
+            self.loss_sum = self.correct_sum = 0.0
+        loss_sum, correct_sum, num_steps = map(float, sums)
         self.num_steps += num_steps
-        self.loss_sum += float(loss_sum)
-        self.accuracy_sum += float(accuracy_sum)
+        self.loss_sum += loss_sum
+        self.correct_sum += correct_sum
 
-    @property
-    def loss(self) -> float | None:
-        """The mean; None of no step."""
-        return self.loss_sum / self.num_steps if self.num_steps else None
-
-    @property
-    def accuracy(self) -> float | None:
-        """The mean; None of no step."""
-        return self.accuracy_sum / self.num_steps if self.num_steps else None
+    def means(self, images_per_step: int) -> tuple[float, float] | None:
+        """Loss and accuracy; None of no step."""
+        if not self.num_steps:
+            return None
+        num_images = self.num_steps * images_per_step
+        return self.loss_sum / self.num_steps, self.correct_sum / num_images

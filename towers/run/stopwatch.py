@@ -30,17 +30,18 @@ class Stopwatch:
     def __post_init__(self):
         self._is_warm = False
         self._recent_steps, self._recent_secs = 0, 0.0  # timed, of this phase
-        self.last_start_secs = 0.0
         self._lap_steps, self._lap_secs, self._lap_wait_secs = 0, 0.0, 0.0
         self._lap: Lap | None = None
         # Of this start; for the time left.
         self._num_evaluations, self._evaluation_secs = 0, 0.0
         self._paused_steps, self._paused_secs = 0, 0.0
+        self._evaluation_secs_since_add = 0.0
 
     def add(self, num_steps: int, secs: float, input_wait_secs: float = 0.0) -> None:
         """Adds a call of `num_steps` steps that took `secs`, including the time spent
         waiting for batches."""
         self.train_secs += secs
+        self._evaluation_secs_since_add = 0.0
         if self._is_warm and num_steps:
             self.timed_steps += num_steps
             self.timed_secs += secs
@@ -51,18 +52,19 @@ class Stopwatch:
             self._lap_wait_secs += input_wait_secs
         if not self._is_warm:
             self.start_secs += secs
-            self.last_start_secs = secs
         self._is_warm = True
 
     def add_pause(self, num_steps: int, secs: float) -> None:
-        """Adds the time in which reports and checkpoints held the training up."""
+        """Adds the time from the end of a call of so many steps to the next call;
+        evaluations in it are counted apart."""
         self._paused_steps += num_steps
-        self._paused_secs += secs
+        self._paused_secs += secs - self._evaluation_secs_since_add
 
     def add_evaluation(self, secs: float) -> None:
         """Adds the time of an evaluation."""
         self._num_evaluations += 1
         self._evaluation_secs += secs
+        self._evaluation_secs_since_add += secs
 
     def secs_left(self, num_steps: int, num_evaluations: int) -> float | None:
         """The time that so many steps and evaluations take, with what is written

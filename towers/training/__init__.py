@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from towers import build, console
 from towers.callbacks import Callback
@@ -22,7 +22,6 @@ from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
 from towers.parallel.loop import CONSISTENT_ACTIVITIES, STARTING_ACTIVITIES
 from towers.run.background import Background
-from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.cluster_spec import Cluster
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Status, create_display
@@ -36,7 +35,6 @@ from towers.run.peers import (
     validate_copies,
 )
 from towers.run.periods import Periods
-from towers.run.pictures import confusion_matrix
 from towers.run.profile import Profile
 from towers.run.reports import NoReports, Reports
 from towers.run.restore import (
@@ -63,6 +61,7 @@ from towers.training.ending import (
 )
 from towers.training.result import TrainResult, create_history
 from towers.training.setup import configure_devices, create_trainer, print_banner
+from towers.training.summaries import log_update, report_evaluation, summarize
 
 # Target duration of one compiled call: signals and the clock are served between calls.
 CALL_SECS = 2.0
@@ -191,7 +190,10 @@ def train(
             epoch = session.step * status.epochs_per_step
             display.update(step=session.step, epoch=epoch)
             with display, saved_at_the_end(session, overwrite):
-                watchdog.run(train_steps, session, parts, profile, after_call)
+                try:
+                    watchdog.run(train_steps, session, parts, profile, after_call)
+                finally:
+                    profile.end(session.step)
             watchdog.run(end_callbacks, session)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
@@ -245,6 +247,8 @@ def train_steps(
             session.last_step - session.step,
             stopwatch.steps_in(CALL_SECS),
             profile.steps_to_border(session.step),
+            # The running means are those of an epoch.
+            _steps_to_epoch_end(session.step, config.images_per_step, parts),
         )
         num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
         if not num_steps:
@@ -263,12 +267,8 @@ def train_steps(
         stopwatch.add(num_steps, ended - started, metrics.pop("input_wait_secs"))
         if step in phase_ends:
             stopwatch.begin_phase()
-        session.means.add(
-            before * config.images_per_step // parts.num_examples,
-            num_steps,
-            metrics.pop("loss_sum"),
-            metrics.pop("accuracy_sum"),
-        )
+        epoch = before * config.images_per_step // parts.num_examples
+        session.means.add(epoch, metrics.pop("sums"))
         session.step = step
         profile.at(step)
         # A checkpoint stores it, so that a step is evaluated even after a preemption.
@@ -278,11 +278,11 @@ def train_steps(
 
         # Write.
         if session.summarized_params:
-            _log_update(session)
+            log_update(session)
         if summary_due or periods.logs(step):
             _log(session, metrics, staleness)
         if summary_due or periods.summarizes(step):
-            _summarize(session, parts)
+            summarize(session, parts)
 
         # Evaluate and save.
         _evaluate_and_save(session, parts, periods, save_due)
@@ -294,11 +294,13 @@ def _show(session: Session, metrics: dict[str, Any], periods: Periods) -> None:
     """Gives the display what is known after a call."""
     step, last_step, stopwatch = session.step, session.last_step, session.stopwatch
     evaluations = periods.num_evaluations(step - 1, last_step)
+    means = session.means.means(session.config.images_per_step)
+    loss, accuracy = means or (None, None)
     session.display.update(
         step=step,
         epoch=session.open_record["epoch"],
-        loss=session.means.loss,
-        accuracy=session.means.accuracy,
+        loss=loss,
+        accuracy=accuracy,
         learning_rate=metrics["learning_rate"],
         skipped_steps=metrics.get("skipped_steps", 0),
         secs_left=stopwatch.secs_left(last_step - step, evaluations),
@@ -329,41 +331,6 @@ def _log(session: Session, metrics: dict[str, Any], staleness: list[int]) -> Non
     session.reports.scalars(session.step, metrics)
 
 
-def _summarize(session: Session, parts: build.Parts) -> None:
-    """Histograms of the parameters and gradients, and the images of the next step."""
-    state = session.trainer.state().items()
-    params = {k.removeprefix("params/"): v for k, v in state if k.startswith("params/")}
-    session.reports.histograms(session.step, params, "params")
-    with session.watchdog.activity("waiting for data"):
-        batch = parts.train_batches(tf.constant(session.step, tf.int64))
-    with session.watchdog.activity("computing gradients for the summary"):
-        gradients = session.trainer.gradients()
-    session.reports.histograms(session.step, gradients, "gradients")
-    session.reports.picture(
-        session.step,
-        "training_batch",
-        lambda: batch_picture(
-            batch["images"].numpy(), batch["labels"].numpy(), parts.data.class_names
-        ),
-        "Augmented images of the next step; each is stretched to the whole range",
-    )
-    session.summarized_at, session.summarized_params = session.clock(), params
-
-
-def _log_update(session: Session) -> None:
-    """The length of the step after a summary."""
-    before, session.summarized_params = session.summarized_params, None
-    state = session.trainer.state()
-    update, norm = 0.0, 0.0
-    for name, values in before.items():
-        values = values.astype(np.float64)
-        update += np.sum((state[f"params/{name}"] - values) ** 2)
-        norm += np.sum(values**2)
-    if norm:
-        ratio = np.sqrt(update / norm)
-        session.reports.scalars(session.step, {"update_ratio": ratio})
-
-
 def _evaluate_and_save(
     session: Session, parts: build.Parts, periods: Periods, save_due: bool = False
 ) -> None:
@@ -380,31 +347,21 @@ def _evaluate_and_save(
         save(session)
 
 
-def _report_evaluation(
-    session: Session, parts: build.Parts, record: dict[str, Any], predictions
-) -> None:
-    """Curves, the confusion matrix and the worst mistakes."""
-    split, source = parts.eval_split
-    reports, names = session.reports, parts.data.class_names
-    values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
-    reports.scalars(session.step, values, split)
+def _steps_to_epoch_end(step: int, images_per_step: int, parts: build.Parts) -> int:
+    """Steps until the first that completes an epoch."""
+    images = (step * images_per_step // parts.num_examples + 1) * parts.num_examples
+    return -(-images // images_per_step) - step
 
-    def draw_matrix():
-        counts = np.zeros([len(names)] * 2, np.int64)
-        np.add.at(counts, tuple(predictions[:, :2].T.astype(int)), 1)
-        return confusion_matrix(counts, names)
 
-    def draw_mistakes():
-        images, _ = source.read(tf.constant(worst, tf.int64))
-        return mistakes_picture(images.numpy(), predictions[worst], names)
-
-    wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
-    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
-    about = "A row per label, a column per prediction, shaded by the share of the label"
-    reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
-    if len(worst):
-        about = "The mistakes with the largest loss"
-        reports.picture(session.step, "mistakes", draw_mistakes, about, split)
+def _epoch_of_evaluation(session: Session, parts: build.Parts) -> float:
+    """The epoch that an evaluation is named by: a multiple of their period, although of
+    the last batch some images are of the next epoch; else as far as the run is."""
+    config, epoch = session.config, session.open_record["epoch"]
+    every = config.eval_every_epochs
+    multiple = math.floor(epoch / every + 1e-9) * every
+    if epoch - multiple < config.images_per_step / parts.num_examples:
+        epoch = multiple
+    return round(min(epoch, config.num_epochs), 3)
 
 
 def _evaluate(session: Session, parts: build.Parts) -> bool:
@@ -425,16 +382,11 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         )
     session.stopwatch.add_evaluation(time.monotonic() - started)
     record = record_of(evaluations, split)
-    if session.means.num_steps:
-        record["epoch_loss"] = session.means.loss
-        record["epoch_accuracy"] = session.means.accuracy
+    if means := session.means.means(session.config.images_per_step):
+        record["epoch_loss"], record["epoch_accuracy"] = means
     session.open_record |= record
-    _report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
-    every = session.config.eval_every_epochs
-    if session.step == session.last_step:
-        every = min(every, 1.0)
-    # Of a batch at the end of an epoch some images are of the next one.
-    epoch = session.open_record["epoch"] // every * every
+    report_evaluation(session, parts, record, evaluations[kinds[-1]]["predictions"])
+    epoch = _epoch_of_evaluation(session, parts)
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     call(session, "on_evaluation", session.step, as_lists(record))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]

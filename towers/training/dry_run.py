@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config
-from towers.data.batches import EvalBatches
 from towers.data.paths import shown
 from towers.errors import NumericError
-from towers.evaluation.restored import kinds_of_parameters
+from towers.evaluation.duration import evaluation_secs
 from towers.models.flops import flops_per_image
 from towers.models.summary import activation_bytes, parameter_table
 from towers.optim.phases import image_size, phase_at
@@ -34,9 +33,8 @@ from towers.training.setup import (
     watched,
 )
 
-# The steps of a phase are timed for so long, in calls of so long, and so many batches
-# of an evaluation.
-TIMED_SECS, CALL_SECS, TIMED_BATCHES = 5.0, 1.0, 4
+# The steps of a phase are timed for so long, in calls of so long.
+TIMED_SECS, CALL_SECS = 5.0, 1.0
 
 # Classes that are named.
 _MOST_NAMED = 10
@@ -181,7 +179,7 @@ def _time(
     total_secs, evaluations = train_secs + start_secs, "no evaluation"
     count = build.create_periods(config, parts).num_evaluations(begin, last_step)
     if count:
-        secs = _evaluation_secs(config, parts, trainer, beat)
+        secs = evaluation_secs(config, parts, trainer, beat=beat)
         total_secs += count * secs
         split, source = parts.eval_split
         evaluations = (
@@ -191,8 +189,8 @@ def _time(
     _print(
         "whole run",
         f"about {duration(total_secs)}: {last_step - begin:,} steps in "
-        f"{duration(train_secs)}, {start_secs:.1f} s to compile, {evaluations}; what "
-        "is written comes on top",
+        f"{duration(train_secs)}, {start_secs:.1f} s to compile, {evaluations}; time "
+        "for writing is not included",
     )
 
 
@@ -214,17 +212,3 @@ def _time_steps(trainer: Trainer, first: int, end: int) -> Stopwatch:
             )
         step = metrics["step"]
     return stopwatch
-
-
-def _evaluation_secs(
-    config: Config, parts: build.Parts, trainer: Trainer, beat: Callable[[], None]
-) -> float:
-    """Seconds of an evaluation, from some of its batches."""
-    _, source = parts.eval_split
-    batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
-    feed = build.create_eval_feed(batches, trainer)
-    kinds, count = kinds_of_parameters(config), min(len(batches), TIMED_BATCHES)
-    trainer.evaluate(feed, 1, kinds, beat)  # compiles
-    started = time.monotonic()
-    trainer.evaluate(feed, count, kinds, beat)
-    return (time.monotonic() - started) * len(batches) / count

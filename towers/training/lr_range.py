@@ -99,7 +99,7 @@ def range_test(steps: Iterable[tuple[float, float]]) -> LrRange:
     if not taken:
         raise NumericError(
             f"the loss of the first step, at the learning rate {rate:g}, is not "
-            "finite: look at the images and the network"
+            "finite: check the images and the network"
         )
     (rates, losses), suggestion = np.array(taken).T, None
     begin = smoothed[: max(1, len(taken) // 10)].mean()

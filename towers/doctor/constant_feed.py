@@ -8,7 +8,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.feed import Batch
 
 
-class StillFeed:
+class ConstantFeed:
     """The same batch again and again, in the memory of the towers' devices; implements
     the protocol `towers.parallel.feed.Feed`.
 

@@ -1,0 +1,34 @@
+"""Traces of some steps, as TensorBoard's profile plugin reads them."""
+
+import re
+
+import pytest
+from small_runs import small_config
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from towers.training import train
+
+
+@pytest.mark.parametrize("steps", [(2, 4), (8, 99)])
+def test_steps_are_traced_and_summed_up(small, tmp_path, capfd, steps):
+    """Also where the run ends before the last of them."""
+    config = small_config(eval_every_epochs=1.0)
+    train(tmp_path, config, profile_steps=steps)
+    out = capfd.readouterr().out
+    assert f"profile of steps {steps[0]} to {min(steps[1], 10)}" in out
+    shares = re.findall(r"^ +([\d.]+)% +[\d.]+ ms and [\d.]+ calls a step  ", out, re.M)
+    assert 1 < len(shares) <= 8
+    assert sum(map(float, shares)) <= 100.5  # rounded
+    [path] = (tmp_path / "tensorboard").glob("plugins/profile/*/*.xplane.pb")
+    assert xplane_pb2.XSpace.FromString(path.read_bytes()).planes
+    # A run that starts again removes what this one wrote.
+    train(tmp_path, config, overwrite=True)
+    assert "stays" not in capfd.readouterr().out
+    boards = {path.name: path for path in (tmp_path / "tensorboard").iterdir()}
+    assert set(boards) == {"train", "test"}
+    assert all(len(list(path.iterdir())) == 1 for path in boards.values())
+
+
+def test_steps_that_the_run_does_not_pass_are_warned_of(small, tmp_path, capfd):
+    train(tmp_path, small_config(max_steps=2), profile_steps=(5, 6))
+    assert "profile_steps=5,6: the run did not pass 5" in capfd.readouterr().out

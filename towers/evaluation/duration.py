@@ -1,0 +1,48 @@
+"""The duration of an evaluation, estimated."""
+
+import time
+from collections.abc import Callable
+
+from towers import build
+from towers.config import Config
+from towers.data.batches import EvalBatches
+from towers.evaluation.restored import kinds_of_parameters
+from towers.parallel.trainer import Trainer
+
+# Batches that are always timed.
+TIMED_BATCHES = 4
+
+
+def evaluation_secs(
+    config: Config,
+    parts: build.Parts,
+    trainer: Trainer,
+    *,
+    secs: float = 0.0,
+    beat: Callable[[], None] = lambda: None,
+) -> float:
+    """Seconds of an evaluation during training, from some of its batches.
+
+    Args:
+        config: of the run.
+        parts, trainer: made of it.
+        secs: to time more batches than TIMED_BATCHES in.
+        beat: called after each compiled call.
+    """
+    _, source = parts.eval_split
+    batches = EvalBatches(source, parts.augment, config.batch_size, parts.part)
+    feed = build.create_eval_feed(batches, trainer)
+    kinds = kinds_of_parameters(config)
+
+    def evaluate(num_batches):
+        started = time.perf_counter()
+        trainer.evaluate(feed, num_batches, kinds, beat)
+        return time.perf_counter() - started
+
+    evaluate(1)  # compiles
+    count = min(len(batches), TIMED_BATCHES)
+    timed_secs = evaluate(count)
+    more = min(len(batches), int(secs * count / timed_secs))
+    if more > count:
+        count, timed_secs = more, evaluate(more)
+    return timed_secs * len(batches) / count
