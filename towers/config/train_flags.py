@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from towers import console
 from towers.errors import ConfigError
 
 flags.disclaim_key_flags()  # they are of the program that defines them
@@ -45,7 +46,7 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_enum(
         "progress",
         "auto",
-        ["auto", "live", "plain", "off"],
+        console.MODES,
         "Bars at the end of a terminal (live), lines by the clock (plain) or none "
         "(off); auto: live on a terminal, else plain.",
         **where,
