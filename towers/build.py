@@ -328,7 +328,13 @@ def create_periods(config: Config, parts: Parts) -> Periods:
         summary_every_steps=config.summary_every_steps,
         checkpoint_every_steps=config.checkpoint_every_steps,
         images_per_eval=num_images(config.eval_every_epochs, parts.num_examples),
+        images_per_epoch=parts.num_examples,
     )
+
+
+def last_step_of(config: Config, parts: Parts) -> int:
+    """The step with which the run ends, by its length or by max_steps."""
+    return min(config.max_steps or parts.total_steps, parts.total_steps)
 
 
 def configure_devices(config: Config, device: str = "") -> Devices:

@@ -28,6 +28,9 @@ _MOST_KEPT = 1000
 
 RED, YELLOW = 31, 33
 
+# How progress is shown; auto is live on a terminal, else plain.
+MODES = ("auto", "live", "plain", "off")
+
 # Between frames of what is live.
 _REFRESH_SECS = 0.25
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from absl import flags
 
+from towers import console
 from towers.callbacks import tracker
 from towers.errors import ConfigError
 
@@ -46,7 +47,7 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_enum(
         "progress",
         "auto",
-        ["auto", "live", "plain", "off"],
+        console.MODES,
         "Bars at the end of a terminal (live), lines by the clock (plain) or none "
         "(off); auto: live on a terminal, else plain.",
         **where,

@@ -87,6 +87,25 @@ def softmax(logits: np.ndarray) -> np.ndarray:
         return powers / powers.sum(1, keepdims=True)
 
 
+def confusion_counts(
+    labels: np.ndarray, classes: np.ndarray, num_classes: int
+) -> np.ndarray:
+    """int64 [num_classes, num_classes]: a row per label, a column per prediction."""
+    matrix = np.zeros((num_classes, num_classes), np.int64)
+    np.add.at(matrix, (labels, classes), 1)
+    return matrix
+
+
+def worst_mistakes(
+    labels: np.ndarray, classes: np.ndarray, losses: np.ndarray, most: int
+) -> np.ndarray:
+    """Indices of the images that are predicted wrongly with the largest losses, at
+    most so many; a loss that is not a number is the largest."""
+    wrong = np.flatnonzero(labels != classes)
+    losses = np.nan_to_num(losses[wrong], nan=np.inf)
+    return wrong[np.argsort(-losses, kind="stable")[:most]]
+
+
 def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, Any]:
     """The figures of `result.json`, of Python's types.
 
@@ -101,8 +120,7 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
         "confusion_matrix", a row of each label with the counts of its predictions.
     """
     images, correct = len(predictions.labels), int(predictions.correct.sum())
-    matrix = np.zeros((len(class_names), len(class_names)), np.int64)
-    np.add.at(matrix, (predictions.labels, predictions.classes), 1)
+    matrix = confusion_counts(predictions.labels, predictions.classes, len(class_names))
     counts = np.stack([np.diag(matrix), matrix.sum(1), matrix.sum(0)], 1).tolist()
     classes = [
         {"name": name, "images": labeled, "f1": 2 * hits / max(labeled + predicted, 1)}

@@ -15,7 +15,12 @@ from towers.config import Config, non_defaults, parse_json
 from towers.data.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
-from towers.evaluation.figures import Predictions, figures, reliability
+from towers.evaluation.figures import (
+    Predictions,
+    figures,
+    reliability,
+    worst_mistakes,
+)
 from towers.evaluation.report import result_of, to_json
 from towers.evaluation.report_csv import report_csv
 from towers.parallel.devices import gpu_names, num_cores, processor_name
@@ -190,9 +195,10 @@ def _predictions(evaluated, class_names):
     if evaluated is None:
         return {"reliability": [], "mistakes": [], "most_confident": []}
     *_, predictions = evaluated.predictions.values()
-    wrong, right = (np.flatnonzero(predictions.correct == x) for x in (False, True))
-    losses = np.nan_to_num(predictions.losses, nan=np.inf)
-    worst = wrong[np.argsort(-losses[wrong], kind="stable")[:MOST_MISTAKES]]
+    worst = worst_mistakes(
+        predictions.labels, predictions.classes, predictions.losses, MOST_MISTAKES
+    )
+    right = np.flatnonzero(predictions.correct)
     right = right[np.argsort(-predictions.probabilities[right], kind="stable")]
     _, first = np.unique(predictions.labels[right], return_index=True)
     confident = right[np.sort(first)[:MOST_RIGHT]]  # one of a class

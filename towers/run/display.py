@@ -12,8 +12,6 @@ from collections.abc import Callable
 from towers import console
 from towers.errors import ConfigError
 
-MODES = ("auto", "live", "plain", "off")
-
 # The first line comes after so many seconds, each later one after so many more, or
 # after so much more of the time that has passed.
 _PERIOD_SECS, _GROWTH = 5.0, 0.3
@@ -208,9 +206,9 @@ class LiveDisplay(Display):
 
 def create_display(mode: str, status: Status) -> Display:
     """The display of a mode; auto is live on a terminal, else plain. ConfigError where
-    it is none of MODES."""
-    if mode not in MODES:
-        raise ConfigError(f"progress={mode}: must be one of {', '.join(MODES)}")
+    it is none of `console.MODES`."""
+    if mode not in console.MODES:
+        raise ConfigError(f"progress={mode}: must be one of {', '.join(console.MODES)}")
     if mode == "auto":
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}

@@ -144,15 +144,14 @@ class RunFolder:
         Raises:
             ConfigError: something cannot be removed.
         """
+        profiles = self.tensorboard / "plugins" / "profile"
+        written = {self.checkpoints: _CHECKPOINT, self.report: _REPORT}
+        written |= dict.fromkeys(self.boards, _EVENTS)
+        written |= dict.fromkeys(profiles.glob("*"), _TRACE)
+        # These hold such folders alone.
+        written |= dict.fromkeys([profiles, profiles.parent, self.tensorboard])
         try:
-            kept = _clear(self.checkpoints, _CHECKPOINT)
-            kept += _clear(self.report, _REPORT)
-            for board in self.boards:
-                kept += _clear(board, _EVENTS)
-            profiles = self.tensorboard / "plugins" / "profile"
-            for profile in (*profiles.glob("*"), profiles, profiles.parent):
-                kept += _clear(profile, _TRACE)
-            kept += _clear(self.tensorboard, None)
+            kept = [path for x in written.items() for path in _clear(*x)]
             for path in self.files():
                 store.remove(path)
         except OSError as error:
@@ -160,8 +159,7 @@ class RunFolder:
                 f"{error.filename} cannot be removed: {error.strerror}; remove it "
                 "yourself or choose another --workdir"
             ) from None
-        folders = {*self.boards, profiles.parent, *profiles.parent.rglob("*")}
-        return [path for path in kept if path not in folders or not path.is_dir()]
+        return [path for path in kept if path not in written or not path.is_dir()]
 
     def is_restarted(self) -> bool:
         """Whether this process is a restart of the job that began the run with

@@ -20,6 +20,7 @@ class Periods:
         total_steps: steps of the whole run; its last step is logged and evaluated.
         images_per_step: images of a step.
         images_per_eval: images between evaluations.
+        images_per_epoch: of the training set; 0 where epochs do not count.
     """
 
     total_steps: int
@@ -28,6 +29,7 @@ class Periods:
     summary_every_steps: int
     checkpoint_every_steps: int
     images_per_eval: Fraction
+    images_per_epoch: int = 0
 
     def logs(self, step: int) -> bool:
         every = self.log_every_steps
@@ -55,22 +57,27 @@ class Periods:
         return int(done(last_step) - done(step)) + is_added
 
     def next_due(self, step: int) -> int:
-        """The first step after `step` after which anything is due."""
+        """The first step after `step` after which anything is due, or an epoch ends."""
         return min(
             1 if step < 1 else self.total_steps,
             _next(step, self.log_every_steps),
             _next(step, self.summary_every_steps),
             _next(step, self.checkpoint_every_steps),
             self._next_evaluation(step),
+            self._next_multiple(step, self.images_per_epoch),
         )
 
     def _next_evaluation(self, step):
-        """The first step after `step` that completes a multiple of images_per_eval."""
         if self.images_per_eval == 0:
             return math.inf
-        done = step * self.images_per_step // self.images_per_eval
-        due = math.ceil((done + 1) * self.images_per_eval / self.images_per_step)
-        return min(due, self.total_steps)
+        return min(self._next_multiple(step, self.images_per_eval), self.total_steps)
+
+    def _next_multiple(self, step, images):
+        """The first step after `step` that completes a multiple of so many images."""
+        if images == 0:
+            return math.inf
+        done = step * self.images_per_step // images
+        return math.ceil(Fraction((done + 1) * images) / self.images_per_step)
 
 
 def _next(step, every):

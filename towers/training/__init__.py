@@ -134,7 +134,7 @@ def train(
             )
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
-        last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
+        last_step = build.last_step_of(config, parts)
         status = Status(
             last_step,
             config.num_epochs,
@@ -247,8 +247,6 @@ def train_steps(
             session.last_step - session.step,
             stopwatch.steps_in(CALL_SECS),
             profile.steps_to_border(session.step),
-            # The running means are those of an epoch.
-            _steps_to_epoch_end(session.step, config.images_per_step, parts),
         )
         num_steps, save_due, summary_due = agree_on_steps(session, num_steps)
         if not num_steps:
@@ -345,12 +343,6 @@ def _evaluate_and_save(
         validate_copies(session)
     if save_due:
         save(session)
-
-
-def _steps_to_epoch_end(step: int, images_per_step: int, parts: build.Parts) -> int:
-    """Steps until the first that completes an epoch."""
-    images = (step * images_per_step // parts.num_examples + 1) * parts.num_examples
-    return -(-images // images_per_step) - step
 
 
 def _epoch_of_evaluation(session: Session, parts: build.Parts) -> float:

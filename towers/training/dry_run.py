@@ -94,7 +94,7 @@ def _try(
     beat()
     _print_network(config, trainer)
     _print_memory(trainer)
-    last_step = min(config.max_steps or parts.total_steps, parts.total_steps)
+    last_step = build.last_step_of(config, parts)
     if trainer.step < last_step:
         _time(config, parts, trainer, last_step, beat)
     else:

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build
+from towers.evaluation.figures import confusion_counts, worst_mistakes
 from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.pictures import MOST_CLASSES, confusion_matrix
 from towers.run.session import Session
@@ -57,16 +58,14 @@ def report_evaluation(
     reports.scalars(session.step, values, split)
 
     def draw_matrix():
-        counts = np.zeros([len(names)] * 2, np.int64)
-        np.add.at(counts, tuple(predictions[:, :2].T.astype(int)), 1)
-        return confusion_matrix(counts, names)
+        return confusion_matrix(confusion_counts(labels, classes, len(names)), names)
 
     def draw_mistakes():
         images, _ = source.read(tf.constant(worst, tf.int64))
         return mistakes_picture(images.numpy(), predictions[worst], names)
 
-    wrong = np.flatnonzero(predictions[:, 0] != predictions[:, 1])
-    worst = wrong[np.argsort(-predictions[wrong, 2], kind="stable")[:MOST_IMAGES]]
+    labels, classes = predictions[:, :2].T.astype(int)
+    worst = worst_mistakes(labels, classes, predictions[:, 2], MOST_IMAGES)
     about = "A row per label, a column per prediction, shaded by the share of the label"
     if len(names) <= MOST_CLASSES:
         reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
