@@ -44,7 +44,7 @@ help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
 	@echo "make test       set up .venv, then ruff and the fast tests"
 	@echo "make test-all   the same with the slow tests"
-	@echo "make test-onnx  the tests of ONNX exports, in .venv-onnx"
+	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
 	@echo "make lock       renew the files requirements*.lock"
@@ -89,8 +89,8 @@ setup:
 	@$(FIND_PYTHON); $$python -m venv .venv-$*
 
 test-onnx: .venv-onnx/bin/python
-	$< $(PIP) install -e '.[onnx,test]'
-	$< -m pytest -m slow -k onnx tests/test_export_outside.py
+	$< $(PIP) install -e '.[onnx,test]' ai-edge-litert
+	$< -m pytest -m slow -k "onnx or tflite" tests/test_export_outside.py
 
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]'
