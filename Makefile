@@ -1,4 +1,5 @@
-# make train | test | test-all | test-onnx | test-ray | test-track | lock | clean   (GNU make 3.81 or later)
+# make train | test | test-all | test-onnx | test-ray | test-track | notebook | lock |
+# clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -38,7 +39,7 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
         "and has venv (tried: $(PYTHON)); install one, or name it:" \
         "make PYTHON=/path/to/python3.12" >&2; exit 1; }
 
-.PHONY: help setup train test test-all test-onnx test-ray test-track lock clean
+.PHONY: help setup train test test-all test-onnx test-ray test-track notebook lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
@@ -47,6 +48,7 @@ help:
 	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
+	@echo "make notebook   runs docs/photos.ipynb again, in .venv-notebook"
 	@echo "make lock       renew the files requirements*.lock"
 	@echo "make clean      remove .venv* and caches; runs/ stays"
 
@@ -99,6 +101,16 @@ test-ray: .venv-ray/bin/python
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna
 	$< -m pytest -m slow tests/test_callbacks.py
+
+# In a folder of its own, whose path is taken out of what was printed. GitHub shows it.
+notebook: .venv-notebook/bin/python
+	$< $(PIP) install -e . ipykernel nbconvert
+	rm -rf build/notebook && mkdir -p build/notebook && cp docs/photos.ipynb build/notebook
+	cd build/notebook && ../../$< -m nbconvert --to notebook --execute --inplace \
+	    --ExecutePreprocessor.record_timing=False \
+	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg \
+	    photos.ipynb
+	sed 's#$(CURDIR)/build/notebook/##g' build/notebook/photos.ipynb > docs/photos.ipynb
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv
