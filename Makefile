@@ -102,15 +102,14 @@ test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna
 	$< -m pytest -m slow tests/test_callbacks.py
 
-# In a folder of its own, whose path is taken out of what was printed. GitHub shows it.
+# In a new folder, whose path is taken out of what was printed. GitHub shows the outputs.
 notebook: .venv-notebook/bin/python
 	$< $(PIP) install -e . ipykernel nbconvert
-	rm -rf build/notebook && mkdir -p build/notebook && cp docs/photos.ipynb build/notebook
-	cd build/notebook && ../../$< -m nbconvert --to notebook --execute --inplace \
+	folder=$$(mktemp -d) && cp docs/photos.ipynb $$folder && cd $$folder && \
+	$(CURDIR)/$< -m nbconvert --to notebook --execute --inplace photos.ipynb \
 	    --ExecutePreprocessor.record_timing=False \
-	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg \
-	    photos.ipynb
-	sed 's#$(CURDIR)/build/notebook/##g' build/notebook/photos.ipynb > docs/photos.ipynb
+	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg && \
+	sed "s#$$folder/##g" photos.ipynb > $(CURDIR)/docs/photos.ipynb && rm -r $$folder
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv
