@@ -23,6 +23,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
     from towers.callbacks import Callback
     from towers.config import Config
     from towers.data.paths import Paths
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from towers.run.cluster_spec import Cluster
     from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
+
+    Split = tuple[np.typing.ArrayLike, np.typing.ArrayLike] | tf.data.Dataset
+    Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
 
 __version__ = "0.1.0"
 __all__ = [
@@ -77,6 +84,9 @@ def train(
     workdir: str | os.PathLike,
     config: "Config",
     *,
+    model: "keras.Model | None" = None,
+    data: "Data | None" = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
@@ -96,6 +106,15 @@ def train(
     Args:
         workdir: the run's folder; made where it is missing.
         config: of the run.
+        model: a Keras model, Functional or Sequential, that is trained in place of
+            `config.model`, beginning with its weights; the object itself stays as it
+            is. The run's folder keeps its architecture.
+        data: images and labels in place of `config.dataset`: (x, y), of which a tenth
+            is held out for testing, ((x, y), (x_test, y_test)), or three pairs, the
+            second for validation. x are images [n, height, width, channels] from 0 to
+            255, y integers [n]; a `tf.data.Dataset` of known length may be in place of
+            a pair, and is read into memory.
+        class_names: of `data`, in the order of the labels.
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
@@ -127,6 +146,9 @@ def dry_run(
     workdir: str | os.PathLike,
     config: "Config",
     *,
+    model: "keras.Model | None" = None,
+    data: "Data | None" = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
@@ -146,6 +168,9 @@ def lr_range_test(
     workdir: str | os.PathLike,
     config: "Config",
     *,
+    model: "keras.Model | None" = None,
+    data: "Data | None" = None,
+    class_names: Sequence[str] = (),
     cluster: "Cluster | None" = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
@@ -157,7 +182,8 @@ def lr_range_test(
 
     Args:
         workdir, config: of the run.
-        cluster, allow_public_address, origins, progress: as of `train`.
+        model, data, class_names, cluster, allow_public_address, origins, progress: as
+            of `train`.
 
     Returns:
         `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
@@ -173,6 +199,7 @@ def evaluate(
     workdir: str | os.PathLike,
     config: "Config | None" = None,
     *,
+    data: "Split | None" = None,
     step: int | str = "best",
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
@@ -184,6 +211,8 @@ def evaluate(
         workdir: the run's folder.
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
+        data: images and labels (x, y), or a `tf.data.Dataset` of them, in place of the
+            test images of the run's data set; as of `train`.
         step: of the checkpoint, "best" or "last", see `load_run`; the last where new
             ones are looked for.
         use_ema: only the moving averages (True) or the raw parameters (False); by
