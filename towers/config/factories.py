@@ -67,10 +67,11 @@ def is_given(option: str, name: str) -> bool:
 def _given_object(option, name):
     if (option, name) in _given:
         return _given[option, name]
-    argument = {"dataset": "data"}.get(option, option)
+    call = "train(workdir, config, model=...)"
+    if option == "dataset":
+        call = "train(workdir, config, data=...) or evaluate(workdir, data=...)"
     raise ConfigError(
-        f"{option}={name}: a Python program gave it; give the same once more, as in "
-        f"train(workdir, config, {argument}=...)"
+        f"{option}={name}: a Python program gave it; give it once more, as in {call}"
     )
 
 

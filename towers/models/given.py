@@ -34,12 +34,17 @@ def give(model: keras.Model) -> tuple[str, str]:
             f"model is {type(model).__name__}; give a Functional model, "
             "keras.Model(inputs, outputs), or a keras.Sequential"
         )
-    weights = model.get_weights()
+    # A Sequential without an Input may hold layers with weights before it has any.
+    weights = [layer.get_weights() for layer in model.layers]
 
     def create(regularizer=None):
         network = _copy(model, regularizer)
-        if weights:
-            network.set_weights(weights)
+        for layer, ours, values in zip(
+            model.layers, network.layers, weights, strict=True
+        ):
+            if values and not ours.built:
+                ours.build_from_config(layer.get_build_config())
+            ours.set_weights(values)
         return network
 
     with ThreadPoolExecutor(1) as thread:  # where Keras' numbers begin anew
@@ -80,7 +85,8 @@ def _copy(model, regularizer):
         name = keras.src.utils.naming.to_snake_case(type(layer).__name__)
         if re.fullmatch(rf"{name}(_\d+)?", settings.get("name", "")):
             del settings["name"]
-        if layer.dtype_policy.name == "float32":
+        policy = getattr(layer, "dtype_policy", None)  # an operation has none
+        if policy and policy.name == "float32":
             settings.pop("dtype", None)
         for key in _REGULARIZERS:
             if regularizer and key in settings and settings[key] is None:
