@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 
 import keras
 import numpy as np
@@ -12,7 +13,8 @@ from processes import ROOT, Program
 from small_runs import arrays, assert_equal_states, records
 
 import towers
-from towers import Config, evaluate, load_run, train
+import towers.models.given
+from towers import Config, evaluate, load_run, models, train
 from towers.errors import ConfigError, DataError
 
 CONFIG = Config(
@@ -206,3 +208,34 @@ def test_trials_take_them_too(tmp_path, capfd):
     assert "nothing was written" in capfd.readouterr().out
     towers.lr_range_test(tmp_path, CONFIG, **given)
     assert (tmp_path / "lr_range_test.png").exists()
+
+
+def test_the_lines_of_the_page_train(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+
+    def load_data():
+        return [
+            (
+                rng.integers(0, 256, (n, 32, 32, 3), np.uint8),
+                rng.integers(0, 10, (n, 1)),
+            )
+            for n in (256, 20)
+        ]
+
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", load_data)
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / "docs" / "python.md").read_text().partition("## A Keras model")[2]
+    lines = section.partition("\n\n")[2].partition("\n- ")[0]
+    names = {}
+    exec(textwrap.dedent(lines), names)
+    assert names["result"].step == 10
+    assert json.loads((tmp_path / "runs/mine/result.json").read_text())["step"] == 10
+
+
+def test_a_stored_network_executes_nothing(tmp_path):
+    """Keras' own refusal of code in a file."""
+    network = keras.Sequential([keras.Input((8, 8, 3)), layers.Lambda(lambda x: x)])
+    (tmp_path / "network.json").write_text(network.to_json())
+    models.given.give_stored("given:00000000", tmp_path / "network.json")
+    with pytest.raises(ConfigError, match="network.json: .*Lambda"):
+        models.create_model("given:00000000", image_shape=(8, 8, 3), num_classes=5)
