@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config, checks
+from towers.config.installation import program
 from towers.errors import CheckpointError, ConfigError
 from towers.models.inference import without_noise
 from towers.parallel import devices
@@ -166,7 +167,7 @@ def read_run(
         raise ConfigError(
             f"{folder.path} has no {folder.dataset_info.name}: it was trained by an "
             "older towers. Continue it once, which writes the file also where the run "
-            f"is finished: run_train.py --workdir={folder.path}"
+            f"is finished: {program('train')} --workdir={folder.path}"
         )
     return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
 
@@ -182,7 +183,7 @@ def read_checkpoint(
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.checkpoints} holds no checkpoint yet; train first, or let "
-            "run_eval.py wait for one with --eval_interval_secs"
+            f"{program('eval')} wait for one with --eval_interval_secs"
         )
     return checkpoint
 

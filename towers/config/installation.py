@@ -1,0 +1,34 @@
+"""The installation of towers, a checkout or a wheel: its recipes, names of programs."""
+
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+
+# The folder that holds the package: of the checkout, or site-packages.
+ROOT = _PACKAGE.parent
+# Only a wheel has this folder: it is configs/ of the checkout.
+IS_WHEEL = (_PACKAGE / "recipes").is_dir()
+RECIPES = _PACKAGE / "recipes" if IS_WHEEL else ROOT / "configs"
+
+
+def program(name: str) -> str:
+    """A program by the kind of name that the user types: of "train" `run_train.py`, or
+    `towers-train`."""
+    is_command = os.path.basename(sys.argv[0]).startswith("towers-")
+    return f"towers-{name}" if IS_WHEEL or is_command else f"run_{name}.py"
+
+
+def typed(path: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The words of a command that starts a program."""
+    return [*(["python"] if path.endswith(".py") else []), path, *arguments]
+
+
+def with_programs(text: str) -> str:
+    """A text with its commands `python run_train.py` as the user types them."""
+    return re.sub(
+        r"python run_(\w+)\.py", lambda m: " ".join(typed(program(m[1]))), text
+    )
