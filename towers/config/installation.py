@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -22,13 +23,16 @@ def program(name: str) -> str:
     return f"towers-{name}" if IS_WHEEL or is_command else f"run_{name}.py"
 
 
-def typed(path: str, arguments: Sequence[str] = ()) -> list[str]:
-    """The words of a command that starts a program."""
-    return [*(["python"] if path.endswith(".py") else []), path, *arguments]
+def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The words of a command that starts the program of a path."""
+    if path.endswith(".py"):
+        return ["python", path, *arguments]
+    name = os.path.basename(path)
+    return [name if shutil.which(name) == path else path, *arguments]
 
 
 def with_programs(text: str) -> str:
     """A text with its commands `python run_train.py` as the user types them."""
     return re.sub(
-        r"python run_(\w+)\.py", lambda m: " ".join(typed(program(m[1]))), text
+        r"python run_(\w+)\.py", lambda m: " ".join(command_of(program(m[1]))), text
     )

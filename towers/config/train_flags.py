@@ -8,7 +8,7 @@ from absl import flags
 
 from towers import console
 from towers.callbacks import tracker
-from towers.config.installation import typed
+from towers.config.installation import command_of
 from towers.errors import ConfigError
 
 flags.disclaim_key_flags()  # they are of the program that defines them
@@ -106,4 +106,4 @@ def command_to_train(learning_rate: float, module: str) -> str:
     left_out = "lr_range_test", "learning_rate"
     words = [f.serialize() for f in own if f.present and f.name not in left_out]
     words.append(f"--learning_rate={learning_rate:g}")
-    return shlex.join(typed(sys.argv[0], words))
+    return shlex.join(command_of(sys.argv[0], words))

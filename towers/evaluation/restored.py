@@ -14,6 +14,7 @@ import tensorflow as tf
 from towers import build, console
 from towers.config import Config, checks
 from towers.config.installation import program
+from towers.data.augment import Augment
 from towers.errors import CheckpointError, ConfigError
 from towers.models.inference import without_noise
 from towers.parallel import devices
@@ -50,11 +51,25 @@ class RestoredRun:
     dataset_info: DatasetInfo
     tensors: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
-    class_names = property(lambda self: self.dataset_info.class_names)
-    image_shape = property(lambda self: self.dataset_info.image_shape)
-    mean = property(lambda self: self.dataset_info.mean)
-    deviation = property(lambda self: self.dataset_info.deviation)
-    input_shape = property(lambda self: self._augment.image_shape)
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.dataset_info.class_names
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.dataset_info.image_shape
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.dataset_info.mean
+
+    @property
+    def deviation(self) -> tuple[float, ...]:
+        return self.dataset_info.deviation
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return self._augment.image_shape
 
     @functools.cached_property
     def model(self) -> keras.Model:
@@ -113,7 +128,7 @@ class RestoredRun:
         return tf.ensure_shape(inputs, [None, *self.input_shape])
 
     @functools.cached_property
-    def _augment(self):
+    def _augment(self) -> Augment:
         return build.create_augmentation(self.config, self.dataset_info)
 
 

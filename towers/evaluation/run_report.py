@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.config import Config, non_defaults, parse_json
-from towers.config.installation import program, typed
+from towers.config.installation import command_of, program
 from towers.data.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
@@ -229,7 +229,7 @@ def _process():
     path, *arguments = sys.argv or [""]
     name, command = os.path.basename(path), None
     if name == program("train"):
-        command = typed(name, arguments)
+        command = command_of(name, arguments)
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     gpus = tf.config.get_visible_devices("GPU")
     machine = f"{num_cores()} cores of {processor_name()}, {gigabytes:.0f} GB memory"
