@@ -19,8 +19,12 @@ RECIPES = _PACKAGE / "recipes" if IS_WHEEL else ROOT / "configs"
 def program(name: str) -> str:
     """A program by the kind of name that the user types: of "train" `run_train.py`, or
     `towers-train`."""
-    is_command = os.path.basename(sys.argv[0]).startswith("towers-")
-    return f"towers-{name}" if IS_WHEEL or is_command else f"run_{name}.py"
+    typed = os.path.basename(sys.argv[0]) if sys.argv else ""
+    return (
+        f"towers-{name}"
+        if IS_WHEEL or typed.startswith("towers-")
+        else f"run_{name}.py"
+    )
 
 
 def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
