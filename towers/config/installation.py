@@ -20,11 +20,8 @@ def program(name: str) -> str:
     """A program by the kind of name that the user types: of "train" `run_train.py`, or
     `towers-train`."""
     typed = os.path.basename(sys.argv[0]) if sys.argv else ""
-    return (
-        f"towers-{name}"
-        if IS_WHEEL or typed.startswith("towers-")
-        else f"run_{name}.py"
-    )
+    is_installed = IS_WHEEL or typed.startswith("towers-")
+    return f"towers-{name}" if is_installed else f"run_{name}.py"
 
 
 def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
