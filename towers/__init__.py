@@ -20,7 +20,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import keras
@@ -62,8 +62,10 @@ _CHATTER = (
 )
 _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
+_Function = TypeVar("_Function", bound=Callable)
 
-def _implemented_in(module: str) -> Callable[[Callable], Callable]:
+
+def _implemented_in(module: str) -> Callable[[_Function], _Function]:
     """The function of the same name in a module, which is imported when it is called,
     with the signature and the docstring of the one that is decorated."""
 
@@ -356,13 +358,15 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__", "callbacks"])
 
 
-def __getattr__(name: str) -> Any:
-    """Config and callbacks, imported when they are first used: a program catches
-    signals before that."""
-    if name == "Config":
-        from towers.config import Config
+if not TYPE_CHECKING:  # a checker refuses names that are not there
 
-        return Config
-    if name == "callbacks":
-        return importlib.import_module("towers.callbacks")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Config and callbacks, imported when they are first used: a program catches
+        signals before that."""
+        if name == "Config":
+            from towers.config import Config
+
+            return Config
+        if name == "callbacks":
+            return importlib.import_module("towers.callbacks")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
