@@ -24,10 +24,10 @@ from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
 from towers.data.image import read_image
 from towers.errors import ConfigError, DataError, ExportError
-from towers.export import FORMATS, comparison, export, load_in_new_process, staging
-from towers.export.examples import images_of
-from towers.export.stock import stock_network, with_preprocessing
-from towers.export.writers import WRITERS, decode_image, write_keras
+from towers.exporting import FORMATS, comparison, export, load_in_new_process, staging
+from towers.exporting.examples import images_of
+from towers.exporting.stock import stock_network, with_preprocessing
+from towers.exporting.writers import WRITERS, decode_image, write_keras
 from towers.models.inference import without_noise
 from towers.run import initial
 from towers.training import train

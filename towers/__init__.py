@@ -45,6 +45,7 @@ __all__ = [
     "compare",
     "dry_run",
     "evaluate",
+    "export",
     "load_run",
     "lr_range_test",
     "predict",
@@ -296,6 +297,46 @@ def predict(
         TowersError: such as a DataError where no file can be read; and where results
             are written, where some cannot: they are named on standard error, and the
             others are done.
+    """
+
+
+@_implemented_in("towers.exporting")
+def export(
+    workdir: str | os.PathLike,
+    format: str,
+    output: str | os.PathLike | None = None,
+    *,
+    precision: str = "float32",
+    step: int | str = "best",
+    data_dir: str = "",
+    images: "Paths" = (),
+    overwrite: bool = False,
+) -> pathlib.Path:
+    """Writes the network of a run, with its preprocessing and its class names, in the
+    format of another program.
+
+    The moving averages of the parameters are taken where the run keeps them. What is
+    written is loaded in a new process and compared with the trained network in float32
+    before it gets its name. It uses no GPU, and where TensorFlow has made no devices in
+    this process, it gets none.
+
+    Args:
+        workdir: the run's folder.
+        format: "saved_model", "keras", "tflite" or "onnx".
+        output: by default `export/saved_model`, `export/model.keras` and so on in the
+            run's folder.
+        precision: "float32"; with "tflite" also "float16" or "int8".
+        step: of the checkpoint, "best" or "last", see `load_run`.
+        data_dir: where the run's data set is, whose test images are compared.
+        images: image files, and folders of them, in place of these.
+        overwrite: replace an earlier export.
+
+    Returns:
+        The path of the export.
+
+    Raises:
+        TowersError: such as a ConfigError where something stands at the path, or an
+            ExportError where it cannot be written or its logits differ.
     """
 
 
