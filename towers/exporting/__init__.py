@@ -120,6 +120,7 @@ def validate_format(format: str, precision: str) -> None:
     missing = [name for name in row.packages if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(
-            f"format={format} needs {' and '.join(missing)}, not installed here; they "
-            f"are the extra {format} of towers: python -m pip install '.[{format}]'"
+            f"format={format} needs {' and '.join(missing)}, not installed here; in an "
+            "environment of its own (docs/export.md), as they may change other "
+            f"packages: python -m pip install '.[{format}]'"
         )
