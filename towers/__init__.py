@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from towers import console
+
 if TYPE_CHECKING:
     from towers.callbacks import Callback
     from towers.config import Config
@@ -61,6 +63,8 @@ def _implemented_in(module: str) -> Callable[[Callable], Callable]:
     with the signature and the docstring of the one that is decorated."""
 
     def decorate(function):
+        console.ARGUMENTS |= {"workdir": ""} | (function.__kwdefaults__ or {})
+
         @functools.wraps(function)
         def call(*args, **kwargs):
             with quiet_imports():
