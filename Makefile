@@ -98,7 +98,7 @@ test-onnx: .venv-onnx/bin/python
 	$< -m pytest -m slow -k "onnx or tflite" tests/test_export_outside.py
 
 test-ray: .venv-ray/bin/python
-	$< $(PIP) install -e '.[ray,test]'
+	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
 	$< -m pytest -m "not product" tests/test_on_ray.py
 
 test-track: .venv-track/bin/python

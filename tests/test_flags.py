@@ -206,7 +206,10 @@ def get_config(body):
             get_config("dataclasses.replace(quickstart.get_config(), lerning_rate=5)"),
             ":3: there is no option 'lerning_rate'; did you mean 'learning_rate'",
         ),
-        (get_config("quickstart.Config(batch_size=0)"), ": batch_size=0: must be at"),
+        (
+            get_config("quickstart.Config(batch_size=0)"),
+            ":3: batch_size=0: must be at least 1$",
+        ),
         ("import sys\nsys.exit(3)", ":2: SystemExit: 3$"),
         (get_config("None"), ": .* None, not a Config"),
         ("", " has no function 'get_config'$"),

@@ -22,6 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from towers import console
+
 if TYPE_CHECKING:
     import keras
     import numpy as np
@@ -71,6 +73,8 @@ def _implemented_in(module: str) -> Callable[[_Function], _Function]:
     with the signature and the docstring of the one that is decorated."""
 
     def decorate(function):
+        console.ARGUMENTS |= {"workdir": ""} | (function.__kwdefaults__ or {})
+
         @functools.wraps(function)
         def call(*args, **kwargs):
             with quiet_imports():

@@ -8,9 +8,10 @@ happens (its folder, the addresses of a cluster) is not part of it.
 import dataclasses
 import functools
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from towers import console
 from towers.config import choices
 from towers.config.checks import check_together
 from towers.config.installation import program
@@ -34,8 +35,8 @@ class Config:
     """Everything that says what a run is. The defaults are the tutorial's.
 
     Raises:
-        ConfigError: a value has the wrong type, lies out of bounds, or contradicts
-            another.
+        ConfigError: there is no such option; or a value has the wrong type, lies out of
+            bounds, or contradicts another.
     """
 
     # Data set, input and augmentation.
@@ -515,6 +516,19 @@ Config.__doc__ += "\n    Attributes:\n" + "\n".join(
     )
     for name, field in FIELDS.items()
 )
+console.ARGUMENTS |= {name: field.default for name, field in FIELDS.items()}
+
+
+def _with_known_names(init):
+    @functools.wraps(init)
+    def checked(self, *args, **options):
+        check_names(options)
+        init(self, *args, **options)
+
+    return checked
+
+
+Config.__init__ = _with_known_names(Config.__init__)
 
 
 def non_defaults(config: Config) -> list[str]:
@@ -545,9 +559,3 @@ def check_names(names: Iterable[str], source: str = "") -> None:
                 f"{source}there is no option {name!r}; {suggestion(name, FIELDS)}"
                 f"{program('train')} --help lists them"
             )
-
-
-def replace(config: Config, changes: Mapping[str, Any]) -> Config:
-    """`dataclasses.replace` whose error names the nearest field."""
-    check_names(changes)
-    return dataclasses.replace(config, **changes)

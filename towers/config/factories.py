@@ -173,7 +173,8 @@ def _with_errors_in_one_line(begin, path, function):
         try:
             return function(*args, **kwargs)
         except TowersError as error:
-            error.args = (f"{begin or f'{path}: '}{error}",)
+            where = begin or f"{_line_of_error(path, error)}: "
+            error.args = (f"{where}{error}",)
             raise
         except KeyboardInterrupt:
             raise

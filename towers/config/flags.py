@@ -18,6 +18,7 @@ from typing import Any
 from absl import app, flags, logging
 
 import towers
+from towers import console
 from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
 from towers.config.factories import foreseen
@@ -142,6 +143,7 @@ def run(
         parse: gives flags the values of a command line.
         program: begins each line; by default the name of the file.
     """
+    console.has_flags = True
     _with_utf8()
     _keep_closed_streams()
     program = program or os.path.basename(sys.argv[0])

@@ -13,6 +13,7 @@ report/            index.html, report.json and report.csv; a comparison with oth
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import pathlib
@@ -26,7 +27,6 @@ from towers.config import (
     changed_mathematics,
     from_json,
     from_values,
-    replace,
 )
 from towers.config.options import check_path
 from towers.errors import JOB, ConfigError, RunFolderError
@@ -224,8 +224,8 @@ class RunFolder:
             with contextlib.suppress(ConfigError):
                 stored = self._config_of_file()
                 changed = changed_mathematics(stored, trained)
-                config = replace(
-                    stored, {k: value for k, (_, value) in changed.items()}
+                config = dataclasses.replace(
+                    stored, **{k: value for k, (_, value) in changed.items()}
                 )
         if config.choice_of("model").is_given:
             with quiet_imports():  # of Keras
@@ -295,10 +295,11 @@ class RunFolder:
             "batch_size": EVALUATION_BATCH_SIZE,
             "num_towers": 0,
         }
-        config = replace(self.stored_config(step), settings | changes)
+        config = dataclasses.replace(self.stored_config(step), **settings | changes)
         if "num_towers" in changes or config.devices_per_network == 1:
             return config
-        return replace(config, {"num_towers": config.devices_per_network})  # one group
+        # One group.
+        return dataclasses.replace(config, num_towers=config.devices_per_network)
 
     def prediction_config(self, step: int | str = "last", **changes) -> Config:
         """As `evaluation_config`, for predictions: every device has the whole network,
