@@ -1,5 +1,5 @@
-# make train | test | test-all | test-onnx | test-ray | test-track | notebook | lock |
-# clean   (GNU make 3.81 or later)
+# make train | test | test-all | test-onnx | test-ray | test-track | test-types | notebook |
+# dist | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -39,7 +39,8 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
         "and has venv (tried: $(PYTHON)); install one, or name it:" \
         "make PYTHON=/path/to/python3.12" >&2; exit 1; }
 
-.PHONY: help setup train test test-all test-onnx test-ray test-track notebook lock clean
+.PHONY: help setup train test test-all test-onnx test-ray test-track test-types notebook \
+    dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
@@ -48,9 +49,11 @@ help:
 	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
+	@echo "make test-types mypy on a program that imports towers, in .venv-types"
+	@echo "make dist       build the wheel and the source distribution, in dist/"
 	@echo "make notebook   runs docs/photos.ipynb again, in .venv-notebook"
 	@echo "make lock       renew the files requirements*.lock"
-	@echo "make clean      remove .venv* and caches; runs/ stays"
+	@echo "make clean      remove .venv*, dist/ and caches; runs/ stays"
 
 train: setup
 	$(PY) run_train.py --config=quickstart
@@ -95,20 +98,32 @@ test-onnx: .venv-onnx/bin/python
 	$< -m pytest -m slow -k "onnx or tflite" tests/test_export_outside.py
 
 test-ray: .venv-ray/bin/python
-	$< $(PIP) install -e '.[ray,test]'
+	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
 	$< -m pytest -m "not product" tests/test_on_ray.py
 
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna
 	$< -m pytest -m slow tests/test_callbacks.py
 
+test-types: .venv-types/bin/python
+	$< $(PIP) install -e '.[test]' mypy
+	$< -m pytest -m slow -k mypy tests/test_installed.py
+
+# The wheel is built from the source distribution, which has no remains of earlier builds.
+dist: setup
+	rm -rf dist towers.egg-info
+	$(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' \
+	    >/dev/null
+	$(PY) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+
 # In a new folder, whose path is taken out of what was printed. GitHub shows the outputs.
 notebook: .venv-notebook/bin/python
 	$< $(PIP) install -e . ipykernel nbconvert
 	folder=$$(mktemp -d) && cp docs/photos.ipynb $$folder && cd $$folder && \
-	$(CURDIR)/$< -m nbconvert --to notebook --execute --inplace photos.ipynb \
-	    --ExecutePreprocessor.record_timing=False \
+	convert="$(CURDIR)/$< -m nbconvert --to notebook --inplace photos.ipynb" && \
+	$$convert --execute --ExecutePreprocessor.record_timing=False \
 	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg && \
+	$$convert --coalesce-streams && \
 	sed "s#$$folder/##g" photos.ipynb > $(CURDIR)/docs/photos.ipynb && rm -r $$folder
 
 lock: .venv-lock/bin/python
@@ -121,5 +136,5 @@ lock: .venv-lock/bin/python
 	@! grep -nE 'https?://|--(extra-)?index|--find-links' requirements*.lock
 
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist towers.egg-info
 	find configs docs tests towers benchmarks -name __pycache__ -prune -exec rm -rf {} +

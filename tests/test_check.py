@@ -160,6 +160,16 @@ def test_many_sizes_are_summed_up_and_a_sample_is_said_to_be_one(
     assert sum("(training uses those of a sample: " in line for line in lines) == 2
 
 
+def test_a_folder_alone_is_read_as_a_training_would_read_it(root, capfd):
+    for path in root.glob("*/*/*.png"):
+        path.write_bytes(png(random_pixels(0, 60, 48)))
+    for argument in ("root", "--data_dir=root"):
+        assert main([argument]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert "images      15 training, 3 test" in lines
+        assert "read as     64x64 (height x width), 3 channel(s)" in lines
+
+
 def test_the_images_for_validation_are_checked_too(run, root):
     write_folder(root, "Valid", {"ant": 3}, seed=2)
     (root / "Valid" / "ant" / "01.png").write_bytes(b"")
@@ -183,7 +193,8 @@ def test_the_images_for_validation_are_checked_too(run, root):
             "--image_size=1000000 --max_image_pixels=50000000",
         ),
         (["--dataset=mnist", "--img_size=64"], "--img_size=64 is no flag 'image_size'"),
-        (["--dataset=mnist", "photos"], "photos is no flag; --help"),
+        (["photos", "more"], "more is no flag; --help"),
+        (["photos", "--data_dir=more"], "photos --data_dir=more"),
         (["--dataset=embedded", "--grid=none/x.png"], "none/x.png: cannot be written"),
         (
             ["--dataset=image_folder", "--data_dir=P", "--grid=P/a/2.png"],

@@ -1,12 +1,16 @@
 """Options that contradict each other, and what a resumed run may change."""
 
+import dataclasses
+import inspect
 import itertools
 import json
 
 import numpy as np
 import pytest
+from processes import run
 from refused import refusal
 
+from towers import console
 from towers.config import (
     FIELDS,
     Config,
@@ -14,10 +18,9 @@ from towers.config import (
     checks,
     choices,
     from_json,
-    replace,
     to_json,
 )
-from towers.errors import ConfigError
+from towers.errors import ConfigError, DataError
 
 # Row 9: where a run happens, its rhythm and where it stops may change on resume.
 FREE = """
@@ -27,7 +30,7 @@ FREE = """
     all_reduce_pack_mb deterministic max_steps steps_per_loop log_every_steps
     summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs
     checkpoint_every_steps
-    keep_checkpoints stuck_after_secs tta on_nonfinite
+    keep_checkpoints stuck_after_secs tta on_nonfinite patience
 """.split()
 
 LISTS = {
@@ -226,10 +229,25 @@ def test_options_at_the_edge_of_a_contradiction_are_taken():
 # Changing and storing.
 
 
-def test_replace_names_the_nearest_option():
-    with pytest.raises(ConfigError, match="'bach_size'; did you mean 'batch_size'?"):
-        replace(Config(), {"bach_size": 3})
-    assert replace(Config(), {"batch_size": 3}) == Config(batch_size=3)
+def test_an_unknown_option_is_answered_with_the_nearest():
+    assert "'bach_size'; did you mean 'batch_size'?" in refusal(bach_size=3)
+    with pytest.raises(ConfigError, match="'lr'; did you mean 'learning_rate'?"):
+        dataclasses.replace(Config(), lr=3)
+    assert list(inspect.signature(Config).parameters) == list(FIELDS)
+
+
+def test_a_user_of_python_is_told_of_arguments(monkeypatch):
+    done = run("-c", "from towers import Config; Config(optimizer='nesterov')")
+    assert done.stderr.endswith("; set momentum=0.9 or optimizer=sgd\n")
+    monkeypatch.setattr(console, "has_flags", False)
+    text = (
+        "stop with --overwrite, --noreport, --nouse_ema or --allow_change=seed,model; "
+        "run_train.py --workdir=x; ptxas --verbose"
+    )
+    assert str(DataError(text)) == (
+        "stop with overwrite=True, report=False, use_ema=False or "
+        "allow_change=('seed', 'model'); run_train.py --workdir=x; ptxas --verbose"
+    )
 
 
 def test_a_stored_config_is_the_same_again_and_plain_json():
@@ -291,7 +309,7 @@ def test_the_length_may_not_change_where_rates_or_sizes_depend_on_it():
     schedules = ("cosine", "linear", "one_cycle", "a.py:b")
     for options in *({"schedule": x} for x in schedules), {"early_sizes": "16:0.5"}:
         stored = Config(**options, num_epochs=2.0)
-        longer = replace(stored, {"num_epochs": 4.0})
+        longer = dataclasses.replace(stored, num_epochs=4.0)
         assert changed_mathematics(stored, longer) == {"num_epochs": (2.0, 4.0)}
 
 

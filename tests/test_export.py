@@ -24,7 +24,7 @@ from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
 from towers.data.image import read_image
 from towers.errors import ConfigError, DataError, ExportError
-from towers.export import (
+from towers.exporting import (
     FORMATS,
     comparison,
     export,
@@ -32,9 +32,9 @@ from towers.export import (
     staging,
     validate_format,
 )
-from towers.export.examples import images_of
-from towers.export.stock import stock_network, with_preprocessing
-from towers.export.writers import WRITERS, decode_image, write_keras
+from towers.exporting.examples import images_of
+from towers.exporting.stock import stock_network, with_preprocessing
+from towers.exporting.writers import WRITERS, decode_image, write_keras
 from towers.models.inference import without_noise
 from towers.run import initial
 from towers.training import train

@@ -27,9 +27,9 @@ from processes import Program, free_ports
 from towers import load_run, predict
 from towers.config.choices import FAMILY, MODELS
 from towers.data.image import read_image
-from towers.export import FORMATS, TOLERANCES, comparison
-from towers.export.stock import stock_network
-from towers.export.writers import WRITERS
+from towers.exporting import FORMATS, TOLERANCES, comparison
+from towers.exporting.stock import stock_network
+from towers.exporting.writers import WRITERS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "export.md"

@@ -141,7 +141,7 @@ def test_nothing_is_computed_for_frozen_parameters():
     assert counts == [[2, 1], [0, 0]]
 
 
-def test_what_a_run_freezes_stays_as_it_was_drawn(tmp_path, monkeypatch):
+def test_what_a_run_freezes_stays_as_it_was_drawn(tmp_path, monkeypatch, capfd):
     """Under weight decay, and after a restart."""
     use(monkeypatch, create_network)
     config = functools.partial(
@@ -153,6 +153,10 @@ def test_what_a_run_freezes_stays_as_it_was_drawn(tmp_path, monkeypatch):
         kind = "params" if variable.trainable else "state"
         name = f"{kind}/{variable.path}"
         assert np.array_equal(after[name], variable) == (name in STAYS), name
+    sizes = {k: v.size for k, v in after.items() if k.startswith("params/")}
+    frozen = sum(sizes[name] for name in STAYS & sizes.keys())
+    words = f"{sum(sizes.values()) - frozen} trained and {frozen} frozen parameters"
+    assert " ".join(capfd.readouterr().out.split()).count(words) == 2
 
 
 def test_smaller_images_have_the_same_layers_frozen(monkeypatch):

@@ -15,8 +15,8 @@ import signal
 import tempfile
 
 import pytest
-from processes import Program, free_ports, run
-from small_runs import assert_equal_states
+from processes import ROOT, Program, free_ports, run
+from small_runs import assert_equal_states, records, saved_steps
 
 from towers.run.checkpointer import Checkpointer
 
@@ -63,11 +63,15 @@ TRAIN = (
 
 
 class Ray:
-    """A cluster of Ray on this machine; its first node has room for three workers."""
+    """A cluster of Ray on this machine; its first node has room for three workers.
+
+    Attributes:
+        environ: of a program that uses it.
+    """
 
     def __init__(self, folder, stack, num_cpus=3):
         [port] = free_ports(1)
-        self._environ = {
+        self.environ = {
             "HOME": str(folder),  # where Ray writes
             "RAY_ADDRESS": f"127.0.0.1:{port}",
             "RAY_AUTH_MODE": "disabled",
@@ -83,14 +87,14 @@ class Ray:
             --block --num-cpus={num_cpus} --node-ip-address=127.0.0.1
             --object-store-memory={2**27} --dashboard-agent-listen-port=0
         """
-        place = place or f"--address={self._environ['RAY_ADDRESS']}"
+        place = place or f"--address={self.environ['RAY_ADDRESS']}"
         command = ["ray.scripts.scripts", "start", *options.split(), *place.split()]
         node = self._start(*command)
         node.wait_for("started")
         return node.process
 
     def _start(self, *command):
-        program = Program(["-m", *command], self._folder, self._environ)
+        program = Program(["-m", *command], self._folder, self.environ)
         program.is_plain = False  # Ray colors the names of its processes
         self._stack.enter_context(program)
         self._stack.callback(program.process.wait, 60)
@@ -211,6 +215,29 @@ class TestOnRay:
         assert run.wait(300) == 0, run.output
         assert f"restored step {saved} " in run.output
         assert_equal_states(state_of(run), uninterrupted)
+
+    def test_a_search_that_was_killed_continues(self, ray, tmp_path):
+        """The program of docs/python.md."""
+        page = (ROOT / "docs" / "python.md").read_text().partition("\nWith Ray ")[2]
+        code = "\n".join(x[4:] for x in page.splitlines() if x[:4] == "    " or not x)
+        (tmp_path / "search.py").write_text(code.replace("samples=10", "samples=2"))
+        runs = tmp_path / "runs" / "tune"
+        for is_first in (True, False):
+            program = Program(["search.py"], tmp_path, ray.environ)
+            program.is_plain = False
+            with program:
+                if is_first:
+                    program.wait_until(
+                        lambda: [*filter(saved_steps, runs.glob("[0-9a-f]*_*"))], 300
+                    )
+                    program.process.kill()
+                assert program.wait(300) == -9 * is_first, program.output
+        assert re.search(r"restored step \d+ ", program.output), program.output
+        paths = [path.parent for path in runs.glob("*/metrics.jsonl")]
+        assert [saved_steps(path)[-1] for path in paths] == 2 * [141]
+        last = [records(path)[-1]["validation_accuracy_ema"] for path in paths]
+        [line] = re.findall("^{'learning_rate': .*", program.output, re.M)
+        assert float(line.split()[-1]) == pytest.approx(max(last), abs=1e-6)
 
     def test_a_signal_ends_the_wait_for_free_cpus(self, ray, tmp_path):
         run = ray.train(tmp_path / "run", num_workers=4)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ from pictures import png, random_pixels
 from PIL import ExifTags, Image
 
 import towers
-from towers.build import load_data_set
+from towers.build import build, load_data_set
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "own_images.md").read_text()
@@ -165,6 +166,40 @@ def test_the_same_middle_of_a_photo_is_evaluated_and_predicted(
     for line, probabilities in zip(lines, expected.numpy(), strict=True):
         found = {x["class"]: x["probability"] for x in json.loads(line)["predictions"]}
         np.testing.assert_allclose([found["cat"], found["dog"]], probabilities, 1e-4)
+
+
+@pytest.mark.parametrize("has_val", [False, True])
+def test_a_prediction_for_training_images_says_so(
+    has_val, photos, tmp_path, monkeypatch, capfd
+):
+    small_runs.use(monkeypatch)
+    if has_val:
+        photos.rename(tmp_path / "train")
+        photos.mkdir()
+        (tmp_path / "train").rename(photos / "train")
+        shutil.copytree(photos / "train", photos / "val")
+    options = {"data_dir": str(photos), "validation_fraction": 0.0 if has_val else 0.25}
+    config = small_runs.small_config(
+        dataset="image_folder", image_size=32, max_steps=1, **options
+    )
+    run = tmp_path / "run"
+    towers.train(run, config)
+    source = build(config).train_batches.source
+    trained = {source.place(index) for index in range(source.num_examples)}
+    every = set(map(str, photos.rglob("*.png")))
+    assert len(trained) < len(every)
+
+    def remark(paths):
+        capfd.readouterr()
+        towers.predict(run, paths)
+        return re.findall("trained on (.*) images", capfd.readouterr().err)
+
+    assert remark(sorted(every)) == [f"{len(trained)} of {len(every)}"]
+    assert remark(sorted(every - trained)) == []
+    (tmp_path / "link").symlink_to(photos)
+    assert remark([tmp_path / "link"]) == [f"{len(trained)} of {len(every)}"]
+    shutil.copy(min(trained), f"{min(trained)}.png")  # others are held out now
+    assert remark(sorted(trained)) == []
 
 
 def check_forms(folder):

@@ -250,6 +250,16 @@ def test_few_images_for_each_of_all_gpus_are_a_note():
     assert few_images(small_config(num_towers=2), gpus, (5, 5)) == []
 
 
+def test_a_step_of_more_images_than_there_are_is_warned_of(tmp_path, capfd):
+    options = {"validation_fraction": 0.4, "accumulate_steps": 3, "max_steps": 1}
+    for batch_size in (10, 11):
+        train(tmp_path, small_config(batch_size=batch_size, **options), overwrite=True)
+        banner = " ".join(capfd.readouterr().out.split())
+        assert (
+            "33 images, some of them more than once, as there are 30" in banner
+        ) == (batch_size == 11)
+
+
 def test_a_crop_of_less_than_half_of_an_image_is_warned_of():
     assert small_crops("tutorial", (24, 24, 3), (32, 32, 3)) == []
     [line] = small_crops("tutorial", (24, 24, 3), (64, 64, 3))

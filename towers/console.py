@@ -7,17 +7,19 @@ No call raises an error, and none waits for long:
 - On a terminal some lines may be live, see `Live`.
 - Where printing fails, because nobody reads any more (`run_train.py | head`) or a log
   file is on a full disk, the program goes on in silence.
+- Options are written as flags, and shown to a user of Python as arguments.
 """
 
 import atexit
 import collections
 import os
+import re
 import select
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,6 +36,12 @@ MODES = ("auto", "live", "plain", "off")
 # Between frames of what is live.
 _REFRESH_SECS = 0.25
 
+# Whether the user gave flags, not arguments of Python; a program says so.
+has_flags = False
+# The arguments of Python, fields of Config and others: name -> default.
+ARGUMENTS: dict[str, Any] = {}
+_FLAG = re.compile(r"(?<!\.py )--(\w+)(=[\w,]*)?")  # but for those of a command
+
 
 def line(text: str) -> None:
     """Prints one plain line on standard output, at once."""
@@ -45,7 +53,29 @@ def warn(text: str) -> None:
     _print(f"warning: {text}", YELLOW)
 
 
+def addressed(text: str) -> str:
+    """A text that names flags; for a user of Python with arguments in their place."""
+    if has_flags or "--" not in text:
+        return text
+    return _FLAG.sub(_argument, text.replace("run_train.py --help", "help(Config)"))
+
+
+def _argument(flag):
+    name, value = flag.groups("")
+    is_on = name in ARGUMENTS
+    name = name if is_on else name.removeprefix("no")
+    if name not in ARGUMENTS:
+        return flag[0]
+    default = ARGUMENTS[name]
+    if isinstance(default, tuple) and value:
+        value = f"={tuple(value[1:].split(','))}"
+    elif isinstance(default, bool) and not value or not is_on:
+        value = f"={is_on}"
+    return f"{name}{value}"
+
+
 def _print(text, color=None):
+    text = addressed(text)
     if live := _live:  # another thread may end it
         live.print(_colored(printable(text), color))
     else:
@@ -57,7 +87,7 @@ def error(text: str) -> None:
     a program, or the program ends."""
     if live := _live:
         live.stop()
-    _err.print(text, RED)
+    _err.print(addressed(text), RED)
 
 
 def remark(text: str) -> None:

@@ -6,7 +6,6 @@ from towers.config.config import (
     changed_mathematics,
     check_names,
     non_defaults,
-    replace,
 )
 from towers.config.storage import from_json, from_values, parse_json, to_json
 
@@ -19,6 +18,5 @@ __all__ = [
     "from_values",
     "non_defaults",
     "parse_json",
-    "replace",
     "to_json",
 ]

@@ -8,11 +8,13 @@ happens (its folder, the addresses of a cluster) is not part of it.
 import dataclasses
 import functools
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
+from towers import console
 from towers.config import choices
 from towers.config.checks import check_together
+from towers.config.installation import program
 from towers.config.list_options import LISTS, parse
 from towers.config.options import (
     AT_LEAST_1,
@@ -33,8 +35,8 @@ class Config:
     """Everything that says what a run is. The defaults are the tutorial's.
 
     Raises:
-        ConfigError: a value has the wrong type, lies out of bounds, or contradicts
-            another.
+        ConfigError: there is no such option; or a value has the wrong type, lies out of
+            bounds, or contradicts another.
     """
 
     # Data set, input and augmentation.
@@ -248,7 +250,8 @@ class Config:
     )
     decay_factor: float = option(
         0.1,
-        "Factor on the rate at each stair of the exponential schedules.",
+        "Factor on the rate at each stair of the exponential schedules, and at each "
+        "plateau.",
         POSITIVE,
         read_by="schedule",
     )
@@ -268,6 +271,13 @@ class Config:
         0.3,
         "Part of --num_epochs after which the one_cycle schedule is highest.",
         Range(above=0, below=1),
+        read_by="schedule",
+    )
+    plateau_patience: int = option(
+        5,
+        "Of the plateau schedule: evaluations on held-out images without a better "
+        "accuracy after which the rate is lowered.",
+        AT_LEAST_1,
         read_by="schedule",
     )
     warmup_epochs: float = option(
@@ -506,6 +516,19 @@ Config.__doc__ += "\n    Attributes:\n" + "\n".join(
     )
     for name, field in FIELDS.items()
 )
+console.ARGUMENTS |= {name: field.default for name, field in FIELDS.items()}
+
+
+def _with_known_names(init):
+    @functools.wraps(init)
+    def checked(self, *args, **options):
+        check_names(options)
+        init(self, *args, **options)
+
+    return checked
+
+
+Config.__init__ = _with_known_names(Config.__init__)
 
 
 def non_defaults(config: Config) -> list[str]:
@@ -534,11 +557,5 @@ def check_names(names: Iterable[str], source: str = "") -> None:
         if name not in FIELDS:
             raise ConfigError(
                 f"{source}there is no option {name!r}; {suggestion(name, FIELDS)}"
-                "run_train.py --help lists them"
+                f"{program('train')} --help lists them"
             )
-
-
-def replace(config: Config, changes: Mapping[str, Any]) -> Config:
-    """`dataclasses.replace` whose error names the nearest field."""
-    check_names(changes)
-    return dataclasses.replace(config, **changes)

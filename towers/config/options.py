@@ -125,9 +125,11 @@ def _with_type(field, value):
     abstract = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
     is_right = isinstance(value, abstract) and isinstance(value, bool) == (kind is bool)
     if not is_right:
+        is_open = field.metadata["table"] not in ("", *tables.CLOSED)
+        way_out = f"; give {tables.IN_A_FILE}" if is_open and callable(value) else ""
         raise ConfigError(
             f"{name}={_short(value)}: must be {kind.__name__}, "
-            f"is {type(value).__name__}"
+            f"is {type(value).__name__}{way_out}"
         )
     value = kind(value)
     if kind is float:

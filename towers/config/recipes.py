@@ -4,11 +4,10 @@ gives a Config, the run in the run's folder, and flags."""
 import dataclasses
 import os
 import pathlib
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from towers.config.config import FIELDS, Config, check_names, non_defaults
+from towers.config.config import FIELDS, Config, non_defaults
 from towers.config.factories import function_in_file
 from towers.config.options import check_option
 from towers.errors import ConfigError, nearest, one_line
@@ -124,13 +123,7 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
             f"--config={one_line(name, 100)}: there is no such file; "
             f"{nearest(name, recipes)}recipes: {', '.join(recipes)}"
         )
-    try:
-        config = function_in_file(path, "get_config")()
-    except ConfigError as error:
-        place, _, text = str(error).partition(": TypeError: ")
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
-            check_names([unknown[1]], f"{place}: ")
-        raise
+    config = function_in_file(path, "get_config")()
     if not isinstance(config, Config):
         given = one_line(config, 100)
         raise ConfigError(f"{path}: get_config() gave {given}, not a Config")

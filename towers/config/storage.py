@@ -4,7 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
-from towers.config.config import Config, replace
+from towers.config.config import Config
 from towers.errors import ConfigError
 
 # Values of `views`, the former name of `tta`, in older files.
@@ -53,4 +53,4 @@ def from_values(values: Any) -> Config:
         views = values["views"]
         tta = _TTA_OF_VIEWS.get(views, views) if isinstance(views, str) else views
         values = {k: v for k, v in values.items() if k != "views"} | {"tta": tta}
-    return replace(Config(), values)
+    return Config(**values)

@@ -1,6 +1,7 @@
 """Checks a data set before training.
 
-    python -m towers.data --dataset=image_folder --data_dir=data
+    python -m towers.data photos
+    python -m towers.data --dataset=cifar10 --data_dir=data
 
 Reads every image once; reports the number of each class, the sizes, the mean
 and the standard deviation, and the images that cannot be read; draws some into
@@ -11,10 +12,11 @@ import argparse
 import os
 import sys
 
-from towers import __version__, quiet_imports
+from towers import __version__, console, quiet_imports
 from towers.config import choices
 from towers.config.factories import foreseen
 from towers.config.synonyms import suggestion
+from towers.data.photos import photo_options
 from towers.errors import ConfigError, report
 from towers.run.signals import exit_on_signals
 
@@ -41,7 +43,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--dataset", required=True, help=choices.explained("dataset"))
+    add("folder", nargs="?", default="", help="the same as --data_dir")
+    add(
+        "--dataset",
+        help=f"{choices.explained('dataset')}; by default image_folder, of a size that "
+        "run_train.py chooses, too",
+    )
     add("--data_dir", default="", help="folder that holds it; empty for the usual ones")
     add(
         "--image_size",
@@ -63,6 +70,15 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         name = unknown[0].partition("=")[0].lstrip("-")
         near = suggestion(name, vars(flags))
         raise ConfigError(f"{unknown[0]} is no flag; {near}--help lists them")
+    flags.data_dir = flags.data_dir or flags.folder
+    if flags.folder not in ("", flags.data_dir):
+        raise ConfigError(f"{flags.folder} with --data_dir={flags.data_dir}: give one")
+    if flags.dataset is None:
+        if not flags.data_dir:
+            raise ConfigError("give a folder of images, or --dataset")
+        flags.dataset = "image_folder"
+        if not flags.image_size and (options := photo_options(flags.data_dir)):
+            flags.image_size = options["image_size"]
     try:
         choices.find("dataset", flags.dataset)
     except ConfigError as error:
@@ -79,6 +95,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     """The command; its exit code."""
+    console.has_flags = True
     try:
         flags = parse(arguments)
         with quiet_imports():

@@ -26,7 +26,7 @@ from towers.data.paths import (
     is_image_name,
     shown,
 )
-from towers.data.sources import TEST_FRACTION, DataSet, Trained, split_off_test
+from towers.data.sources import TEST_FRACTION, DataSet, Source, Trained, split_off_test
 from towers.errors import DataError
 
 CHANNELS = 3
@@ -212,6 +212,19 @@ def load(
         origin=f"{root} ({split}{listing.words}{bad_images})",
         validation=validation,
     )
+
+
+def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
+    """The training images that `load` gives where all can be read; reads none.
+    DataError where the folder is missing or laid out otherwise."""
+    root = data_folder(data_dir)
+    folders = find_folders(root)
+    folder = training_folder(root, folders)
+    files = FolderFiles(folder, Listing(None).classes(folder))
+    train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
+    if folders.keys() - {"train"}:
+        return train
+    return split_off_test(train, files.labels, folder)[0]
 
 
 def _words_of(folders):

@@ -3,10 +3,11 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,13 +15,21 @@ import tensorflow as tf
 from towers import console
 from towers.config import Config
 from towers.config.options import check_path
+from towers.data import image_folder
 from towers.data import paths as image_paths
+from towers.data.batches import hold_out
 from towers.data.paths import Paths, shown
+from towers.data.sources import checksum, place_of
 from towers.data.tta import create_tta
 from towers.data.unlabeled import Labels, read_files
 from towers.errors import ConfigError, DataError
 from towers.evaluation.figures import softmax
-from towers.evaluation.restored import configure_devices, kinds_of_parameters, read_run
+from towers.evaluation.restored import (
+    RestoredRun,
+    configure_devices,
+    kinds_of_parameters,
+    read_run,
+)
 from towers.evaluation.tables import FORMS, create_features_file, create_table
 from towers.models.inference import without_noise
 from towers.parallel.evaluator import AVERAGES, RAW, create_predictor
@@ -98,7 +107,7 @@ def predict(
     console.remark(f"predicting with the {words}")
 
     counts, label_of = collections.Counter(), Labels(run.class_names)
-    failed = {}
+    is_training_image, failed = _training_images(run), {}
 
     def fail(path, why):
         failed[path] = why
@@ -131,6 +140,7 @@ def predict(
             names = [file.path for file in batch]
             labels = [label_of(name) for name in names]
             if not features:
+                counts["trained"] += sum(map(is_training_image, names))
                 counts["labeled"] += sum(label >= 0 for label in labels)
                 counts["correct"] += int(np.sum(outputs.argmax(1) == labels))
             write(names, labels, outputs)
@@ -160,8 +170,41 @@ def _outputs(batch, size, run, predictor):
     return result if result.dtype.itemsize >= 4 else result.astype(np.float32)
 
 
+def _training_images(run: RestoredRun) -> Callable[[str], bool]:
+    """Whether the network was trained on the image at a path; False where that is not
+    known, as of a folder of images that has changed since."""
+    config, folder_of = run.config, functools.cache(os.path.realpath)
+    if config.dataset != "image_folder":
+        return lambda path: False
+    root = folder_of(os.path.expanduser(config.data_dir or "data"))
+
+    def place(path):
+        folder, name = os.path.split(path)
+        return folder_of(folder), name
+
+    @functools.cache
+    def trained():
+        try:
+            train = image_folder.training_images(config.data_dir, run.image_shape)
+        except DataError:
+            return ()
+        if checksum(train) != run.dataset_info.checksum:
+            return ()
+        if config.validation_fraction:
+            train, _ = hold_out(train, config.validation_fraction)
+        return {place(place_of(train, i)) for i in range(train.num_examples)}
+
+    return lambda path: place(path)[0].startswith(root) and place(path) in trained()
+
+
 def _report(counts, num_failed, paths):
-    """The remark about labeled images, and the error of those that were not read."""
+    """The remarks about training images and labeled ones, and the error of those that
+    were not read."""
+    if counts["trained"]:
+        console.error(
+            f"the network was trained on {counts['trained']} of {counts['read']} "
+            "images: they do not show how well it does on new ones"
+        )
     if counts["labeled"]:
         console.remark(
             f"{counts['correct']} of {counts['labeled']} labeled images (in folders "

@@ -45,7 +45,6 @@ def start_banner(
             that are not defaults are of the layer "config".
     """
     height, width, channels = image_shape
-    num_params = sum(math.prod(v.shape) for v in trainer.task.model.trainable_variables)
     batch = f"{config.batch_size} images"
     if config.accumulate_steps > 1:
         batch = f"{config.accumulate_steps} x {batch}"
@@ -63,7 +62,7 @@ def start_banner(
         (
             "network",
             f"{config.model} on {height}x{width}x{channels}, {config.precision}: "
-            f"{num_params:,} parameters",
+            f"{_num_params(trainer)} parameters",
         ),
         ("batch", f"{batch} a step over all towers"),
         (
@@ -87,9 +86,11 @@ def start_banner(
         *classes.few_images(data),
     ]
     lines += [("note", remark) for remark in remarks]
-    warnings = ignored_options(config) + small_crops(
-        config.augment, image_shape, data.image_shape
-    )
+    warnings = [
+        *ignored_options(config),
+        *small_crops(config.augment, image_shape, data.image_shape),
+        *large_batches(config, num_examples),
+    ]
     lines += [("warning", line) for line in warnings]
     versions = (
         f"towers {towers.__version__}, TensorFlow {tf.__version__}, "
@@ -127,6 +128,19 @@ def few_images(config: Config, devices: Devices, images: Sequence[int]) -> list[
     ]
 
 
+def large_batches(config: Config, num_examples: int) -> list[str]:
+    """A line where a step takes more images than there are to train on."""
+    if config.images_per_step <= num_examples:
+        return []
+    options = "--batch_size"
+    if config.accumulate_steps > 1:
+        options += " or --accumulate_steps"
+    return [
+        f"a step takes {config.images_per_step} images, some of them more than once, "
+        f"as there are {num_examples} to train on; lower {options}"
+    ]
+
+
 def small_crops(
     augment: str, image_shape: Sequence[int], stored_shape: Sequence[int]
 ) -> list[str]:
@@ -145,6 +159,15 @@ def small_crops(
         f"{stored_height}x{stored_width}, and only this middle part is evaluated; "
         "--augment=pad_crop_flip takes whole images"
     ]
+
+
+def _num_params(trainer: Trainer) -> str:
+    """Of the network; apart those that are frozen from the first step on."""
+    frozen, counts = trainer.phases[0].frozen, [0, 0]
+    for variable in trainer.task.model.trainable_variables:
+        counts[variable.path in frozen] += math.prod(variable.shape)
+    trained, kept = counts
+    return f"{trained:,} trained and {kept:,} frozen" if kept else f"{trained:,}"
 
 
 def _options(config: Config, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import keras
 import numpy as np
 
 from towers import build, console
@@ -60,7 +61,12 @@ from towers.training.ending import (
     standing,
 )
 from towers.training.result import TrainResult, create_history
-from towers.training.setup import configure_devices, create_trainer, print_banner
+from towers.training.setup import (
+    configure_devices,
+    create_trainer,
+    print_banner,
+    with_given,
+)
 from towers.training.summaries import log_update, report_evaluation, summarize
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -74,6 +80,9 @@ def train(
     workdir: str | os.PathLike,
     config: Config,
     *,
+    model: keras.Model | None = None,
+    data: Any = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,
@@ -93,6 +102,7 @@ def train(
         clock: seconds, from which what is due by the clock is known.
     """
     checks.check_environment()
+    config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
     folder = RunFolder(workdir)
@@ -115,6 +125,12 @@ def train(
             )
             checkpoint = None if overwrite else checkpointer.restore()
             validate_changes(config, folder, checkpoint, allow_change)
+            if config.choice_of("model").is_given and not (checkpoint or architecture):
+                raise ConfigError(
+                    f"model={config.model}: a Python program gave it, and no "
+                    "checkpoint has its weights; give it once more, as in "
+                    "train(workdir, config, model=...)"
+                )
             lock.assert_same_folder()
             folder.remove_leftovers()
             checkpointer.remove_leftovers()
@@ -127,11 +143,8 @@ def train(
         parts, trainer = create_trainer(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
-        if config.patience and parts.eval_split[0] != "validation":
-            raise ConfigError(
-                f"patience={config.patience}: no images are held out that could end "
-                "the run; set --validation_fraction, or add a folder val/ to the data"
-            )
+        if parts.eval_split[0] != "validation":
+            checks.validate_without_validation(config)
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
         last_step = build.last_step_of(config, parts)
@@ -179,6 +192,8 @@ def train(
                     console.line(f"{path} stays: no run wrote it")
                 folder.note_job()
             open_metrics(session, checkpoint)
+            if architecture:
+                reports.file(folder.network, architecture)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, session.dataset_info.to_json())
         watchdog.run(start_from_chief, session)
@@ -334,10 +349,12 @@ def _evaluate_and_save(
 ) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
     is_best = periods.evaluates(session.step) and _evaluate(session, parts)
-    if session.open_record.keys() - {"step", "epoch"}:
-        session.reports.record(session.open_record)
-        call(session, "on_log", session.step, as_lists(session.open_record))
-    session.open_record = None
+    record = session.open_record
+    if is_of_interest := record.keys() - {"step", "epoch"}:
+        session.reports.record(record)
+    session.open_record = None  # before what may raise: it is counted
+    if is_of_interest:
+        call(session, "on_log", session.step, as_lists(record))
     save_due = save_due or is_best or periods.saves(session.step)
     if save_due or session.is_at_end:
         validate_copies(session)
@@ -383,12 +400,13 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     call(session, "on_evaluation", session.step, as_lists(record))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
     session.evaluated = session.step, evaluations
-    if (
-        split != "validation"
-        or session.best
-        and session.accuracy <= session.best["accuracy"]
-    ):
-        session.num_worse += split == "validation"
+    if split != "validation":
+        return False
+    if session.best and session.accuracy <= session.best["accuracy"]:
+        session.num_worse += 1
+        if session.num_worse % session.config.plateau_patience == 0:
+            session.num_plateaus += 1
+            session.scale_rate()
         return False
     session.best = {"step": session.step, "accuracy": session.accuracy}
     session.num_worse = 0

@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers import quiet_imports
 from towers.errors import printable
 from towers.evaluation import RestoredRun
-from towers.export.stock import with_preprocessing
+from towers.exporting.stock import with_preprocessing
 
 SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
 PREPROCESSING = "preprocessing"  # in the names of the operations before the network
