@@ -6,11 +6,13 @@ import shutil
 
 import numpy as np
 import pytest
+from processes import ROOT, Program
 from small_runs import (
     HELD_OUT,
     assert_equal_states,
     every_strategy,
     records,
+    saved,
     saved_steps,
     small_config,
     uninterrupted,
@@ -22,6 +24,15 @@ from towers.training import train
 
 EVALUATED = [3, 6, 9, 12, 15]  # steps
 PATIENT = small_config(**HELD_OUT, patience=2)
+
+
+# The rate begins too high to learn anything.
+PLATEAU = small_config(
+    **HELD_OUT | {"decay_factor": 0.1},
+    schedule="plateau",
+    plateau_patience=1,
+    learning_rate=3.0,
+)
 
 
 def best_and_end(config):
@@ -69,6 +80,77 @@ def test_a_run_that_is_stopped_ends_at_the_same_step(small, tmp_path, capfd, sto
     assert_equal_states(train(tmp_path, patient).state, whole.state)
 
 
+def factors_of_plateaus(config):
+    """Epochs, and the factor on the rate from there on, by the run's accuracies."""
+    best, num_worse, factors = 0.0, 0, {}
+    for line in uninterrupted(config).records:
+        accuracy = line.get("validation_accuracy_ema", best + 1)
+        if "validation_accuracy_ema" not in line or line["step"] == 15:
+            continue
+        num_worse = 0 if accuracy > best else num_worse + 1
+        best = max(best, accuracy)
+        if num_worse and num_worse % config.plateau_patience == 0:
+            epoch = line["step"] // 3
+            factors[epoch] = config.decay_factor ** (len(factors) + 1)
+    assert len(factors) >= 1, "the rate is never lowered: the test says nothing"
+    return ",".join(f"{epoch}:{factor}" for epoch, factor in factors.items())
+
+
+@every_strategy
+def test_plateau_trains_as_pieces_that_begin_where_no_accuracy_was_better(strategy):
+    config = dataclasses.replace(PLATEAU, **strategy)
+    pieces = dataclasses.replace(
+        config, schedule="piecewise", epoch_factors=factors_of_plateaus(config)
+    )
+    run, expected = uninterrupted(config), uninterrupted(pieces)
+    assert run.records == expected.records
+    assert_equal_states(run.state, expected.state)
+
+
+@pytest.mark.parametrize("stops", [(4, 8), (3, 6, 9)], ids=str)
+def test_a_stopped_run_lowers_the_rate_at_the_same_steps(small, tmp_path, stops):
+    expected = uninterrupted(PLATEAU)
+    for stop in stops:
+        train(tmp_path, dataclasses.replace(PLATEAU, max_steps=stop))
+    assert_equal_states(train(tmp_path, PLATEAU).state, expected.state)
+    assert records(tmp_path) == expected.records
+
+
+COMMAND = (
+    "--dataset=embedded --model=lenet --device=cpu --batch_size=32 --workdir=run "
+    "--validation_fraction=0.1 --eval_every_epochs=0.1 --num_epochs=2 --patience=2 "
+    "--schedule=plateau --plateau_patience=1 --learning_rate=0.3 --log_every_steps=1 "
+    "--summary_every_steps=0 --checkpoint_every_steps=10"
+).split()
+WORKERS = ["-m", "towers.launch", "--num_workers=2", "--", "--num_towers=1"]
+
+
+@pytest.mark.slow
+def test_several_workers_end_at_the_step_of_one_process(tmp_path):
+    """Also those that were stopped; the workers all evaluate, the chief saves."""
+    runs = {}
+    for name, commands in {
+        "one": [[ROOT / "run_train.py", "--strategy=replicated", "--num_towers=2"]],
+        "workers": [WORKERS],
+        "stopped": [[*WORKERS, "--max_steps=40"], [*WORKERS, "--max_steps=0"]],
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for command in commands:
+            with Program([*command, *COMMAND], folder) as program:
+                assert program.wait() == 0, program.output
+        assert "after 2 evaluations without a better accuracy" in program.output
+        runs[name] = folder / "run"
+    steps = {name: saved_steps(run) for name, run in runs.items()}
+    assert steps["one"] == steps["workers"] == steps["stopped"]
+    assert len({(run / "best").read_text() for run in runs.values()}) == 1
+    whole, stopped = runs["workers"], runs["stopped"]
+    assert_equal_states(saved(stopped).tensors, saved(whole).tensors)
+    assert records(stopped) == records(whole)
+    rates = [line["learning_rate"] for line in records(whole)]
+    assert rates[0] > rates[-1]
+
+
 def test_the_best_checkpoint_is_used_and_named(small, tmp_path, capfd):
     best, end = best_and_end(PATIENT)
     run = shutil.copytree(uninterrupted(PATIENT).path, tmp_path / "run")
@@ -97,3 +179,8 @@ def test_without_held_out_images_the_last_step_is_used_and_none_ends_a_run(
         train(tmp_path, config)
     with pytest.raises(ConfigError, match="patience=2 with eval_every_epochs=0"):
         small_config(patience=2)
+    config = small_config(eval_every_epochs=1.0, schedule="plateau")
+    with pytest.raises(ConfigError, match="schedule=plateau: .*--validation_fraction"):
+        train(tmp_path / "plateau", config)
+    with pytest.raises(ConfigError, match="patience=5 with plateau_patience=5"):
+        dataclasses.replace(PLATEAU, plateau_patience=5, patience=5)

@@ -42,7 +42,7 @@ from towers.run.restore import validate_architecture
 pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
 
 
-def restore(folder, step=0):
+def restore(folder, step="last"):
     """The checkpoint, where none is rejected."""
     return Checkpointer(folder, log=pytest.fail).restore(step)
 

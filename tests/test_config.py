@@ -30,7 +30,7 @@ FREE = """
     all_reduce_pack_mb deterministic max_steps steps_per_loop log_every_steps
     summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs
     checkpoint_every_steps
-    keep_checkpoints stuck_after_secs tta on_nonfinite
+    keep_checkpoints stuck_after_secs tta on_nonfinite patience
 """.split()
 
 LISTS = {

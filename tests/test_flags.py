@@ -17,7 +17,7 @@ from processes import WAIT_SECS, run
 import towers
 from towers.config import FIELDS, Config, synonyms, train_flags
 from towers.config import flags as config_flags
-from towers.config.choices import TABLES
+from towers.config.choices import PRECISIONS, TABLES
 from towers.config.help import COMMON
 from towers.config.recipes import config_of_flags, load_recipe
 from towers.data.photos import photo_options
@@ -320,6 +320,8 @@ def test_a_name_of_another_program_is_understood():
 def test_the_synonyms_are_of_flags_and_of_one_each():
     own = {"workdir", "config", "overwrite", "num_workers"}
     of_others = {"use_ema", "output"}  # such as run_predict.py
+    values = {*PRECISIONS, *(n for table in TABLES.values() for n in table)}
+    assert set(synonyms.VALUES) <= values | {"gpu"}
     assert set(synonyms.SYNONYMS) <= own | of_others | set(FIELDS)
     of_train = [
         name

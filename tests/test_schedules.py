@@ -23,6 +23,7 @@ SHAPE = {
     "epochs_per_decay": 30.0,
     "epoch_factors": ((10.0, 0.5), (30.5, 0.25), (45.0, 0.0)),
     "peak_fraction": 0.25,
+    "plateau_patience": 2,
 }
 
 
@@ -52,6 +53,8 @@ def test_large_counts_of_images_stay_exact(images):
 
 FORMULAS = {
     "constant": lambda epochs: np.full_like(epochs, 0.1),
+    # Evaluations lower it, see test_best_step.py.
+    "plateau": lambda epochs: np.full_like(epochs, 0.1),
     "exponential": lambda epochs: 0.1 * 0.1 ** np.floor(epochs / 30),
     "smooth_exponential": lambda epochs: 0.1 * np.exp(np.log(0.1) * epochs / 30),
     "piecewise": lambda epochs: (
@@ -142,7 +145,7 @@ def test_warmup_rises_from_zero_in_a_line_and_then_leaves_the_schedule_alone(nam
 # What Config says of schedules.
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - {"plateau"}))
 @pytest.mark.parametrize(
     "option,value",
     [
@@ -170,4 +173,4 @@ def test_options_are_called_ignored_where_they_change_no_rate(name, option, valu
 def test_the_picture_is_drawn_from_the_schedules():
     """python -m docs.draw_schedules draws it anew."""
     assert draw_schedules.PICTURE.read_text() == draw_schedules.picture()
-    assert {name for name, _ in draw_schedules.PANELS} == set(SCHEDULES)
+    assert {name for name, _ in draw_schedules.PANELS} == SCHEDULES.keys() - {"plateau"}

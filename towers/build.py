@@ -419,6 +419,7 @@ def create_trainer(
         sync_batch_norm=config.batch_norm == "sync",
         scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
+        scale_rate=config.choice_of("schedule").by_accuracy,
     )
     if batches is not None and feed is None:
         lead_devices = devices.towers[:: strategy.num_shards]

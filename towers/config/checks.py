@@ -25,6 +25,21 @@ def check_together(config: "Config") -> None:
         raise ConfigError(f"{' with '.join(values)}: {reason}")
 
 
+def validate_without_validation(config: "Config") -> None:
+    """Raises ConfigError where an option needs held-out images, and there are none."""
+    for name in _read_accuracy(config):
+        raise ConfigError(
+            f"{name}={getattr(config, name)}: no images are held out that it could go "
+            "by; set --validation_fraction, or add a folder val/ to the data"
+        )
+
+
+def _read_accuracy(config):
+    """The options that go by the accuracy on held-out images."""
+    names = ["patience"] if config.patience else []
+    return names + ["schedule"] * config.choice_of("schedule").by_accuracy
+
+
 def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
     """The names of options that contradict each other, and why, with the way out."""
     lists, strategy = config.lists, config.choice_of("strategy")
@@ -52,10 +67,18 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "the warm-up is longer than the run",
         )
 
-    if config.patience and not config.eval_every_epochs:
+    for name in _read_accuracy(config):
+        if not config.eval_every_epochs:
+            yield (
+                (name, "eval_every_epochs"),
+                "it goes by evaluations; set --eval_every_epochs=1",
+            )
+    by_accuracy = config.choice_of("schedule").by_accuracy
+    if by_accuracy and 0 < config.patience <= config.plateau_patience:
         yield (
-            ("patience", "eval_every_epochs"),
-            "without evaluations it never ends the run; set --eval_every_epochs=1",
+            ("patience", "plateau_patience"),
+            "the run ends before a lower rate could help; raise --patience, or lower "
+            "--plateau_patience",
         )
 
     # Devices.

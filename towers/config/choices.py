@@ -36,6 +36,7 @@ class Choice:
         sums: of an optimizer: its update adds up elements of a parameter.
         whole_parameters: of an optimizer: its update needs all elements of a parameter.
         by_length: of a schedule: its shape depends on --num_epochs.
+        by_accuracy: of a schedule: evaluations lower its rate.
         asynchronous: of a strategy: each tower applies its own gradients at once.
         trainer_options: of a strategy: the options that its trainer reads.
         processes: of a strategy: several processes may train together.
@@ -53,6 +54,7 @@ class Choice:
     sums: bool = False
     whole_parameters: bool = False
     by_length: bool = False
+    by_accuracy: bool = False
     asynchronous: bool = False
     trainer_options: tuple[str, ...] = ()
     processes: bool = False
@@ -232,6 +234,11 @@ SCHEDULES = {
         "optim.schedules:one_cycle",
         "a line up and a line down to zero at --num_epochs",
         by_length=True,
+    ),
+    "plateau": Choice(
+        "optim.schedules:plateau",
+        "lowered where the accuracy on held-out images is no longer better",
+        by_accuracy=True,
     ),
 }
 

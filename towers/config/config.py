@@ -249,7 +249,8 @@ class Config:
     )
     decay_factor: float = option(
         0.1,
-        "Factor on the rate at each stair of the exponential schedules.",
+        "Factor on the rate at each stair of the exponential schedules, and at each "
+        "plateau.",
         POSITIVE,
         read_by="schedule",
     )
@@ -269,6 +270,13 @@ class Config:
         0.3,
         "Part of --num_epochs after which the one_cycle schedule is highest.",
         Range(above=0, below=1),
+        read_by="schedule",
+    )
+    plateau_patience: int = option(
+        5,
+        "Of the plateau schedule: evaluations on held-out images without a better "
+        "accuracy after which the rate is lowered.",
+        AT_LEAST_1,
         read_by="schedule",
     )
     warmup_epochs: float = option(

@@ -7,8 +7,8 @@ from towers.errors import nearest
 # Former name of a flag -> its name.
 RENAMED = {"views": "tta"}
 
-# Flag, or value of one -> names that other programs have for it.
-SYNONYMS = {
+# Value of an option -> names that other programs have for it.
+VALUES = {
     "adamw": "adam",
     "bfloat16": "bf16 mixed_bfloat16",
     "cosine": "cos cosine_annealing cosine_decay",
@@ -17,7 +17,12 @@ SYNONYMS = {
     "gpu": "cuda",
     "one_cycle": "onecycle 1cycle",
     "piecewise": "step multistep multi_step steps",
+    "plateau": "reduce_on_plateau reduce_lr_on_plateau reducelronplateau",
     "replicated": "ddp dp mirrored data_parallel distributed_data_parallel",
+}
+
+# Flag -> the same.
+SYNONYMS = {
     "accumulate_steps": "accum accumulation accumulation_steps grad_accum "
     "gradient_accumulation gradient_accumulation_steps",
     "augment": "aug augmentation augmentations transform transforms data_augmentation",
@@ -73,7 +78,7 @@ def meant(name: str, known: Container[str]) -> str | None:
     name = name.replace("-", "_").lower()
     if name in known:
         return name
-    for option, names in SYNONYMS.items():
+    for option, names in (VALUES | SYNONYMS).items():
         if option in known and name in names.split():
             return option
     return None

@@ -132,6 +132,14 @@ def one_cycle(
     return rate
 
 
+def plateau(
+    learning_rate: float, *, decay_factor: float, plateau_patience: int
+) -> Schedule:
+    """The same rate throughout: what evaluations make of it is a factor, which
+    `Session.scale_rate` gives the trainer."""
+    return constant(learning_rate)
+
+
 def scaled(schedule: Schedule, factor: float) -> Schedule:
     """A factor times another schedule."""
     return lambda images_seen: factor * schedule(images_seen)
@@ -158,7 +166,8 @@ def create_schedule(
         num_examples: training images of an epoch.
         warmup_epochs: length of the rise, in epochs; 0 for none.
         **shape: num_epochs, decay_factor, epochs_per_decay, epoch_factors,
-            peak_fraction; a schedule gets those that its signature names.
+            peak_fraction, plateau_patience; a schedule gets those that its signature
+            names.
     """
     schedule = factories.create(
         "schedule",

@@ -100,6 +100,7 @@ class Update:
         gradients: Sequence[tf.Tensor],
         norm: tf.Tensor,
         squares: tf.Tensor | None = None,
+        rate_factor: tf.Tensor | None = None,
     ) -> tuple[Vectors, dict[str, Vectors]]:
         """One step.
 
@@ -113,11 +114,12 @@ class Update:
             norm: the global norm of the gradients.
             squares: what the method of that name gives for the whole parameters, where
                 the optimizer needs norms.
+            rate_factor: float64, on all learning rates; None for 1.
 
         Returns:
             The new parameters and slots.
         """
-        contexts = self._contexts(layout, step, norm, squares)
+        contexts = self._contexts(layout, step, norm, squares, rate_factor)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
         arrays = [params, gradients, *slots.values()]
         if not self.optimizer.elementwise:
@@ -139,7 +141,7 @@ class Update:
             new_slots = {name: layout.pack(x) for name, x in new_slots.items()}
         return new_params, new_slots
 
-    def _contexts(self, layout, step, norm, squares):
+    def _contexts(self, layout, step, norm, squares, rate_factor):
         """Of each vector, or of each parameter where the optimizer is called so."""
         numbers = range(len(layout.places))
         by_vector = self.optimizer.elementwise
@@ -153,6 +155,8 @@ class Update:
         rate_fns = self.rate_fns or [self.learning_rate_fn for _ in numbers]
         distinct = list(dict.fromkeys(rate_fns))  # each is computed once
         computed = [rate_fn(step) for rate_fn in distinct]
+        if rate_factor is not None:
+            computed = [rate * rate_factor for rate in computed]
         of_distinct = columns([distinct.index(rate_fn) for rate_fn in rate_fns])
         casts = {
             dtype: [tf.cast(rate, dtype) for rate in computed]

@@ -133,8 +133,11 @@ class AsynchronousTrainer(Trainer):
             params = copy.read(copy.params)
             squares = update_fn.squares(layout, params, scaled)
             slots = {name: copy.read(own) for name, own in copy.slots.items()}
+            rate_factor = None
+            if self.rate_factor is not None:
+                rate_factor = self.rate_factor.read_value()
             params, slots = update_fn(
-                layout, step, params, slots, scaled, norm, squares
+                layout, step, params, slots, scaled, norm, squares, rate_factor
             )
             integers = [
                 tf.where(tower == 0, new, old)

@@ -45,6 +45,7 @@ class Step:
         guard: decides whether a step is taken.
         compilation: of the step.
         accumulate_steps: micro-batches of a step.
+        rate_factor: on all learning rates; None for 1.
     """
 
     strategy: Strategy
@@ -56,6 +57,7 @@ class Step:
     guard: FiniteGuard
     compilation: Compilation = CPU_STEP
     accumulate_steps: int = 1
+    rate_factor: tf.Variable | None = None
 
     def __call__(
         self, phase: int, batches: Sequence[Batch], before: tf.Tensor | None = None
@@ -115,6 +117,9 @@ class Step:
             if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, before[-1])
             verdict = self.guard.decide(is_finite, running)
+            factor = None
+            if self.rate_factor is not None:
+                factor = self.rate_factor.read_value()
         squares = on_each(
             lambda copy, vectors: self.update_fn.squares(
                 copy.layout.params, copy.read(copy.params), vectors
@@ -126,7 +131,8 @@ class Step:
 
         # The update of every copy.
         def update(is_taken=None):
-            self._update(results, mean, gradients, norm, _sum(squares), is_taken)
+            norms = norm, _sum(squares)
+            self._update(results, mean, gradients, norms, factor, is_taken)
             return tf.constant(0)
 
         if self.compilation.on_cpus:
@@ -180,7 +186,7 @@ class Step:
             "sums": (loss_units * LOSS_UNIT, correct_sum, num_summed),
         }
 
-    def _update(self, results, mean, gradients, norm, squares, is_taken):
+    def _update(self, results, mean, gradients, norms, rate_factor, is_taken):
         """Assigns to every copy its values after the step, but for the number of steps;
         where `is_taken` is False the old ones."""
         updated, readers = None, list(self.strategy.readers)
@@ -196,8 +202,8 @@ class Step:
                         copy.read(copy.params),
                         {k: copy.read(v) for k, v in copy.slots.items()},
                         gradients[index],
-                        norm,
-                        squares,
+                        *norms,
+                        rate_factor,
                     )
                 else:  # its sums may round differently here
                     updated = tf.nest.map_structure(tf.identity, updated)

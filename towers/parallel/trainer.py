@@ -53,6 +53,7 @@ class Task:
             as if one device saw the whole batch.
         scale_loss: whether the loss is scaled dynamically, see `finite`.
         skip_not_finite: whether a step that is not finite is skipped, see `finite`.
+        scale_rate: whether `Trainer.scale_rate` may be called.
     """
 
     model: keras.Model
@@ -67,6 +68,7 @@ class Task:
     sync_batch_norm: bool = False
     scale_loss: bool = False
     skip_not_finite: bool = False
+    scale_rate: bool = False
 
 
 class Trainer(abc.ABC):
@@ -83,6 +85,7 @@ class Trainer(abc.ABC):
 
     Attributes:
         evaluator: computes logits on all devices.
+        rate_factor: on all learning rates, where the task has one.
     """
 
     def __init__(
@@ -124,6 +127,10 @@ class Trainer(abc.ABC):
         self.guard = FiniteGuard(
             strategy.home, scale_loss=task.scale_loss, skips=task.skip_not_finite
         )
+        self.rate_factor = None
+        if task.scale_rate:
+            with tf.device(strategy.home):
+                self.rate_factor = tf.Variable(1.0, trainable=False, dtype=tf.float64)
         self._feed, self._update_fn = feed, task.update_fn
         # In inference synchronized batch normalization is like any other.
         self.evaluator = Evaluator(
@@ -204,9 +211,15 @@ class Trainer(abc.ABC):
         return dict(sizes)
 
     def learning_rate(self, step: int) -> float:
-        """The rate of the step after `step` others."""
+        """The rate of the step after `step` others, by the factor of now."""
         with tf.device(HOST):
-            return self._update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
+            rate = self._update_fn.learning_rate_fn(tf.constant(step, tf.int64)).numpy()
+        return rate if self.rate_factor is None else rate * self.rate_factor.numpy()
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiplies all learning rates of the schedule by a factor from now on, in
+        place of an earlier one."""
+        self.rate_factor.assign(factor)
 
     def describe(self) -> list[str]:
         """Lines for the start banner: what lives where, and the share of each tower."""
@@ -250,6 +263,7 @@ class SynchronousTrainer(Trainer):
             guard=self.guard,
             compilation=self.compilation,
             accumulate_steps=self.task.accumulate_steps,
+            rate_factor=self.rate_factor,
         )
         self.loop = self.create_loop(self._feed)
         self._inspect = tf.function(self._inspect_step, autograph=False)

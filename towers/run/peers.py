@@ -187,6 +187,7 @@ def start_from_chief(session: Session) -> None:
         "step": session.step,
         "best": session.best,
         "num_worse": session.num_worse,
+        "num_plateaus": session.num_plateaus,
         "open_record": session.open_record,
         "accuracy": session.accuracy,
     }
@@ -197,6 +198,7 @@ def start_from_chief(session: Session) -> None:
     for name, value in progress.items():
         setattr(session, name, value)
     session.trainer.load(state)
+    session.scale_rate()
     if not session.workers.is_chief:
         session.stopwatch = Stopwatch()
 

@@ -67,7 +67,7 @@ def _validate(state):
     best, unfinished = state["best"], state.get("unfinished")
     steps = [record["step"] for record in carried_records(state)]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
-    steps.append(state.get("num_worse", 0))
+    steps += [state.get("num_worse", 0), state.get("num_plateaus", 0)]
     if not all(map(math.isfinite, dataclasses.asdict(running_mean_of(state)).values())):
         raise ValueError("its running means are not finite")
     if best is not None:
@@ -219,6 +219,8 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
         session.step = session.saved_step = checkpoint.step
         session.best, session.open_record = stored["best"], stored.get("unfinished")
         session.num_worse = stored.get("num_worse", 0)
+        session.num_plateaus = stored.get("num_plateaus", 0)
+        session.scale_rate()
         session.stopwatch = stopwatch_of(stored)
         session.means = running_mean_of(stored)
         console.line(f"restored step {session.step} from {checkpoint.path}")

@@ -49,6 +49,7 @@ class Session:
         step: steps taken.
         best: step and accuracy of the best evaluation on held-out images.
         num_worse: evaluations since then.
+        num_plateaus: how often the plateau schedule has lowered the rate.
         accuracy: of the last evaluation.
         evaluated: step of that, and its `evaluation.accuracies`.
         saved_step, saved_at: step and time of the last snapshot for a checkpoint.
@@ -79,6 +80,7 @@ class Session:
     step: int = 0
     best: dict | None = None
     num_worse: int = 0
+    num_plateaus: int = 0
     accuracy: float | None = None
     evaluated: tuple[int, Mapping[bool, Mapping[str, Any]]] | None = None
     stopwatch: Stopwatch = dataclasses.field(default_factory=Stopwatch)
@@ -101,6 +103,11 @@ class Session:
     def is_at_end(self) -> bool:
         """Whether no step is left."""
         return self.step >= self.last_step or self.is_out_of_patience
+
+    def scale_rate(self) -> None:
+        """Gives the trainer the factor that evaluations have made of the rate."""
+        if self.config.choice_of("schedule").by_accuracy:
+            self.trainer.scale_rate(self.config.decay_factor**self.num_plateaus)
 
     def say(self, line: str) -> None:
         """Prints a line about the run, once for all workers."""
@@ -134,6 +141,7 @@ def save(session: Session) -> None:
         "seed": session.config.seed,
         "best": session.best,
         "num_worse": session.num_worse,
+        "num_plateaus": session.num_plateaus,
         "unfinished": session.open_record and as_lists(session.open_record),
         "config": dataclasses.asdict(session.config),
         "dataset_info": dataclasses.asdict(session.dataset_info),

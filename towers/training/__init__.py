@@ -16,7 +16,6 @@ from towers.callbacks import Callback
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
-from towers.errors import ConfigError
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
@@ -127,11 +126,8 @@ def train(
         parts, trainer = create_trainer(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
-        if config.patience and parts.eval_split[0] != "validation":
-            raise ConfigError(
-                f"patience={config.patience}: no images are held out that could end "
-                "the run; set --validation_fraction, or add a folder val/ to the data"
-            )
+        if parts.eval_split[0] != "validation":
+            checks.validate_without_validation(config)
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
         last_step = build.last_step_of(config, parts)
@@ -334,10 +330,12 @@ def _evaluate_and_save(
 ) -> None:
     """Evaluates and saves where it is due, and writes the record of the step."""
     is_best = periods.evaluates(session.step) and _evaluate(session, parts)
-    if session.open_record.keys() - {"step", "epoch"}:
-        session.reports.record(session.open_record)
-        call(session, "on_log", session.step, as_lists(session.open_record))
-    session.open_record = None
+    record = session.open_record
+    if is_of_interest := record.keys() - {"step", "epoch"}:
+        session.reports.record(record)
+    session.open_record = None  # before what may raise: it is counted
+    if is_of_interest:
+        call(session, "on_log", session.step, as_lists(record))
     save_due = save_due or is_best or periods.saves(session.step)
     if save_due or session.is_at_end:
         validate_copies(session)
@@ -383,12 +381,13 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     call(session, "on_evaluation", session.step, as_lists(record))
     session.accuracy = evaluations[kinds[-1]]["accuracy"]
     session.evaluated = session.step, evaluations
-    if (
-        split != "validation"
-        or session.best
-        and session.accuracy <= session.best["accuracy"]
-    ):
-        session.num_worse += split == "validation"
+    if split != "validation":
+        return False
+    if session.best and session.accuracy <= session.best["accuracy"]:
+        session.num_worse += 1
+        if session.num_worse % session.config.plateau_patience == 0:
+            session.num_plateaus += 1
+            session.scale_rate()
         return False
     session.best = {"step": session.step, "accuracy": session.accuracy}
     session.num_worse = 0
