@@ -1,4 +1,5 @@
-# make train | test | test-all | test-onnx | test-ray | test-track | lock | clean   (GNU make 3.81 or later)
+# make train | test | test-all | test-onnx | test-ray | test-track | test-types | notebook |
+# dist | lock | clean   (GNU make 3.81 or later)
 #
 #   PYTHON=python3.12    the Python that .venv is made with (3.11 to 3.13)
 #   CUDA=0, CUDA=1       without or with the CUDA packages; by default (auto) with them
@@ -38,17 +39,21 @@ FIND_PYTHON = for python in $(PYTHON) none; do \
         "and has venv (tried: $(PYTHON)); install one, or name it:" \
         "make PYTHON=/path/to/python3.12" >&2; exit 1; }
 
-.PHONY: help setup train test test-all test-onnx test-ray test-track lock clean
+.PHONY: help setup train test test-all test-onnx test-ray test-track test-types notebook \
+    dist lock clean
 
 help:
 	@echo "make train      set up .venv, train and evaluate the quickstart"
 	@echo "make test       set up .venv, then ruff and the fast tests"
 	@echo "make test-all   the same with the slow tests"
-	@echo "make test-onnx  the tests of ONNX exports, in .venv-onnx"
+	@echo "make test-onnx  the tests of ONNX and TFLite exports, in .venv-onnx"
 	@echo "make test-ray   the tests on a cluster of Ray, in .venv-ray"
 	@echo "make test-track the tests of MLflow, W&B and Optuna, in .venv-track"
+	@echo "make test-types mypy on a program that imports towers, in .venv-types"
+	@echo "make dist       build the wheel and the source distribution, in dist/"
+	@echo "make notebook   runs docs/photos.ipynb again, in .venv-notebook"
 	@echo "make lock       renew the files requirements*.lock"
-	@echo "make clean      remove .venv* and caches; runs/ stays"
+	@echo "make clean      remove .venv*, dist/ and caches; runs/ stays"
 
 train: setup
 	$(PY) run_train.py --config=quickstart
@@ -89,8 +94,8 @@ setup:
 	@$(FIND_PYTHON); $$python -m venv .venv-$*
 
 test-onnx: .venv-onnx/bin/python
-	$< $(PIP) install -e '.[onnx,test]'
-	$< -m pytest -m slow -k onnx tests/test_export_outside.py
+	$< $(PIP) install -e '.[onnx,test]' ai-edge-litert
+	$< -m pytest -m slow -k "onnx or tflite" tests/test_export_outside.py
 
 test-ray: .venv-ray/bin/python
 	$< $(PIP) install -e '.[ray,test]' 'ray[tune]'
@@ -99,6 +104,27 @@ test-ray: .venv-ray/bin/python
 test-track: .venv-track/bin/python
 	$< $(PIP) install -e '.[mlflow,wandb,test]' optuna
 	$< -m pytest -m slow tests/test_callbacks.py
+
+test-types: .venv-types/bin/python
+	$< $(PIP) install -e '.[test]' mypy
+	$< -m pytest -m slow -k mypy tests/test_installed.py
+
+# The wheel is built from the source distribution, which has no remains of earlier builds.
+dist: setup
+	rm -rf dist towers.egg-info
+	$(PY) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' \
+	    >/dev/null
+	$(PY) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+
+# In a folder of its own, whose path is taken out of what was printed. GitHub shows it.
+notebook: .venv-notebook/bin/python
+	$< $(PIP) install -e . ipykernel nbconvert
+	rm -rf build/notebook && mkdir -p build/notebook && cp docs/photos.ipynb build/notebook
+	cd build/notebook && ../../$< -m nbconvert --to notebook --execute --inplace \
+	    --ExecutePreprocessor.record_timing=False \
+	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg \
+	    photos.ipynb
+	sed 's#$(CURDIR)/build/notebook/##g' build/notebook/photos.ipynb > docs/photos.ipynb
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv
@@ -110,5 +136,5 @@ lock: .venv-lock/bin/python
 	@! grep -nE 'https?://|--(extra-)?index|--find-links' requirements*.lock
 
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist towers.egg-info
 	find configs docs tests towers benchmarks -name __pycache__ -prune -exec rm -rf {} +

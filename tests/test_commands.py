@@ -130,32 +130,35 @@ def test_row_39_a_signal_while_python_imports(
     assert program.output == f"stopped by {number.name}, {words}\n"
 
 
+# Prints, when signals are caught, which modules were imported that take time.
+CATCH = """
+import runpy, signal, sys
+def signal_caught(number, handler):
+    print(sorted({'absl', 'dataclasses', 'numpy'} & set(sys.modules)))
+    sys.exit()
+signal.signal = signal_caught
+runpy.run_path(sys.argv[1], run_name='__main__')
+"""
+
+
 @pytest.mark.parametrize("command", [TRAIN, EVALUATE, PREDICT])
 @pytest.mark.row(39)
 def test_row_39_signals_are_caught_before_the_first_import_that_takes_time(command):
-    script = (
-        "import runpy, signal, sys\n"
-        "def signal_caught(number, handler):\n"
-        "    print(sorted({'absl', 'dataclasses', 'numpy'} & set(sys.modules)))\n"
-        "    sys.exit()\n"
-        "signal.signal = signal_caught\n"
-        f"runpy.run_path({str(command)!r}, run_name='__main__')\n"
-    )
-    done = run("-c", script)
+    done = run("-c", CATCH, str(command))
     assert done.stdout == "[]\n", done.stderr
 
 
 FAILING = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-import run_train
 from towers import errors
+from towers.commands import train as command
 from towers.config import factories, flags
 later = lambda: factories.resolve('model', 'mine.py:create_model')()
 def train(workdir, *args, **kwargs):
     BODY
-run_train.train = train
-flags.run(run_train.main)
+command.train = train
+flags.run(command.main)
 """
 
 

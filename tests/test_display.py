@@ -65,6 +65,11 @@ def test_lines_come_by_the_clock_at_growing_intervals(capsys):
     assert printed[:3] == [5, 10, 15] and 20 < len(printed) < 60
     pauses = [b - a for a, b in zip(printed, printed[1:], strict=False)]
     assert pauses == sorted(pauses)
+    with display:
+        pass
+    now[0] *= 9
+    display.tick(9, "writing")
+    assert capsys.readouterr().out == ""
 
 
 def test_the_time_left_runs_on_between_two_updates():
@@ -80,6 +85,16 @@ def test_a_mode_chooses_and_without_a_terminal_there_are_lines(monkeypatch):
     assert type(create_display("auto", STATUS)) is PlainDisplay
     create_display("off", STATUS).tick(1, "computing")
     assert sys.stdout.getvalue() == ""
+
+
+def test_a_notebook_moves_no_cursor_and_shows_remarks_as_no_errors(monkeypatch):
+    """The kernel's stream, as the packages of notebooks are not here."""
+    kernels = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    monkeypatch.setattr(sys, "stdout", kernels())
+    for mode in ("auto", "live"):
+        assert type(create_display(mode, STATUS)) is PlainDisplay
+    console.remark("a remark")
+    assert sys.stdout.getvalue() == "a remark\n"
 
 
 class Screen:

@@ -23,7 +23,7 @@ OWN_IMAGES = ROOT / "docs" / "own_images.md"
 PAGES.remove(OWN_IMAGES)
 
 COMMAND = re.compile(
-    r"^(?:    )?((?:\w+=\S+ |\.venv/bin/|\.\./\S+/bin/)*"
+    r"^(?:    )?((?:\w+=\S+ |\.venv/bin/)*"
     r"(?:python3?|make|pip|tensorboard|docker|kubectl|ray|sbatch|ssh) .*)$",
     re.MULTILINE,
 )
@@ -31,7 +31,7 @@ COMMAND = re.compile(
 # What a command needs that is not here: installed packages, or one of these.
 NOT_RUN = {
     r"^(make|pip|python3 -m venv)\b|\bpip install": "an installation",
-    r"^\.\./towers-onnx/bin/python run_export": "the packages of the extra onnx",
+    r"--format=onnx\b": "the packages of the extra onnx",
     r"^(docker|kubectl|sbatch)\b|\bray\b|towers\.on_ray": "a cluster",
     r"^ssh\b|--cluster=10\.": "several machines",
     r"^tensorboard\b": "somebody who ends it",

@@ -24,10 +24,17 @@ from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
 from towers.data.image import read_image
 from towers.errors import ConfigError, DataError, ExportError
-from towers.export import FORMATS, comparison, export, load_in_new_process, staging
-from towers.export.examples import images_of
-from towers.export.stock import stock_network, with_preprocessing
-from towers.export.writers import WRITERS, decode_image, write_keras
+from towers.exporting import (
+    FORMATS,
+    comparison,
+    export,
+    load_in_new_process,
+    staging,
+    validate_format,
+)
+from towers.exporting.examples import images_of
+from towers.exporting.stock import stock_network, with_preprocessing
+from towers.exporting.writers import WRITERS, decode_image, write_keras
 from towers.models.inference import without_noise
 from towers.run import initial
 from towers.training import train
@@ -223,9 +230,12 @@ def test_a_saved_model_takes_files_of_images(tmp_path):
             most, most_mean = (6, 1) if kind == "JPEG" else (1, 0.05)
             assert differences.max() <= most and differences.mean() < most_mean
         images.append(image)
-    logits = signatures["encoded_images"](tf.constant(contents))["logits"]
+    encoded = signatures["encoded_images"](tf.constant(contents))
     results = signatures["serving_default"](tf.constant(np.stack(images)))
-    np.testing.assert_allclose(logits, results["logits"], rtol=1e-4, atol=1e-6)
+    logits = results["logits"].numpy()
+    np.testing.assert_allclose(encoded["logits"], logits, rtol=1e-4, atol=1e-6)
+    classes = [name.decode() for name in encoded["class"].numpy()]
+    assert classes == [run.class_names[i] for i in logits.argmax(1)]
     sums = results["probabilities"].numpy().sum(1)
     np.testing.assert_allclose(sums, np.ones(3), rtol=1e-5)
 
@@ -330,6 +340,15 @@ def test_what_cannot_be_written_is_refused(
     monkeypatch.setitem(FORMATS, "onnx", row)
     with pytest.raises(ConfigError, match=words):
         export(half_way, *arguments, **options)
+
+
+def test_the_page_installs_packages_by_the_command_of_the_error(monkeypatch):
+    row = dataclasses.replace(FORMATS["onnx"], packages=("no_onnx",))
+    monkeypatch.setitem(FORMATS, "onnx", row)
+    with pytest.raises(ConfigError) as refused:
+        validate_format("onnx", "float32")
+    page = pathlib.Path(__file__).parents[1] / "docs" / "export.md"
+    assert f"    {str(refused.value).rpartition(': ')[2]}\n" in page.read_text()
 
 
 # Images to compare with.

@@ -1,25 +1,35 @@
 """Exports in processes without towers: every network, training on, the page's lines."""
 
+import base64
+import http.server
+import importlib.util
+import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from exported import CLASS_NAMES, random_images, random_run, trained
 from PIL import Image
+from processes import Program, free_ports
 
-from towers import load_run
+from towers import load_run, predict
 from towers.config.choices import FAMILY, MODELS
 from towers.data.image import read_image
-from towers.export import FORMATS, TOLERANCES, comparison
-from towers.export.stock import stock_network
-from towers.export.writers import WRITERS
+from towers.exporting import FORMATS, TOLERANCES, comparison
+from towers.exporting.stock import stock_network
+from towers.exporting.writers import WRITERS
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "export.md"
@@ -40,7 +50,8 @@ def outside(script, folder):
     script += "\nimport sys\nassert 'towers' not in sys.modules\n"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     options = {"env": environment, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, **options)
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, cwd=folder, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -102,11 +113,11 @@ def test_the_lines_of_the_page_predict_elsewhere(quickstart, tmp_path, format):
     assert printed.splitlines()[-1].startswith(f"{output}: ")
     outside(blocks("Using a trained network elsewhere")[0], tmp_path)
     [script] = blocks(HEADINGS[format])
-    if format == "tflite":
-        line = "from ai_edge_litert.interpreter import Interpreter"
-        theirs = "import tensorflow; Interpreter = tensorflow.lite.Interpreter"
-        script = (
-            f"try: {line}\nexcept ImportError: {theirs}\n{script.replace(line, '')}"
+    if format == "tflite" and not importlib.util.find_spec("ai_edge_litert"):
+        script = script.replace(
+            "from ai_edge_litert.interpreter import Interpreter",
+            "import tensorflow, warnings; Interpreter = tensorflow.lite.Interpreter\n"
+            "warnings.filterwarnings('ignore', '.*tf.lite.Interpreter is deprecated')",
         )
     lines = outside(script, tmp_path).splitlines()
     names = load_run(quickstart / "runs" / "quickstart").class_names
@@ -141,3 +152,120 @@ def test_a_signal_leaves_nothing(quickstart, tmp_path, name):
     words = f"stopped by {name}, nothing is written; start it again"
     assert errors == f"run_export.py: {words}\n"
     assert os.listdir(tmp_path) == []
+
+
+# Servers.
+
+
+@pytest.fixture(scope="module")
+def served(quickstart, tmp_path_factory):
+    """A folder with an export and photo.jpg, which is stored on its side; what
+    `predict` makes of it, and of it as it is stored."""
+    folder = tmp_path_factory.mktemp("served")
+    process = run_export(quickstart, "saved_model", folder / "saved_model")
+    assert process.communicate()[1] == ""
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    image, exif = Image.fromarray(pixels).resize((400, 500)), Image.Exif()
+    exif[0x0112] = 6
+    image.save(folder / "photo.jpg", exif=exif)
+    image.save(folder / "stored.png")
+    paths = [folder / "photo.jpg", folder / "stored.png"]
+    predicted = predict(quickstart / "runs" / "quickstart", paths)
+    return folder, predicted.class_names, *predicted.probabilities
+
+
+def assert_near(probabilities, expected, other):
+    """Within a twentieth of the way to another image's. Decoders and filters round
+    differently."""
+    most = 0.05 * np.abs(expected - other).max()
+    np.testing.assert_allclose(probabilities, expected, rtol=0, atol=most)
+
+
+def test_the_server_of_the_page_answers_a_photo_as_predict_does(served):
+    folder, names, upright, stored = served
+    [script] = blocks("An HTTP server")
+    [port] = free_ports(1)
+    assert script.count("8000") == 1
+    with Program(["-c", script.replace("8000", str(port))], folder) as server:
+
+        def post(content):
+            return urllib.request.urlopen(f"http://127.0.0.1:{port}", content)
+
+        server.wait_until(lambda: answers(port))
+        with post((folder / "photo.jpg").read_bytes()) as answer:
+            assert answer.headers["Content-Type"] == "application/json"
+            probabilities = json.load(answer)
+        with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+            post(b"no photo")
+        assert "cannot identify image" in json.load(refused.value)["error"]
+    assert tuple(probabilities) == tuple(names)
+    assert_near(list(probabilities.values()), upright, stored)
+
+
+def answers(port):
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}")
+    except urllib.error.HTTPError:
+        pass
+    except urllib.error.URLError:
+        return False
+    return True
+
+
+class Loaded(http.server.BaseHTTPRequestHandler):
+    """Answers a request as TensorFlow Serving does, by TensorFlow's loader."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        predict = self.server.signatures[body.pop("signature_name")]
+        _, inputs = predict.structured_input_signature
+        [(name, spec)] = inputs.items()  # else an instance would name its inputs
+        contents = [base64.b64decode(x.pop("b64")) for x in body.pop("instances")]
+        results = predict(**{name: tf.constant(contents, spec.dtype)})
+        rows = [
+            {key: self.plain(values[i]) for key, values in results.items()}
+            for i in range(len(contents))
+        ]
+        self.server.seen = self.path, body, rows
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"predictions": rows}).encode())
+
+    @staticmethod
+    def plain(value):
+        value = value.numpy()
+        return value.decode() if isinstance(value, bytes) else value.tolist()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_request_of_the_page_is_one_to_the_export(served):
+    folder, names, upright, stored = served
+    section = PAGE.read_text().partition("## TensorFlow Serving\n")[2]
+    commands = re.search(r"(?:^    .*\n)+", section, re.MULTILINE)[0]
+    commands = textwrap.dedent(commands.replace("\\\n", "")).splitlines()
+    *copy, serve = commands
+    subprocess.run(["bash", "-ec", "\n".join(copy)], cwd=folder, check=True)
+    [script] = blocks("TensorFlow Serving")
+    [port, grpc_port] = free_ports(2)
+    assert serve.count("8501") == script.count("8501") == 1
+    script = script.replace("8501", str(port))
+    if shutil.which("tensorflow_model_server"):
+        serve = serve.replace("8501", f"{port} --port={grpc_port}")
+        with Program([], folder, prefix=["bash", "-c", f"exec {serve}"]) as server:
+            server.wait_until(lambda: answers(port))
+            printed = outside(script, folder)
+    else:
+        loaded = tf.saved_model.load(folder / "serving" / "quickstart" / "1")
+        with http.server.HTTPServer(("127.0.0.1", port), Loaded) as server:
+            server.signatures = loaded.signatures
+            threading.Thread(target=server.serve_forever).start()
+            printed = outside(script, folder)
+            server.shutdown()
+        path, rest, [row] = server.seen
+        assert path == "/v1/models/quickstart:predict" and rest == {}
+        assert_near(row["probabilities"], stored, upright)
+    [name, probability] = printed.split()
+    assert name == names[stored.argmax()]
+    assert_near(float(probability), stored.max(), upright.max())

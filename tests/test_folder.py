@@ -13,7 +13,7 @@ import towers
 from towers import store
 from towers.config import Config, to_json
 from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
-from towers.export import export
+from towers.exporting import export
 from towers.run.folder import RunFolder
 
 # Holds a run folder until it is killed, or until its standard input is closed.

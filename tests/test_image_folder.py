@@ -19,7 +19,7 @@ from towers.data import image_folder
 from towers.data.image_files import FolderFiles, ImageOptions
 from towers.data.sources import ArraySource, split_off_test
 from towers.errors import ConfigError, DataError
-from towers.export.examples import images_of
+from towers.exporting.examples import images_of
 from towers.run.dataset_info import DatasetInfo
 
 COUNTS = {"cat": 5, "ant": 3, "dog": 4}

@@ -529,15 +529,6 @@ def test_strategy_and_device_of_the_arguments_count(arguments, strategy, device)
     assert program.device_of(arguments.split()) == device
 
 
-def test_without_a_checkout_run_train_lies_in_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "ROOT", tmp_path / "site-packages")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="run_train.py is neither in .*site-packages"):
-        program.train_command(["--seed=1"])
-    (tmp_path / "run_train.py").touch()
-    assert program.train_command(["--seed=1"])[1] == str(tmp_path / "run_train.py")
-
-
 def test_the_launcher_imports_no_tensorflow():
     script = "import sys, towers.launch.__main__\n"
     script += "print({'tensorflow', 'keras', 'numpy'} & set(sys.modules))"

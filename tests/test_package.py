@@ -11,9 +11,10 @@ import textwrap
 import pytest
 
 import towers
-from towers import evaluation, training
+from towers import evaluation, exporting, training
 from towers.evaluation import predict
 from towers.run.checkpointer import Checkpointer
+from towers.training import dry_run, lr_range
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -106,7 +107,15 @@ def test_the_package_exports_what_it_lists():
 
 @pytest.mark.parametrize(
     "function",
-    [training.train, evaluation.evaluate, evaluation.load_run, predict.predict],
+    [
+        training.train,
+        dry_run.dry_run,
+        lr_range.lr_range_test,
+        evaluation.evaluate,
+        evaluation.load_run,
+        predict.predict,
+        exporting.export,
+    ],
 )
 def test_what_is_documented_is_what_is_called(function):
     documented = inspect.signature(getattr(towers, function.__name__)).parameters

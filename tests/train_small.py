@@ -13,9 +13,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import run_train
 from towers import quiet_imports
-from towers.config import flags as config_flags
+from towers.commands import train
 from towers.run.signals import exit_on_signals
 
 
@@ -50,7 +49,7 @@ def main() -> None:
     small_runs.use(patch, small_runs.full_network)
     if place != "nowhere":
         small_runs.halt_at(patch, place, Halt(place, int(nth), float(hold_secs)))
-    config_flags.run(run_train.main)
+    train.run()
 
 
 if __name__ == "__main__":

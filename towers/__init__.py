@@ -20,11 +20,15 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from towers import console
 
 if TYPE_CHECKING:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
     from towers.callbacks import Callback
     from towers.config import Config
     from towers.data.paths import Paths
@@ -34,12 +38,16 @@ if TYPE_CHECKING:
     from towers.training.lr_range import LrRange
     from towers.training.result import TrainResult
 
+    Split = tuple[np.typing.ArrayLike, np.typing.ArrayLike] | tf.data.Dataset
+    Data = Split | tuple[Split, Split] | tuple[Split, Split, Split]
+
 __version__ = "0.1.0"
 __all__ = [
     "Config",
     "compare",
     "dry_run",
     "evaluate",
+    "export",
     "load_run",
     "lr_range_test",
     "predict",
@@ -57,8 +65,10 @@ _CHATTER = (
 )
 _ONE_FILTER = threading.RLock()  # descriptor 2 belongs to the whole process
 
+_Function = TypeVar("_Function", bound=Callable)
 
-def _implemented_in(module: str) -> Callable[[Callable], Callable]:
+
+def _implemented_in(module: str) -> Callable[[_Function], _Function]:
     """The function of the same name in a module, which is imported when it is called,
     with the signature and the docstring of the one that is decorated."""
 
@@ -81,6 +91,9 @@ def train(
     workdir: str | os.PathLike,
     config: "Config",
     *,
+    model: "keras.Model | None" = None,
+    data: "Data | None" = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
@@ -100,6 +113,15 @@ def train(
     Args:
         workdir: the run's folder; made where it is missing.
         config: of the run.
+        model: a Keras model, Functional or Sequential, that is trained in place of
+            `config.model`, beginning with its weights; the object itself stays as it
+            is. The run's folder keeps its architecture.
+        data: images and labels in place of `config.dataset`: (x, y), of which a tenth
+            is held out for testing, ((x, y), (x_test, y_test)), or three pairs, the
+            second for validation. x are images [n, height, width, channels] from 0 to
+            255, y integers [n]; a `tf.data.Dataset` of known length may be in place of
+            a pair, and is read into memory.
+        class_names: of `data`, in the order of the labels.
         overwrite: start again; the files of an earlier run there are removed.
         allow_change: fields that may differ from the stored config although their
             change makes it another run.
@@ -131,6 +153,9 @@ def dry_run(
     workdir: str | os.PathLike,
     config: "Config",
     *,
+    model: "keras.Model | None" = None,
+    data: "Data | None" = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
@@ -150,6 +175,9 @@ def lr_range_test(
     workdir: str | os.PathLike,
     config: "Config",
     *,
+    model: "keras.Model | None" = None,
+    data: "Data | None" = None,
+    class_names: Sequence[str] = (),
     cluster: "Cluster | None" = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
@@ -161,7 +189,8 @@ def lr_range_test(
 
     Args:
         workdir, config: of the run.
-        cluster, allow_public_address, origins, progress: as of `train`.
+        model, data, class_names, cluster, allow_public_address, origins, progress: as
+            of `train`.
 
     Returns:
         `rates`, `losses` and `smoothed`, float64 [steps], and the `suggestion`, None
@@ -177,6 +206,7 @@ def evaluate(
     workdir: str | os.PathLike,
     config: "Config | None" = None,
     *,
+    data: "Split | None" = None,
     step: int | str = "best",
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
@@ -188,6 +218,8 @@ def evaluate(
         workdir: the run's folder.
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
+        data: images and labels (x, y), or a `tf.data.Dataset` of them, in place of the
+            test images of the run's data set; as of `train`.
         step: of the checkpoint, "best" or "last", see `load_run`; the last where new
             ones are looked for.
         use_ema: only the moving averages (True) or the raw parameters (False); by
@@ -272,6 +304,46 @@ def predict(
     """
 
 
+@_implemented_in("towers.exporting")
+def export(
+    workdir: str | os.PathLike,
+    format: str,
+    output: str | os.PathLike | None = None,
+    *,
+    precision: str = "float32",
+    step: int | str = "best",
+    data_dir: str = "",
+    images: "Paths" = (),
+    overwrite: bool = False,
+) -> pathlib.Path:
+    """Writes the network of a run, with its preprocessing and its class names, in the
+    format of another program.
+
+    The moving averages of the parameters are taken where the run keeps them. What is
+    written is loaded in a new process and compared with the trained network in float32
+    before it gets its name. It uses no GPU, and where TensorFlow has made no devices in
+    this process, it gets none.
+
+    Args:
+        workdir: the run's folder.
+        format: "saved_model", "keras", "tflite" or "onnx".
+        output: by default `export/saved_model`, `export/model.keras` and so on in the
+            run's folder.
+        precision: "float32"; with "tflite" also "float16" or "int8".
+        step: of the checkpoint, "best" or "last", see `load_run`.
+        data_dir: where the run's data set is, whose test images are compared.
+        images: image files, and folders of them, in place of these.
+        overwrite: replace an earlier export.
+
+    Returns:
+        The path of the export.
+
+    Raises:
+        TowersError: such as a ConfigError where something stands at the path, or an
+            ExportError where it cannot be written or its logits differ.
+    """
+
+
 @_implemented_in("towers.evaluation")
 def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> "RestoredRun":
     """The network of a run with its trained parameters; needs no data set, no recipe.
@@ -331,13 +403,15 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__", "callbacks"])
 
 
-def __getattr__(name: str) -> Any:
-    """Config and callbacks, imported when they are first used: a program catches
-    signals before that."""
-    if name == "Config":
-        from towers.config import Config
+if not TYPE_CHECKING:  # a checker refuses names that are not there
 
-        return Config
-    if name == "callbacks":
-        return importlib.import_module("towers.callbacks")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        """Config and callbacks, imported when they are first used: a program catches
+        signals before that."""
+        if name == "Config":
+            from towers.config import Config
+
+            return Config
+        if name == "callbacks":
+            return importlib.import_module("towers.callbacks")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

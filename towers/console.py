@@ -90,9 +90,21 @@ def error(text: str) -> None:
     _err.print(addressed(text), RED)
 
 
+def remark(text: str) -> None:
+    """Prints one plain line on standard error, as standard output has the results of a
+    program; in a notebook, where that looks like an error, on standard output."""
+    (line if is_notebook() else error)(text)
+
+
 def is_terminal() -> bool:
     """Whether standard output is one that takes more than lines."""
     return _out.is_terminal() and os.environ.get("TERM") != "dumb"
+
+
+def is_notebook() -> bool:
+    """Whether standard output is the output of a notebook's cell, where no cursor can
+    be moved."""
+    return type(sys.stdout).__module__ == "ipykernel.iostream"
 
 
 def _colored(text, color):

@@ -22,9 +22,10 @@ from absl import flags
 
 from towers import quiet_imports
 from towers.config import flags as config_flags
+from towers.config.installation import ROOT
 from towers.errors import ConfigError, WorkerLostError, one_line
 from towers.launch import output
-from towers.launch.__main__ import ROOT, WAY_OUT, parse, train_command
+from towers.launch.__main__ import WAY_OUT, parse, train_command
 from towers.launch.process import Share
 from towers.launch.ray_host import RayHost
 from towers.launch.supervisor import job_environ, supervise, tf_config

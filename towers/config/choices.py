@@ -41,6 +41,7 @@ class Choice:
         trainer_options: of a strategy: the options that its trainer reads.
         processes: of a strategy: several processes may train together.
         sharded: of a strategy: no device holds a whole kernel.
+        is_given: an object of a Python program, see `factories.give`.
     """
 
     target: str
@@ -59,6 +60,7 @@ class Choice:
     trainer_options: tuple[str, ...] = ()
     processes: bool = False
     sharded: bool = False
+    is_given: bool = False
 
     @property
     def is_in_a_file(self) -> bool:
@@ -295,6 +297,9 @@ TABLES: dict[str, Mapping[str, Choice]] = {
 }
 CLOSED = ("tta",)
 
+# Options whose value may be an object of a Python program, by the name "given:CRC".
+GIVEN = ("dataset", "model")
+
 
 def find(option: str, name: str) -> Choice:
     """The choice of a name in the table of an option. Of a function in a file, which is
@@ -309,6 +314,8 @@ def find(option: str, name: str) -> Choice:
     in_a_file = Choice(name, "", sums=True, by_length=True)
     if option not in CLOSED and in_a_file.is_in_a_file:
         return in_a_file
+    if option in GIVEN and re.fullmatch("given:[0-9a-f]{8}", name):
+        return Choice(name, "", is_given=True)
     family, colon, member = name.partition(":")
     row = table.get(f"{family}:{FAMILY}") if colon and member else None
     if row:

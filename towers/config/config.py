@@ -14,6 +14,7 @@ from typing import Any
 from towers import console
 from towers.config import choices
 from towers.config.checks import check_together
+from towers.config.installation import program
 from towers.config.list_options import LISTS, parse
 from towers.config.options import (
     AT_LEAST_1,
@@ -556,5 +557,5 @@ def check_names(names: Iterable[str], source: str = "") -> None:
         if name not in FIELDS:
             raise ConfigError(
                 f"{source}there is no option {name!r}; {suggestion(name, FIELDS)}"
-                "run_train.py --help lists them"
+                f"{program('train')} --help lists them"
             )

@@ -29,6 +29,51 @@ from towers.errors import (
 
 _loaded_files: set[str] = set()
 
+# (option, name) -> factory of what a Python program gave. Data sets are large: only the
+# last ones stay.
+_given: dict[tuple[str, str], Callable] = {}
+_MOST_DATA_SETS = 4
+
+
+def given_name(checksum: int) -> str:
+    """The value of an option that stands for an object of a Python program.
+
+    Args:
+        checksum: a CRC-32 of what decides about the training.
+    """
+    return f"given:{checksum:08x}"
+
+
+def give(option: str, name: str, factory: Callable[..., Any]) -> None:
+    """Lets a value of an option stand for what a factory makes, in this process.
+
+    Args:
+        option: in `choices.GIVEN`.
+        name: of `given_name`.
+        factory: as a function in a file.
+    """
+    _given.pop((option, name), None)  # it becomes the last one
+    _given[option, name] = factory
+    data_sets = [key for key in _given if key[0] == "dataset"]
+    for key in data_sets[:-_MOST_DATA_SETS]:
+        del _given[key]
+
+
+def is_given(option: str, name: str) -> bool:
+    """Whether the value of an option stands for an object of this process."""
+    return (option, name) in _given
+
+
+def _given_object(option, name):
+    if (option, name) in _given:
+        return _given[option, name]
+    call = "train(workdir, config, model=...)"
+    if option == "dataset":
+        call = "train(workdir, config, data=...) or evaluate(workdir, data=...)"
+    raise ConfigError(
+        f"{option}={name}: a Python program gave it; give it once more, as in {call}"
+    )
+
 
 def create(option: str, name: str, /, **available: Any) -> Any:
     """Calls the target of a choice with those arguments that its signature names."""
@@ -42,6 +87,8 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
         ConfigError: as `function_in_file`, where it is one.
     """
     choice = find(option, name)
+    if choice.is_given:
+        return _given_object(option, name)
     place, _, attribute = choice.target.rpartition(":")
     if choice.is_in_a_file:
         return function_in_file(pathlib.Path(place), attribute, f"{option}={name}")

@@ -9,7 +9,6 @@ import contextlib
 import importlib.metadata
 import io
 import os
-import pathlib
 import platform
 import re
 import sys
@@ -24,6 +23,7 @@ from towers.config import FIELDS, synonyms
 from towers.config.checks import check_environment
 from towers.config.factories import foreseen
 from towers.config.help import help_text, list_text
+from towers.config.installation import RECIPES
 from towers.errors import ConfigError, end_process, one_line
 
 _DEFINE = {
@@ -138,14 +138,16 @@ def run(
     """`absl.app.run` with the exit codes of `towers.errors`, one line per mistake.
 
     Args:
-        main: gets what `parse` returns; its result is the exit code, None for 0.
+        main: gets what `parse` returns; its result is the exit code, None for 0. Its
+            module has the program's flags and usage.
         parse: gives flags the values of a command line.
         program: begins each line; by default the name of the file.
     """
     console.has_flags = True
     _with_utf8()
     _keep_closed_streams()
-    program = program or pathlib.Path(sys.argv[0]).name
+    program = program or os.path.basename(sys.argv[0])
+    module = sys.modules[main.__module__]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a path may have any characters, or bytes
             stream.reconfigure(errors="backslashreplace")
@@ -154,13 +156,13 @@ def run(
         end = argv.index("--") if "--" in argv else len(argv)  # of another program
         text = None
         if {"-h", "--help", "--helpfull", "--helpshort"} & {*argv[:end]}:
-            text = help_text(sys.modules["__main__"].__doc__)
+            text = help_text(module)
         elif "--version" in argv[:end]:
             text = version_line()
         try:
             rest = None if text else parse(argv)
             if rest and "list" in flags.FLAGS and flags.FLAGS.list:
-                text = list_text(pathlib.Path(argv[0]).resolve().parent / "configs")
+                text = list_text(RECIPES)
             if text:
                 print(text, flush=True)
                 sys.exit()

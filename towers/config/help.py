@@ -3,14 +3,15 @@
 import ast
 import pathlib
 import re
-import sys
 import textwrap
+import types
 from collections.abc import Iterator
 
 from absl import flags
 
 from towers.config import choices
 from towers.config.config import FIELDS
+from towers.config.installation import with_programs
 
 # Stand first, in this order.
 COMMON = (
@@ -41,14 +42,14 @@ _TITLES = {
 }
 
 
-def help_text(usage: str, values: flags.FlagValues = flags.FLAGS) -> str:
+def help_text(module: types.ModuleType, values: flags.FlagValues = flags.FLAGS) -> str:
     """What `--help` prints: the usage, and a program's own flags by subject.
 
     Args:
-        usage: begins it.
+        module: that defines the flags; its docstring is the usage.
         values: that hold the flags.
     """
-    own = {flag.name: flag for flag in values.get_key_flags_for_module(sys.argv[0])}
+    own = {flag.name: flag for flag in values.get_key_flags_for_module(module)}
     groups, title = {"Common flags": [n for n in COMMON if n in own]}, ""
     if len(own) <= len(COMMON):
         groups = {"Flags": list(own)}
@@ -57,7 +58,7 @@ def help_text(usage: str, values: flags.FlagValues = flags.FLAGS) -> str:
             title = SECTIONS.get(name, title)
             groups.setdefault(title, []).append(name)
         groups["Others"] = sorted(own.keys() - FIELDS.keys())
-    paragraphs = usage.strip().split("\n\n")
+    paragraphs = with_programs(module.__doc__ or "").strip().split("\n\n")
     filled = [p if p[0] == " " else textwrap.fill(p, _WIDTH) for p in paragraphs]
     lines, printed = ["\n\n".join(filled)], set()
     for title, names in groups.items():

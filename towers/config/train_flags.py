@@ -1,4 +1,4 @@
-"""Flags of `run_train.py` that are no options of a run: how it is called."""
+"""Flags of a training that are no options of a run: how it is called."""
 
 import shlex
 import sys
@@ -8,6 +8,7 @@ from absl import flags
 
 from towers import console
 from towers.callbacks import tracker
+from towers.config.installation import command_of
 from towers.errors import ConfigError
 
 flags.disclaim_key_flags()  # they are of the program that defines them
@@ -16,9 +17,7 @@ flags.disclaim_key_flags()  # they are of the program that defines them
 def define_run_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines those that name a run."""
     where = {"flag_values": values}
-    flags.DEFINE_string(
-        "config", None, "Recipe: its name in configs/ or a path.", **where
-    )
+    flags.DEFINE_string("config", None, "Recipe: a name of --list, or a path.", **where)
     flags.DEFINE_string("workdir", None, "Run folder; default: runs/<recipe>.", **where)
     flags.DEFINE_bool(
         "overwrite", False, "Remove the earlier run and restart.", **where
@@ -100,11 +99,11 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
     return arguments
 
 
-def command_to_train(learning_rate: float) -> str:
+def command_to_train(learning_rate: float, module: str) -> str:
     """The command line of this program with a learning rate and without
-    --lr_range_test, for the user to copy."""
-    own = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    --lr_range_test, for the user to copy; the module defines its flags."""
+    own = flags.FLAGS.get_key_flags_for_module(module)
     left_out = "lr_range_test", "learning_rate"
     words = [f.serialize() for f in own if f.present and f.name not in left_out]
     words.append(f"--learning_rate={learning_rate:g}")
-    return shlex.join(["python", sys.argv[0], *words])
+    return shlex.join(command_of(sys.argv[0], words))

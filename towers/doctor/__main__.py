@@ -13,32 +13,28 @@ if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
 import functools
-import pathlib
 
 from absl import flags
 
 from towers import console, quiet_imports
 from towers.config import flags as config_flags
 from towers.config import train_flags
+from towers.config.installation import RECIPES
 from towers.config.recipes import config_of_flags
 from towers.data.photos import photo_options
 from towers.run import cluster_spec
 from towers.run.folder import config_to_continue
 
 PROGRAM = "towers.doctor"
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def main(_):
     values = flags.FLAGS
     cluster_spec.cluster_of_flags()  # refuses some
-    recipes = ROOT / "configs"
-    if not recipes.is_dir():  # the library is installed without its programs
-        recipes = pathlib.Path("configs")
     stored = functools.partial(config_to_continue, overwrite=values.overwrite)
     config, workdir, _, remark = config_of_flags(
         values.config,
-        recipes,
+        RECIPES,
         config_flags.given_flags(),
         values.workdir,
         stored,

@@ -3,9 +3,12 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from towers import build, console
 from towers.config import Config, checks
+from towers.data import arrays
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError, data_errors_of_tensorflow
 from towers.evaluation.figures import figures, predictions_of
@@ -40,6 +43,7 @@ def evaluate(
     workdir: str | os.PathLike,
     config: Config | None = None,
     *,
+    data: Any = None,
     step: int | str = "best",
     use_ema: bool | None = None,
     eval_interval_secs: float = 0.0,
@@ -60,6 +64,9 @@ def evaluate(
     kinds = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder)
     info = folder.stored_dataset_info(step)
+    if data is not None:
+        class_names = info.class_names if info else ()
+        config = replace(config, dataset=arrays.give_test_set(data, class_names))
     parts = build.build(
         config,
         device_kind=devices.kind,

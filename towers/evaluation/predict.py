@@ -94,17 +94,17 @@ def predict(
         raise ConfigError(f"output={output}: is a file of the run; choose another")
     config = config or folder.prediction_config(step)
     *_, kind = kinds_of_parameters(config, use_ema)
-    devices = configure_devices(config, folder, console.error)
-    run = read_run(workdir, step=step, log=console.error)
+    devices = configure_devices(config, folder, console.remark)
+    run = read_run(workdir, step=step, log=console.remark)
     model = without_noise(run.network(kind), features)
     tta = "none" if features else config.tta
     if tta != config.tta:
-        console.error(f"tta={config.tta} is not used for features")
+        console.remark(f"tta={config.tta} is not used for features")
     predictor = create_predictor(model, devices.towers, create_tta(tta))
     words = "moving averages of the parameters" if kind == AVERAGES else "parameters"
     words += f" of step {run.step}"
     words += f", test-time augmentation {tta}" if tta != "none" else ""
-    console.error(f"predicting with the {words}")
+    console.remark(f"predicting with the {words}")
 
     counts, label_of = collections.Counter(), Labels(run.class_names)
     is_training_image, failed = _training_images(run), {}
@@ -206,7 +206,7 @@ def _report(counts, num_failed, paths):
             "images: they do not show how well it does on new ones"
         )
     if counts["labeled"]:
-        console.error(
+        console.remark(
             f"{counts['correct']} of {counts['labeled']} labeled images (in folders "
             "named like a class) predicted correctly "
             f"({counts['correct'] / counts['labeled']:.4f})"

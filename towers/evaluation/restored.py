@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from towers import build, console
 from towers.config import Config, checks
+from towers.config.installation import program
+from towers.data.augment import Augment
 from towers.errors import CheckpointError, ConfigError
 from towers.models.inference import without_noise
 from towers.parallel import devices
@@ -49,11 +51,25 @@ class RestoredRun:
     dataset_info: DatasetInfo
     tensors: Mapping[str, np.ndarray] = dataclasses.field(repr=False, compare=False)
 
-    class_names = property(lambda self: self.dataset_info.class_names)
-    image_shape = property(lambda self: self.dataset_info.image_shape)
-    mean = property(lambda self: self.dataset_info.mean)
-    deviation = property(lambda self: self.dataset_info.deviation)
-    input_shape = property(lambda self: self._augment.image_shape)
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.dataset_info.class_names
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.dataset_info.image_shape
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        return self.dataset_info.mean
+
+    @property
+    def deviation(self) -> tuple[float, ...]:
+        return self.dataset_info.deviation
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        return self._augment.image_shape
 
     @functools.cached_property
     def model(self) -> keras.Model:
@@ -112,7 +128,7 @@ class RestoredRun:
         return tf.ensure_shape(inputs, [None, *self.input_shape])
 
     @functools.cached_property
-    def _augment(self):
+    def _augment(self) -> Augment:
         return build.create_augmentation(self.config, self.dataset_info)
 
 
@@ -166,7 +182,7 @@ def read_run(
         raise ConfigError(
             f"{folder.path} has no {folder.dataset_info.name}: it was trained by an "
             "older towers. Continue it once, which writes the file also where the run "
-            f"is finished: run_train.py --workdir={folder.path}"
+            f"is finished: {program('train')} --workdir={folder.path}"
         )
     return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
 
@@ -182,7 +198,7 @@ def read_checkpoint(
     if checkpoint is None:
         raise CheckpointError(
             f"{folder.checkpoints} holds no checkpoint yet; train first, or let "
-            "run_eval.py wait for one with --eval_interval_secs"
+            f"{program('eval')} wait for one with --eval_interval_secs"
         )
     return checkpoint
 

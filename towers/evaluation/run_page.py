@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from towers.config.installation import program
 from towers.evaluation import charts, page
 from towers.evaluation.charts import Series
 from towers.evaluation.report import of_reported
@@ -76,11 +77,11 @@ def _about(content):
             sentences.append(f"Without them the accuracy is {other:.4f}.")
     if split == "validation":
         sentences.append(
-            "These images are held out of the training set; run_eval.py --report "
-            "evaluates the test images."
+            "These images are held out of the training set; "
+            f"{program('eval')} --report evaluates the test images."
         )
     elif not of_reported(result, "classes"):
-        sentences.append("run_eval.py --report adds the confusion matrix.")
+        sentences.append(f"{program('eval')} --report adds the confusion matrix.")
     return page.paragraph(" ".join(sentences))
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from towers import console, store
 from towers.config import Config, non_defaults, parse_json
+from towers.config.installation import command_of, program
 from towers.data.paths import shown
 from towers.data.sources import Source, place_of
 from towers.errors import data_errors_of_tensorflow, one_line
@@ -225,10 +226,10 @@ def _rows(source, predictions, indices, class_names):
 
 def _process():
     """Command and machine of this process."""
-    program, *arguments = sys.argv or [""]
-    program, command = os.path.basename(program), None
-    if program == "run_train.py":
-        command = ["python", program, *arguments]
+    path, *arguments = sys.argv or [""]
+    name, command = os.path.basename(path), None
+    if name == program("train"):
+        command = command_of(name, arguments)
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     gpus = tf.config.get_visible_devices("GPU")
     machine = f"{num_cores()} cores of {processor_name()}, {gigabytes:.0f} GB memory"

@@ -15,37 +15,31 @@ if __name__ == "__main__":  # before the imports that take time
     exit_on_signals()
 
 import os
-import pathlib
+import shutil
 import sys
 from collections.abc import Sequence
 
 from absl import flags
 
 from towers.config import flags as config_flags
+from towers.config.installation import IS_WHEEL, ROOT, program
 from towers.errors import ConfigError
 from towers.launch.local import launch
 from towers.launch.supervisor import GRACE_SECS, NOTICE_SECS, SAVE_FACTOR
 
 PROGRAM = "towers.launch"
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 MOST_WORKERS = 64
-WAY_OUT = "the flags of run_train.py follow --, such as -- --config=quickstart"
+WAY_OUT = f"the flags of {program('train')} follow --, such as -- --config=quickstart"
 
 
 def train_command(arguments: Sequence[str]) -> list[str]:
-    """`python run_train.py` of the checkout that holds this package, with arguments.
-
-    The library may be installed without its programs: then run_train.py must lie in the
-    current folder. A strategy among the arguments overrides the one set here.
-    """
-    places = [ROOT / "run_train.py", pathlib.Path("run_train.py").resolve()]
-    for path in places:
-        if path.is_file():
-            return [sys.executable, str(path), "--strategy=multi_worker", *arguments]
-    raise ConfigError(
-        f"run_train.py is neither in {ROOT} nor in the current folder; the launcher is "
-        "used from a checkout of towers"
-    )
+    """`python run_train.py`, or installed `towers-train`, with arguments. A strategy
+    among them overrides the one set here."""
+    path = str(ROOT / "run_train.py")
+    if IS_WHEEL:
+        folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
+        path = shutil.which("towers-train", path=os.pathsep.join(folders)) or path
+    return [sys.executable, path, "--strategy=multi_worker", *arguments]
 
 
 def define_flags() -> None:
@@ -110,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     if "TF_CONFIG" in os.environ:
         raise ConfigError(
             "TF_CONFIG is set: the launcher starts a cluster of its own; unset it, or "
-            "run run_train.py itself as a worker of that cluster"
+            f"run {program('train')} itself as a worker of that cluster"
         )
     return launch(
         train_command(arguments),

@@ -71,8 +71,10 @@ def create_model(
             width=width,
             regularizer=decay,
         )
-        if choices.find("model", name).is_in_a_file:
-            model = rebuild(f"model={name}", model, image_shape, num_classes)
+        choice = choices.find("model", name)
+        if choice.is_in_a_file or choice.is_given:
+            source = "model" if choice.is_given else f"model={name}"
+            model = rebuild(source, model, image_shape, num_classes)
         return model
 
     model = build_network(create, seed, POLICIES[precision])

@@ -18,6 +18,7 @@ from typing import Any
 from absl import flags
 
 from towers import quiet_imports
+from towers.config.installation import program
 from towers.errors import ConfigError
 
 # Of tasks in TF_CONFIG, in the order of their numbers: the first of all is the chief.
@@ -189,7 +190,7 @@ def _of_tf_config(text):
         other = others[0] if others else kind
         raise ConfigError(
             f"TF_CONFIG has the task type {other!r}: workers train, and the first one "
-            "is the chief; run_eval.py evaluates"
+            f"is the chief; {program('eval')} evaluates"
         )
     if type(index) is not int or not 0 <= index < len(lists.get(kind, [])):
         raise ConfigError(

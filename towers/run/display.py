@@ -106,6 +106,9 @@ class PlainDisplay(Display):
             self._due_at = now + max(_PERIOD_SECS, _GROWTH * passed)
             console.line(plain_line(self.status, step, activity, self._secs_left()))
 
+    def __exit__(self, *_):
+        self._due_at = math.inf  # the watchdog ticks on, below "done"
+
 
 def plain_line(
     status: Status, step: int, activity: str, secs_left: float | None
@@ -205,11 +208,11 @@ class LiveDisplay(Display):
 
 
 def create_display(mode: str, status: Status) -> Display:
-    """The display of a mode; auto is live on a terminal, else plain. ConfigError where
-    it is none of `console.MODES`."""
+    """The display of a mode; auto is live on a terminal, else plain, which a notebook
+    has in any case. ConfigError where it is none of `console.MODES`."""
     if mode not in console.MODES:
         raise ConfigError(f"progress={mode}: must be one of {', '.join(console.MODES)}")
-    if mode == "auto":
+    if mode == "auto" or mode == "live" and console.is_notebook():
         mode = "live" if console.is_terminal() else "plain"
     classes = {"live": LiveDisplay, "plain": PlainDisplay, "off": Display}
     return classes[mode](status)

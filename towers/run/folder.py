@@ -3,6 +3,7 @@
 config.json        the configuration of the run
 dataset_info.json  class names and preprocessing of its data set
 checkpoints/       one folder per save
+network.json       the network, where Python gave it
 metrics.jsonl      a line per step that was logged
 tensorboard/       event files
 result.json        the last evaluation by run_eval.py
@@ -64,6 +65,7 @@ class RunFolder:
             raise ConfigError(f"workdir={workdir}: is the root; choose another folder")
         self.config = self.path / "config.json"
         self.dataset_info = self.path / "dataset_info.json"
+        self.network = self.path / "network.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
@@ -133,7 +135,7 @@ class RunFolder:
     def files(self) -> tuple[pathlib.Path, ...]:
         """The small files of a run."""
         reports = self.metrics, self.best, self.result, self.mistakes
-        return self.config, self.dataset_info, *reports
+        return self.config, self.dataset_info, self.network, *reports
 
     def clear(self) -> list[pathlib.Path]:
         """Removes what earlier runs wrote, and nothing else that is in the folder.
@@ -181,7 +183,8 @@ class RunFolder:
         """Removes temporary files that killed processes left; to be called under the
         lock. An evaluation, which takes no lock, may be writing its own."""
         for path in (
-            *(self.config, self.dataset_info, self.metrics, self.best, self._job),
+            *(self.config, self.dataset_info, self.network),
+            *(self.metrics, self.best, self._job),
         ):
             for leftover in self.path.glob(f".tmp-*-{path.name}"):
                 with contextlib.suppress(OSError):
@@ -215,16 +218,20 @@ class RunFolder:
             RunFolderError: the folder cannot be looked into.
         """
         trained = self._stored("config", from_values, step)
-        if trained is None:
-            return self._config_of_file()
-        try:
-            stored = self._config_of_file()
-            changed = changed_mathematics(stored, trained)
-            return dataclasses.replace(
-                stored, **{name: value for name, (_, value) in changed.items()}
-            )
-        except ConfigError:  # missing, damaged, or it contradicts the checkpoint
-            return trained
+        config = trained or self._config_of_file()
+        if trained is not None:
+            # Missing, damaged, or it contradicts the checkpoint.
+            with contextlib.suppress(ConfigError):
+                stored = self._config_of_file()
+                changed = changed_mathematics(stored, trained)
+                config = dataclasses.replace(
+                    stored, **{k: value for k, (_, value) in changed.items()}
+                )
+        if config.choice_of("model").is_given:
+            with quiet_imports():  # of Keras
+                from towers.models import given
+            given.give_stored(config.model, self.network)
+        return config
 
     def stored_dataset_info(self, step: int | str = "last") -> "DatasetInfo | None":
         """Classes and preprocessing of the run's data set, from the newest checkpoint

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import keras
 import numpy as np
 
 from towers import build, console
@@ -16,6 +17,7 @@ from towers.callbacks import Callback
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
+from towers.errors import ConfigError
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
@@ -59,7 +61,12 @@ from towers.training.ending import (
     standing,
 )
 from towers.training.result import TrainResult, create_history
-from towers.training.setup import configure_devices, create_trainer, print_banner
+from towers.training.setup import (
+    configure_devices,
+    create_trainer,
+    print_banner,
+    with_given,
+)
 from towers.training.summaries import log_update, report_evaluation, summarize
 
 # Target duration of one compiled call: signals and the clock are served between calls.
@@ -73,6 +80,9 @@ def train(
     workdir: str | os.PathLike,
     config: Config,
     *,
+    model: keras.Model | None = None,
+    data: Any = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,
@@ -92,6 +102,7 @@ def train(
         clock: seconds, from which what is due by the clock is known.
     """
     checks.check_environment()
+    config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
     folder = RunFolder(workdir)
@@ -114,6 +125,12 @@ def train(
             )
             checkpoint = None if overwrite else checkpointer.restore()
             validate_changes(config, folder, checkpoint, allow_change)
+            if config.choice_of("model").is_given and not (checkpoint or architecture):
+                raise ConfigError(
+                    f"model={config.model}: a Python program gave it, and no "
+                    "checkpoint has its weights; give it once more, as in "
+                    "train(workdir, config, model=...)"
+                )
             lock.assert_same_folder()
             folder.remove_leftovers()
             checkpointer.remove_leftovers()
@@ -175,6 +192,8 @@ def train(
                     console.line(f"{path} stays: no run wrote it")
                 folder.note_job()
             open_metrics(session, checkpoint)
+            if architecture:
+                reports.file(folder.network, architecture)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, session.dataset_info.to_json())
         watchdog.run(start_from_chief, session)

@@ -3,9 +3,11 @@
 import collections
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -31,6 +33,7 @@ from towers.training.setup import (
     print_banner,
     take_steps,
     watched,
+    with_given,
 )
 
 # The steps of a phase are timed for so long, in calls of so long.
@@ -44,6 +47,9 @@ def dry_run(
     workdir: str | os.PathLike,
     config: Config,
     *,
+    model: keras.Model | None = None,
+    data: Any = None,
+    class_names: Sequence[str] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,
@@ -51,6 +57,7 @@ def dry_run(
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """See `towers.dry_run`."""
+    config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial("dry_run", workdir, config, cluster, allow_public_address)
     checkpointer = checkpointer_of(folder)
     checkpoint = checkpointer.restore() if not overwrite else None

@@ -10,10 +10,11 @@ import io
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -32,6 +33,7 @@ from towers.training.setup import (
     print_banner,
     take_steps,
     watched,
+    with_given,
 )
 
 NAME = "lr_range_test"  # of the flag and the picture
@@ -131,12 +133,16 @@ def lr_range_test(
     workdir: str | os.PathLike,
     config: Config,
     *,
+    model: keras.Model | None = None,
+    data: Any = None,
+    class_names: Sequence[str] = (),
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
     progress: str = "auto",
 ) -> LrRange:
     """See `towers.lr_range_test`."""
+    config, _ = with_given(config, model, data, class_names)
     folder = folder_of_trial(NAME, workdir, config, cluster, allow_public_address)
     try:
         import matplotlib.figure  # noqa: F401

@@ -1,13 +1,16 @@
 """The parts of a run and its trainer, and trials of them that write nothing."""
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from towers import build, console
 from towers.config import Config, checks
+from towers.data import arrays
 from towers.data.paths import data_folder
 from towers.errors import ConfigError, Preempted, data_errors_of_tensorflow
+from towers.models import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
 from towers.parallel.devices import Devices
@@ -23,6 +26,24 @@ from towers.run.restore import validate_dataset
 from towers.run.watchdog import Watchdog
 
 T = TypeVar("T")
+
+
+def with_given(
+    config: Config, model: Any, data: Any, class_names: Sequence[str]
+) -> tuple[Config, str]:
+    """The Config of a run whose network, or data, a Python program gives, see
+    `towers.train`; the architecture of the network in JSON, or nothing.
+
+    Raises:
+        ConfigError, DataError: they are no network, or no images and labels.
+    """
+    architecture = ""
+    if model is not None:
+        name, architecture = given.give(model)
+        config = dataclasses.replace(config, model=name)
+    if data is not None:
+        config = dataclasses.replace(config, dataset=arrays.give(data, class_names))
+    return config, architecture
 
 
 def configure_devices(config: Config) -> Devices:

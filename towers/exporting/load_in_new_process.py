@@ -1,6 +1,6 @@
 """A program that loads an export as others do, and predicts; it imports no towers.
 
-    python -P towers/export/load_in_new_process.py FORMAT EXPORT IMAGES.npy RESULT.npz
+    python -P load_in_new_process.py FORMAT EXPORT IMAGES.npy RESULT.npz
 
 IMAGES holds uint8 [n, height, width, channels]. RESULT gets "logits" [n, classes] and
 "class_names" [classes]. The first image is a batch of its own, to show that the size of

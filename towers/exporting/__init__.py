@@ -47,30 +47,7 @@ def export(
     images: Paths = (),
     overwrite: bool = False,
 ) -> pathlib.Path:
-    """Writes the network of a run, with its preprocessing and its class names, in the
-    format of another program.
-
-    The moving averages of the parameters are taken where the run keeps them. What is
-    written is loaded in a new process and compared with the trainer's network in
-    float32 before it gets its name. It uses no GPU, and where TensorFlow has made no
-    devices in this process, it gets none.
-
-    Args:
-        workdir: the run's folder.
-        format, precision: see FORMATS.
-        output: by default `export/saved_model`, `export/model.keras` and so on in the
-            run's folder.
-        step: of the checkpoint, "best" or "last", see `towers.load_run`.
-        data_dir, images: see `examples.images_of`.
-        overwrite: replace an earlier export.
-
-    Returns:
-        The path of the export.
-
-    Raises:
-        TowersError: see `towers.errors`; a ConfigError where something stands at the
-            path, an ExportError where it cannot be written or its logits differ.
-    """
+    """See `towers.export`."""
     validate_format(format, precision)
     checks.check_environment()
     suffix, tolerance = FORMATS[format].suffix, TOLERANCES[precision]
@@ -83,9 +60,9 @@ def export(
     check_path("output", output)
     with quiet_imports():
         from towers.evaluation.restored import read_run
-        from towers.export import comparison, examples, staging
-        from towers.export.stock import stock_network
-        from towers.export.writers import WRITERS
+        from towers.exporting import comparison, examples, staging
+        from towers.exporting.stock import stock_network
+        from towers.exporting.writers import WRITERS
         from towers.parallel.devices import show_gpus
     staging.validate_output(output, suffix, overwrite)
 
@@ -143,6 +120,7 @@ def validate_format(format: str, precision: str) -> None:
     missing = [name for name in row.packages if not importlib.util.find_spec(name)]
     if missing:
         raise ConfigError(
-            f"format={format} needs {' and '.join(missing)}, not installed here; they "
-            f"are the extra {format} of towers: python -m pip install '.[{format}]'"
+            f"format={format} needs {' and '.join(missing)}, not installed here; in an "
+            "environment of its own (docs/export.md), as they may change other "
+            f"packages: python -m pip install '.[{format}]'"
         )

@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers import quiet_imports
 from towers.errors import printable
 from towers.evaluation import RestoredRun
-from towers.export.stock import with_preprocessing
+from towers.exporting.stock import with_preprocessing
 
 SERVING = "serving_default"  # which TensorFlow Serving calls if none is named
 PREPROCESSING = "preprocessing"  # in the names of the operations before the network
@@ -41,8 +41,9 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
     """Writes the folder of a SavedModel with three signatures.
 
     "serving_default" takes images as `predict_fn`; "encoded_images" the files of
-    images, strings [n], of which the middle is resized; "class_names" takes nothing and
-    gives the names, strings [classes].
+    images, strings [n], of which the middle is resized, and gives the name of the
+    likeliest "class", too, strings [n]; "class_names" takes nothing and gives the
+    names, strings [classes].
     """
     predict = predict_fn(network, run)
 
@@ -54,7 +55,10 @@ def write_saved_model(path: pathlib.Path, network: keras.Model, run: RestoredRun
             encoded_images,
             fn_output_signature=tf.TensorSpec(run.image_shape, tf.uint8),
         )
-        return predict(images)
+        results = predict(images)
+        # By HTTP TensorFlow Serving calls no signature without inputs.
+        names = tf.gather(tf.constant(run.class_names), tf.argmax(results["logits"], 1))
+        return results | {"class": names}
 
     def class_names():
         return {"class_names": tf.constant(run.class_names)}

@@ -1,0 +1,241 @@
+"""A Keras model and arrays in Python, in place of the names of a network and data."""
+
+import dataclasses
+import json
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from processes import ROOT, Program
+from small_runs import arrays, assert_equal_states, records
+
+import towers
+import towers.models.given
+from towers import Config, evaluate, load_run, models, train
+from towers.errors import ConfigError, DataError
+
+CONFIG = Config(
+    augment="none",
+    optimizer="sgd",
+    learning_rate=0.05,
+    weight_decay=0.0,
+    ema_decay=0.0,
+    batch_size=50,
+    num_epochs=2.0,
+    device="cpu",
+    eval_every_epochs=1.0,
+    summary_every_steps=0,
+)
+TRAIN, TEST = arrays(50, 0), arrays(23, 1)
+
+
+def sequential():
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dense(5),
+        ]
+    )
+
+
+def functional():
+    """With a network in it, a shared layer and operations."""
+    inner = keras.Sequential([layers.Conv2D(4, 3, padding="same"), layers.ReLU()])
+    shared = layers.Dense(8, activation="tanh", name="shared")
+    images = keras.Input((8, 8, 3))
+    x = inner(images)
+    x = layers.GlobalAveragePooling2D()(x + keras.ops.square(x))
+    return keras.Model(images, layers.Dense(5)(shared(shared(layers.Dense(8)(x)))))
+
+
+def without_input():
+    """As with a pretrained network that gets a new head."""
+    base = sequential()
+    return keras.Sequential([base, layers.ReLU(), layers.Dense(5)])
+
+
+def standardized(images):
+    mean, deviation = TRAIN[0].mean((0, 1, 2)), TRAIN[0].std((0, 1, 2))
+    return ((images - mean) / deviation).astype(np.float32)
+
+
+@pytest.mark.parametrize("create", [sequential, functional, without_input])
+def test_a_step_is_that_of_keras(create, tmp_path):
+    """All images are one batch, so that their order does not matter."""
+    model = create()
+    if create is without_input:  # of the head, which Keras draws when it is called
+        model.layers[-1].kernel_initializer = keras.initializers.Ones()
+    before = model.get_weights()
+    config = dataclasses.replace(CONFIG, max_steps=1)
+    result = train(tmp_path, config, model=model, data=(TRAIN, TEST), progress="off")
+    for ours, theirs in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)  # it stays as it is
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss)
+    model.train_on_batch(standardized(TRAIN[0]), TRAIN[1])
+    for ours, theirs in zip(
+        result.model.get_weights(), model.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
+    logits = model(standardized(TEST[0]), training=False)
+    accuracy = (np.argmax(logits, 1) == TEST[1]).mean()
+    assert evaluate(tmp_path, data=TEST)["test_accuracy"] == pytest.approx(accuracy)
+
+
+def test_the_same_call_continues_also_with_models_of_other_automatic_names(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = functional()
+    data = (TRAIN, TEST)
+    whole = train(tmp_path / "whole", CONFIG, model=model, data=data)
+    half = dataclasses.replace(CONFIG, max_steps=1)
+    train(tmp_path / "half", half, model=model, data=data)
+    result = train(tmp_path / "half", CONFIG, model=functional(), data=data)
+    assert_equal_states(result.state, whole.state)
+    assert records(tmp_path / "half") == records(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="model was 'given:.* and is 'given:"):
+        train(tmp_path / "half", CONFIG, model=sequential(), data=data)
+    other = (TRAIN[0], TRAIN[1][::-1]), TEST
+    with pytest.raises(ConfigError, match="dataset was 'given:.* and is 'given:"):
+        train(tmp_path / "half", CONFIG, model=model, data=other)
+
+
+def test_a_new_process_has_the_network_and_asks_for_the_data(tmp_path):
+    data = (TRAIN, TEST)
+    result = train(tmp_path / "run", CONFIG, model=functional(), data=data)
+    code = (
+        "import numpy, towers; run = towers.load_run('run'); "
+        "images = numpy.load('images.npy'); "
+        "numpy.save('logits.npy', run.model(run.preprocess(images)))"
+    )
+    np.save(tmp_path / "images.npy", TEST[0])
+    with Program(["-c", code], tmp_path) as program:
+        assert program.wait() == 0, program.output
+    expected = result.model(standardized(TEST[0]))
+    logits = np.load(tmp_path / "logits.npy")
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    with Program([ROOT / "run_eval.py", "--workdir=run"], tmp_path) as program:
+        assert program.wait() == 2
+        assert "evaluate(workdir, data=...)" in program.output
+
+
+def test_without_its_weights_a_network_is_asked_for(tmp_path):
+    train(tmp_path, CONFIG, model=sequential(), data=(TRAIN, TEST))
+    with pytest.raises(ConfigError, match="no checkpoint has its weights"):
+        train(tmp_path, load_run(tmp_path).config, data=(TRAIN, TEST), overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        (TRAIN[0].astype(np.float32), TRAIN[1][:, None]),
+        (TRAIN[0].astype(np.int64), np.eye(5)[TRAIN[1]]),
+        tf.data.Dataset.from_tensor_slices(TRAIN),
+        tf.data.Dataset.from_tensor_slices(TRAIN).batch(7),
+    ],
+    ids=["column", "one-hot", "elements", "batches"],
+)
+def test_the_same_images_in_another_form_are_the_same_data_set(same, tmp_path):
+    config = dataclasses.replace(CONFIG, model="cnn", width=0.05, max_steps=1)
+    results = [
+        train(tmp_path / name, config, data=(split, TEST), class_names="abcde")
+        for name, split in {"same": same, "arrays": TRAIN}.items()
+    ]
+    assert results[0].config.dataset == results[1].config.dataset
+    assert_equal_states(results[0].state, results[1].state)
+    info = json.loads((tmp_path / "same" / "dataset_info.json").read_text())
+    assert info["class_names"] == list("abcde")
+    np.testing.assert_allclose(info["mean"], TRAIN[0].mean((0, 1, 2)))
+
+
+def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
+    config = dataclasses.replace(CONFIG, model="cnn", width=0.05)
+    three = (TRAIN, arrays(10, 2), TEST)
+    result = train(tmp_path / "three", config, data=three)
+    assert "validation_accuracy" in result.history
+    result = train(tmp_path / "one", config, data=TRAIN)
+    assert result.dataset_info.num_train == 45  # a tenth of each class is held out
+
+
+GRAY = TRAIN[0][..., 0]
+
+
+@pytest.mark.parametrize(
+    "given,words",
+    [
+        ({"data": (TRAIN[0] / 255, TRAIN[1])}, "float64 from 0 to 1; .* 0 to 255"),
+        ({"data": (TRAIN[0] - 128.0, TRAIN[1])}, "from -128 to .* 0 to 255"),
+        ({"data": (TRAIN[0], TRAIN[1] / 2)}, "labels are float64"),
+        ({"data": (TRAIN[0], TRAIN[1] - 1)}, "labels go from -1"),
+        ({"data": (TRAIN[0], TRAIN[1][1:])}, "50 training images with 49 labels"),
+        ({"data": (TRAIN[0].reshape(50, -1), TRAIN[1])}, "images are .50, 192."),
+        ({"data": (TRAIN,) * 4}, "4 parts"),
+        (
+            {"data": tf.data.Dataset.from_tensor_slices(TRAIN).repeat()},
+            "has no end; leave out repeat",
+        ),
+        (
+            {"data": tf.data.Dataset.from_tensor_slices(TRAIN).filter(lambda *_: True)},
+            "is unknown; .*assert_cardinality",
+        ),
+        ({"data": ((GRAY, TRAIN[1]), TEST), "model": functional()}, "takes images"),
+        ({"model": lambda: None}, "model is function; give a Functional"),
+        (
+            {
+                "model": keras.Sequential(
+                    [*sequential().layers, layers.Activation("softmax")]
+                )
+            },
+            "leave its softmax out",
+        ),
+    ],
+    ids=lambda x: "" if isinstance(x, dict) else x[:20],
+)
+def test_what_cannot_be_trained_is_refused(given, words, tmp_path):
+    with pytest.raises((ConfigError, DataError), match=words):
+        train(tmp_path, CONFIG, **{"data": (TRAIN, TEST)} | given)
+
+
+def test_trials_take_them_too(tmp_path, capfd):
+    given = {"model": sequential(), "data": (TRAIN, TEST)}
+    towers.dry_run(tmp_path, CONFIG, **given)
+    assert "nothing was written" in capfd.readouterr().out
+    towers.lr_range_test(tmp_path, CONFIG, **given)
+    assert (tmp_path / "lr_range_test.png").exists()
+
+
+def test_the_lines_of_the_page_train(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+
+    def load_data():
+        return [
+            (
+                rng.integers(0, 256, (n, 32, 32, 3), np.uint8),
+                rng.integers(0, 10, (n, 1)),
+            )
+            for n in (256, 20)
+        ]
+
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", load_data)
+    monkeypatch.chdir(tmp_path)
+    section = (ROOT / "docs" / "python.md").read_text().partition("## A Keras model")[2]
+    lines = section.partition("\n\n")[2].partition("\n- ")[0]
+    names = {}
+    exec(textwrap.dedent(lines), names)
+    assert names["result"].step == 10
+    assert json.loads((tmp_path / "runs/mine/result.json").read_text())["step"] == 10
+
+
+def test_a_stored_network_executes_nothing(tmp_path):
+    """Keras' own refusal of code in a file."""
+    network = keras.Sequential([keras.Input((8, 8, 3)), layers.Lambda(lambda x: x)])
+    (tmp_path / "network.json").write_text(network.to_json())
+    models.given.give_stored("given:00000000", tmp_path / "network.json")
+    with pytest.raises(ConfigError, match="network.json: .*Lambda"):
+        models.create_model("given:00000000", image_shape=(8, 8, 3), num_classes=5)

@@ -1,0 +1,70 @@
+"""docs/photos.ipynb: its code runs, its figures are right, its outputs may be shown."""
+
+import base64
+import json
+import re
+
+import pytest
+from processes import ROOT, Program
+
+CELLS = json.loads((ROOT / "docs" / "photos.ipynb").read_text())["cells"]
+CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
+
+# After the cells, in their process.
+CHECK = """
+import tensorflow as tf
+from sklearn.metrics import accuracy_score, confusion_matrix
+
+from towers.build import load_data_set
+
+test = load_data_set(best.config, best.dataset_info).test
+held_out = predict("runs/shapes", [test.place(i) for i in range(test.num_examples)])
+
+
+def best_of(predicted):
+    return [name for [(name, _)] in predicted.top(1)]
+
+
+matrix = confusion_matrix(held_out.labels, best_of(held_out), labels=best.class_names)
+np.testing.assert_array_equal(confusion, matrix)
+accuracy = accuracy_score(held_out.labels, best_of(held_out))
+assert accuracy == figures["test_accuracy_ema"] > 0.6
+assert len(mistakes) == len(held_out.labels) - matrix.trace()
+
+tuned_accuracy = accuracy_score(after.labels, best_of(after))
+assert tuned_accuracy > accuracy_score(before.labels, best_of(before)) + 0.2
+assert np.mean(correct) == tuned_accuracy
+run = load_run("runs/tuned")
+expected = run.model_ema(run.preprocess(images))
+np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max())
+"""
+
+
+@pytest.mark.slow
+def test_the_cells_run_in_order_and_their_figures_are_right(tmp_path):
+    cells = ["".join(cell["source"]) for cell in CODE]
+    (tmp_path / "cells.py").write_text("\n\n".join([*cells, CHECK]))
+    (tmp_path / "notebook").mkdir()
+    program = [tmp_path / "cells.py"]
+    with Program(program, tmp_path / "notebook", {"MPLBACKEND": "Agg"}) as process:
+        assert process.wait(600) == 0, process.output
+
+
+def test_the_outputs_are_of_one_run_without_paths_of_a_machine():
+    assert [cell["execution_count"] for cell in CODE] == [*range(1, len(CODE) + 1)]
+    num_bytes = 0
+    for output in (output for cell in CODE for output in cell["outputs"]):
+        assert output["output_type"] != "error" and output.get("name") != "stderr"
+        for kind, content in output.get("data", {"text": output.get("text")}).items():
+            content = "".join(content)
+            if kind.startswith("image/"):
+                num_bytes += len(base64.b64decode(content))
+            else:
+                assert not re.search(r"(?<![\w.])/\w+/\w|[A-Z]:\\", content), content
+    assert 0 < num_bytes < 100_000
+
+
+def test_its_links_lead_to_files():
+    text = "".join("".join(x["source"]) for x in CELLS if x["cell_type"] == "markdown")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links and all((ROOT / "docs" / link).is_file() for link in links)

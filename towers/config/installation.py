@@ -1,0 +1,39 @@
+"""The installation of towers, a checkout or a wheel: its recipes, names of programs."""
+
+import os
+import pathlib
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+
+# The folder that holds the package: of the checkout, or site-packages.
+ROOT = _PACKAGE.parent
+# Only a wheel has this folder: it is configs/ of the checkout.
+IS_WHEEL = (_PACKAGE / "recipes").is_dir()
+RECIPES = _PACKAGE / "recipes" if IS_WHEEL else ROOT / "configs"
+
+
+def program(name: str) -> str:
+    """A program by the kind of name that the user types: of "train" `run_train.py`, or
+    `towers-train`."""
+    typed = os.path.basename(sys.argv[0]) if sys.argv else ""
+    is_installed = IS_WHEEL or typed.startswith("towers-")
+    return f"towers-{name}" if is_installed else f"run_{name}.py"
+
+
+def command_of(path: str, arguments: Sequence[str] = ()) -> list[str]:
+    """The words of a command that starts the program of a path."""
+    if path.endswith(".py"):
+        return ["python", path, *arguments]
+    name = os.path.basename(path)
+    return [name if shutil.which(name) == path else path, *arguments]
+
+
+def with_programs(text: str) -> str:
+    """A text with its commands `python run_train.py` as the user types them."""
+    return re.sub(
+        r"python run_(\w+)\.py", lambda m: " ".join(command_of(program(m[1]))), text
+    )
