@@ -73,7 +73,8 @@ def _implemented_in(module: str) -> Callable[[_Function], _Function]:
     with the signature and the docstring of the one that is decorated."""
 
     def decorate(function):
-        console.ARGUMENTS |= {"workdir": ""} | (function.__kwdefaults__ or {})
+        names = dict.fromkeys(function.__annotations__)
+        console.ARGUMENTS |= names | (function.__kwdefaults__ or {})
 
         @functools.wraps(function)
         def call(*args, **kwargs):
