@@ -12,6 +12,7 @@ import tensorflow as tf
 from example_checkpoints import (
     DATA,
     assert_restores,
+    assert_same,
     empty,
     example_tensors,
     folder_with,
@@ -19,6 +20,7 @@ from example_checkpoints import (
 )
 
 from towers.errors import CheckpointError
+from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")

@@ -84,7 +84,7 @@ def _splits(data):
     if isinstance(data, Mapping) or not isinstance(data, Sequence):
         kind = type(data).__name__
     else:
-        if len(data) == 2 and not any(map(_is_part, data)):
+        if len(data) == 2 and not all(map(_is_part, data)):
             return [data]
         if 1 <= len(data) <= 3 and all(map(_is_part, data)):
             return list(data)

@@ -17,7 +17,6 @@ from towers.callbacks import Callback
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
-from towers.errors import ConfigError
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
