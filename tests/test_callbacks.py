@@ -3,10 +3,14 @@
 import csv
 import dataclasses
 import json
+import os
+import signal
 import struct
 
+import keras
 import pytest
-from processes import ROOT
+from processes import ROOT, free_ports
+from processes import run as run_program
 from small_runs import (
     HELD_OUT,
     assert_equal_states,
@@ -16,7 +20,7 @@ from small_runs import (
 )
 
 from towers import callbacks
-from towers.errors import ConfigError
+from towers.errors import ConfigError, Preempted
 from towers.training import train
 
 CONFIG = small_config(**HELD_OUT, num_towers=2)
@@ -59,7 +63,10 @@ def test_callbacks_get_what_the_run_writes_also_when_it_is_continued(small, tmp_
     assert second.calls[-1] == ("end", 15)
     lines = lines_of(tmp_path)
     told = first.of("log") + second.of("log")[::2]
-    assert [(line["step"], line) for line in lines] == told
+    assert [(line["step"], line) for line in lines] == [
+        (step, {"step": step} | metrics) for step, metrics in told
+    ]
+    assert not any("step" in metrics for _, metrics in told)
     evaluated = first.of("evaluation") + second.of("evaluation")[::2]
     assert [step for step, _ in evaluated] == [3, 6, 9, 12, 15]
     for step, metrics in evaluated:
@@ -78,10 +85,18 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
         if step >= 6:
             raise Pruned(step)
 
-    callback = type("Pruner", (callbacks.Callback,), {method: prune})()
-    with pytest.raises(Pruned):
-        train(tmp_path, CONFIG, callbacks=[callback])
-    assert 6 <= saved_steps(tmp_path)[-1] <= 8
+    ends = []
+
+    def on_exception(self, step, error):
+        ends.append((step, error, saved_steps(tmp_path)[-1]))
+        raise Pruned("again")
+
+    methods = {method: prune, "on_exception": on_exception}
+    callback = type("Pruner", (callbacks.Callback,), methods)()
+    with pytest.raises(Pruned, match="[678]") as raised:
+        train(tmp_path, CONFIG, callbacks=[callback, callback])
+    step = saved_steps(tmp_path)[-1]
+    assert 6 <= step <= 8 and ends == [(step, raised.value, step)] * 2
     expected = uninterrupted(CONFIG)
     assert_equal_states(train(tmp_path, CONFIG).state, expected.state)
 
@@ -92,15 +107,45 @@ def test_a_csv_file_has_every_number_once(small, tmp_path):
     for stop in (4, 7, 0):
         config = dataclasses.replace(CONFIG, max_steps=stop)
         train(run, config, callbacks=[callbacks.CSV(path)])
+        with open(path, "a") as file:
+            file.write("\n" if stop else "")
     with open(path, newline="") as file:
         assert next(file) == "step,name,value\n"
         found = {(int(s), name): float(x) for s, name, x in csv.reader(file)}
     expected = {}
     for line in lines_of(run):
-        losses = line.pop("tower_losses", [])
+        step, losses = line.pop("step"), line.pop("tower_losses", [])
         line |= {f"tower_losses_{i}": x for i, x in enumerate(losses)}
-        expected |= {(line["step"], name): x for name, x in line.items()}
+        expected |= {(step, name): x for name, x in line.items()}
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "wrong,message",
+    [
+        ([keras.callbacks.EarlyStopping()], "EarlyStopping object .* patience, "),
+        ([callbacks.CSV], "class 'towers.callbacks.CSV'.*: give a list of objects"),
+        (callbacks.CSV("a"), "callbacks.CSV object .*: give a list"),
+    ],
+)
+def test_what_is_no_list_of_callbacks_is_refused_at_once(tmp_path, wrong, message):
+    with pytest.raises(ConfigError, match=f"^callbacks: .*{message}"):
+        train(tmp_path / "run", CONFIG, callbacks=wrong)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_csv_file_that_cannot_be_written_is_a_mistake(small, tmp_path):
+    path = tmp_path / "none" / "a.csv"
+    with pytest.raises(ConfigError, match=f"^CSV cannot begin: .*{path}"):
+        train(tmp_path / "run", CONFIG, callbacks=[callbacks.CSV(path)])
+
+
+class Stop(callbacks.Callback):
+    """Stops a run after its eighth step."""
+
+    def on_log(self, step, metrics):
+        if step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def curve_of(workdir, name):
@@ -111,12 +156,14 @@ def curve_of(workdir, name):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_mlflow_reads_the_run_that_was_continued(small, tmp_path):
     mlflow = pytest.importorskip("mlflow")
-    run = tmp_path / "run"
-    for stop in (7, 0):
-        config = dataclasses.replace(CONFIG, max_steps=stop)
-        train(run, config, callbacks=[callbacks.tracker(f"mlflow:{tmp_path}/a")])
+    run, tracker = tmp_path / "run", callbacks.tracker(f"mlflow:{tmp_path}/a")
+    with pytest.raises(Preempted):
+        train(run, CONFIG, callbacks=[tracker, Stop()])
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/a/mlflow.db")
     experiment = client.get_experiment_by_name("towers")
+    [tracked] = client.search_runs([experiment.experiment_id])
+    assert tracked.info.status == "KILLED"
+    train(run, CONFIG, callbacks=[tracker])
     [tracked] = client.search_runs([experiment.experiment_id])
     assert tracked.data.params["num_towers"] == "2"
     assert tracked.info.status == "FINISHED"
@@ -144,19 +191,48 @@ def wandb_records(path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_wandb_writes_the_run_offline(small, tmp_path, monkeypatch):
+def test_wandb_writes_the_run_that_was_continued_offline(small, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    train(tmp_path, CONFIG, callbacks=[callbacks.tracker("wandb:towers")])
-    [path] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    tracker = callbacks.tracker("wandb:towers")
+    with pytest.raises(Preempted):
+        train(tmp_path, CONFIG, callbacks=[tracker, Stop()])
+    train(tmp_path, CONFIG, callbacks=[tracker])
+    first, second = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert first.name == second.name  # the same run
     found = []
-    for record in wandb_records(path):
+    for record in (*wandb_records(first), *wandb_records(second)):
         keys = [x.key or "/".join(x.nested_key) for x in record.history.item]
         values = [json.loads(x.value_json) for x in record.history.item]
         items = dict(zip(keys, values, strict=True))
         if "loss" in items:
             found.append((items["_step"], items["loss"]))
     assert found == curve_of(tmp_path, "loss")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_mistakes_with_mlflow_are_of_the_user(small, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run = tmp_path / "run"
+    [port] = free_ports(1)
+    for uri in (f"http://127.0.0.1:{port}", "nothing:x", "/dev/null/a"):
+        with pytest.raises(ConfigError, match="^MLflow cannot begin: "):
+            train(run, CONFIG, callbacks=[callbacks.MLflow(uri)])
+    first = callbacks.MLflow(str(tmp_path / "first"))
+    train(run, dataclasses.replace(CONFIG, max_steps=3), callbacks=[first])
+    with pytest.raises(ConfigError, match=f"not found; without {run}/.mlflow-run "):
+        train(run, CONFIG, callbacks=[callbacks.MLflow(str(tmp_path / "second"))])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_without_a_key_is_a_mistake(small, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="^W&B cannot begin: .*key"):
+        train(tmp_path / "run", CONFIG, callbacks=[callbacks.WandB(mode="online")])
 
 
 @pytest.mark.slow
@@ -182,3 +258,17 @@ def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
 def test_a_wrong_tracker_is_refused(text):
     with pytest.raises(ConfigError, match=f"track={text}: give csv:FILE"):
         callbacks.tracker(text)
+
+
+@pytest.mark.parametrize(
+    "flags,line",
+    [
+        ([], "track=neptune:x: give "),
+        (["--dry_run"], "track=neptune:x: give "),
+        (["--cluster=127.0.0.1:1,127.0.0.1:2", "--task_index=1"], "--config=none: "),
+    ],
+)
+def test_the_command_of_the_chief_checks_the_trackers(flags, line):
+    """Before all that follows, such as the recipe."""
+    ended = run_program("run_train.py", "--track=neptune:x", "--config=none", *flags)
+    assert ended.returncode == 2 and ended.stderr.startswith(f"run_train.py: {line}")

@@ -174,6 +174,7 @@ def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
 
 def test_clear_removes_what_runs_write_and_nothing_else(folder):
     written = [folder.config, folder.dataset_info, folder.metrics, folder.result]
+    written += [folder.path / ".mlflow-run", folder.path / ".wandb-run"]
     written += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
     written += [folder.tensorboard / "train" / "events.out.tfevents.1.host"]
     notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]

@@ -9,10 +9,10 @@ import numbers
 import os
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from towers.errors import ConfigError
+from towers.errors import ConfigError, Preempted
 
 Metrics = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ class Callback:
     it waits for them. What they raise ends the run: it is saved, and the error is that
     of `towers.train`.
 
-    Metrics are floats by the names in `metrics.jsonl`, such as "loss" and
+    Metrics are floats by the names in `metrics.jsonl`, such as "epoch", "loss" and
     "validation_accuracy", and lists of floats, "tower_losses".
     """
 
@@ -46,10 +46,40 @@ class Callback:
         """After an evaluation, before its `on_log`; with its metrics."""
 
     def on_checkpoint(self, step: int, path: pathlib.Path) -> None:
-        """Some time after a checkpoint was committed; it may be removed by now."""
+        """Some time after a checkpoint was committed; it may be removed by now. Not
+        for the last one of a run that is stopped or ends with an error."""
 
     def on_end(self, step: int) -> None:
-        """After the last step; not where a run is stopped before."""
+        """After the last step; not where `on_exception` is called."""
+
+    def on_exception(self, step: int, error: BaseException) -> None:
+        """Where the run is stopped, with `Preempted`, or ends with another error, after
+        it was saved; perhaps before `on_start`. What this raises is a warning."""
+
+
+def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """The argument of `towers.train`. ConfigError where it holds something else."""
+    listed = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    wrong = [x for x in listed if not isinstance(x, Callback)]
+    if wrong or isinstance(callbacks, Callback):
+        raise ConfigError(
+            f"callbacks: {(wrong or listed)[0]}: give a list of objects, of classes "
+            "derived from towers.callbacks.Callback. For those of Keras there are "
+            "patience, schedule=plateau, callbacks.CSV and others: see From Keras in "
+            "docs/python.md"
+        )
+    return listed
+
+
+@contextlib.contextmanager
+def _begins(name: str, way_out: str = ""):
+    """Where a tracker begins, its errors are of its arguments or its environment."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name} cannot begin: {error}{way_out}") from error
 
 
 class CSV(Callback):
@@ -63,11 +93,12 @@ class CSV(Callback):
     def __init__(self, path: str | os.PathLike):
         self._path = pathlib.Path(path)
 
+    @_begins("CSV")
     def on_start(self, workdir, options, step):
         rows = []
         if step and self._path.exists():
             with open(self._path, newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.reader(file) if row[0].isdecimal()]
+                rows = [row for row in csv.reader(file) if row and row[0].isdecimal()]
         kept = [row for row in rows if int(row[0]) <= step]
         self._write("w", [["step", "name", "value"], *kept])
 
@@ -97,17 +128,21 @@ class MLflow(Callback):
             import mlflow
             from mlflow import entities
 
+        self._new_client, self._entities = mlflow.MlflowClient, entities
+        self._uri, self._experiment, self._run = uri, experiment, None
+
+    @_begins("MLflow")
+    def on_start(self, workdir, options, step):
+        uri, file = self._uri, workdir / ".mlflow-run"
         if uri and ":" not in uri:
             os.makedirs(uri, exist_ok=True)
             uri = f"sqlite:///{os.path.abspath(uri)}/mlflow.db"
-        self._client, self._entities = mlflow.MlflowClient(uri), entities
-        self._experiment = experiment
-
-    def on_start(self, workdir, options, step):
-        client, file = self._client, workdir / ".mlflow-run"
+        client = self._client = self._new_client(uri)
         if step and file.exists():
-            self._run = file.read_text().strip()
-            client.update_run(self._run, "RUNNING")
+            continued = file.read_text().strip()
+            with _begins("MLflow", f"; without {file} another run begins there"):
+                client.update_run(continued, "RUNNING")
+            self._run = continued
             return
         experiment = client.get_experiment_by_name(self._experiment)
         number = (
@@ -132,7 +167,15 @@ class MLflow(Callback):
         self._client.log_batch(self._run, metrics=values)
 
     def on_end(self, step):
-        self._client.set_terminated(self._run)
+        self._end("FINISHED")
+
+    def on_exception(self, step, error):
+        self._end("KILLED" if isinstance(error, Preempted) else "FAILED")
+
+    def _end(self, status):
+        run, self._run = self._run, None
+        if run:
+            self._client.set_terminated(run, status)
 
 
 class WandB(Callback):
@@ -153,8 +196,9 @@ class WandB(Callback):
             import wandb
 
         self._wandb = wandb
-        self._options = {"project": project} | options
+        self._options, self._run = {"project": project} | options, None
 
+    @_begins("W&B")
     def on_start(self, workdir, options, step):
         file = workdir / ".wandb-run"
         continued = file.read_text().strip() if step and file.exists() else None
@@ -174,7 +218,15 @@ class WandB(Callback):
         self._run.log(_numbers(metrics), step=step)
 
     def on_end(self, step):
-        self._run.finish()
+        self._end()
+
+    def on_exception(self, step, error):
+        self._end(exit_code=1)
+
+    def _end(self, **options):
+        run, self._run = self._run, None
+        if run:
+            run.finish(**options)
 
 
 def tracker(text: str) -> Callback:

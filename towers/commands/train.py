@@ -11,6 +11,7 @@ import functools
 from absl import flags
 
 from towers import console, dry_run, lr_range_test, train
+from towers.callbacks import tracker
 from towers.config import flags as config_flags
 from towers.config import train_flags
 from towers.config.installation import RECIPES
@@ -27,6 +28,9 @@ config_flags.define_config_flags()
 
 def main(_):
     arguments = train_flags.arguments_of_flags() | cluster_spec.cluster_of_flags()
+    trackers, cluster = [], arguments["cluster"]
+    if cluster is None or cluster.index == 0:
+        trackers = [tracker(text) for text in FLAGS.track]
     stored = functools.partial(config_to_continue, overwrite=FLAGS.overwrite)
     given = config_flags.given_flags()
     config, workdir, origins, remark = config_of_flags(
@@ -43,7 +47,7 @@ def main(_):
             command = train_flags.command_to_train(rate, __name__)
             console.line(f"suggested learning rate {rate:g}: {command}")
     else:
-        train(workdir, config, **arguments)
+        train(workdir, config, callbacks=trackers, **arguments)
 
 
 def run() -> None:

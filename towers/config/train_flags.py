@@ -7,7 +7,6 @@ from typing import Any
 from absl import flags
 
 from towers import console
-from towers.callbacks import tracker
 from towers.config.installation import command_of
 from towers.errors import ConfigError
 
@@ -94,7 +93,6 @@ def arguments_of_flags(values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]
         arguments["progress"] = values.progress
     if not (values.dry_run or values.lr_range_test):
         arguments["report"] = values.report
-        arguments["callbacks"] = [tracker(text) for text in values.track]
         arguments["profile_steps"] = tuple(map(int, profiled))
     return arguments
 

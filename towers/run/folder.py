@@ -44,6 +44,9 @@ _EVENTS = re.compile(r"events\.out\.tfevents\..*")
 _TRACE = re.compile(r".*\.(xplane\.pb|trace(\.json)?(\.gz)?)")
 _REPORT = re.compile(r"(index|compare)\.html|report\.(json|csv)")
 
+# The names of runs in trackers, see `callbacks`.
+_TRACKED = ".mlflow-run", ".wandb-run"
+
 # Environment variables with the name of a job whose restarts keep it: what our
 # launchers set, and Slurm's, which several commands of one allocation share.
 _JOBS = JOB, "SLURM_JOB_ID"
@@ -164,7 +167,7 @@ class RunFolder:
         written |= dict.fromkeys([profiles, profiles.parent, self.tensorboard])
         try:
             kept = [path for x in written.items() for path in _clear(*x)]
-            for path in self.files():
+            for path in (*self.files(), *map(self.path.joinpath, _TRACKED)):
                 store.remove(path)
         except OSError as error:
             raise ConfigError(

@@ -11,7 +11,7 @@ import numpy as np
 from towers import console
 from towers.callbacks import Callback
 from towers.config import Config
-from towers.errors import CheckpointError, NumericError, RunFolderError
+from towers.errors import CheckpointError, NumericError, RunFolderError, one_line
 from towers.parallel.feed import Feed
 from towers.parallel.loop import ACTIVITIES, CONSISTENT_ACTIVITIES, IDLE
 from towers.parallel.trainer import Trainer
@@ -187,6 +187,15 @@ def end_callbacks(session: Session) -> None:
     """Tells the callbacks that the run is at its end."""
     call_of_checkpoints(session)
     call(session, "on_end", session.step)
+
+
+def call_of_exception(session: Session, error: BaseException) -> None:
+    """Tells the callbacks, all of them, that the run ends with an error."""
+    for callback in session.callbacks:
+        try:
+            callback.on_exception(session.step, error)
+        except Exception as other:
+            console.warn(f"{type(callback).__name__}: {one_line(other)}")
 
 
 def try_to_save(session: Session, because: Exception) -> None:

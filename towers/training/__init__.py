@@ -14,6 +14,7 @@ import numpy as np
 
 from towers import build, console
 from towers.callbacks import Callback
+from towers.callbacks import validate as validate_callbacks
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
@@ -48,12 +49,12 @@ from towers.run.session import (
     as_lists,
     call,
     call_of_checkpoints,
-    end_callbacks,
     save,
 )
 from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
 from towers.training.ending import (
+    callbacks_at_the_end,
     how_to_continue,
     report_run,
     saved_at_the_end,
@@ -101,6 +102,7 @@ def train(
         clock: seconds, from which what is due by the clock is known.
     """
     checks.check_environment()
+    callbacks = validate_callbacks(callbacks)
     config, architecture = with_given(config, model, data, class_names)
     cluster = cluster_of(config, cluster, allow_public_address)
     is_chief = cluster is None or cluster.index == 0
@@ -172,7 +174,7 @@ def train(
             DatasetInfo.of(parts.data),
             workers,
             clock,
-            callbacks=tuple(callbacks) if is_chief else (),
+            callbacks=callbacks if is_chief else (),
         )
 
         # Restore.
@@ -196,12 +198,15 @@ def train(
             reports.begin(parts.eval_split[0], dataclasses.asdict(config), hparams)
             epoch = session.step * status.epochs_per_step
             display.update(step=session.step, epoch=epoch)
-            with display, saved_at_the_end(session, overwrite):
+            with (
+                callbacks_at_the_end(session),
+                display,
+                saved_at_the_end(session, overwrite),
+            ):
                 try:
                     watchdog.run(train_steps, session, parts, profile, after_call)
                 finally:
                     profile.end(session.step)
-            watchdog.run(end_callbacks, session)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
             if session.best:
@@ -347,7 +352,8 @@ def _evaluate_and_save(
         session.reports.record(record)
     session.open_record = None  # before what may raise: it is counted
     if is_of_interest:
-        call(session, "on_log", session.step, as_lists(record))
+        metrics = as_lists(record)
+        call(session, "on_log", metrics.pop("step"), metrics)
     save_due = save_due or is_best or periods.saves(session.step)
     if save_due or session.is_at_end:
         validate_copies(session)

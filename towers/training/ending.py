@@ -17,7 +17,28 @@ from towers.errors import (
 from towers.evaluation.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
 from towers.run.peers import how_far, wait_for_chief
-from towers.run.session import Session, is_between_steps, save_and_wait, try_to_save
+from towers.run.session import (
+    Session,
+    call_of_exception,
+    end_callbacks,
+    is_between_steps,
+    save_and_wait,
+    try_to_save,
+)
+
+
+@contextlib.contextmanager
+def callbacks_at_the_end(session: Session) -> Iterator[None]:
+    """Tells the callbacks how the steps that a run takes inside have ended."""
+    try:
+        yield
+        session.watchdog.run(end_callbacks, session)
+    except BaseException as error:
+        try:
+            session.watchdog.run(call_of_exception, session, error)
+        except StuckError as stuck:
+            console.line(str(stuck))
+        raise
 
 
 @contextlib.contextmanager
