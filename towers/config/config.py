@@ -161,6 +161,19 @@ class Config:
         Range(above=0, at_most=1000),
         read_by="model",
     )
+    dropout: float = option(
+        0.0,
+        "Rate of dropout in a network whose paper has it.",
+        BELOW_1,
+        read_by="model",
+    )
+    stochastic_depth: float = option(
+        0.0,
+        "Rate at which an image skips the last residual block of a network; that of "
+        "the blocks before it grows linearly with depth.",
+        BELOW_1,
+        read_by="model",
+    )
     precision: str = option(
         "float32",
         "Arithmetic of the network; parameters, slots and sums stay float32. With "

@@ -33,6 +33,8 @@ def create_model(
     image_shape: tuple[int, int, int],
     num_classes: int,
     width: float = 1.0,
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
     weight_decay: float = 0.0,
     precision: str = "float32",
     seed: int = 0,
@@ -42,10 +44,13 @@ def create_model(
 
     Args:
         name: in `towers.config.choices.MODELS`, or FILE.py:FUNCTION, a function with
-            some of the keyword arguments image_shape, num_classes, width, regularizer.
+            some of the keyword arguments image_shape, num_classes, width, dropout,
+            stochastic_depth, regularizer.
         image_shape: height, width, channels.
         num_classes: number of logits.
         width: factor on the channels of every layer.
+        dropout: its rate.
+        stochastic_depth: rate at which the last residual block is skipped.
         weight_decay: coefficient of half the sum of squares of the marked kernels.
         precision: float32, float64, or bfloat16 or float16 (compute only; parameters
             are float32).
@@ -69,6 +74,8 @@ def create_model(
             image_shape=image_shape,
             num_classes=num_classes,
             width=width,
+            dropout=dropout,
+            stochastic_depth=stochastic_depth,
             regularizer=decay,
         )
         choice = choices.find("model", name)

@@ -5,7 +5,7 @@ from keras import layers
 
 from towers.errors import ConfigError
 from towers.models.convolution import SameConv2D
-from towers.models.layers import BatchNormalization
+from towers.models.layers import BatchNormalization, Dropout
 
 # Below it, a product with `width` is exact to one channel.
 MOST_CHANNELS = 2**53
@@ -75,17 +75,49 @@ def normalization(
     )(x)
 
 
+def dropout(
+    x: keras.KerasTensor,
+    rate: float,
+    name: str,
+    inputs: list[keras.KerasTensor],
+    per_image: bool = False,
+) -> keras.KerasTensor:
+    """Dropout, whose noise becomes one more input of the network; x where the rate is
+    0.
+
+    Args:
+        inputs: those of the network, to which the noise is added.
+        per_image: all elements of an image are dropped together. Of the branch of a
+            residual block that is stochastic depth.
+    """
+    if not rate:
+        return x
+    shape = [1] * (len(x.shape) - 1) if per_image else x.shape[1:]
+    inputs.append(keras.Input(shape, name=f"{name}_noise"))
+    return Dropout(rate, name=name)([x, inputs[-1]])
+
+
+def network(
+    inputs: list[keras.KerasTensor], logits: keras.KerasTensor, name: str
+) -> keras.Model:
+    """The network of images, and of noise where it has dropout."""
+    return keras.Model(inputs if len(inputs) > 1 else inputs[0], logits, name=name)
+
+
 def classifier(
     x: keras.KerasTensor,
     num_classes: int,
     regularizer: keras.regularizers.Regularizer | None,
+    dropout_rate: float = 0.0,
+    inputs: list[keras.KerasTensor] | None = None,
 ) -> keras.KerasTensor:
-    """Global average pooling and the logits.
+    """Global average pooling, `dropout` and the logits.
 
     No rectifier follows, so that He's initializer would make the first logits too
     large.
     """
     x = layers.GlobalAveragePooling2D(name="pool")(x)
+    x = dropout(x, dropout_rate, "dropout", inputs)
     return layers.Dense(
         num_classes,
         kernel_initializer=uniform(),
