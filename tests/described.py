@@ -228,3 +228,27 @@ def convmixer(depth: int, channels: int) -> list:
         found.append(layer("add", f"{name}_add", (f"{name}_pixels_norm", last)))
         found += active(f"{name}_channels", ())
     return found + _last()
+
+
+def vit(depth: int, heads: int, pool: str) -> list:
+    found = [layer("conv", "patches", stride=4, padding="valid")]
+    found.append(layer("tokens", "tokens"))
+    for block in range(1, depth + 1):
+        name, last = f"block{block}", found[-1].name
+        norm = (f"{name}_norm1",)
+        parts = tuple(f"{name}_{part}" for part in ("query", "key", "value"))
+        found += [
+            layer("layer_norm", f"{name}_norm1", epsilon=1e-6),
+            *(layer("dense", part, norm) for part in parts),
+            layer("attention", f"{name}_attention", parts, heads=heads),
+            layer("dense", f"{name}_out"),
+            layer("add", f"{name}_add1", (last, f"{name}_out")),
+            layer("layer_norm", f"{name}_norm2", epsilon=1e-6),
+            layer("dense", f"{name}_hidden"),
+            layer("gelu", f"{name}_gelu"),
+            layer("dense", f"{name}_mlp"),
+            layer("add", f"{name}_add2", (f"{name}_add1", f"{name}_mlp")),
+        ]
+    pooled = "first_token" if pool == "token" else "global_average_pool"
+    found.append(layer("layer_norm", "last_norm", epsilon=1e-6))
+    return [*found, layer(pooled, "pool"), layer("dense", "logits")]

@@ -37,6 +37,7 @@ from towers.models import (
     noise_shapes,
     resnet,
     speedrun,
+    vit,
     wide_resnet,
 )
 from towers.models.flops import flops_per_image
@@ -545,6 +546,18 @@ SMALL = {
         width=1 / 64,
         widths=(128, 384, 512),
     ),
+    **{
+        f"vit_{pool}": case(
+            described.vit(depth=1, heads=4, pool=pool),
+            functools.partial(vit.create_model, name="vit", channels=12, heads=4),
+            image_shape=(8, 13, 3),
+            width=1.0,
+            depth=1,
+            pool=pool,
+            positions=positions,
+        )
+        for pool, positions in (("mean", "sincos2d"), ("token", "learned"))
+    },
 }
 
 
@@ -632,7 +645,8 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
 
 def bytes_of_a_split_in_two(model, batch_size):
     """Bytes of transfers: all that a layer reads whole except the images, each once
-    whoever reads it, and the logits that the second device computed; and back."""
+    whoever reads it, two moments of each token from each device where channels are
+    normalized, and the logits that the second device computed; and back."""
     images = model.inputs[0]
     padded = [x.output for x in model.layers if x.input is images]
     read = {
@@ -642,8 +656,11 @@ def bytes_of_a_split_in_two(model, batch_size):
         and getattr(x, "groups", 1) == 1
         and not any(x.input is own for own in (images, *padded))
     }
+    kind = keras.layers.LayerNormalization
+    norms = [x.output.shape[1] for x in model.layers if isinstance(x, kind)]
     second_logits = networks.NUM_CLASSES // 2
-    return 2 * 4 * batch_size * int(sum(read.values()) + second_logits)
+    numbers = sum(read.values()) + 2 * 2 * sum(norms) + second_logits
+    return 2 * 4 * batch_size * int(numbers)
 
 
 @pytest.mark.parametrize(
@@ -657,6 +674,8 @@ def bytes_of_a_split_in_two(model, batch_size):
         slow("resnet14", 2),
         slow("resnet18", 2),
         slow("wide_resnet_10_2", 2),
+        ("vit_mean", 2),
+        slow("vit_token", 2),
     ],
 )
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):

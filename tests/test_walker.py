@@ -72,7 +72,7 @@ def test_a_value_is_not_used_where_it_is_not():
         (layers.Conv2D(3, 3, name="thin"), "thin has 3 outputs"),
         (layers.Conv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (layers.Conv2D(8, 1, activation="softmax", name="odd"), "softmax of layer odd"),
-        (layers.LayerNormalization(name="norm"), "norm .*cannot be split"),
+        (layers.LayerNormalization(1, name="norm"), "norm normalizes over axis"),
         (layers.DepthwiseConv2D(3, name="deep"), "deep .*cannot be split"),
         (GroupedConv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (LocalResponseNormalization(groups=2, name="near"), "near has 2 groups"),
