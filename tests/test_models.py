@@ -77,6 +77,12 @@ TABLE = {
     ("wide_resnet_28_10", *MNIST): (36_478_906, 8_028_398_592),
     ("convmixer_256_8", *CIFAR10): (594_186, 296_227_840),
     ("convmixer_256_8", *MNIST): (592_138, 225_997_824),
+    ("vit_tiny", *CIFAR10): (5_350_090, 718_409_472),
+    ("vit_tiny", *IMAGENET): (5_679_400, 2_493_127_680),
+    ("vit_small", *CIFAR10): (21_317_002, 2_795_773_440),
+    ("vit_small", *IMAGENET): (21_974_632, 9_148_053_504),
+    ("vit_base", *CIFAR10): (85_101_322, 11_027_364_864),
+    ("vit_base", *IMAGENET): (86_415_592, 34_943_299_584),
     ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
     ("speedrun", *MNIST): (1_962_120, 164_621_888),
     ("speedrun_deep", *CIFAR10): (9_915_416, 903_934_528),
@@ -99,11 +105,13 @@ BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 # Those of the package; the others are in test_applications.
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-DEEPER = list(PUBLISHED)[1:5]
+DEEPER = [*list(PUBLISHED)[1:5], "vit_small", "vit_base"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.
-LARGE = [x for x in FAMILIES if x.startswith(("resnet18", "resnet50", "wide", "conv"))]
+LARGE = [
+    x for x in FAMILIES if x.startswith(("resnet18", "resnet50", "wide", "conv", "vit"))
+]
 LARGE.append("speedrun_deep")
 each_family = pytest.mark.parametrize(
     "name", [slow(x) if x in LARGE else x for x in FAMILIES]
@@ -226,7 +234,13 @@ def channels_of(model):
 
 @pytest.mark.parametrize(
     "name,size",
-    [("lenet", 14), ("alexnet", 15), ("convmixer_256_8", 2), ("speedrun", 9)],
+    [
+        ("lenet", 14),
+        ("alexnet", 15),
+        ("convmixer_256_8", 2),
+        ("vit_tiny", 8),
+        ("speedrun", 9),
+    ],
 )
 def test_images_that_are_too_small_are_refused(name, size):
     build_model(name, (size, size, 3), 10, NARROW)
@@ -297,6 +311,8 @@ def test_a_network_depends_on_its_arguments_alone(name):
 def drawn_kernels(name, values):
     """Of speedrun those filters that do not hand an input on, and the head."""
     kernels = {k: v for k, v in values.items() if k.endswith("/kernel")}
+    if name.startswith("vit"):  # whose head begins with zeros
+        del kernels["logits/kernel"]
     if name not in SPEEDRUNS:
         return kernels
     filters = {k: v[..., v.shape[2] :] for k, v in kernels.items() if v.ndim == 4}
@@ -417,6 +433,34 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
     if biases is not None:
         ones = {x.name for x in model.layers if getattr(x, "use_bias", 0) and x.bias[0]}
         assert ones == (set(BIASES_OF_ONE) if biases else set())
+
+
+def test_vit_has_the_parameters_of_timm_and_begins_as_in_big_vision():
+    """With a class token and learned positions, as timm's vit_*_patch16_224."""
+    for name, count in (
+        ("vit_tiny", 5_717_416),
+        ("vit_small", 22_050_664),
+        ("vit_base", 86_567_656),
+    ):
+        options = MODELS[name].options | {"pool": "token", "positions": "learned"}
+        with keras_settings(), keras.StatelessScope(initialize_variables=False):
+            model = vit.create_model(
+                image_shape=(224, 224, 3),
+                num_classes=1000,
+                width=1.0,
+                regularizer=None,
+                **options,
+            )
+        assert num_params(model) == count
+    global_state.set_global_attribute("uninitialized_variables", [])
+    for path, values in arrays(create("vit_tiny", width=0.5)).items():
+        wanted = 0.0
+        if path == "patches/kernel":
+            wanted = np.prod(values.shape[:-1]) ** -0.5  # LeCun
+        elif path.endswith("/kernel") and path != "logits/kernel":
+            wanted = (2 / sum(values.shape)) ** 0.5  # Glorot
+        assert np.std(values) == pytest.approx(wanted, rel=0.05), path
+        assert np.mean(values) == pytest.approx(float("gamma" in path), abs=0.01), path
 
 
 @pytest.mark.parametrize(

@@ -173,21 +173,21 @@ MODELS = {
     ),
     "vit_tiny": Choice(
         _VIT,
-        "Vision Transformer, patches of 16x16, in images below 64x64 of 4x4",
+        "Vision Transformer, patches of 16x16 (below 64x64: of 4x4)",
         {"name": "vit_tiny", "channels": 192, "depth": 12, "heads": 3},
-        num_params=0,
+        num_params=5_350_090,
     ),
     "vit_small": Choice(
         _VIT,
-        "ViT-S",
+        "the same with 6 heads",
         {"name": "vit_small", "channels": 384, "depth": 12, "heads": 6},
-        num_params=0,
+        num_params=21_317_002,
     ),
     "vit_base": Choice(
         _VIT,
-        "ViT-B",
+        "the same with 12 heads",
         {"name": "vit_base", "channels": 768, "depth": 12, "heads": 12},
-        num_params=0,
+        num_params=85_101_322,
     ),
     "speedrun": Choice(
         "models.speedrun:create_model",

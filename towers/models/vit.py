@@ -47,10 +47,10 @@ def create_model(
         positions: sincos2d, which are fixed, or learned.
 
     Raises:
-        ConfigError: the images are smaller than a patch.
+        ConfigError: the images are smaller than two by two patches.
     """
     patch_size = 16 if min(image_shape[:2]) >= LARGE else 4
-    check_image_size(name, image_shape, at_least=patch_size)
+    check_image_size(name, image_shape, at_least=2 * patch_size)
     heads = max(1, int(heads * width))
     hidden = scaled(4 * channels, width)
     channels = scaled(channels, width, heads)
