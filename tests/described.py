@@ -139,8 +139,11 @@ def resnet18() -> list:
     return _resnet(4, 2, 0, _conv_shortcut)
 
 
-def bottleneck_resnet(blocks: tuple[int, ...]) -> list:
-    """Stages of so many blocks, the stride in the 3x3 convolution."""
+def imagenet_resnet(
+    blocks: tuple[int, ...], sizes: tuple[int, ...], stochastic_depth: float = 0.0
+) -> list:
+    """Stages of so many blocks of convolutions of so many pixels, the stride in the
+    first of 3x3."""
     found = [
         layer("pad", "stem_conv_pad", rows=(3, 3), columns=(3, 3)),
         layer("conv", "stem_conv", stride=2, padding="valid"),
@@ -149,31 +152,35 @@ def bottleneck_resnet(blocks: tuple[int, ...]) -> list:
         layer("pad", "stem_pool_pad", rows=(1, 1), columns=(1, 1)),
         layer("max_pool", "stem_pool", size=3, stride=2, padding="valid"),
     ]
-    for stage, count in enumerate(blocks, start=1):
-        for block in range(1, count + 1):
-            name, last = f"stage{stage}_block{block}", found[-1].name
-            stride = 2 if stage > 1 and block == 1 else 1
-            shortcut = last
-            if block == 1:
-                shortcut = f"{name}_shortcut_norm"
-                conv = f"{name}_shortcut_conv"
-                found += [layer("conv", conv, stride=stride), _norm(shortcut)]
-            found += [
-                layer("conv", f"{name}_conv1", (last,)),
-                _norm(f"{name}_norm1"),
-                layer("relu", f"{name}_relu1"),
-                *_conv3x3(f"{name}_conv2", stride),
-                _norm(f"{name}_norm2"),
-                layer("relu", f"{name}_relu2"),
-                layer("conv", f"{name}_conv3"),
-                _norm(f"{name}_norm3"),
-                layer("add", f"{name}_add", (shortcut, f"{name}_norm3")),
-                layer("relu", f"{name}_relu3"),
-            ]
+    places = [
+        (stage, block)
+        for stage, count in enumerate(blocks, start=1)
+        for block in range(1, count + 1)
+    ]
+    for index, (stage, block) in enumerate(places, start=1):
+        name, last = f"stage{stage}_block{block}", found[-1].name
+        stride = 2 if stage > 1 and block == 1 else 1
+        shortcut = last
+        if block == 1 and (stage > 1 or 1 in sizes):
+            shortcut = f"{name}_shortcut_norm"
+            conv = f"{name}_shortcut_conv"
+            found += [layer("conv", conv, stride=stride), _norm(shortcut)]
+        branch = []
+        for i, size in enumerate(sizes, start=1):
+            conv, own = f"{name}_conv{i}", stride if i == sizes.index(3) + 1 else 1
+            branch += [layer("conv", conv)] if size == 1 else _conv3x3(conv, own)
+            branch += [_norm(f"{name}_norm{i}"), layer("relu", f"{name}_relu{i}")]
+        first, *rest, last_relu = branch
+        found += [first._replace(inputs=(last,)), *rest]
+        if stochastic_depth:
+            rate = stochastic_depth * index / len(places)
+            found.append(layer("stochastic_depth", f"{name}_depth", rate=rate))
+        found.append(layer("add", f"{name}_add", (shortcut, found[-1].name)))
+        found.append(last_relu)
     return found + _last()
 
 
-def wide_resnet(depth: int) -> list:
+def wide_resnet(depth: int, dropout: float) -> list:
     found = [layer("conv", "stem_conv")]
     for stage in (1, 2, 3):
         for block in range(1, (depth - 4) // 6 + 1):
@@ -189,6 +196,7 @@ def wide_resnet(depth: int) -> list:
                 *rest,
                 _norm(f"{name}_norm2"),
                 layer("relu", f"{name}_relu2"),
+                layer("dropout", f"{name}_dropout", rate=dropout),
                 layer("conv", f"{name}_conv2"),
                 layer("add", f"{name}_add", (shortcut, f"{name}_conv2")),
             ]
@@ -230,25 +238,81 @@ def convmixer(depth: int, channels: int) -> list:
     return found + _last()
 
 
-def vit(depth: int, heads: int, pool: str) -> list:
+def vgg(stages: tuple[int, ...], dropout: float) -> list:
+    """Stages of so many convolutions."""
+    found = []
+    for stage, count in enumerate(stages, start=1):
+        for place in range(1, count + 1):
+            name = f"{stage}_{place}"
+            found += [layer("conv", f"conv{name}"), _norm(f"norm{name}")]
+            found.append(layer("relu", f"relu{name}"))
+        found.append(layer("max_pool", f"pool{stage}", size=2, stride=2))
+    pool, logits = _last()
+    return [*found, pool, layer("dropout", "dropout", rate=dropout), logits]
+
+
+def densenet(num_layers: int, dropout: float) -> list:
+    """Three blocks of so many layers."""
+
+    def active_conv(name, inputs=()):
+        return [
+            _norm(f"{name}_norm", inputs),
+            layer("relu", f"{name}_relu"),
+            layer("conv", f"{name}_conv"),
+            layer("dropout", f"{name}_dropout", rate=dropout),
+        ]
+
+    found = [layer("conv", "stem_conv")]
+    for block in (1, 2, 3):
+        if block > 1:
+            name = f"transition{block - 1}"
+            found += active_conv(name)
+            found.append(layer("average_pool", f"{name}_pool", size=2, stride=2))
+        for place in range(1, num_layers + 1):
+            name, last = f"block{block}_layer{place}", found[-1].name
+            found += active_conv(f"{name}_bottleneck") + active_conv(name)
+            found.append(layer("concatenate", f"{name}_concat", (last, found[-1].name)))
+    return [*found, _norm("last_norm"), layer("relu", "last_relu"), *_last()]
+
+
+def vit(
+    depth: int,
+    heads: int,
+    pool: str = "global_average_pool",
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+) -> list:
+    def dropped(name):
+        return [layer("dropout", name, rate=dropout)] if dropout else []
+
+    def branch_ends(name, place, rate):
+        found = dropped(f"{name}_dropout{place}")
+        if rate:
+            found.append(layer("stochastic_depth", f"{name}_depth{place}", rate=rate))
+        return found
+
     found = [layer("conv", "patches", stride=4, padding="valid")]
-    found.append(layer("tokens", "tokens"))
+    found += [layer("tokens", "tokens"), *dropped("tokens_dropout")]
     for block in range(1, depth + 1):
         name, last = f"block{block}", found[-1].name
-        norm = (f"{name}_norm1",)
+        rate = stochastic_depth * block / depth
         parts = tuple(f"{name}_{part}" for part in ("query", "key", "value"))
         found += [
             layer("layer_norm", f"{name}_norm1", epsilon=1e-6),
-            *(layer("dense", part, norm) for part in parts),
+            *(layer("dense", part, (f"{name}_norm1",)) for part in parts),
             layer("attention", f"{name}_attention", parts, heads=heads),
             layer("dense", f"{name}_out"),
-            layer("add", f"{name}_add1", (last, f"{name}_out")),
+            *branch_ends(name, 1, rate),
+        ]
+        found.append(layer("add", f"{name}_add1", (last, found[-1].name)))
+        found += [
             layer("layer_norm", f"{name}_norm2", epsilon=1e-6),
             layer("dense", f"{name}_hidden"),
             layer("gelu", f"{name}_gelu"),
+            *dropped(f"{name}_hidden_dropout"),
             layer("dense", f"{name}_mlp"),
-            layer("add", f"{name}_add2", (f"{name}_add1", f"{name}_mlp")),
+            *branch_ends(name, 2, rate),
         ]
-    pooled = "first_token" if pool == "token" else "global_average_pool"
+        found.append(layer("add", f"{name}_add2", (f"{name}_add1", found[-1].name)))
     found.append(layer("layer_norm", "last_norm", epsilon=1e-6))
-    return [*found, layer(pooled, "pool"), layer("dense", "logits")]
+    return [*found, layer(pool, "pool"), layer("dense", "logits")]

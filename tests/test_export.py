@@ -149,6 +149,16 @@ def test_stock_layers_preprocess_as_an_evaluation(augment):
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_keras_drops_whole_images_where_the_network_does():
+    run = random_run("resnet20", width=0.1, stochastic_depth=0.9)
+    network = stock_network(run.network())
+    drops = [x for x in network.layers if isinstance(x, keras.layers.Dropout)]
+    assert [x.rate for x in drops] == pytest.approx([0.1 * i for i in range(1, 10)])
+    dropped = drops[4](np.ones((200, 2, 2, 3), np.float32), training=True).numpy()
+    assert set(np.unique(dropped)) == {0.0, 2.0}
+    assert np.all(dropped == dropped[:, :1, :1, :1])
+
+
 def test_what_a_run_has_frozen_is_not_trainable_in_keras():
     run = random_run("lenet", freeze="conv1/*")
     network = stock_network(comparison.trained_network(run))

@@ -86,6 +86,26 @@ def wide_resnet():
     return int(stem + first + 2 * others + 640 * 10)
 
 
+def vgg16():
+    # (side, filters of the convolutions before, of this one)
+    convs = [(32, 3, 64), (32, 64, 64), (16, 64, 128), (16, 128, 128), (8, 128, 256)]
+    convs += 2 * [(8, 256, 256)] + [(4, 256, 512)] + 2 * [(4, 512, 512)]
+    convs += 3 * [(2, 512, 512)]
+    return sum(side**2 * 9 * a * b for side, a, b in convs) + 512 * 10
+
+
+def densenet():
+    channels, products = 24, 32**2 * 9 * 3 * 24
+    for side in (32, 16, 8):
+        for _ in range(16):
+            products += side**2 * (channels * 48 + 9 * 48 * 12)
+            channels += 12
+        if side > 8:
+            products += side**2 * channels * channels // 2
+            channels //= 2
+    return products + channels * 10
+
+
 def convmixer():
     return 16**2 * 256 * (2 * 2 * 3 + 8 * (25 + 256)) + 256 * 10
 
@@ -120,6 +140,8 @@ def vit(channels, tokens, patch):
         ("resnet20", CIFAR10, cifar_resnet(20)),
         slow("resnet110", CIFAR10, cifar_resnet(110)),
         ("wide_resnet_28_10", CIFAR10, wide_resnet()),
+        ("vgg16_bn", CIFAR10, vgg16()),
+        ("densenet_bc_100_12", CIFAR10, densenet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
         ("vit_tiny", CIFAR10, vit(192, tokens=8**2, patch=4) + 192 * 10),
         slow("vit_small", IMAGENET, vit(384, tokens=14**2, patch=16) + 384 * 1000),
@@ -130,6 +152,15 @@ def vit(channels, tokens, patch):
 )
 def test_operations_of_the_networks_are_those_of_their_formulas(name, shape, products):
     assert flops_per_image(build_model(name, *shape)) == 2 * products
+
+
+@pytest.mark.parametrize(
+    "name,billions",
+    [("resnet34", "3.66"), slow("resnet101", "7.80"), slow("resnet152", "11.51")],
+)
+def test_deep_networks_have_as_many_products_as_torchvision_lists(name, billions):
+    products = flops_per_image(build_model(name, *IMAGENET)) / 2
+    assert f"{products / 1e9:.2f}" == billions
 
 
 def test_two_column_alexnet_has_724_million_products():

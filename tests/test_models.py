@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from engines import oracle
+from keras.layers import Concatenate
 from keras.src.backend.common import global_state
 from marks import slow
 from recipes import Recipe, assert_equal_to_oracle, create_trainer
 
-from towers.config import factories
+from towers import training
+from towers.config import Config, factories
 from towers.config.choices import FAMILY, MODELS, PRECISIONS
 from towers.errors import ConfigError
 from towers.models import (
@@ -32,11 +34,13 @@ from towers.models import (
     cnn,
     convmixer,
     create_model,
+    densenet,
     keras_settings,
     lenet,
     noise_shapes,
     resnet,
     speedrun,
+    vgg,
     vit,
     wide_resnet,
 )
@@ -67,6 +71,12 @@ TABLE = {
     ("resnet18", *MNIST): (11_172_810, 911_601_664),
     ("resnet50", *CIFAR10): (23_528_522, 166_862_848),
     ("resnet50", *IMAGENET): (25_557_032, 8_178_368_512),
+    ("resnet34", *CIFAR10): (21_289_802, 149_530_624),
+    ("resnet34", *IMAGENET): (21_797_672, 7_327_522_816),
+    ("resnet101", *CIFAR10): (42_520_650, 318_382_080),
+    ("resnet101", *IMAGENET): (44_549_160, 15_602_810_880),
+    ("resnet152", *CIFAR10): (58_164_298, 469_901_312),
+    ("resnet152", *IMAGENET): (60_192_808, 23_027_253_248),
     ("resnet20", *CIFAR10): (269_722, 81_102_080),
     ("resnet20", *MNIST): (269_434, 61_642_496),
     ("resnet32", *CIFAR10): (464_154, 137_725_184),
@@ -75,6 +85,10 @@ TABLE = {
     ("resnet110", *CIFAR10): (1_727_962, 505_775_360),
     ("wide_resnet_28_10", *CIFAR10): (36_479_194, 10_486_657_536),
     ("wide_resnet_28_10", *MNIST): (36_478_906, 8_028_398_592),
+    ("vgg16_bn", *CIFAR10): (14_724_042, 626_403_328),
+    ("vgg16_bn", *MNIST): (14_722_890, 535_293_952),
+    ("densenet_bc_100_12", *CIFAR10): (769_162, 575_859_384),
+    ("densenet_bc_100_12", *MNIST): (768_730, 440_216_568),
     ("convmixer_256_8", *CIFAR10): (594_186, 296_227_840),
     ("convmixer_256_8", *MNIST): (592_138, 225_997_824),
     ("vit_tiny", *CIFAR10): (5_350_090, 718_409_472),
@@ -90,7 +104,7 @@ TABLE = {
 }
 
 # What the papers say, in millions: table 6 of He et al. 2015; Zagoruyko and Komodakis
-# 2016.
+# 2016; table 2 of Huang et al. 2016.
 PUBLISHED = {
     "resnet20": "0.27",
     "resnet32": "0.46",
@@ -98,6 +112,7 @@ PUBLISHED = {
     "resnet56": "0.85",
     "resnet110": "1.7",
     "wide_resnet_28_10": "36.5",
+    "densenet_bc_100_12": "0.8",
 }
 # Krizhevsky et al. 2012, section 5.
 BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
@@ -105,14 +120,21 @@ BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 # Those of the package; the others are in test_applications.
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-DEEPER = [*list(PUBLISHED)[1:5], "vit_small", "vit_base"]
+DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "vit_small", "vit_base"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.
-LARGE = [
-    x for x in FAMILIES if x.startswith(("resnet18", "resnet50", "wide", "conv", "vit"))
-]
-LARGE.append("speedrun_deep")
+SEVERAL = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "wide",
+    "conv",
+    "dense",
+    "vit",
+    "speedrun_deep",
+)
+LARGE = [x for x in FAMILIES if x.startswith(SEVERAL)]
 each_family = pytest.mark.parametrize(
     "name", [slow(x) if x in LARGE else x for x in FAMILIES]
 )
@@ -144,7 +166,7 @@ def narrow(name):
 
 
 @functools.cache
-def build_model(name, image_shape, num_classes, width=1.0, decay=0.0):
+def build_model(name, image_shape, num_classes, width=1.0, decay=0.0, **options):
     """A network whose variables have shapes only."""
     try:
         with keras_settings(), keras.StatelessScope(initialize_variables=False):
@@ -155,6 +177,7 @@ def build_model(name, image_shape, num_classes, width=1.0, decay=0.0):
                 num_classes=num_classes,
                 width=width,
                 regularizer=keras.regularizers.L2(decay) if decay else None,
+                **options,
             )
     finally:
         # Else Keras gives them values when it next leaves a scope.
@@ -410,9 +433,12 @@ def paper_stddev(kernel):
         ("alexnet", 24, he_stddev, 0),
         ("alexnet_two_columns", 64, paper_stddev, 1),
         slow("resnet18", 24, he_stddev, None),
+        slow("resnet34", 24, he_stddev, None),
         slow("resnet50", 24, he_stddev, None),
         ("resnet20", 24, he_stddev, None),
         slow("wide_resnet_28_10", 24, he_stddev, None),
+        slow("vgg16_bn", 24, he_stddev, None),
+        slow("densenet_bc_100_12", 24, he_stddev, None),
         slow("convmixer_256_8", 24, uniform_stddev, None),
     ],
 )
@@ -437,22 +463,10 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
 
 def test_vit_has_the_parameters_of_timm_and_begins_as_in_big_vision():
     """With a class token and learned positions, as timm's vit_*_patch16_224."""
-    for name, count in (
-        ("vit_tiny", 5_717_416),
-        ("vit_small", 22_050_664),
-        ("vit_base", 86_567_656),
-    ):
-        options = MODELS[name].options | {"pool": "token", "positions": "learned"}
-        with keras_settings(), keras.StatelessScope(initialize_variables=False):
-            model = vit.create_model(
-                image_shape=(224, 224, 3),
-                num_classes=1000,
-                width=1.0,
-                regularizer=None,
-                **options,
-            )
+    counts = {"vit_tiny": 5_717_416, "vit_small": 22_050_664, "vit_base": 86_567_656}
+    for name, count in counts.items():
+        model = build_model(name, *IMAGENET, pool="token", positions="learned")
         assert num_params(model) == count
-    global_state.set_global_attribute("uninitialized_variables", [])
     for path, values in arrays(create("vit_tiny", width=0.5)).items():
         wanted = 0.0
         if path == "patches/kernel":
@@ -486,6 +500,52 @@ def test_parameters_are_float32_in_every_precision(name, precision):
     np.testing.assert_allclose(
         tf.cast(logits, tf.float32), exact(images), atol=0.02, rtol=0.1
     )
+
+
+# Dropout and stochastic depth.
+
+WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
+
+
+@pytest.mark.parametrize(
+    "name,option,shapes",
+    [
+        ("resnet20", "stochastic_depth", 9 * [(1, 1, 1)]),
+        ("resnet34", "stochastic_depth", 16 * [(1, 1, 1)]),
+        ("vgg16_bn", "dropout", [(512,)]),
+        ("wide_resnet_28_10", "dropout", [x for x in WIDE for _ in range(4)]),
+    ],
+)
+def test_noise_is_what_the_option_of_a_run_asks_for(name, option, shapes):
+    given = Config(model=name, **{option: 0.5}).options_of("model") | {"width": 1.0}
+    model = build_model(name, *CIFAR10, **given)
+    assert list(noise_shapes(model).values()) == shapes
+    assert not noise_shapes(build_model(name, *CIFAR10))
+    assert num_params(model) == TABLE[name, *CIFAR10][0]
+
+
+@pytest.mark.slow
+def test_towers_drop_the_same_blocks_and_elements(tmp_path):
+    """The moments of batch normalization are those of all images."""
+    trained = {}
+    for options in (
+        {"num_towers": 1},
+        {"num_towers": 3, "strategy": "replicated"},
+        {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
+    ):
+        config = Config(
+            **{"dataset": "embedded", "model": "resnet20", "width": 0.25},
+            **{"stochastic_depth": 0.5, "batch_norm": "sync", "batch_size": 32},
+            **{"device": "cpu", "max_steps": 3, "learning_rate": 0.01},
+            eval_every_epochs=0.0,
+            **options,
+        )
+        path = tmp_path / str(len(trained))
+        trained[str(options)] = training.train(path, config).state
+    expected, *others = trained.values()
+    for state in others:
+        for key, value in expected.items():
+            np.testing.assert_allclose(state[key], value, rtol=1e-3, atol=2e-5)
 
 
 # The tutorial's network.
@@ -553,10 +613,18 @@ SMALL = {
     ),
     "resnet18": case(described.resnet18(), resnet.create_resnet18, (9, 8, 3), 1 / 16),
     "resnet14": case(
-        described.bottleneck_resnet((1, 1, 2)),
+        described.imagenet_resnet((1, 1, 2), (1, 3, 1), stochastic_depth=0.5),
         functools.partial(resnet.create_imagenet_resnet, blocks=(1, 1, 2)),
         image_shape=(33, 30, 3),
         width=1 / 16,
+        stochastic_depth=0.5,
+    ),
+    "resnet6": case(
+        described.imagenet_resnet((1, 1), (3, 3)),
+        functools.partial(resnet.create_imagenet_resnet, blocks=(1, 1)),
+        image_shape=(18, 17, 3),
+        width=1 / 16,
+        has_bottlenecks=False,
     ),
     "resnet8": case(
         described.cifar_resnet(depth=8, channels=4),
@@ -565,10 +633,25 @@ SMALL = {
         width=0.25,
     ),
     "wide_resnet_10_2": case(
-        described.wide_resnet(depth=10),
+        described.wide_resnet(depth=10, dropout=0.3),
         functools.partial(wide_resnet.create_model, depth=10, widening=2),
         image_shape=(8, 7, 3),
         width=0.125,
+        dropout=0.3,
+    ),
+    "vgg7": case(
+        described.vgg((1, 2), dropout=0.3),
+        functools.partial(vgg.create_model, stages=((1, 8), (2, 16))),
+        image_shape=(9, 8, 3),
+        width=0.5,
+        dropout=0.3,
+    ),
+    "densenet_16": case(
+        described.densenet(2, dropout=0.2),
+        functools.partial(densenet.create_model, depth=16, growth=4),
+        image_shape=(9, 8, 3),
+        width=1.0,
+        dropout=0.2,
     ),
     "convmixer_8_1": case(
         described.convmixer(depth=1, channels=8),
@@ -590,18 +673,24 @@ SMALL = {
         width=1 / 64,
         widths=(128, 384, 512),
     ),
-    **{
-        f"vit_{pool}": case(
-            described.vit(depth=1, heads=4, pool=pool),
-            functools.partial(vit.create_model, name="vit", channels=12, heads=4),
-            image_shape=(8, 13, 3),
-            width=1.0,
-            depth=1,
-            pool=pool,
-            positions=positions,
-        )
-        for pool, positions in (("mean", "sincos2d"), ("token", "learned"))
-    },
+    "vit_mean": case(
+        described.vit(1, heads=4, dropout=0.2, stochastic_depth=0.5),
+        functools.partial(vit.create_model, name="vit", channels=12, heads=4),
+        image_shape=(8, 13, 3),
+        width=1.0,
+        depth=1,
+        dropout=0.2,
+        stochastic_depth=0.5,
+    ),
+    "vit_token": case(
+        described.vit(2, heads=2, pool="first_token"),
+        functools.partial(vit.create_model, name="vit", channels=8, heads=2),
+        image_shape=(12, 8, 1),
+        width=1.0,
+        depth=2,
+        pool="token",
+        positions="learned",
+    ),
 }
 
 
@@ -692,13 +781,19 @@ def bytes_of_a_split_in_two(model, batch_size):
     whoever reads it, two moments of each token from each device where channels are
     normalized, and the logits that the second device computed; and back."""
     images = model.inputs[0]
-    padded = [x.output for x in model.layers if x.input is images]
-    read = {
-        id(x.input): np.prod(x.input.shape[1:])
+    whole = [images] + [
+        x.output
         for x in model.layers
-        if hasattr(x, "kernel")
-        and getattr(x, "groups", 1) == 1
-        and not any(x.input is own for own in (images, *padded))
+        if isinstance(x, Concatenate)
+        or (x.input is images and not hasattr(x, "kernel"))
+    ]
+    read = {
+        id(x): np.prod(x.shape[1:])
+        for own in model.layers
+        if isinstance(own, Concatenate)
+        or (hasattr(own, "kernel") and getattr(own, "groups", 1) == 1)
+        for x in keras.tree.flatten(own.input)
+        if not any(x is y for y in whole)
     }
     kind = keras.layers.LayerNormalization
     norms = [x.output.shape[1] for x in model.layers if isinstance(x, kind)]
@@ -718,6 +813,8 @@ def bytes_of_a_split_in_two(model, batch_size):
         slow("resnet14", 2),
         slow("resnet18", 2),
         slow("wide_resnet_10_2", 2),
+        slow("vgg7", 2),
+        slow("densenet_16", 2),
         ("vit_mean", 2),
         slow("vit_token", 2),
     ],
@@ -737,7 +834,7 @@ def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
 
 @pytest.mark.slow
 def test_other_networks_can_be_split():
-    for name in ("alexnet", "resnet18", "resnet50", "wide_resnet_28_10"):
+    for name in ("alexnet", "resnet18", "resnet34", "resnet50", "wide_resnet_28_10"):
         Shards(build_model(name, *CIFAR10, NARROW), 2)
 
 

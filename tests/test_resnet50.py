@@ -1,4 +1,4 @@
-"""ResNet-50 against the one of Keras, which another group has written."""
+"""ResNet-50, -101 and -152 against those of Keras, which another group has written."""
 
 import re
 
@@ -30,7 +30,7 @@ def name_of_ours(name):
         return "logits"
     if name.startswith("conv1_"):
         return {"conv1_conv": "stem_conv", "conv1_bn": "stem_norm"}[name]
-    match = re.fullmatch(r"conv(\d)_block(\d)_(\d)_(conv|bn)", name)
+    match = re.fullmatch(r"conv(\d)_block(\d+)_(\d)_(conv|bn)", name)
     stage, block, place, kind = match.groups()
     kind = {"conv": "conv", "bn": "norm"}[kind]
     place = f"{kind}{place}" if place != "0" else f"shortcut_{kind}"
@@ -71,15 +71,17 @@ def carry_over(theirs, ours):
 
 
 @pytest.mark.slow
-def test_logits_equal_those_of_keras_with_the_strides_moved():
+@pytest.mark.parametrize("depth,biases", [(50, 26_560), (101, 52_672), (152, 75_712)])
+def test_logits_equal_those_of_keras_with_the_strides_moved(depth, biases):
     with keras_settings(), tf.device("CPU:0"):
-        stock = keras.applications.ResNet50(
+        stock = getattr(keras.applications, f"ResNet{depth}")(
             weights=None, input_shape=(SIDE, SIDE, 3), classifier_activation=None
         )
         theirs = keras.models.clone_model(
             stock, clone_function=with_the_strides_of_ours
         )
-    ours = create_model("resnet50", image_shape=(SIDE, SIDE, 3), num_classes=1000)
+    shape = (SIDE, SIDE, 3)
+    ours = create_model(f"resnet{depth}", image_shape=shape, num_classes=1000)
     carry_over(theirs, ours)
     images = np.random.default_rng(1).normal(size=(2, SIDE, SIDE, 3))
     expected = theirs(images.astype(np.float32), training=False).numpy()
@@ -87,7 +89,7 @@ def test_logits_equal_those_of_keras_with_the_strides_moved():
     assert np.std(expected) > 0.1
     np.testing.assert_allclose(logits, expected, atol=1e-4 * np.std(expected))
     # Theirs has a bias more for each filter.
-    assert stock.count_params() - ours.count_params() == 26_560
+    assert stock.count_params() - ours.count_params() == biases
 
 
 def test_blocks_begin_as_their_shortcuts():

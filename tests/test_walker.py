@@ -109,6 +109,8 @@ ONCE = [
     (lambda name: GroupedConv2D(12, 2, groups=6, name=name), 6),
     (lambda name: PointwiseConv2D(6, 1, strides=2, name=name), 6),
     (lambda name: BatchNormalization(name=name), 7),
+    (lambda name: layers.LayerNormalization(name=name), 7),
+    (lambda name: layers.LayerNormalization(scale=False, name=name), 7),
     (lambda name: layers.AveragePooling2D(1, strides=2, name=name), 7),
 ]
 

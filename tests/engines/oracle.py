@@ -118,9 +118,10 @@ def forward(
     previous = INPUT
     for node in network:
         arguments = {**node.options, **variables[node.name]}
-        if node.kind in ("batch_norm", "dropout"):
+        is_random = node.kind in ("dropout", "stochastic_depth")
+        if is_random or node.kind == "batch_norm":
             arguments["training"] = training
-        if node.kind == "dropout":
+        if is_random:
             arguments["noise"] = (noise or {}).get(node.name)
         inputs = node.inputs or (previous,)
         done = LAYERS[node.kind](*(values[name] for name in inputs), **arguments)

@@ -376,6 +376,21 @@ def dropout(x, *, noise, training, rate) -> Applied:
     return Applied(x * mask, lambda gradient: ((gradient * mask,), {}))
 
 
+def stochastic_depth(x, *, noise, training, rate) -> Applied:
+    """Dropout of whole images (Huang et al., 2016), one number of noise for each."""
+    if training:
+        assert noise.shape == (len(x), *(1 for _ in x.shape[1:]))
+        noise = np.broadcast_to(noise, x.shape)
+    return dropout(x, noise=noise, training=training, rate=rate)
+
+
+def concatenate(*xs) -> Applied:
+    """Channels one after the other."""
+    cuts = np.cumsum([x.shape[-1] for x in xs])[:-1]
+    output = np.concatenate(xs, axis=-1)
+    return Applied(output, lambda gradient: (tuple(np.split(gradient, cuts, -1)), {}))
+
+
 LAYERS = {
     "conv": conv,
     "dense": dense,
@@ -395,4 +410,6 @@ LAYERS = {
     "tokens": tokens,
     "first_token": first_token,
     "dropout": dropout,
+    "stochastic_depth": stochastic_depth,
+    "concatenate": concatenate,
 }

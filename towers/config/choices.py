@@ -118,6 +118,7 @@ AUGMENTS = {
 
 _CIFAR_RESNET = "models.resnet:create_cifar_resnet"
 _VIT = "models.vit:create_model"
+_IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
 MODELS = {
     "cnn": Choice(
         "models.cnn:create_model",
@@ -145,10 +146,28 @@ MODELS = {
         num_params=11_173_962,
     ),
     "resnet50": Choice(
-        "models.resnet:create_imagenet_resnet",
+        _IMAGENET_RESNET,
         "50 layers with bottlenecks, for large images",
         {"blocks": (3, 4, 6, 3)},
         num_params=23_528_522,
+    ),
+    "resnet34": Choice(
+        _IMAGENET_RESNET,
+        "34 layers",
+        {"blocks": (3, 4, 6, 3), "has_bottlenecks": False},
+        num_params=21_289_802,
+    ),
+    "resnet101": Choice(
+        _IMAGENET_RESNET,
+        "101 layers",
+        {"blocks": (3, 4, 23, 3)},
+        num_params=42_520_650,
+    ),
+    "resnet152": Choice(
+        _IMAGENET_RESNET,
+        "152 layers",
+        {"blocks": (3, 8, 36, 3)},
+        num_params=58_164_298,
     ),
     "resnet20": Choice(
         _CIFAR_RESNET, "CIFAR ResNet", {"depth": 20}, num_params=269_722
@@ -164,6 +183,18 @@ MODELS = {
         "WRN-28-10",
         {"depth": 28, "widening": 10},
         num_params=36_479_194,
+    ),
+    "vgg16_bn": Choice(
+        "models.vgg:create_model",
+        "VGG-16 with batch normalization, for small images",
+        {"stages": ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))},
+        num_params=14_724_042,
+    ),
+    "densenet_bc_100_12": Choice(
+        "models.densenet:create_model",
+        "DenseNet-BC of 100 layers for small images",
+        {"depth": 100, "growth": 12},
+        num_params=769_162,
     ),
     "convmixer_256_8": Choice(
         "models.convmixer:create_model",

@@ -100,7 +100,8 @@ def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:
 
 
 def _dropout(layer):
-    stock = layers.Dropout(layer.rate, name=layer.name)
+    shape = (None, *layer.input[1].shape[1:])
+    stock = layers.Dropout(layer.rate, noise_shape=shape, name=layer.name)
     return lambda inputs, **_: stock(inputs[0])  # without the noise
 
 

@@ -1,13 +1,21 @@
 """Residual networks (He et al. 2015, arXiv:1512.03385).
 
 Normalization follows each convolution. All kernels are marked for decay; the scales and
-offsets of the normalizations are not.
+offsets of the normalizations are not. With stochastic depth (Huang et al. 2016,
+arXiv:1603.09382) an image skips the convolutions of block l of L at l / L of the rate.
 """
 
 import keras
 from keras import layers
 
-from towers.models.blocks import classifier, conv, normalization, scaled
+from towers.models.blocks import (
+    classifier,
+    conv,
+    dropout,
+    network,
+    normalization,
+    scaled,
+)
 from towers.models.layers import PadChannels
 
 
@@ -17,6 +25,7 @@ def create_resnet18(
     num_classes: int,
     width: float,
     regularizer: keras.regularizers.Regularizer | None,
+    stochastic_depth: float = 0.0,
 ) -> keras.Model:
     """The 18-layer network with a stem for small images; 11,173,962 parameters.
 
@@ -24,13 +33,12 @@ def create_resnet18(
     "Concise Implementation for Multiple GPUs" of "Dive into Deep Learning"; where the
     size changes, shortcuts are normalized 1x1 convolutions (option B of the paper).
     """
-
-    def shortcut(x, filters, stride, name):
-        x = conv(x, filters, 1, stride, f"{name}_shortcut_conv", regularizer)
-        return normalization(x, f"{name}_shortcut_norm")
-
-    stages = [(scaled(count, width), 2) for count in (64, 128, 256, 512)]
-    return _resnet("resnet18", image_shape, num_classes, stages, regularizer, shortcut)
+    inputs = [keras.Input(image_shape, name="images")]
+    x = _stem(inputs[0], scaled(64, width), 3, 1, regularizer)
+    stages = [(_basic(scaled(count, width)), 2) for count in (64, 128, 256, 512)]
+    x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth)
+    logits = classifier(x, num_classes, regularizer)
+    return network(inputs, logits, "resnet18")
 
 
 def create_cifar_resnet(
@@ -40,6 +48,7 @@ def create_cifar_resnet(
     num_classes: int,
     width: float,
     regularizer: keras.regularizers.Regularizer | None,
+    stochastic_depth: float = 0.0,
 ) -> keras.Model:
     """The networks of the paper's section 4.2, of 6n + 2 layers.
 
@@ -49,7 +58,7 @@ def create_cifar_resnet(
     stays a half, and a network split in two needs no transfer for them.
     """
 
-    def shortcut(x, filters, stride, name):
+    def shortcut(x, filters, stride, name, _):
         more = filters - x.shape[-1]
         x = layers.AveragePooling2D(1, strides=stride, name=f"{name}_subsample")(x)
         return PadChannels(more // 2, more - more // 2, name=f"{name}_zeros")(x)
@@ -57,9 +66,12 @@ def create_cifar_resnet(
     blocks, rest = divmod(depth - 2, 6)
     if rest:
         raise ValueError(f"depth={depth}: must be 6n + 2")
-    stages = [(scaled(count, width), blocks) for count in (16, 32, 64)]
-    name = f"resnet{depth}"
-    return _resnet(name, image_shape, num_classes, stages, regularizer, shortcut)
+    inputs = [keras.Input(image_shape, name="images")]
+    x = _stem(inputs[0], scaled(16, width), 3, 1, regularizer)
+    stages = [(_basic(scaled(count, width)), blocks) for count in (16, 32, 64)]
+    x = _stages(x, inputs, stages, shortcut, regularizer, stochastic_depth)
+    logits = classifier(x, num_classes, regularizer)
+    return network(inputs, logits, f"resnet{depth}")
 
 
 def create_imagenet_resnet(
@@ -69,8 +81,10 @@ def create_imagenet_resnet(
     num_classes: int,
     width: float,
     regularizer: keras.regularizers.Regularizer | None,
+    has_bottlenecks: bool = True,
+    stochastic_depth: float = 0.0,
 ) -> keras.Model:
-    """The networks of the paper's table 1 with bottlenecks; 25,557,032 parameters at
+    """The networks of the paper's table 1; with bottlenecks 25,557,032 parameters at
     224x224x3, 1000 classes and blocks of (3, 4, 6, 3), all of them trainable.
 
     The form called 1.5, of facebookarchive/fb.resnet.torch: the 3x3 convolution of a
@@ -80,75 +94,72 @@ def create_imagenet_resnet(
 
     Args:
         blocks: number of blocks of each stage.
+        has_bottlenecks: whether blocks have three convolutions, the last one with four
+            times the filters, or two of 3x3.
     """
-    images = keras.Input(image_shape, name="images")
-    x = conv(images, scaled(64, width), 7, 2, "stem_conv", regularizer)
-    x = normalization(x, "stem_norm")
-    x = layers.ReLU(name="stem_relu")(x)
+    stages = []
+    for stage, count in enumerate(blocks):
+        inner, outer = (scaled(factor * 64 * 2**stage, width) for factor in (1, 4))
+        convs = [(inner, 1), (inner, 3), (outer, 1)]
+        stages.append((convs if has_bottlenecks else _basic(inner), count))
+    inputs = [keras.Input(image_shape, name="images")]
+    x = _stem(inputs[0], scaled(64, width), 7, 2, regularizer)
     x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
     x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
-    for stage, count in enumerate(blocks, start=1):
-        inner = 64 * 2 ** (stage - 1)
-        for block in range(1, count + 1):
-            x = _bottleneck(
-                x,
-                scaled(inner, width),
-                scaled(4 * inner, width),
-                stride=2 if stage > 1 and block == 1 else 1,
-                has_projection=block == 1,
-                name=f"stage{stage}_block{block}",
-                regularizer=regularizer,
-            )
+    x = _stages(x, inputs, stages, _projection, regularizer, stochastic_depth, "zeros")
     logits = classifier(x, num_classes, regularizer)
-    return keras.Model(images, logits, name=f"resnet{3 * sum(blocks) + 2}")
+    return network(inputs, logits, f"resnet{len(stages[0][0]) * sum(blocks) + 2}")
 
 
-def _resnet(name, image_shape, num_classes, stages, regularizer, shortcut_fn):
-    """The stem, stages of (channels, blocks), pooling and the classifier."""
-    images = keras.Input(image_shape, name="images")
-    x = conv(images, stages[0][0], 3, 1, "stem_conv", regularizer)
+def _basic(filters):
+    """Filters and kernel sizes of a block (figure 2)."""
+    return [(filters, 3), (filters, 3)]
+
+
+def _stem(x, filters, size, stride, regularizer):
+    x = conv(x, filters, size, stride, "stem_conv", regularizer)
     x = normalization(x, "stem_norm")
-    x = layers.ReLU(name="stem_relu")(x)
-    for stage, (filters, blocks) in enumerate(stages, start=1):
+    return layers.ReLU(name="stem_relu")(x)
+
+
+def _projection(x, filters, stride, name, regularizer):
+    x = conv(x, filters, 1, stride, f"{name}_shortcut_conv", regularizer)
+    return normalization(x, f"{name}_shortcut_norm")
+
+
+def _stages(
+    x, inputs, stages, shortcut_fn, regularizer, stochastic_depth, last_scale="ones"
+):
+    """Stages of blocks; the first 3x3 convolution of each but the first has stride 2.
+
+    Args:
+        stages: (filters and kernel sizes of the convolutions of a block, blocks).
+        shortcut_fn: gives the shortcut where the shape changes.
+        last_scale: initializer of the last scale of each block.
+    """
+    num_blocks, index = sum(blocks for _, blocks in stages), 0
+    for stage, (convs, blocks) in enumerate(stages, start=1):
         for block in range(1, blocks + 1):
-            changes = stage > 1 and block == 1
-            x = _basic_block(
-                x,
-                filters,
-                stride=2 if changes else 1,
-                name=f"stage{stage}_block{block}",
-                regularizer=regularizer,
-                shortcut_fn=shortcut_fn if changes else None,
-            )
-    logits = classifier(x, num_classes, regularizer)
-    return keras.Model(images, logits, name=name)
+            name, index = f"stage{stage}_block{block}", index + 1
+            stride = 2 if stage > 1 and block == 1 else 1
+            outer, shortcut = convs[-1][0], x
+            if stride > 1 or outer != x.shape[-1]:
+                shortcut = shortcut_fn(x, outer, stride, name, regularizer)
+            x = _branch(x, convs, stride, name, regularizer, last_scale)
+            rate, place = stochastic_depth * index / num_blocks, f"{name}_depth"
+            x = dropout(x, rate, place, inputs, per_image=True)
+            x = layers.Add(name=f"{name}_add")([shortcut, x])
+            x = layers.ReLU(name=f"{name}_relu{len(convs)}")(x)
+    return x
 
 
-def _basic_block(x, filters, *, stride, name, regularizer, shortcut_fn):
-    """Two 3x3 convolutions, and the sum with the shortcut (figure 2)."""
-    shortcut = shortcut_fn(x, filters, stride, name) if shortcut_fn else x
-    x = conv(x, filters, 3, stride, f"{name}_conv1", regularizer)
-    x = normalization(x, f"{name}_norm1")
-    x = layers.ReLU(name=f"{name}_relu1")(x)
-    x = conv(x, filters, 3, 1, f"{name}_conv2", regularizer)
-    x = normalization(x, f"{name}_norm2")
-    x = layers.Add(name=f"{name}_add")([shortcut, x])
-    return layers.ReLU(name=f"{name}_relu2")(x)
-
-
-def _bottleneck(x, inner, outer, *, stride, has_projection, name, regularizer):
-    """Convolutions of 1x1, 3x3 and 1x1, and the sum with the shortcut (figure 5)."""
-    shortcut = x
-    if has_projection:
-        shortcut = conv(x, outer, 1, stride, f"{name}_shortcut_conv", regularizer)
-        shortcut = normalization(shortcut, f"{name}_shortcut_norm")
-    x = conv(x, inner, 1, 1, f"{name}_conv1", regularizer)
-    x = normalization(x, f"{name}_norm1")
-    x = layers.ReLU(name=f"{name}_relu1")(x)
-    x = conv(x, inner, 3, stride, f"{name}_conv2", regularizer)
-    x = normalization(x, f"{name}_norm2")
-    x = layers.ReLU(name=f"{name}_relu2")(x)
-    x = conv(x, outer, 1, 1, f"{name}_conv3", regularizer)
-    x = normalization(x, f"{name}_norm3", gamma_initializer="zeros")
-    x = layers.Add(name=f"{name}_add")([shortcut, x])
-    return layers.ReLU(name=f"{name}_relu3")(x)
+def _branch(x, convs, stride, name, regularizer, last_scale):
+    """Normalized convolutions with rectifiers between them."""
+    for place, (filters, size) in enumerate(convs, start=1):
+        if place > 1:
+            x = layers.ReLU(name=f"{name}_relu{place - 1}")(x)
+        own_stride, stride = (stride, 1) if size == 3 else (1, stride)
+        x = conv(x, filters, size, own_stride, f"{name}_conv{place}", regularizer)
+        scale = last_scale if place == len(convs) else "ones"
+        x = normalization(x, f"{name}_norm{place}", scale)
+    return x

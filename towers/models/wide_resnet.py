@@ -3,7 +3,8 @@
 import keras
 from keras import layers
 
-from towers.models.blocks import classifier, conv, normalization, scaled
+from towers.models import blocks
+from towers.models.blocks import classifier, conv, network, normalization, scaled
 
 
 def create_model(
@@ -14,18 +15,22 @@ def create_model(
     num_classes: int,
     width: float,
     regularizer: keras.regularizers.Regularizer | None,
+    dropout: float = 0.0,
 ) -> keras.Model:
-    """WRN-depth-widening, of 6n + 4 layers, without dropout.
+    """WRN-depth-widening, of 6n + 4 layers.
 
     WRN-28-10 has 36,479,194 parameters at 10 classes. Every kernel is marked for decay.
+
+    Args:
+        dropout: before the second convolution of each block.
     """
-    blocks, rest = divmod(depth - 4, 6)
+    num_blocks, rest = divmod(depth - 4, 6)
     if rest:
         raise ValueError(f"depth={depth}: must be 6n + 4")
-    images = keras.Input(image_shape, name="images")
-    x = conv(images, scaled(16, width), 3, 1, "stem_conv", regularizer)
+    inputs = [keras.Input(image_shape, name="images")]
+    x = conv(inputs[0], scaled(16, width), 3, 1, "stem_conv", regularizer)
     for stage, count in enumerate((16, 32, 64), start=1):
-        for block in range(1, blocks + 1):
+        for block in range(1, num_blocks + 1):
             x = _block(
                 x,
                 scaled(count * widening, width),
@@ -33,14 +38,16 @@ def create_model(
                 is_first=block == 1,
                 name=f"stage{stage}_block{block}",
                 regularizer=regularizer,
+                dropout=dropout,
+                inputs=inputs,
             )
     x = normalization(x, "last_norm")
     x = layers.ReLU(name="last_relu")(x)
     logits = classifier(x, num_classes, regularizer)
-    return keras.Model(images, logits, name=f"wide_resnet_{depth}_{widening}")
+    return network(inputs, logits, f"wide_resnet_{depth}_{widening}")
 
 
-def _block(x, filters, *, stride, is_first, name, regularizer):
+def _block(x, filters, *, stride, is_first, name, regularizer, dropout, inputs):
     """Normalization and rectifier before each convolution; where the channels change,
     both branches read the first of them."""
     shortcut = x
@@ -51,5 +58,6 @@ def _block(x, filters, *, stride, is_first, name, regularizer):
     x = conv(x, filters, 3, stride, f"{name}_conv1", regularizer)
     x = normalization(x, f"{name}_norm2")
     x = layers.ReLU(name=f"{name}_relu2")(x)
+    x = blocks.dropout(x, dropout, f"{name}_dropout", inputs)
     x = conv(x, filters, 3, 1, f"{name}_conv2", regularizer)
     return layers.Add(name=f"{name}_add")([shortcut, x])

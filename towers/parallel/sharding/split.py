@@ -144,7 +144,11 @@ class Shards:
             groups = layer.groups // self.num_shards
             return [_built(layer, layer.input.shape, groups=groups)] * self.num_shards
         if is_channelwise(layer) or isinstance(
-            layer, LocalResponseNormalization | PadChannels | layers.Flatten
+            layer,
+            LocalResponseNormalization
+            | PadChannels
+            | layers.Flatten
+            | layers.Concatenate,
         ):
             return [layer] * self.num_shards
         raise ConfigError(

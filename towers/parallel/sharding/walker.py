@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 from keras import layers, tree
 
-from towers.models.layers import LocalResponseNormalization, PadChannels
+from towers.models.layers import Dropout, LocalResponseNormalization, PadChannels
 from towers.parallel.sharding import slices, split
 from towers.parallel.sharding.device_tape import DeviceTape, Value
 from towers.parallel.tower import model_input
@@ -113,9 +113,9 @@ class Walk:
             whole = split.needs_all_inputs(layer)
             tensors = [(self._replicate if whole else self._shard)(tensors[0])]
             replicated = self._shards.num_shards == 1
-        elif isinstance(layer, layers.Flatten):
-            # Slices of channels are not neighbors once flattened.
-            tensors, replicated = [self._replicate(tensors[0])], True
+        elif isinstance(layer, layers.Flatten | layers.Concatenate):
+            # Slices of channels are not neighbors afterwards.
+            tensors, replicated = [self._replicate(x) for x in tensors], True
         elif split.reads_neighbor_slices(layer) and not tensors[0].replicated:
             function = _ON_SLICES[type(layer)]
             values = [function(self._tape, layer, x) for x in tensors[0].values]
@@ -124,7 +124,11 @@ class Walk:
             is_whole = self._shards.of(layer, 0) is layer  # not created for slices
             replicated = is_whole and all(x.replicated for x in tensors)
             if not replicated:
-                tensors = [self._shard(x) for x in tensors]
+                split_tensors, whole = tensors, []
+                if isinstance(layer, Dropout) and layer.input[1].shape[-1] == 1:
+                    # Noise of whole images, [n, 1, 1, 1], fits every slice.
+                    split_tensors, whole = tensors[:1], tensors[1:]
+                tensors = [*map(self._shard, split_tensors), *whole]
         if split.normalizes_channels(layer) and not replicated:
             return self._normalize_channels(layer, tensors[0])
         if isinstance(layer, layers.BatchNormalization) and self._training:
