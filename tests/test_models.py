@@ -502,6 +502,24 @@ def test_parameters_are_float32_in_every_precision(name, precision):
     )
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", slow("float16")])
+def test_softmax_and_normalization_of_vit_are_wide_in_16_bits(precision):
+    model = create("vit_tiny", (8, 8, 3), width=NARROW, precision=precision)
+    call = tf.function(lambda x: model(x, training=True), autograph=False)
+    graph = call.get_concrete_function(tf.TensorSpec([2, 8, 8, 3])).graph
+    dtypes = {}
+    for op in graph.get_operations():
+        if op.type in ("BatchMatMulV2", "MatMul", "Softmax", "SquaredDifference"):
+            dtypes.setdefault(op.type, set()).add(op.inputs[0].dtype.name)
+    wide, narrow = {"float32"}, {precision}
+    assert dtypes == {
+        "BatchMatMulV2": narrow,
+        "MatMul": narrow,
+        "Softmax": wide,
+        "SquaredDifference": wide,  # from the mean
+    }
+
+
 # Dropout and stochastic depth.
 
 WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
@@ -512,6 +530,7 @@ WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
     [
         ("resnet20", "stochastic_depth", 9 * [(1, 1, 1)]),
         ("resnet34", "stochastic_depth", 16 * [(1, 1, 1)]),
+        ("vit_tiny", "stochastic_depth", 24 * [(1, 1)]),
         ("vgg16_bn", "dropout", [(512,)]),
         ("wide_resnet_28_10", "dropout", [x for x in WIDE for _ in range(4)]),
     ],
@@ -838,6 +857,8 @@ def test_other_networks_can_be_split():
         Shards(build_model(name, *CIFAR10, NARROW), 2)
 
 
-def test_two_columns_are_not_split_in_three():
+def test_columns_and_heads_are_not_split_between_devices():
     with pytest.raises(ConfigError, match="2 groups of channels"):
         Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
+    with pytest.raises(ConfigError, match="block1_attention has 3 groups of channels"):
+        Shards(build_model("vit_tiny", *CIFAR10), 2)
