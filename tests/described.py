@@ -273,3 +273,46 @@ def densenet(num_layers: int, dropout: float) -> list:
             found += active_conv(f"{name}_bottleneck") + active_conv(name)
             found.append(layer("concatenate", f"{name}_concat", (last, found[-1].name)))
     return [*found, _norm("last_norm"), layer("relu", "last_relu"), *_last()]
+
+
+def vit(
+    depth: int,
+    heads: int,
+    pool: str = "global_average_pool",
+    dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+) -> list:
+    def dropped(name):
+        return [layer("dropout", name, rate=dropout)] if dropout else []
+
+    def branch_ends(name, place, rate):
+        found = dropped(f"{name}_dropout{place}")
+        if rate:
+            found.append(layer("stochastic_depth", f"{name}_depth{place}", rate=rate))
+        return found
+
+    found = [layer("conv", "patches", stride=4, padding="valid")]
+    found += [layer("tokens", "tokens"), *dropped("tokens_dropout")]
+    for block in range(1, depth + 1):
+        name, last = f"block{block}", found[-1].name
+        rate = stochastic_depth * block / depth
+        parts = tuple(f"{name}_{part}" for part in ("query", "key", "value"))
+        found += [
+            layer("layer_norm", f"{name}_norm1", epsilon=1e-6),
+            *(layer("dense", part, (f"{name}_norm1",)) for part in parts),
+            layer("attention", f"{name}_attention", parts, heads=heads),
+            layer("dense", f"{name}_out"),
+            *branch_ends(name, 1, rate),
+        ]
+        found.append(layer("add", f"{name}_add1", (last, found[-1].name)))
+        found += [
+            layer("layer_norm", f"{name}_norm2", epsilon=1e-6),
+            layer("dense", f"{name}_hidden"),
+            layer("gelu", f"{name}_gelu"),
+            *dropped(f"{name}_hidden_dropout"),
+            layer("dense", f"{name}_mlp"),
+            *branch_ends(name, 2, rate),
+        ]
+        found.append(layer("add", f"{name}_add2", (f"{name}_add1", found[-1].name)))
+    found.append(layer("layer_norm", "last_norm", epsilon=1e-6))
+    return [*found, layer(pool, "pool"), layer("dense", "logits")]

@@ -122,6 +122,12 @@ def speedrun_deep():
     return convs + 3**2 * 9 * 2 * 512**2 + 512 * 10
 
 
+def vit(channels, tokens, patch):
+    dense = 12 * channels**2  # queries, keys, values, out, and 4 + 4 of the perceptron
+    block = tokens * dense + 2 * tokens**2 * channels
+    return tokens * 3 * patch**2 * channels + 12 * block
+
+
 @pytest.mark.parametrize(
     "name,shape,products",
     [
@@ -137,6 +143,9 @@ def speedrun_deep():
         ("vgg16_bn", CIFAR10, vgg16()),
         ("densenet_bc_100_12", CIFAR10, densenet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
+        ("vit_tiny", CIFAR10, vit(192, tokens=8**2, patch=4) + 192 * 10),
+        slow("vit_small", IMAGENET, vit(384, tokens=14**2, patch=16) + 384 * 1000),
+        slow("vit_base", IMAGENET, vit(768, tokens=14**2, patch=16) + 768 * 1000),
         ("speedrun", CIFAR10, speedrun()),
         ("speedrun_deep", CIFAR10, speedrun_deep()),
     ],

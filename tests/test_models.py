@@ -41,6 +41,7 @@ from towers.models import (
     resnet,
     speedrun,
     vgg,
+    vit,
     wide_resnet,
 )
 from towers.models.flops import flops_per_image
@@ -90,6 +91,12 @@ TABLE = {
     ("densenet_bc_100_12", *MNIST): (768_730, 440_216_568),
     ("convmixer_256_8", *CIFAR10): (594_186, 296_227_840),
     ("convmixer_256_8", *MNIST): (592_138, 225_997_824),
+    ("vit_tiny", *CIFAR10): (5_350_090, 718_409_472),
+    ("vit_tiny", *IMAGENET): (5_679_400, 2_493_127_680),
+    ("vit_small", *CIFAR10): (21_317_002, 2_795_773_440),
+    ("vit_small", *IMAGENET): (21_974_632, 9_148_053_504),
+    ("vit_base", *CIFAR10): (85_101_322, 11_027_364_864),
+    ("vit_base", *IMAGENET): (86_415_592, 34_943_299_584),
     ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
     ("speedrun", *MNIST): (1_962_120, 164_621_888),
     ("speedrun_deep", *CIFAR10): (9_915_416, 903_934_528),
@@ -113,11 +120,20 @@ BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 # Those of the package; the others are in test_applications.
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152"]
+DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "vit_small", "vit_base"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.
-SEVERAL = ("resnet18", "resnet34", "resnet50", "wide", "conv", "dense", "speedrun_deep")
+SEVERAL = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "wide",
+    "conv",
+    "dense",
+    "vit",
+    "speedrun_deep",
+)
 LARGE = [x for x in FAMILIES if x.startswith(SEVERAL)]
 each_family = pytest.mark.parametrize(
     "name", [slow(x) if x in LARGE else x for x in FAMILIES]
@@ -241,7 +257,13 @@ def channels_of(model):
 
 @pytest.mark.parametrize(
     "name,size",
-    [("lenet", 14), ("alexnet", 15), ("convmixer_256_8", 2), ("speedrun", 9)],
+    [
+        ("lenet", 14),
+        ("alexnet", 15),
+        ("convmixer_256_8", 2),
+        ("vit_tiny", 8),
+        ("speedrun", 9),
+    ],
 )
 def test_images_that_are_too_small_are_refused(name, size):
     build_model(name, (size, size, 3), 10, NARROW)
@@ -312,6 +334,8 @@ def test_a_network_depends_on_its_arguments_alone(name):
 def drawn_kernels(name, values):
     """Of speedrun those filters that do not hand an input on, and the head."""
     kernels = {k: v for k, v in values.items() if k.endswith("/kernel")}
+    if name.startswith("vit"):  # whose head begins with zeros
+        del kernels["logits/kernel"]
     if name not in SPEEDRUNS:
         return kernels
     filters = {k: v[..., v.shape[2] :] for k, v in kernels.items() if v.ndim == 4}
@@ -437,6 +461,22 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
         assert ones == (set(BIASES_OF_ONE) if biases else set())
 
 
+def test_vit_has_the_parameters_of_timm_and_begins_as_in_big_vision():
+    """With a class token and learned positions, as timm's vit_*_patch16_224."""
+    counts = {"vit_tiny": 5_717_416, "vit_small": 22_050_664, "vit_base": 86_567_656}
+    for name, count in counts.items():
+        model = build_model(name, *IMAGENET, pool="token", positions="learned")
+        assert num_params(model) == count
+    for path, values in arrays(create("vit_tiny", width=0.5)).items():
+        wanted = 0.0
+        if path == "patches/kernel":
+            wanted = np.prod(values.shape[:-1]) ** -0.5  # LeCun
+        elif path.endswith("/kernel") and path != "logits/kernel":
+            wanted = (2 / sum(values.shape)) ** 0.5  # Glorot
+        assert np.std(values) == pytest.approx(wanted, rel=0.05), path
+        assert np.mean(values) == pytest.approx(float("gamma" in path), abs=0.01), path
+
+
 @pytest.mark.parametrize(
     "name,precision",
     [
@@ -462,6 +502,24 @@ def test_parameters_are_float32_in_every_precision(name, precision):
     )
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", slow("float16")])
+def test_softmax_and_normalization_of_vit_are_wide_in_16_bits(precision):
+    model = create("vit_tiny", (8, 8, 3), width=NARROW, precision=precision)
+    call = tf.function(lambda x: model(x, training=True), autograph=False)
+    graph = call.get_concrete_function(tf.TensorSpec([2, 8, 8, 3])).graph
+    dtypes = {}
+    for op in graph.get_operations():
+        if op.type in ("BatchMatMulV2", "MatMul", "Softmax", "SquaredDifference"):
+            dtypes.setdefault(op.type, set()).add(op.inputs[0].dtype.name)
+    wide, narrow = {"float32"}, {precision}
+    assert dtypes == {
+        "BatchMatMulV2": narrow,
+        "MatMul": narrow,
+        "Softmax": wide,
+        "SquaredDifference": wide,  # from the mean
+    }
+
+
 # Dropout and stochastic depth.
 
 WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
@@ -471,6 +529,7 @@ WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
     "name,option,shapes",
     [
         ("resnet20", "stochastic_depth", 9 * [(1, 1, 1)]),
+        ("vit_tiny", "stochastic_depth", 24 * [(1, 1)]),
         ("vgg16_bn", "dropout", [(512,)]),
         ("wide_resnet_28_10", "dropout", [x for x in WIDE for _ in range(4)]),
     ],
@@ -632,6 +691,24 @@ SMALL = {
         width=1 / 64,
         widths=(128, 384, 512),
     ),
+    "vit_mean": case(
+        described.vit(1, heads=4, dropout=0.2, stochastic_depth=0.5),
+        functools.partial(vit.create_model, name="vit", channels=12, heads=4),
+        image_shape=(8, 13, 3),
+        width=1.0,
+        depth=1,
+        dropout=0.2,
+        stochastic_depth=0.5,
+    ),
+    "vit_token": case(
+        described.vit(2, heads=2, pool="first_token"),
+        functools.partial(vit.create_model, name="vit", channels=8, heads=2),
+        image_shape=(12, 8, 1),
+        width=1.0,
+        depth=2,
+        pool="token",
+        positions="learned",
+    ),
 }
 
 
@@ -719,7 +796,8 @@ def test_outputs_and_gradients_equal_the_oracle_in_float64(name):
 
 def bytes_of_a_split_in_two(model, batch_size):
     """Bytes of transfers: all that a layer reads whole except the images, each once
-    whoever reads it, and the logits that the second device computed; and back."""
+    whoever reads it, two moments of each token from each device where channels are
+    normalized, and the logits that the second device computed; and back."""
     images = model.inputs[0]
     whole = [images] + [
         x.output
@@ -735,8 +813,11 @@ def bytes_of_a_split_in_two(model, batch_size):
         for x in keras.tree.flatten(own.input)
         if not any(x is y for y in whole)
     }
+    kind = keras.layers.LayerNormalization
+    norms = [x.output.shape[1] for x in model.layers if isinstance(x, kind)]
     second_logits = networks.NUM_CLASSES // 2
-    return 2 * 4 * batch_size * int(sum(read.values()) + second_logits)
+    numbers = sum(read.values()) + 2 * 2 * sum(norms) + second_logits
+    return 2 * 4 * batch_size * int(numbers)
 
 
 @pytest.mark.parametrize(
@@ -752,6 +833,8 @@ def bytes_of_a_split_in_two(model, batch_size):
         slow("wide_resnet_10_2", 2),
         slow("vgg7", 2),
         slow("densenet_16", 2),
+        ("vit_mean", 2),
+        slow("vit_token", 2),
     ],
 )
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
@@ -773,6 +856,8 @@ def test_other_networks_can_be_split():
         Shards(build_model(name, *CIFAR10, NARROW), 2)
 
 
-def test_two_columns_are_not_split_in_three():
+def test_columns_and_heads_are_not_split_between_devices():
     with pytest.raises(ConfigError, match="2 groups of channels"):
         Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
+    with pytest.raises(ConfigError, match="block1_attention has 3 groups of channels"):
+        Shards(build_model("vit_tiny", *CIFAR10), 2)

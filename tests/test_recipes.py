@@ -35,9 +35,12 @@ STRATEGIES = {
     "model_parallel": {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
 }
 # The steps of AdamW and Muon do not depend on how gradients are scaled, Muon needs
-# whole kernels, and depthwise convolutions are not split.
+# whole kernels, depthwise convolutions are not split, nor three heads in two.
 REFUSED = {
     ("cifar10_convmixer", "async_towers"),
+    ("cifar10_vit_tiny", "async_towers"),
+    ("cifar10_vit_tiny", "model_parallel"),
+    ("imagenet_vit_small", "async_towers"),
     *itertools.product(
         (
             *("cifar10_speedrun", "cifar10_speedrun_fast", "cifar10_speedrun_96"),

@@ -72,7 +72,7 @@ def test_a_value_is_not_used_where_it_is_not():
         (layers.Conv2D(3, 3, name="thin"), "thin has 3 outputs"),
         (layers.Conv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (layers.Conv2D(8, 1, activation="softmax", name="odd"), "softmax of layer odd"),
-        (layers.LayerNormalization(name="norm"), "norm .*cannot be split"),
+        (layers.LayerNormalization(1, name="norm"), "norm normalizes over axis"),
         (layers.DepthwiseConv2D(3, name="deep"), "deep .*cannot be split"),
         (GroupedConv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (LocalResponseNormalization(groups=2, name="near"), "near has 2 groups"),
@@ -109,6 +109,8 @@ ONCE = [
     (lambda name: GroupedConv2D(12, 2, groups=6, name=name), 6),
     (lambda name: PointwiseConv2D(6, 1, strides=2, name=name), 6),
     (lambda name: BatchNormalization(name=name), 7),
+    (lambda name: layers.LayerNormalization(name=name), 7),
+    (lambda name: layers.LayerNormalization(scale=False, name=name), 7),
     (lambda name: layers.AveragePooling2D(1, strides=2, name=name), 7),
 ]
 

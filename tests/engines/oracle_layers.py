@@ -98,13 +98,14 @@ def conv(x, kernel, bias=None, *, stride=1, padding="same", groups=1) -> Applied
 
 
 def dense(x, kernel, bias=None) -> Applied:
-    """Matrix product over the last axis of [N, in]; kernel [in, out]."""
+    """Matrix product over the last axis of [..., in]; kernel [in, out]."""
     output = x @ kernel
 
     def pullback(gradient):
-        variables = {"kernel": x.T @ gradient}
+        rows, of_rows = (y.reshape(-1, y.shape[-1]) for y in (x, gradient))
+        variables = {"kernel": rows.T @ of_rows}
         if bias is not None:
-            variables["bias"] = gradient.sum(axis=0)
+            variables["bias"] = of_rows.sum(axis=0)
         return (gradient @ kernel.T,), variables
 
     return Applied(output if bias is None else output + bias, pullback)
@@ -147,13 +148,14 @@ def average_pool(x, *, size, stride, padding="same") -> Applied:
 
 
 def global_average_pool(x) -> Applied:
-    """Mean over height and width: [N, H, W, C] to [N, C]."""
-    area = x.shape[1] * x.shape[2]
+    """Mean over all between the first axis and the last: [N, H, W, C] to [N, C]."""
+    inner = tuple(range(1, x.ndim - 1))
 
     def pullback(gradient):
-        return (np.broadcast_to(gradient[:, None, None] / area, x.shape),), {}
+        of_each = np.expand_dims(gradient, inner) * x.shape[0] * x.shape[-1] / x.size
+        return (np.broadcast_to(of_each, x.shape),), {}
 
-    return Applied(x.mean(axis=(1, 2)), pullback)
+    return Applied(x.mean(axis=inner), pullback)
 
 
 def global_max_pool(x) -> Applied:
@@ -267,6 +269,104 @@ def batch_norm(
     return Applied(gamma * normalized + beta, pullback, state)
 
 
+def layer_norm(x, gamma, beta, *, epsilon=1e-3) -> Applied:
+    """Normalises every position by the moments of its channels (Ba et al., 2016)."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    deviation = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    normalized = centred / deviation
+
+    def pullback(gradient):
+        outer = tuple(range(x.ndim - 1))
+        scaled = gradient * gamma
+        through_mean = scaled.mean(axis=-1, keepdims=True)
+        through_deviation = (scaled * normalized).mean(axis=-1, keepdims=True)
+        of_x = (scaled - through_mean - normalized * through_deviation) / deviation
+        of_gamma = (gradient * normalized).sum(axis=outer)
+        return (of_x,), {"gamma": of_gamma, "beta": gradient.sum(axis=outer)}
+
+    return Applied(gamma * normalized + beta, pullback)
+
+
+def attention(queries, keys, values, *, heads) -> Applied:
+    """Vaswani et al., 2017, equation 1: one head, and one image, after the other."""
+    size = queries.shape[-1] // heads
+    output, pullbacks = np.zeros(values.shape), []
+    for image in range(len(queries)):
+        for head in range(heads):
+            place = (image, slice(None), slice(head * size, (head + 1) * size))
+            q, k, v = queries[place], keys[place], values[place]
+            scores = q @ k.T / math.sqrt(size)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            output[place] = weights @ v
+            pullbacks.append((place, q, k, v, weights))
+
+    def pullback(gradient):
+        of_all = [np.zeros(x.shape) for x in (queries, keys, values)]
+        for place, q, k, v, weights in pullbacks:
+            of_weights = gradient[place] @ v.T
+            mean = (of_weights * weights).sum(axis=1, keepdims=True)
+            of_scores = weights * (of_weights - mean) / math.sqrt(size)
+            of_each = of_scores @ k, of_scores.T @ q, weights.T @ gradient[place]
+            for whole, own in zip(of_all, of_each, strict=True):
+                whole[place] = own
+        return tuple(of_all), {}
+
+    return Applied(output, pullback)
+
+
+def tokens(x, class_token=None, positions=None) -> Applied:
+    """[N, H, W, C] to [N, tokens, C], the class token first, and positions added.
+
+    Without positions to learn each is (sin, cos) of column / w and row / w, for C / 4
+    wavelengths w in a geometric row from 1 to 10,000 (Chen et al., 2021); zero for the
+    class token.
+    """
+    n, height, width, channels = x.shape
+    output = x.reshape(n, height * width, channels)
+    if positions is None:
+        quarter = channels // 4
+        positions = np.zeros((height, width, channels))
+        for row in range(height):
+            for column in range(width):
+                for i in range(quarter):
+                    wavelength = 10_000 ** (i / (quarter - 1))
+                    positions[row, column, i::quarter] = (
+                        math.sin(column / wavelength),
+                        math.cos(column / wavelength),
+                        math.sin(row / wavelength),
+                        math.cos(row / wavelength),
+                    )
+        positions, is_learned = positions.reshape(-1, channels), False
+    else:
+        is_learned = True
+    first = 0 if class_token is None else 1
+    output = np.pad(output, [(0, 0), (first, 0), (0, 0)])
+    if first:
+        output[:, 0] = class_token[0]
+    if len(positions) < output.shape[1]:
+        positions = np.pad(positions, [(1, 0), (0, 0)])
+
+    def pullback(gradient):
+        variables = {"class_token": gradient[:, :1].sum(axis=0)} if first else {}
+        if is_learned:
+            variables["positions"] = gradient.sum(axis=0)
+        return (gradient[:, first:].reshape(x.shape),), variables
+
+    return Applied(output + positions, pullback)
+
+
+def first_token(x) -> Applied:
+    """[N, tokens, C] to [N, C]."""
+
+    def pullback(gradient):
+        of_x = np.zeros(x.shape)
+        of_x[:, 0] = gradient
+        return (of_x,), {}
+
+    return Applied(x[:, 0], pullback)
+
+
 def dropout(x, *, noise, training, rate) -> Applied:
     """Keeps x / (1 - rate) where the given noise, uniform in [0, 1), is >= rate."""
     if not training:
@@ -279,7 +379,7 @@ def dropout(x, *, noise, training, rate) -> Applied:
 def stochastic_depth(x, *, noise, training, rate) -> Applied:
     """Dropout of whole images (Huang et al., 2016), one number of noise for each."""
     if training:
-        assert noise.shape == (len(x), 1, 1, 1)
+        assert noise.shape == (len(x), *(1 for _ in x.shape[1:]))
         noise = np.broadcast_to(noise, x.shape)
     return dropout(x, noise=noise, training=training, rate=rate)
 
@@ -305,6 +405,10 @@ LAYERS = {
     "add": add,
     "local_response_norm": local_response_norm,
     "batch_norm": batch_norm,
+    "layer_norm": layer_norm,
+    "attention": attention,
+    "tokens": tokens,
+    "first_token": first_token,
     "dropout": dropout,
     "stochastic_depth": stochastic_depth,
     "concatenate": concatenate,

@@ -117,6 +117,7 @@ AUGMENTS = {
 }
 
 _CIFAR_RESNET = "models.resnet:create_cifar_resnet"
+_VIT = "models.vit:create_model"
 _IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
 MODELS = {
     "cnn": Choice(
@@ -200,6 +201,24 @@ MODELS = {
         "ConvMixer-256/8",
         {"channels": 256, "depth": 8},
         num_params=594_186,
+    ),
+    "vit_tiny": Choice(
+        _VIT,
+        "Vision Transformer, patches of 16x16 (below 64x64: of 4x4)",
+        {"name": "vit_tiny", "channels": 192, "depth": 12, "heads": 3},
+        num_params=5_350_090,
+    ),
+    "vit_small": Choice(
+        _VIT,
+        "the same with 6 heads",
+        {"name": "vit_small", "channels": 384, "depth": 12, "heads": 6},
+        num_params=21_317_002,
+    ),
+    "vit_base": Choice(
+        _VIT,
+        "the same with 12 heads",
+        {"name": "vit_base", "channels": 768, "depth": 12, "heads": 12},
+        num_params=85_101_322,
     ),
     "speedrun": Choice(
         "models.speedrun:create_model",

@@ -17,11 +17,14 @@ from towers.models.applications import ReverseChannels
 from towers.models.cpu_kernels import channel_bands
 from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import (
+    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
+    Tokens,
+    attention,
 )
 from towers.models.speedrun import Whitening
 
@@ -141,6 +144,25 @@ def _local_response_normalization(layer):
     return lambda x: ops.multiply(x, ops.power(sums(ops.square(x)), -layer.beta))
 
 
+def _tokens(layer):
+    """Positions, and a class token in the place of zeros, are a bias for every token
+    and channel."""
+    _, tokens, channels = layer.output.shape
+    table = np.array(layer.table)
+    if layer.class_token:
+        table[0] += layer.token.numpy()[0]
+    add = layers.EinsumDense(
+        "ntc,c->ntc",
+        [tokens, channels],
+        bias_axes="tc",
+        trainable=layer.trainable and layer.positions == "learned",
+        name=layer.name,
+    )
+    add = _with_values(add, [np.ones(channels), table])
+    pad = layers.ZeroPadding1D((int(layer.class_token), 0))
+    return lambda x: add(pad(layers.Reshape([-1, channels])(x)))
+
+
 def _layer_scale(layer):
     """A factor for every channel is a depthwise convolution of one pixel."""
     [gamma] = layer.get_weights()
@@ -150,6 +172,7 @@ def _layer_scale(layer):
 
 
 _REPLACEMENTS = {
+    Attention: lambda layer: lambda inputs: attention(*inputs, layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,
@@ -158,6 +181,7 @@ _REPLACEMENTS = {
         lambda x: ops.pad(x, [[0, 0]] * 3 + [[layer.before, layer.after]])
     ),
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
+    Tokens: _tokens,
     Whitening: _whitening,
     WithNoise: lambda layer: (
         lambda inputs, **_: layer.call_of(_replacement(layer.layer), inputs)

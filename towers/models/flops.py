@@ -6,10 +6,11 @@ import keras
 from keras import layers
 
 from towers.models.convolution import SameConv2D
+from towers.models.layers import Attention, Tokens
 from towers.models.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.
-UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization)
+UNCOUNTED = (layers.BatchNormalization, layers.LayerNormalization, Tokens)
 
 CONVOLUTIONS = (layers.Conv2D, layers.DepthwiseConv2D, layers.SeparableConv2D)
 
@@ -19,7 +20,8 @@ def flops_per_image(model: keras.Model) -> int:
 
     A multiplication and an addition per weight of a convolution or dense layer and per
     position of its output, padding counted like pixels, and so is what `SameConv2D` can
-    leave out; nothing else. Training takes about three times as much.
+    leave out; and per channel for each pair of tokens in both products of attention;
+    nothing else. Training takes about three times as much.
 
     Raises:
         ValueError: a layer has parameters and is of no kind that is counted.
@@ -34,6 +36,9 @@ def _flops(layer):
         positions = math.prod(image.shape[1:-1])
         kernels = [w for w in layer.weights if "kernel" in w.name]
         return 2 * positions * sum(math.prod(kernel.shape) for kernel in kernels)
+    if isinstance(layer, Attention):
+        tokens, channels = layer.output.shape[1:]
+        return 2 * 2 * tokens**2 * channels
     if layer.weights and not isinstance(layer, UNCOUNTED):
         raise ValueError(
             f"layer {layer.name} ({type(layer).__name__}): its operations are not "

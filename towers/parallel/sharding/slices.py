@@ -11,6 +11,7 @@ import tensorflow as tf
 from towers.models import cpu_kernels, layers
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.device_tape import DeviceTape, Value
+from towers.parallel.sharding.sync_batch_norm import of_union, wide_moments
 
 
 def local_response_normalization(
@@ -68,6 +69,23 @@ def pad_channels(
 
         outputs += tape.apply(value.device, pad, pieces)
     return outputs
+
+
+def channel_moments(tape: DeviceTape, values: Sequence[Value]) -> list[list[Value]]:
+    """Per shard the mean and the variance over all channels, [..., 1] each.
+
+    Every device fetches the moments of its neighbors' slices.
+    """
+    parts = [value for value in values if value.tensor.shape[-1]]
+    sizes = [value.tensor.shape[-1] for value in parts]
+    weights = [size / sum(sizes) for size in sizes]
+    moments_of = functools.partial(wide_moments, axes=[-1], keepdims=True)
+    moments = [x for part in parts for x in tape.apply(part.device, moments_of, [part])]
+    combine = functools.partial(of_union, weights=weights)
+    return [
+        tape.apply(device, combine, [tape.move(x, device) for x in moments])
+        for device in (value.device for value in values)
+    ]
 
 
 def concatenated(*pieces: tf.Tensor) -> tf.Tensor:

@@ -14,11 +14,13 @@ from keras import layers, tree
 from towers.errors import ConfigError
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
+    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
+    Tokens,
 )
 from towers.parallel.reduce import shares
 
@@ -37,6 +39,8 @@ CHANNELWISE = (
     layers.LeakyReLU,
     layers.MaxPooling2D,
     layers.AveragePooling2D,
+    layers.Cropping1D,
+    layers.GlobalAveragePooling1D,
     layers.GlobalAveragePooling2D,
     layers.GlobalMaxPooling2D,
     layers.ZeroPadding2D,
@@ -75,6 +79,12 @@ def is_channelwise(layer: keras.Operation) -> bool:
 def needs_all_inputs(layer: keras.Operation) -> bool:
     """True if a split layer reads every channel of its input on every shard."""
     return getattr(layer, "groups", 1) == 1
+
+
+def normalizes_channels(layer: keras.Operation) -> bool:
+    """True if a layer needs the moments over all channels, and else treats each
+    alone."""
+    return isinstance(layer, layers.LayerNormalization) and not layer.rms_scaling
 
 
 def reads_neighbor_slices(layer: keras.Operation) -> bool:
@@ -120,8 +130,14 @@ class Shards:
     def _split(self, layer):
         if field := SPLIT.get(type(layer)):
             return self._split_outputs(layer, field)
-        if isinstance(layer, layers.BatchNormalization):
+        if isinstance(layer, layers.BatchNormalization) or normalizes_channels(layer):
             return self._split_normalization(layer)
+        if isinstance(layer, Attention):
+            _check_columns(layer, layer.heads, self.num_shards)
+            heads = layer.heads // self.num_shards
+            return [_built(layer, None, heads=heads)] * self.num_shards
+        if isinstance(layer, Tokens):
+            return self._split_tokens(layer)
         if isinstance(layer, LocalResponseNormalization) and layer.groups > 1:
             # In groups of channels, for the groups of one shard.
             _check_columns(layer, layer.groups, self.num_shards)
@@ -168,7 +184,8 @@ class Shards:
         return shards
 
     def _split_normalization(self, layer):
-        if layer.axis not in (-1, len(layer.input.shape) - 1):
+        axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
+        if axes not in ([-1], [len(layer.input.shape) - 1]):
             raise ConfigError(
                 f"group_size={self.num_shards}: layer {layer.name} normalizes over "
                 f"axis {layer.axis}, not the channels"
@@ -176,6 +193,14 @@ class Shards:
         *outer, channels = layer.input.shape
         sizes = shares(channels, self.num_shards)
         return [_built(layer, [*outer, size]) for size in sizes]
+
+    def _split_tokens(self, layer):
+        *outer, channels = layer.input.shape
+        sizes, shards = shares(channels, self.num_shards), []
+        for shard, size in enumerate(sizes):
+            own = {"first": sum(sizes[:shard]), "channels": channels}
+            shards.append(_built(layer, [*outer, size], **own))
+        return shards
 
 
 def _built(layer, input_shape, **changes):

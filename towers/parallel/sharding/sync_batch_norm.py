@@ -35,7 +35,7 @@ def combined_moments(
     for value in values:
         for moment in tape.apply(value.device, _moments, [value]):
             moments.append(tape.move(moment, home))
-    combined = tape.apply(home, functools.partial(_combined, weights=weights), moments)
+    combined = tape.apply(home, functools.partial(of_union, weights=weights), moments)
     if workers.size == 1:
         return combined
     share = sum(images) / batch_size
@@ -44,12 +44,21 @@ def combined_moments(
 
 
 def _moments(x):
+    return wide_moments(x, list(range(len(x.shape) - 1)))
+
+
+def wide_moments(
+    x: tf.Tensor, axes: Sequence[int], keepdims: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance over axes; of 16-bit types in float32."""
     if x.dtype in (tf.bfloat16, tf.float16):
         x = tf.cast(x, tf.float32)
-    return tf.nn.moments(x, list(range(len(x.shape) - 1)))
+    return tf.nn.moments(x, axes, keepdims=keepdims)
 
 
-def _combined(*moments, weights):
+def of_union(
+    *moments: tf.Tensor, weights: Sequence[float]
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance of the union from those of its parts: mean, variance, ..."""
     means, variances = moments[0::2], moments[1::2]
     mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])

@@ -129,6 +129,8 @@ class Walk:
                     # Noise of whole images, [n, 1, 1, 1], fits every slice.
                     split_tensors, whole = tensors[:1], tensors[1:]
                 tensors = [*map(self._shard, split_tensors), *whole]
+        if split.normalizes_channels(layer) and not replicated:
+            return self._normalize_channels(layer, tensors[0])
         if isinstance(layer, layers.BatchNormalization) and self._training:
             is_frozen = getattr(layer, "is_frozen", False)
             if self._combine_moments is not None and not is_frozen:
@@ -217,10 +219,22 @@ class Walk:
                 values[-1] += self._tape.apply(value.device, cut, [value])
         return GridTensor(values, replicated=False)
 
-    # Batch normalization over all groups.
+    # Normalization with moments from several devices.
+
+    def _normalize_channels(self, layer, tensor):
+        """Layer normalization with the moments over the channels of all shards."""
+        values = []
+        for group, of_shards in enumerate(tensor.values):
+            moments = slices.channel_moments(self._tape, of_shards)
+            values.append([])
+            for shard, value in enumerate(of_shards):
+                values[group] += self._normalize(
+                    layer, group, shard, value, moments[shard]
+                )
+        return GridTensor(values, replicated=False)
 
     def _synchronize(self, layer, tensor):
-        """Normalizes with the moments of the whole batch."""
+        """Batch normalization with the moments of the whole batch."""
         values = [[] for _ in self._devices]
         for shard, home in enumerate(self._devices[0]):
             of_groups = [group[shard] for group in tensor.values]
@@ -230,16 +244,16 @@ class Walk:
         return GridTensor(values, tensor.replicated)
 
     def _normalize(self, layer, group, shard, value, moments):
-        """The output on one device; statistics move as in Keras, once."""
+        """The output on one device; the moving averages of batch normalization move as
+        in Keras, once."""
         device = value.device
         param_indices, state_indices = self._indices[layer.name]
         params = [self.params[group][shard][i] for i in param_indices]
         moments = [self._tape.move(moment, device) for moment in moments]
-        momentum = layer.momentum
         with tf.device(device):
-            for index, moment in zip(state_indices, moments, strict=True):
+            for index, moment in zip(state_indices, moments, strict=False):
                 before = self.state[group][shard][index]
-                after = before * momentum + moment.tensor * (1 - momentum)
+                after = before * layer.momentum + moment.tensor * (1 - layer.momentum)
                 self.state[group][shard][index] = after
 
         def normalize(x, mean, variance, *params):
@@ -249,7 +263,7 @@ class Walk:
             normal = tf.nn.batch_normalization(
                 tf.cast(x, mean.dtype), mean, variance, offset, scale, layer.epsilon
             )
-            return tf.cast(normal, x.dtype)
+            return tf.cast(normal, layer.compute_dtype)
 
         return self._tape.apply(device, normalize, [value, *moments, *params])
 
