@@ -3,8 +3,8 @@
 On whole pixel values each gives what Pillow gives, bit for bit on a CPU.
 
 An operation moves pixels, or looks values up in a table, or blends the image with
-another one made of it, or blurs it. All images go through these, with an identity where
-theirs is another, so that a batch is computed at once, whatever is drawn.
+another one made of it, or blurs it. The images of a batch that have one of the same
+kind go through it together.
 """
 
 import math
@@ -31,9 +31,8 @@ OPERATIONS = (
     "equalize",
     "blur",  # radius in pixels, the standard deviation, at most MOST_BLUR
 )
-MOVES, BLENDS = OPERATIONS[1:6], ("color", "sharpness")
+MOVES = OPERATIONS[1:6]
 BY_HISTOGRAM = "autocontrast", "equalize"
-LOOKUPS = ("brightness", "contrast", "posterize", "solarize", *BY_HISTOGRAM)
 MOST_BLUR = 2.0
 
 # Pillow's fixed-point numbers for places of pixels have so many bits of fraction, and
@@ -61,16 +60,31 @@ def apply(
     Returns:
         Images as the given ones.
     """
-    if set(possible) & set(MOVES):
-        move = _interpolated if bilinear else _nearest
-        images = move(images, _matrices(operations, values, *images.shape[1:3]))
-    if set(possible) & set(LOOKUPS):
-        images = _looked_up(images, operations, values, possible)
-    if set(possible) & set(BLENDS):
-        images = _blended(images, operations, values)
-    if "blur" in possible:
-        images = _blurred(images, operations, values)
+    kinds = {
+        MOVES: _interpolated if bilinear else _nearest,
+        ("brightness", "contrast", "posterize", "solarize"): _looked_up,
+        BY_HISTOGRAM: _equalized,
+        ("color",): _colored,
+        ("sharpness",): _sharpened,
+        ("blur",): _blurred,
+    }
+    for names, function in kinds.items():
+        if set(names) & set(possible):
+            numbers = [OPERATIONS.index(name) for name in names]
+            is_concerned = tf.reduce_any(operations[:, None] == numbers, 1)
+            images = _only(is_concerned, function, images, operations, values)
     return images
+
+
+def _only(is_concerned, function, images, *columns):
+    """The images, of which the function has changed those that are concerned; it is
+    called with these, and the entries of the columns for them."""
+    n = images.shape[0]
+    rows = tf.where(is_concerned)[:, 0]
+    changed = function(*(tf.gather(x, rows) for x in (images, *columns)))
+    ranks = tf.cumsum(tf.cast(is_concerned, tf.int64)) - 1
+    places = tf.where(is_concerned, n + ranks, np.arange(n))
+    return tf.gather(tf.concat([images, changed], 0), places)
 
 
 def _is(name, operations):
@@ -119,10 +133,10 @@ def _places(matrices, height, width, first):
     return a * x + b * y + c, d * x + e * y + f
 
 
-def _nearest(images, matrices):
+def _nearest(images, operations, values):
     """The nearest pixel; 0 from outside of the image."""
     _, height, width, _ = images.shape
-    a, b, c, d, e, f = tf.unstack(matrices)
+    a, b, c, d, e, f = tf.unstack(_matrices(operations, values, height, width))
     centers = tf.stack([a, b, c + 0.5 * (a + b), d, e, f + 0.5 * (d + e)])
     fixed = tf.cast(tf.floor(centers * 2.0**FRACTION_BITS + 0.5), tf.int64)
     shift = tf.constant(FRACTION_BITS, tf.int64)
@@ -134,10 +148,11 @@ def _nearest(images, matrices):
     return tf.where(is_inside[..., None], pixels, 0.0)
 
 
-def _interpolated(images, matrices):
+def _interpolated(images, operations, values):
     """Between the four nearest pixels, cut off to a whole number; 0 from outside of the
     image."""
     _, height, width, _ = images.shape
+    matrices = _matrices(operations, values, height, width)
     columns, rows = _places(matrices, height, width, 0.5)
     is_inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
     left, top = tf.floor(columns - 0.5), tf.floor(rows - 0.5)
@@ -159,52 +174,49 @@ def _interpolated(images, matrices):
 def _pixels(images, places):
     """[n, height, width, channels]: those at some places, int64 [n, height, width],
     counted row by row in each image."""
-    n, height, width, channels = images.shape
-    firsts = height * width * tf.range(n, dtype=tf.int64)[:, None, None]
+    _, height, width, channels = images.shape
+    firsts = height * width * _count(images)[:, None, None]
     return tf.gather(tf.reshape(images, [-1, channels]), firsts + places)
+
+
+def _count(images):
+    """int64 [n]: 0, 1, ..."""
+    return tf.range(tf.shape(images, tf.int64)[0])
 
 
 # Values that are looked up.
 
 
-def _looked_up(images, operations, values, possible):
-    n, _, _, channels = images.shape
-    firsts = tf.reshape(
-        256 * tf.range(n * channels, dtype=tf.int64), [n, 1, 1, channels]
-    )
-    places = firsts + tf.cast(images, tf.int64)
-    tables = _tables(images, operations, tf.cast(values, tf.float32)[:, None, None])
-    if set(possible) & set(BY_HISTOGRAM):
-        flat = tf.reshape(places, [-1])
-        counts = tf.math.unsorted_segment_sum(
-            tf.ones(flat.shape, tf.float32), flat, n * channels * 256
-        )
-        counts = tf.cast(tf.reshape(counts, [n, channels, 256]), tf.float64)
-        for name, function in zip(
-            BY_HISTOGRAM, (_autocontrast, _equalize), strict=True
-        ):
-            is_named = _is(name, operations)[:, None, None]
-            tables = tf.where(is_named, function(counts), tables)
-    tables = tf.broadcast_to(tables, [n, channels, 256])
-    return tf.gather(tf.reshape(tables, [-1]), places)
-
-
-def _tables(images, operations, values):
-    """float32 [n, 1, 256]: the value that each value becomes, by those operations that
-    need not know how often it occurs."""
+def _looked_up(images, operations, values):
+    values = tf.cast(values, tf.float32)[:, None, None]
     levels = tf.range(256, dtype=tf.float32)[None, None]
     lost = tf.where(_is("posterize", operations)[:, None, None], values, 0)
     lost, whole = tf.cast(lost, tf.int64), tf.range(256, dtype=tf.int64)
     shifted = tf.bitwise.left_shift(tf.bitwise.right_shift(whole, lost), lost)
-    tables = levels
+    tables = tf.cast(shifted, tf.float32)
     for name, table in (
         ("brightness", _blend(0.0, levels, values)),
         ("contrast", _blend(_mean_gray(images), levels, values)),
-        ("posterize", tf.cast(shifted, tf.float32)),
         ("solarize", tf.where(levels < values, levels, 255 - levels)),
     ):
         tables = tf.where(_is(name, operations)[:, None, None], table, tables)
-    return tables
+    places = 256 * _count(images)[:, None, None, None] + tf.cast(images, tf.int64)
+    return tf.gather(tf.reshape(tables, [-1]), places)
+
+
+def _equalized(images, operations, values):
+    """By a table for each channel, which depends on how often its values occur."""
+    channels = images.shape[3]
+    firsts = channels * _count(images)[:, None, None, None] + np.arange(channels)
+    places = 256 * firsts + tf.cast(images, tf.int64)
+    flat = tf.reshape(places, [-1])
+    counts = tf.math.unsorted_segment_sum(
+        tf.ones_like(flat, tf.float32), flat, 256 * channels * tf.shape(images)[0]
+    )
+    counts = tf.cast(tf.reshape(counts, [-1, channels, 256]), tf.float64)
+    is_equalized = _is("equalize", operations)[:, None, None]
+    tables = tf.where(is_equalized, _equalize(counts), _autocontrast(counts))
+    return tf.gather(tf.reshape(tables, [-1]), places)
 
 
 def _mean_gray(images):
@@ -247,14 +259,16 @@ def _blend(first, second, factor):
     return tf.floor(tf.clip_by_value(first + factor * (second - first), 0, 255))
 
 
-def _blended(images, operations, values):
-    is_color, is_sharpness = (
-        _is(name, operations)[:, None, None, None] for name in BLENDS
-    )
-    others = tf.where(is_color, _gray(images), _smooth(images))
-    factors = tf.cast(values, tf.float32)[:, None, None, None]
-    blended = _blend(others, images, factors)
-    return tf.where(is_color | is_sharpness, blended, images)
+def _colored(images, operations, values):
+    return _blend(_gray(images), images, _factors(values))
+
+
+def _sharpened(images, operations, values):
+    return _blend(_smooth(images), images, _factors(values))
+
+
+def _factors(values):
+    return tf.cast(values, tf.float32)[:, None, None, None]
 
 
 def _gray(images):
@@ -282,11 +296,11 @@ def _smooth(images):
 # Images that are blurred.
 
 
-def _blurred(images, operations, radii):
+def _blurred(images, operations, values):
     """Pillow's Gaussian blur: three times the weighted mean of up to five pixels along
     the rows, then the columns (Gwosdek et al. 2011), rounded to whole numbers. The
     pixels of the edge go on outside of the image."""
-    middle, near, far = (x[:, None, None, None] for x in _weights(radii))
+    middle, near, far = (x[:, None, None, None] for x in _weights(values))
     found, one = tf.cast(images, tf.float64), 2.0**WEIGHT_BITS
     for axis in (2, 2, 2, 1, 1, 1):
         count = images.shape[axis]
@@ -297,8 +311,7 @@ def _blurred(images, operations, radii):
             for k in range(5)
         )
         found = tf.floor((middle * c + near * (b + d) + far * (a + e)) / one + 0.5)
-    is_blurred = _is("blur", operations)[:, None, None, None]
-    return tf.where(is_blurred, tf.cast(found, tf.float32), images)
+    return tf.cast(found, tf.float32)
 
 
 def _weights(radii):
