@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-# Name -> its value: radians would be none of Pillow's.
+# Each with its value.
 OPERATIONS = (
     "identity",
     "shear_x",  # by this times the row
@@ -99,26 +99,20 @@ def _matrices(operations, values, height, width):
     """float64 [6, n]: a to f, by which the pixel at (column x, row y) is that of the
     image at (a x + b y + c, d x + e y + f), as Pillow has them."""
 
-    def where(name, otherwise, negated=False):
-        return tf.where(
-            _is(name, operations), -values if negated else values, otherwise
-        )
+    def value(name, otherwise=0.0):
+        return tf.where(_is(name, operations), values, otherwise)
 
-    def rounded(numbers):
-        return tf.round(numbers * 1e15) / 1e15
-
-    zeros = tf.zeros_like(values)
-    angles = where("rotate", zeros) * -(math.pi / 180)
-    cosines, sines = rounded(tf.cos(angles)), rounded(tf.sin(angles))
+    angles = value("rotate") * -(math.pi / 180)
+    cosines, sines = tf.cos(angles), tf.sin(angles)
     x, y = width / 2, height / 2
     return tf.stack(
         [
             cosines,
-            where("shear_x", sines),
-            where("translate_x", x - cosines * x - sines * y, negated=True),
-            where("shear_y", -sines),
+            value("shear_x", sines),
+            x - cosines * x - sines * y - value("translate_x"),
+            value("shear_y", -sines),
             cosines,
-            where("translate_y", y + sines * x - cosines * y, negated=True),
+            y + sines * x - cosines * y - value("translate_y"),
         ]
     )
 
@@ -301,7 +295,7 @@ def _blurred(images, operations, values):
     the rows, then the columns (Gwosdek et al. 2011), rounded to whole numbers. The
     pixels of the edge go on outside of the image."""
     middle, near, far = (x[:, None, None, None] for x in _weights(values))
-    found, one = tf.cast(images, tf.float64), 2.0**WEIGHT_BITS
+    found, unit = tf.cast(images, tf.float64), 2.0**-WEIGHT_BITS
     for axis in (2, 2, 2, 1, 1, 1):
         count = images.shape[axis]
         places = np.clip(np.arange(-2, count + 2), 0, count - 1)
@@ -310,20 +304,22 @@ def _blurred(images, operations, values):
             wide[:, k : k + count] if axis == 1 else wide[:, :, k : k + count]
             for k in range(5)
         )
-        found = tf.floor((middle * c + near * (b + d) + far * (a + e)) / one + 0.5)
+        found = tf.floor((middle * c + near * (b + d) + far * (a + e)) * unit + 0.5)
     return tf.cast(found, tf.float32)
 
 
 def _weights(radii):
     """float64 [n]: of the pixel, of its neighbors and of those next to them, whole
     numbers in units of 2**-WEIGHT_BITS; from the length of the box, in float32."""
-    squares = tf.square(tf.cast(radii, tf.float32)) / 3
+    # Not a division: see `augment.standardize`.
+    squares = tf.cast(tf.square(tf.cast(radii, tf.float32)), tf.float64) * (1 / 3)
+    squares = tf.cast(squares, tf.float32)
     lengths = tf.sqrt(12 * tf.cast(squares, tf.float64) + 1)
-    whole = tf.floor((tf.cast(lengths, tf.float32) - 1) / 2)
+    whole = tf.floor((tf.cast(lengths, tf.float32) - 1) * 0.5)
     part = (2 * whole + 1) * (whole * (whole + 1) - 3 * squares)
     part /= 6 * (squares - tf.square(whole + 1))
     inner = tf.floor(2.0**WEIGHT_BITS / (2 * (whole + part) + 1))
     inner, whole = tf.cast(inner, tf.float64), tf.cast(whole, tf.float64)
-    outer = tf.floor((2.0**WEIGHT_BITS - (2 * whole + 1) * inner) / 2)
+    outer = tf.floor((2.0**WEIGHT_BITS - (2 * whole + 1) * inner) * 0.5)
     is_wide = whole > 0
     return inner, tf.where(is_wide, inner, outer), tf.where(is_wide, outer, 0)

@@ -213,14 +213,16 @@ def _mixed_values(level, sign, height, width):
     level, sign = tf.cast(level, tf.float64), tf.cast(sign, tf.float64)
     level = LEAST_LEVEL + (SEVERITY - LEAST_LEVEL) * level
     sign = tf.where(sign < 0.5, tf.ones_like(sign), -1)
+
+    # Not divisions: see `augment.standardize`.
     values = {
-        "posterize": 4 + tf.floor(level * 4 / 10),
-        "rotate": sign * tf.floor(level * 30 / 10),
-        "solarize": 256 - tf.floor(level * 256 / 10),
-        "shear_x": sign * level * 0.3 / 10,
-        "shear_y": sign * level * 0.3 / 10,
-        "translate_x": sign * tf.floor(level * (width / 3) / 10),
-        "translate_y": sign * tf.floor(level * (height / 3) / 10),
+        "posterize": 4 + tf.floor(level * (4 / 10)),
+        "rotate": sign * tf.floor(level * (30 / 10)),
+        "solarize": 256 - tf.floor(level * (256 / 10)),
+        "shear_x": sign * level * (0.3 / 10),
+        "shear_y": sign * level * (0.3 / 10),
+        "translate_x": sign * tf.floor(level * (width / 3 / 10)),
+        "translate_y": sign * tf.floor(level * (height / 3 / 10)),
     }
     return tf.stack([values.get(name, tf.zeros_like(level)) for name in MIXED], 1)
 
