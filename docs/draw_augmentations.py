@@ -1,4 +1,4 @@
-"""Draws what each augmentation makes of eight photographs.
+"""Draws what each augmentation makes of eight photographs, and each operation of one.
 
 python docs/draw_augmentations.py docs/augmentations.jpg
 """
@@ -13,12 +13,15 @@ from scenes import SCENES, photograph
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
 
+from towers.config.choices import POLICIES  # noqa: E402
 from towers.data.augment import create_augment  # noqa: E402
 from towers.data.distortions import extend  # noqa: E402
 from towers.data.mixing import create_mix  # noqa: E402
+from towers.data.operations import MOST_BLUR, OPERATIONS, apply  # noqa: E402
+from towers.data.policies import TRIVIAL  # noqa: E402
 from towers.data.randomness import Draw  # noqa: E402
 
-SIDE, GAP, CAPTION, COUNT = 72, 3, 132, 8
+SIDE, GAP, CAPTION, COUNT = 72, 3, 152, 8
 SHAPE, MOMENTS = (SIDE, SIDE, 3), ((0.0,) * 3, (1.0,) * 3)
 NAMES = ("pad_crop_flip", "translate_4_flip", "random_resized_crop", "rand_augment")
 STRENGTHS = {"color_jitter": 0.4, "random_erasing": 1.0, "cutout_size": SIDE // 2}
@@ -59,6 +62,10 @@ def rows() -> dict[str, np.ndarray]:
         if name == "random_resized_crop":
             milder = create_augment(name, SHAPE, *MOMENTS, (0.35, 1.0))
             found["crop_scale=0.35,1"] = milder.train(images, draw)
+    for name in POLICIES:
+        if name not in ("none", *NAMES):
+            policy = create_augment("none", SHAPE, *MOMENTS, policy=name)
+            found[name] = policy.train(images, draw)
     labels = tf.zeros(COUNT, tf.int32)
     for name, shares in {"mixup=1": (1.0, 0.0), "cutmix=1": (0.0, 1.0)}.items():
         mix = create_mix(*shares, num_classes=2)
@@ -66,9 +73,26 @@ def rows() -> dict[str, np.ndarray]:
     return {name: np.clip(x, 0, 255).astype(np.uint8) for name, x in found.items()}
 
 
+def operations() -> dict[str, np.ndarray]:
+    """Name -> [SIDE, SIDE, 3]: at the middle magnitude of TrivialAugment."""
+    image, middle = tf.constant(photographs()[2:3], tf.float32), TRIVIAL.most // 2
+    found = {}
+    for number, name in enumerate(OPERATIONS):
+        value = TRIVIAL.value(name, middle, 1, SIDE, SIDE)
+        value = MOST_BLUR if name == "blur" else value
+        number, value = (
+            tf.constant([number], tf.int64),
+            tf.constant([value], tf.float64),
+        )
+        found[name] = apply(image, number, value)[0].numpy().astype(np.uint8)
+    return found
+
+
 def main(path: str) -> None:
     found, cell, font = rows(), SIDE + GAP, ImageFont.load_default(12)
-    size = CAPTION + COUNT * cell, len(found) * cell
+    single, label, small = operations(), 14, ImageFont.load_default(10)
+    lines = -(-len(single) // COUNT)
+    size = CAPTION + COUNT * cell, len(found) * cell + lines * (cell + label)
     page = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(page)
     for row, (name, images) in enumerate(found.items()):
@@ -77,7 +101,13 @@ def main(path: str) -> None:
             edge = (SIDE - len(image)) // 2
             place = CAPTION + column * cell + edge, row * cell + edge
             page.paste(Image.fromarray(image), place)
-    page.save(path, quality=80, optimize=True)
+    draw.text((4, len(found) * cell + SIDE // 2 - 6), "operations", "black", font)
+    for number, (name, image) in enumerate(single.items()):
+        line, column = divmod(number, COUNT)
+        left, top = CAPTION + column * cell, len(found) * cell + line * (cell + label)
+        page.paste(Image.fromarray(image), (left, top))
+        draw.text((left, top + SIDE), name, "black", small)
+    page.save(path, quality=70, optimize=True)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,32 @@ def test_order_and_views_do_not_depend_on_the_batch_size():
         np.testing.assert_array_equal(small, large)
 
 
+@pytest.mark.parametrize("num_examples,batch_size,repeats", [(7, 13, 3), (9, 8, 4)])
+def test_repeated_images_come_from_fewer_places_each_in_a_view_of_its_own(
+    num_examples, batch_size, repeats
+):
+    """Copy c of an image of epoch e is what a run without repeats sees in its epoch
+    e * repeats + c. The last image may have fewer copies."""
+    num_drawn = -(-batch_size // repeats)
+    batches = train_batches(num_examples, batch_size, "translate_flip", repeats=repeats)
+    plain = train_batches(num_examples, num_drawn, "none")
+    epochs = train_batches(num_examples, num_examples, "translate_flip")
+    views = [at(epochs, epoch) for epoch in range(4 * repeats)]
+    streamed = batches.stream(1).take(3).as_numpy_iterator()
+    for step, actual in enumerate(streamed, 1):
+        assert_same(actual, at(batches, step))
+        drawn = at(plain, step)["labels"]
+        for j, (image, label) in enumerate(
+            zip(actual["images"], actual["labels"], strict=True)
+        ):
+            copy, place = divmod(j, num_drawn)
+            assert label == drawn[place]
+            epoch = (step * num_drawn + place) // num_examples
+            view = views[epoch * repeats + copy]
+            [expected] = view["images"][view["labels"] == label]
+            np.testing.assert_array_equal(image, expected)
+
+
 def test_late_steps_are_reached_directly():
     batches = train_batches(7, 5)
     step = 2**33
@@ -290,7 +316,7 @@ def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
     """With everything that draws numbers or mixes neighbors, over 3 micro-batches, in
     streams; the whole one has the same bits in a compiled function."""
     whole = train_batches(
-        30, 39, augment, noise_shapes=NOISE, mix=create_mix(0.7, 1, 30)
+        30, 39, augment, noise_shapes=NOISE, mix=create_mix(0.7, 1, 30), repeats=2
     )
     everything = extend(
         whole.augment,

@@ -233,7 +233,7 @@ def test_the_options_of_the_schedule_reach_it(small):
 
 DISTORTIONS = {
     **{"color_jitter": 0.5, "random_erasing": 1.0, "cutout_size": 4},
-    **{"mixup": 1.0, "cutmix": 1.0},
+    **{"mixup": 1.0, "cutmix": 1.0, "repeats": 5},
 }
 
 

@@ -179,10 +179,13 @@ def test_every_class_that_has_images_is_equally_likely():
     assert np.any(order(8, tf.constant(3, tf.int64)) != epochs[3])
 
 
-def test_balanced_batches_are_functions_of_seed_and_step_however_they_are_made():
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_balanced_batches_are_functions_of_seed_and_step_however_they_are_made(repeats):
     source = source_of(LABELS)
     augment = none(source.image_shape, MEAN, DEVIATION)
-    batches = TrainBatches(source, augment, 3, 32, order=BalancedOrder(LABELS))
+    batches = TrainBatches(
+        source, augment, 3, 32, order=BalancedOrder(LABELS), repeats=repeats
+    )
     resident = Resident(batches.split([20, 12]), ["/CPU:0"] * 2)
     # The second batch reaches over the end of an epoch.
     for step, streamed in enumerate(batches.stream(5).take(2), 5):

@@ -39,6 +39,7 @@ LISTS = {
     "param_rates": "*/bias:2",
     "optimizer_options": "beta3:0.5",
     "crop_scale": "0.35,1",
+    "rand_augment": "3,15",
 }
 # Of choices and options that need others.
 NEEDED = {
@@ -46,6 +47,7 @@ NEEDED = {
     "piecewise": {"epoch_factors": "1:0.1"},
     "async_towers": {"async_scale_gradients": False},
     "center_crop": {"image_size": 32},
+    "policy": {"augment": "none"},
 }
 
 

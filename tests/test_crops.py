@@ -20,7 +20,7 @@ from towers.data.batches import TrainBatches
 from towers.data.cached import CachedSource
 from towers.data.image_files import ImageOptions
 from towers.data.part import Part
-from towers.data.rand_augment import transform_randomly
+from towers.data.policies import rand_augment
 
 N = 60
 
@@ -233,5 +233,5 @@ def test_the_operations_follow_crops_that_were_read():
     assert set(drawn.numbers) == {"flip", "rand_augment"}
     is_flipped = drawn.numbers["flip"][:, 0, None, None, None] >= 0.5
     flipped = np.where(is_flipped, images[:, :, ::-1], images).astype(np.float32)
-    expected = transform_randomly(tf.constant(flipped), drawn)
+    expected = rand_augment(tf.constant(flipped), drawn)
     np.testing.assert_allclose(actual, (expected - MEAN) / DEVIATION, atol=1e-5)

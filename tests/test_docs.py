@@ -132,6 +132,7 @@ def test_the_numbers_in_the_picture_are_those_of_the_list(name):
         ("schedule", "schedules.md"),
         ("optimizer", "optimizers.md"),
         ("augment", "augmentation.md"),
+        ("policy", "augmentation.md"),
     ],
 )
 def test_every_choice_has_a_row(option, page):

@@ -135,6 +135,9 @@ AUGMENTS = {
     "translate_4_flip": {"augment": "translate_4_flip"},
     "distorted": {"color_jitter": 0.2, "random_erasing": 0.5, "cutout_size": 8},
     "mixed": {"mixup": 0.2, "cutmix": 1.0},
+    "operated": {"augment": "pad_crop_flip", "policy": "trivial_augment"},
+    "chained": {"augment": "pad_crop_flip", "policy": "augmix"},
+    "blurred": {"augment": "pad_crop_flip", "policy": "three_augment"},
 }
 PLACES = {
     "towers": {},

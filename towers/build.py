@@ -163,6 +163,7 @@ def build(
             create_mix(config.mixup, config.cutmix, num_classes),
             part,
             order,
+            config.repeats,
         )
 
     # Update; of an evaluation without schedules.
@@ -198,6 +199,8 @@ def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
                 info.mean,
                 info.deviation,
                 **config.options_of("augment"),
+                policy=config.policy,
+                **config.options_of("policy"),
             ),
             color_jitter=config.color_jitter,
             random_gray=config.random_gray,

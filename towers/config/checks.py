@@ -134,6 +134,12 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "and a deviation of its own; choose another --augment, such as "
             "pad_crop_flip",
         )
+    if config.policy != "none" and config.choice_of("augment").standardizes_images:
+        yield (
+            ("policy", "augment"),
+            "the one needs pixel values, the other standardizes each image by itself; "
+            "choose another --augment, such as pad_crop_flip",
+        )
 
     if not strategy.asynchronous:
         return

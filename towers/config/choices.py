@@ -111,8 +111,33 @@ AUGMENTS = {
         "crop of random size and shape, resized; flip",
     ),
     "rand_augment": Choice(
-        "data.rand_augment:rand_augment",
+        "data.policies:crop_rand_augment",
         "the same, then two random operations on colors or places of pixels",
+    ),
+}
+
+POLICIES = {
+    "none": Choice("data.policies:none", "no more"),
+    "rand_augment": Choice(
+        "data.policies:rand_augment", "random operations at a fixed magnitude"
+    ),
+    "trivial_augment": Choice(
+        "data.policies:trivial_augment", "one operation at a random magnitude"
+    ),
+    "auto_augment_cifar10": Choice(
+        "data.policies:auto_augment",
+        "one of 25 pairs of operations, learned on CIFAR-10",
+        {"learned_on": "cifar10"},
+    ),
+    "auto_augment_imagenet": Choice(
+        "data.policies:auto_augment",
+        "the same, learned on ImageNet",
+        {"learned_on": "imagenet"},
+    ),
+    "augmix": Choice("data.policies:augmix", "three chains of operations, mixed"),
+    "three_augment": Choice(
+        "data.policies:three_augment",
+        "gray, solarized or blurred, then color jitter, as DeiT III",
     ),
 }
 
@@ -339,13 +364,14 @@ MAX_IMAGE_PIXELS = 50_000_000
 TABLES: dict[str, Mapping[str, Choice]] = {
     "dataset": DATASETS,
     "augment": AUGMENTS,
+    "policy": POLICIES,
     "model": MODELS,
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "strategy": STRATEGIES,
     "tta": TTA,
 }
-CLOSED = ("tta",)
+CLOSED = ("policy", "tta")
 
 # Options whose value may be an object of a Python program, by the name "given:CRC".
 GIVEN = ("dataset", "model")

@@ -108,12 +108,27 @@ class Config:
         "replacement, all classes equally likely (balanced).",
         choices=("shuffle", "balanced"),
     )
+    repeats: int = option(
+        1,
+        "How often each image that is drawn occurs in a step, with random numbers of "
+        "its own; an epoch stays as many images.",
+        Range(at_least=1, at_most=1_000_000),
+    )
     augment: str = option("tutorial", "Augmentation", table="augment")
     crop_scale: str = option(
         "0.08,1",
         "Least and most share of the area that random_resized_crop and rand_augment "
         "take.",
         read_by="augment",
+    )
+    policy: str = option(
+        "none", "Operations on the pixels that --augment gives", table="policy"
+    )
+    rand_augment: str = option(
+        "2,9",
+        "Number of operations of --policy=rand_augment, and their magnitude, of 0 to "
+        "30.",
+        read_by="policy",
     )
     color_jitter: float = option(
         0.0,

@@ -35,6 +35,7 @@ _TITLES = {
     "dataset": "Data sets",
     "model": "Networks, with their parameters for 10 classes",
     "augment": "Augmentations",
+    "policy": "Policies of operations on pixels",
     "optimizer": "Optimizers",
     "schedule": "Schedules of the learning rate",
     "strategy": "Strategies",

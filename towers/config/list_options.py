@@ -32,7 +32,7 @@ def parse(option: str, text: str) -> Any:
     for part in text.split(",") if text else []:
         try:
             value = read(values, *part.split(":"))
-        except (TypeError, ValueError):
+        except (IndexError, TypeError, ValueError):
             value = None
         if value is None:
             raise ConfigError(f"{option}={text!r}: {part!r} should be {words}")
@@ -42,8 +42,8 @@ def parse(option: str, text: str) -> Any:
     return kind(values)
 
 
-# The value of a part, from the values before it and its texts between colons; None, a
-# TypeError or a ValueError where it is wrong.
+# The value of a part, from the values before it and its texts between colons; None, an
+# IndexError, a TypeError or a ValueError where it is wrong.
 
 
 def _epoch_factor(before, epoch, factor):
@@ -76,6 +76,11 @@ def _hyperparameter(before, name, number):
     name, number = name.strip(), float(number)
     is_new = name.isidentifier() and name not in dict(before)
     return (name, number) if is_new and math.isfinite(number) else None
+
+
+def _rand_augment(before, text):
+    least, most = ((1, 14), (0, 30))[len(before)]
+    return int(text) if least <= int(text) <= most else None
 
 
 def _number(text):
@@ -114,6 +119,12 @@ LISTS = {
         dict,
         0,
         "a hyperparameter that comes once, and a number, such as beta3:0.99",
+    ),
+    "rand_augment": (
+        _rand_augment,
+        tuple,
+        2,
+        "a number of operations, 1 to 14, then a magnitude, 0 to 30, such as 2,9",
     ),
     "param_rates": (
         _param_rate,

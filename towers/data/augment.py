@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -147,6 +148,8 @@ def create_augment(
     mean: Sequence[float],
     deviation: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
+    policy: str = "none",
+    **policy_options: Any,
 ) -> Augment:
     """An augmentation by its name in `towers.config.choices.AUGMENTS`.
 
@@ -155,6 +158,9 @@ def create_augment(
         image_shape: of the stored images.
         mean, deviation: of the training images, per channel.
         crop_scale: bounds of the share of the area in random crops.
+        policy: in `towers.config.choices.POLICIES`, of the augmented images in
+            training; the augmentation standardizes with the given moments.
+        policy_options: of the policy; it gets those that it names.
 
     Raises:
         ValueError: it does not fit the images, or one in a file has a state: called
@@ -175,7 +181,24 @@ def create_augment(
         )
     if find("augment", name).is_in_a_file:
         _validate_stateless(name, augment, image_shape)
-    return augment
+    if policy == "none":
+        return augment
+    operate = factories.resolve("policy", policy)
+    options = factories.named_by(operate, policy_options)
+
+    def followed(train):
+        def train_with_policy(images, draw):
+            images = pixels(train(images, draw), mean, deviation)
+            return standardize(operate(images, draw, **options), mean, deviation)
+
+        return train_with_policy
+
+    on_crops = augment.train_on_crops
+    return dataclasses.replace(
+        augment,
+        train=followed(augment.train),
+        train_on_crops=followed(on_crops) if on_crops else None,
+    )
 
 
 def _validate_stateless(name, augment, image_shape):
@@ -215,6 +238,17 @@ def standardize(
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
     rows = (tf.cast(flat_rows(images), tf.float32) - means) * factors
     return tf.reshape(rows, tf.shape(images))
+
+
+def pixels(
+    images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
+) -> tf.Tensor:
+    """The whole pixel values, float32 in 0..255, nearest to standardized images."""
+    *_, width, _ = images.shape
+    factors = [value or 1 for value in deviation]
+    means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
+    rows = tf.round(flat_rows(images) * factors + means)
+    return tf.reshape(tf.clip_by_value(rows, 0.0, 255.0), images.shape)
 
 
 def flat_rows(images: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,10 @@
 """A batch is a pure function of (seed, step).
 
 The stream of examples is endless: position p is place p mod N of epoch p div N, and the
-order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G). So
-there is no iterator whose state would have to be saved, and nothing here knows how many
-towers there are.
+order of an epoch is drawn from (seed, epoch). Step s takes positions [s*G, (s+1)*G), or
+with repeats R the positions [s*K, (s+1)*K), K = ceil(G/R): image j of the step is that
+of position s*K + j mod K. So there is no iterator whose state would have to be saved,
+and nothing here knows how many towers there are.
 """
 
 import dataclasses
@@ -43,6 +44,8 @@ class TrainBatches:
         part: which images of every (micro-)batch are made here; None for all.
         order: (seed, epoch) -> the order of an epoch, int64 [num_examples], in which
             examples may be repeated; by default each comes once.
+        repeats: how often an example occurs in a step, R: repeated augmentation
+            (Hoffer et al. 2020, "Augment your batch", arXiv:1901.09335).
     """
 
     source: Source
@@ -55,6 +58,7 @@ class TrainBatches:
     mix: Mix | None = None
     part: Part | None = None
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
+    repeats: int = 1
 
     def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
         """The batch of a step.
@@ -78,12 +82,12 @@ class TrainBatches:
 
     def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
         """int64: the epoch of the first example of a step."""
-        return step * self.images_per_step // self.source.num_examples
+        return step * self._num_drawn // self.source.num_examples
 
     def orders(self, epoch: tf.Tensor) -> tf.Tensor:
         """int64 [epochs, num_examples]: the orders of an epoch and of those after it
         that a batch which begins in this epoch may reach."""
-        most_epochs = (self.images_per_step - 2) // self.source.num_examples + 2
+        most_epochs = (self._num_drawn - 2) // self.source.num_examples + 2
         return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
 
     def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
@@ -156,11 +160,12 @@ class TrainBatches:
 
     def _draw(self, step, indices):
         """The random numbers of the images that are read."""
-        epochs = self._positions(step)
+        views = self._positions(step)
         if self.order is None:
-            epochs //= self.source.num_examples
+            views //= self.source.num_examples
+        views = views * self.repeats + _numbers(self._read_rows) // self._num_drawn
         rows = None if self._is_whole else self._read_rows
-        return randomness.Draw(self.seed, step, indices, epochs, rows)
+        return randomness.Draw(self.seed, step, indices, views, rows)
 
     @property
     def _is_whole(self):
@@ -208,16 +213,16 @@ class TrainBatches:
     def _index_stream(self, first_step):
         """`indices` for every step, at the cost of one shuffle an epoch."""
         length = self.source.num_examples
-        first_epoch, done = divmod(first_step * self.images_per_step, length)
+        first_epoch, done = divmod(first_step * self._num_drawn, length)
 
         def rest_of_epoch(epoch):
             return self._order(epoch)[tf.where(epoch == first_epoch, done, 0) :]
 
         epochs = _count(first_epoch).map(streams.plain(rest_of_epoch))
-        orders = epochs.rebatch(self.images_per_step, drop_remainder=True)
-        if self._is_whole:
+        orders = epochs.rebatch(self._num_drawn, drop_remainder=True)
+        if self._is_whole and self.repeats == 1:
             return orders
-        rows = _numbers(self._read_rows)
+        rows = _numbers(self._read_rows) % self._num_drawn
         return orders.map(streams.plain(lambda order: tf.gather(order, rows)))
 
     def _order(self, epoch):
@@ -229,8 +234,13 @@ class TrainBatches:
 
     def _positions(self, step):
         """int64: places in the endless stream of the images that are read."""
-        offsets = tf.constant(_numbers(self._read_rows))
-        return step * self.images_per_step + offsets
+        offsets = tf.constant(_numbers(self._read_rows) % self._num_drawn)
+        return step * self._num_drawn + offsets
+
+    @property
+    def _num_drawn(self):
+        """The different places of the stream from which the images of a step come."""
+        return -(-self.images_per_step // self.repeats)
 
 
 def _numbers(rows):

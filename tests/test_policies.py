@@ -1,0 +1,342 @@
+"""Operations and policies against Pillow, image by image, bit for bit."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from refused import refusal
+from test_augment import DEVIATION, MEAN, SHAPE, Drawn, augment, random_images
+
+from towers.config.choices import POLICIES
+from towers.data import operations, policies
+from towers.data.crops import crop_resize_flip
+from towers.data.operations import OPERATIONS
+
+AFFINE, NEAREST = Image.Transform.AFFINE, Image.Resampling.NEAREST
+BILINEAR = Image.Resampling.BILINEAR
+FOURTEEN = OPERATIONS[:14]
+SIGNED = FOURTEEN[1:10]
+
+
+def some_images(shape):
+    """Noise, narrow noise, smooth, of one value, and of two."""
+    height, width, channels = shape
+    images = random_images(5, shape)
+    rows, columns = np.mgrid[:height, :width]
+    images[1] = 90 + images[1] // 4
+    images[2] = (3 * rows + 2 * columns)[..., None] + 9 * np.arange(channels)
+    images[3] = 77
+    images[4] = np.where(images[4] < 200, 10, 250)
+    return images
+
+
+def by_pillow(image, name, value, filter=NEAREST):
+    """torchvision's `_apply_op` on uint8 [height, width, channels]."""
+    shape, value = image.shape, float(value)
+    image = Image.fromarray(image.squeeze())
+
+    def moved(*matrix):
+        return image.transform(image.size, AFFINE, matrix, filter)
+
+    operations = {
+        "identity": lambda: image,
+        "shear_x": lambda: moved(1, value, 0, 0, 1, 0),
+        "shear_y": lambda: moved(1, 0, 0, value, 1, 0),
+        "translate_x": lambda: moved(1, 0, -int(value), 0, 1, 0),
+        "translate_y": lambda: moved(1, 0, 0, 0, 1, -int(value)),
+        "rotate": lambda: image.rotate(value, filter),
+        "brightness": lambda: ImageEnhance.Brightness(image).enhance(1 + value),
+        "color": lambda: ImageEnhance.Color(image).enhance(1 + value),
+        "contrast": lambda: ImageEnhance.Contrast(image).enhance(1 + value),
+        "sharpness": lambda: ImageEnhance.Sharpness(image).enhance(1 + value),
+        "posterize": lambda: ImageOps.posterize(image, int(value)),
+        "solarize": lambda: ImageOps.solarize(image, value),
+        "autocontrast": lambda: ImageOps.autocontrast(image),
+        "equalize": lambda: ImageOps.equalize(image),
+        "invert": lambda: ImageOps.invert(image),
+        "gray": lambda: image.convert("L").convert(image.mode),
+        "blur": lambda: image.filter(ImageFilter.GaussianBlur(value)),
+    }
+    return np.asarray(operations[name]()).reshape(shape)
+
+
+def space(bins, side, shear=0.3, pixels=None, degrees=30, strength=0.9, bits=4):
+    """torchvision's `_augmentation_space` for square images: name -> its magnitudes."""
+    pixels = 150 / 331 * side if pixels is None else pixels
+    most = dict(shear_x=shear, shear_y=shear, translate_x=pixels, translate_y=pixels)
+    most |= {"rotate": degrees}
+    most |= dict.fromkeys(("brightness", "color", "contrast", "sharpness"), strength)
+    found = {name: np.linspace(0, value, bins) for name, value in most.items()}
+    found["posterize"] = 8 - np.round(np.arange(bins) / ((bins - 1) / bits))
+    found["solarize"] = np.linspace(255, 0, bins)
+    return found
+
+
+RAND, AUTO = space(31, 32), space(10, 32)
+TRIVIAL = space(31, 32, shear=0.99, pixels=32, degrees=135, strength=0.99, bits=6)
+
+
+def operated(image, name, magnitudes, number, sign):
+    """An operation at one of its magnitudes, negated where the sign is above a half."""
+    value = magnitudes[name][number] if name in magnitudes else 0.0
+    return by_pillow(image, name, -value if name in SIGNED and sign >= 0.5 else value)
+
+
+def operate(name, numbers, images=None, **options):
+    """A policy on 32x32 images; its results are whole values except augmix's."""
+    images = some_images(SHAPE) if images is None else images
+    policy, drawn = getattr(policies, name), Drawn(n=len(images), **numbers)
+    found = policy(tf.constant(images, tf.float32), drawn, **options).numpy()
+    return images, found, drawn.numbers
+
+
+# The operations.
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 3), (21, 40, 3), (28, 28, 1)])
+def test_every_operation_equals_that_of_pillow(shape):
+    """At every magnitude of the two tables, all of them in one batch."""
+    cases, (height, width, channels) = [], shape
+    for magnitudes, ours in ((RAND, policies.RAND), (TRIVIAL, policies.TRIVIAL)):
+        for name, k in itertools.product(FOURTEEN, range(31)):
+            for sign in (1, -1) if name in SIGNED else (1,):
+                value = magnitudes[name][k] * sign if name in magnitudes else 0.0
+                if ours is policies.RAND and name.startswith("translate"):
+                    side = width if name == "translate_x" else height
+                    value *= side / 32
+                cases.append((name, value, ours.value(name, k, sign, height, width)))
+    cases += [("blur", x, x) for x in np.linspace(0.1, 2, 40)]
+    names, values, ours = zip(*cases, strict=True)
+    some = some_images(shape)
+    images = some[np.arange(len(cases)) % len(some)]
+    changed = set()
+    for _ in range(2):
+        found = operations.apply(
+            tf.constant(images, tf.float32),
+            tf.constant([OPERATIONS.index(name) for name in names], tf.int64),
+            tf.constant(ours, tf.float64),
+        ).numpy()
+        for i, (name, value) in enumerate(zip(names, values, strict=True)):
+            expected = by_pillow(images[i], name, value)
+            np.testing.assert_array_equal(found[i], expected, f"{name} {value}")
+            if (expected != images[i]).any():
+                changed.add(name)
+        images = np.roll(images, 2, axis=0)
+    without_color = {"color"} if channels == 1 else set()
+    assert changed == set(OPERATIONS) - {"identity"} - without_color
+
+
+# The policies of torchvision.
+
+
+@pytest.mark.parametrize("count,magnitude", [(2, 9), (3, 17)])
+def test_operations_of_rand_augment_follow_each_other(count, magnitude):
+    images, found, numbers = operate(
+        "rand_augment", {}, rand_augment=(count, magnitude)
+    )
+    names = []
+    assert numbers["rand_augment"].shape == (5, count, 2)
+    for image, actual, drawn in zip(
+        images, found, numbers["rand_augment"], strict=True
+    ):
+        for operation, sign in drawn:
+            names.append(FOURTEEN[int(operation * 14)])
+            image = operated(image, names[-1], RAND, magnitude, sign)
+        np.testing.assert_array_equal(actual, image)
+    assert len(set(names)) > 4
+
+
+def test_trivial_augment_draws_a_magnitude():
+    images = np.concatenate([some_images(SHAPE)] * 60)
+    images, found, numbers = operate("trivial_augment", {}, images)
+    drawn = numbers["trivial_augment"]
+    names = [FOURTEEN[int(x * 14)] for x in drawn[:, 0]]
+    assert set(names) == set(FOURTEEN)
+    for image, actual, name, (_, k, sign) in zip(
+        images, found, names, drawn, strict=True
+    ):
+        expected = operated(image, name, TRIVIAL, int(k * 31), sign)
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
+
+
+# The rows of the tables in the paper's appendix and of torchvision.
+PAPER = {
+    "cifar10": """
+        invert .1 - contrast .2 6, rotate .7 2 translate_x .3 9,
+        sharpness .8 1 sharpness .9 3, shear_y .5 8 translate_y .7 9,
+        autocontrast .5 - equalize .9 -, shear_y .2 7 posterize .3 7,
+        color .4 3 brightness .6 7, sharpness .3 9 brightness .7 9,
+        equalize .6 - equalize .5 -, contrast .6 7 sharpness .6 5,
+        color .7 7 translate_x .5 8, equalize .3 - autocontrast .4 -,
+        translate_y .4 3 sharpness .2 6, brightness .9 6 color .2 8,
+        solarize .5 2 invert 0 -, equalize .2 - autocontrast .6 -,
+        equalize .2 - equalize .6 -, color .9 9 equalize .6 -,
+        autocontrast .8 - solarize .2 8, brightness .1 3 color .7 0,
+        solarize .4 5 autocontrast .9 -, translate_y .9 9 translate_y .7 9,
+        autocontrast .9 - solarize .8 3, equalize .8 - invert .1 -,
+        translate_y .7 9 autocontrast .9 -""",
+    "imagenet": """
+        posterize .4 8 rotate .6 9, solarize .6 5 autocontrast .6 -,
+        equalize .8 - equalize .6 -, posterize .6 7 posterize .6 6,
+        equalize .4 - solarize .2 4, equalize .4 - rotate .8 8,
+        solarize .6 3 equalize .6 -, posterize .8 5 equalize 1 -,
+        rotate .2 3 solarize .6 8, equalize .6 - posterize .4 6,
+        rotate .8 8 color .4 0, rotate .4 9 equalize .6 -,
+        equalize 0 - equalize .8 -, invert .6 - equalize 1 -,
+        color .6 4 contrast 1 8, rotate .8 8 color 1 2,
+        color .8 8 solarize .8 7, sharpness .4 7 invert .6 -,
+        shear_x .6 5 equalize 1 -, color .4 0 equalize .6 -,
+        equalize .4 - solarize .2 4, solarize .6 5 autocontrast .6 -,
+        invert .6 - equalize 1 -, color .6 4 contrast 1 8,
+        equalize .8 - equalize .6 -""",
+}
+
+
+@pytest.mark.parametrize("learned_on", PAPER)
+def test_auto_augment_has_the_published_pairs(learned_on):
+    """Each pair on ten images, with both operations, one, the other and none."""
+    pairs = [row.split() for row in PAPER[learned_on].split(",")]
+    assert len(pairs) == 25
+    images = np.repeat(some_images(SHAPE)[[0, 2]], 5 * 25, axis=0)
+    numbers = np.random.default_rng(0).random((250, 5), np.float32)
+    numbers[:, 0] = (np.arange(250) % 25 + 0.5) / 25
+    images, found, _ = operate(
+        "auto_augment", {"auto_augment": numbers}, images, learned_on=learned_on
+    )
+    applied = 0
+    for i, (image, drawn) in enumerate(zip(images, numbers, strict=True)):
+        row = pairs[i % 25]
+        for (name, chance, k), is_applied, sign in (
+            (row[:3], drawn[1], drawn[2]),
+            (row[3:], drawn[3], drawn[4]),
+        ):
+            if is_applied < np.float32(chance):
+                applied += 1
+                k = 0 if k == "-" else int(k)
+                image = operated(image, name, AUTO, k, sign)
+        np.testing.assert_array_equal(found[i], image, err_msg=str(row))
+    assert 0.4 < applied / 500 < 0.7
+
+
+# Of their authors' code.
+
+
+def test_augmix_is_that_of_its_authors():
+    """Their `augment_and_mix` and `augmentations`, in float64."""
+    images = np.concatenate([some_images(SHAPE)] * 6)
+    images, found, numbers = operate("augmix", {}, images)
+    names = "autocontrast equalize posterize rotate solarize".split()
+    names += "shear_x shear_y translate_x translate_y".split()
+    for i, image in enumerate(images):
+        depths = 1 + np.floor(3 * numbers["augmix_depth"][i]).astype(int)
+        *weights, share = numbers["augmix_weights"][i].astype(np.float64)
+        weights = -np.log(np.array(weights) + 2**-24)
+        mixed = np.zeros(SHAPE)
+        for chain in range(3):
+            changed = image
+            for place in range(depths[chain]):
+                drawn = numbers["augmix"][i, chain, place].astype(np.float64)
+                name, level = names[int(drawn[0] * 9)], 0.1 + 2.9 * drawn[1]
+                sign = 1 if drawn[2] < 0.5 else -1
+                value = {
+                    "posterize": 4 - int(level * 4 / 10),
+                    "rotate": sign * int(level * 30 / 10),
+                    "solarize": 256 - int(level * 256 / 10),
+                    "shear": sign * level * 0.3 / 10,
+                    "translate": sign * int(level * (32 / 3) / 10),
+                }.get(name.removesuffix("_x").removesuffix("_y"), 0)
+                changed = by_pillow(changed, name, value, BILINEAR)
+            mixed += weights[chain] / weights.sum() * changed
+        expected = (1 - share) * image + share * mixed
+        np.testing.assert_allclose(found[i], expected, atol=1e-3)
+
+
+def test_weights_of_chains_are_from_a_dirichlet_distribution():
+    """Of ones: each weight is from Beta(1, 2), the mean of their squares is 1/6."""
+    images = np.zeros((4000, 2, 2, 1))
+    drawn = Drawn(n=4000)
+    policies.augmix(tf.constant(images, tf.float32), drawn)
+    weights = -np.log(drawn.numbers["augmix_weights"][:, :3] + 2**-24)
+    weights /= weights.sum(1, keepdims=True)
+    np.testing.assert_allclose(np.mean(weights**2, 0), 1 / 6, atol=0.01)
+
+
+def test_three_augment_is_one_of_three_then_torchvisions_color_jitter():
+    images = np.concatenate([some_images(SHAPE)] * 12)
+    images, found, numbers = operate("three_augment", {}, images)
+    orders = [*itertools.permutations(("brightness", "contrast", "color"))]
+    seen = set()
+    for i, drawn in enumerate(numbers["three_augment"].astype(np.float64)):
+        name = ("gray", "solarize", "blur")[int(drawn[0] * 3)]
+        value = {"solarize": 128, "blur": 0.1 + 1.9 * drawn[1]}.get(name, 0)
+        image = by_pillow(images[i], name, value)
+        order = orders[int(drawn[2] * 6)]
+        factors = dict(zip(("brightness", "contrast", "color"), drawn[3:], strict=True))
+        for name in order:
+            image = by_pillow(image, name, 0.7 + 0.6 * factors[name] - 1)
+        np.testing.assert_array_equal(found[i], image)
+        seen.add(order)
+    assert len(seen) == 6
+
+
+# In an augmentation.
+
+
+def test_every_operation_and_sign_is_drawn_about_equally_often(monkeypatch):
+    drawn = []
+
+    def count(images, operations, values, possible):
+        drawn.append(operations)
+        return images
+
+    monkeypatch.setattr(policies, "apply", count)
+    n = 28_000
+    policies.rand_augment(tf.zeros([n, 1, 1, 1]), Drawn(n=n))
+    assert len(drawn) == 2
+    for rows in drawn:
+        counts = np.bincount(rows, minlength=14)
+        np.testing.assert_allclose(counts, 2000, atol=5 * 2000**0.5)
+
+
+def test_the_augmentation_is_a_crop_then_the_operations_on_whole_values():
+    images, drawn = tf.constant(random_images()), Drawn()
+    actual = augment("rand_augment").train(images, drawn)
+    whole = tf.round(crop_resize_flip(images, drawn))
+    expected = policies.rand_augment(whole, drawn)
+    expected = (expected - MEAN) / DEVIATION
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", ["none", "pad_crop_flip", "random_resized_crop"])
+def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
+    images, drawn = tf.constant(random_images()), Drawn()
+    plain = augment(name)
+    whole = plain.train(images, drawn) * DEVIATION + MEAN
+    row = POLICIES[policy]
+    function = getattr(policies, row.target.partition(":")[2])
+    expected = whole
+    if policy != "none":
+        expected = function(tf.round(whole), drawn, **row.options)
+    found = augment(name, policy=policy)
+    augmented = found.train(images, drawn)
+    np.testing.assert_allclose(augmented * DEVIATION + MEAN, expected, atol=1e-3)
+    if name == "none":
+        compiled = tf.function(
+            lambda images: found.train(images, drawn), autograph=False
+        )
+        np.testing.assert_array_equal(compiled(images), augmented)
+    np.testing.assert_array_equal(found.evaluate(images), plain.evaluate(images))
+    if plain.train_on_crops and policy != "none":
+        crops = tf.round(plain.train_on_crops(images, drawn) * DEVIATION + MEAN)
+        actual = found.train_on_crops(images, drawn) * DEVIATION + MEAN
+        expected = function(crops, drawn, **row.options)
+        np.testing.assert_allclose(actual, expected, atol=1e-3)
+
+
+def test_a_policy_of_images_standardized_by_themselves_is_refused():
+    message = refusal(policy="augmix", augment="tutorial")
+    assert message.startswith("policy=augmix with augment=tutorial: ")
+    assert "--augment" in message
