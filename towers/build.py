@@ -274,6 +274,7 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
         num_examples=num_examples,
         num_epochs=config.num_epochs,
         warmup_epochs=config.warmup_epochs,
+        warmup_start_factor=config.warmup_start_factor,
         **config.options_of("schedule"),
     )
 
@@ -303,7 +304,7 @@ def create_update(
         decays = param_rates.scale_decays(own, matched)
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
-            matched,
+            param_rates.decay_by_layer(matched, config.layer_decay),
             schedule_fn(config, num_examples),
             config.learning_rate,
             num_examples,

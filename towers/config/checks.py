@@ -186,6 +186,11 @@ def ignored_options(config: "Config") -> list[str]:
             value = getattr(config, name)
             if name not in names and value != getattr(type(config), name):
                 lines.append(f"{name}={value} has no effect with {option}={choice}")
+    if config.warmup_start_factor and not config.warmup_epochs:
+        lines.append(
+            f"warmup_start_factor={config.warmup_start_factor} has no effect with "
+            "warmup_epochs=0"
+        )
     if config.choice_of("strategy").sharded and config.group_size == 1:
         lines.append(
             f"strategy={config.strategy} with group_size=1 splits no network; set "

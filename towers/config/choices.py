@@ -199,6 +199,9 @@ OPTIMIZERS = {
         "over the root mean square of the gradients",
         scale_free=True,
     ),
+    "adam": Choice(
+        "optim.optimizers:adam", "Adam, weight decay in the loss", scale_free=True
+    ),
     "adamw": Choice(
         "optim.optimizers:adamw", "Adam with decoupled weight decay", scale_free=True
     ),
@@ -208,6 +211,13 @@ OPTIMIZERS = {
         scale_free=True,
         sums=True,
     ),
+    "lamb": Choice(
+        "optim.optimizers:lamb",
+        "the same of adamw",
+        scale_free=True,
+        sums=True,
+    ),
+    "lion": Choice("optim.optimizers:lion", "signs of a momentum", scale_free=True),
     "muon": Choice(
         "optim.optimizers:muon",
         "orthogonalized momentum for convolutions, nesterov for the rest",
