@@ -15,6 +15,7 @@ from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
 from towers.models.variables import variable_names
 from towers.optim import losses
+from towers.optim.param_rates import decay_by_layer
 from towers.optim.phases import image_size
 from towers.optim.vector import Layout
 from towers.parallel.copies import Initial
@@ -157,7 +158,7 @@ def test_rates_fall_from_the_head_to_the_input_by_block():
         is_kernel = name.endswith("kernel")
         assert decay == pytest.approx(is_kernel * 0.6 / (factor or 1)), name
     with pytest.raises(ConfigError, match="show no blocks"):
-        build.build(small_config(layer_decay=0.7))
+        decay_by_layer({"conv2d/kernel": None, "dense/kernel": None}, 0.7)
 
 
 def test_parameters_have_the_rates_of_the_first_pattern_that_fits(small):

@@ -395,22 +395,23 @@ def create_trainer(
         config.batch_size,
         **options,
     )
-    smoothing, batches = config.label_smoothing, parts.train_batches
-    loss_fn = functools.partial(losses.cross_entropy, label_smoothing=smoothing)
-    train_loss_fn = loss_fn
+    batches, by_class = parts.train_batches, {}
+    class_names = parts.data.class_names
     if batches is not None and config.class_weights:
-        class_names = parts.data.class_names
         weights = class_weights(config.class_weights, batches.source, class_names)
-        train_loss_fn = functools.partial(loss_fn, class_weights=weights)
+        by_class["class_weights"] = weights
     if batches is not None and config.logit_adjustment:
-        offsets = logit_offsets(
-            config.logit_adjustment, batches.source, len(parts.data.class_names)
+        by_class["logit_adjustment"] = logit_offsets(
+            config.logit_adjustment, batches.source, len(class_names)
         )
-        train_loss_fn = functools.partial(train_loss_fn, logit_offsets=offsets)
+    loss_options = config.options_of("loss") | {
+        "class_weights": None,
+        "logit_adjustment": None,
+    }
     task = Task(
         model=parts.model,
-        loss_fn=train_loss_fn,
-        eval_loss_fn=loss_fn,
+        loss_fn=losses.create_loss(config.loss, **loss_options | by_class),
+        eval_loss_fn=losses.create_loss(config.loss, **loss_options),
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,

@@ -227,6 +227,14 @@ OPTIMIZERS = {
     ),
 }
 
+LOSSES = {
+    "cross_entropy": Choice("optim.losses:cross_entropy", "of the softmax"),
+    "focal": Choice("optim.losses:focal", "less of images that are classified well"),
+    "binary_cross_entropy": Choice(
+        "optim.losses:binary_cross_entropy", "of a sigmoid per class, their mean"
+    ),
+}
+
 SCHEDULES = {
     "constant": Choice("optim.schedules:constant", "the same rate throughout"),
     "exponential": Choice("optim.schedules:exponential", "a falling staircase"),
@@ -301,6 +309,7 @@ TABLES: dict[str, Mapping[str, Choice]] = {
     "augment": AUGMENTS,
     "model": MODELS,
     "optimizer": OPTIMIZERS,
+    "loss": LOSSES,
     "schedule": SCHEDULES,
     "strategy": STRATEGIES,
     "tta": TTA,

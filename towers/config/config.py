@@ -226,19 +226,38 @@ class Config:
         "lion and muon (not to convolutions) apply it in their update.",
         NOT_NEGATIVE,
     )
+    loss: str = option("cross_entropy", "Loss of an image", table="loss")
     label_smoothing: float = option(
-        0.0, "Probability spread evenly over all classes.", BELOW_1
+        0.0,
+        "Probability spread evenly over all classes.",
+        BELOW_1,
+        read_by="loss",
+    )
+    focal_gamma: float = option(
+        2.0,
+        "Exponent of the focal loss; 0 is cross_entropy.",
+        NOT_NEGATIVE,
+        read_by="loss",
+    )
+    target_threshold: float = option(
+        0.0,
+        "With binary_cross_entropy, shares of mixed images above it count as 1 and "
+        "others as 0; 0 takes the shares.",
+        BELOW_1,
+        read_by="loss",
     )
     class_weights: str = option(
         "",
         "Weights of the classes in the training loss: balanced for weights inverse to "
         "the number of images, or a JSON file of names and weights; empty for none.",
+        read_by="loss",
     )
     logit_adjustment: float = option(
         0.0,
         "Margin for classes with few images: the training loss takes the logits plus "
         "this times the logarithm of the class's share of the training images.",
         NOT_NEGATIVE,
+        read_by="loss",
     )
     param_rates: str = option(
         "",

@@ -36,6 +36,7 @@ _TITLES = {
     "model": "Networks, with their parameters for 10 classes",
     "augment": "Augmentations",
     "optimizer": "Optimizers",
+    "loss": "Losses",
     "schedule": "Schedules of the learning rate",
     "strategy": "Strategies",
     "tta": "Test-time augmentation",

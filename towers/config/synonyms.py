@@ -10,7 +10,9 @@ RENAMED = {"views": "tta"}
 # Value of an option -> names that other programs have for it.
 VALUES = {
     "bfloat16": "bf16 mixed_bfloat16",
+    "binary_cross_entropy": "bce bce_loss",
     "cosine": "cos cosine_annealing cosine_decay",
+    "cross_entropy": "ce crossentropy softmax",
     "float16": "fp16 half amp mixed_float16 mixed",
     "float32": "fp32 full single",
     "gpu": "cuda",
@@ -45,6 +47,7 @@ SYNONYMS = {
     "label_smoothing": "smoothing label_smooth",
     "layer_decay": "llrd layerwise_decay layer_wise_decay layer_lr_decay",
     "learning_rate": "lr eta base_lr initial_lr learningrate",
+    "loss": "criterion loss_fn",
     "log_every_steps": "log_every log_interval log_freq print_freq log_steps",
     "max_steps": "steps num_steps train_steps iterations iters max_iter n_steps",
     "min_rate_factor": "min_lr eta_min lr_min final_lr end_lr",
@@ -70,6 +73,8 @@ SYNONYMS = {
     "warmup_start_factor": "warmup_lr warmup_start_lr start_factor warmup_init_lr",
     "weight_decay": "wd l2 decay l2_reg",
     "width": "width_multiplier width_mult alpha",
+    "target_threshold": "bce_target_thresh",
+    "focal_gamma": "gamma",
     "workdir": "output output_dir out out_dir outdir o save_dir logdir log_dir "
     "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run resume "
     "resume_from",

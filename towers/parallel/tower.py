@@ -5,21 +5,18 @@ It creates no variable and knows no other tower. Call `tower_gradients` inside t
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from towers.models.layers import taking_moments
+from towers.optim.losses import LossFn
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.reduce import in_dtype, squared_norm
-
-# (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
-# of mixed images floats [n, num_classes].
-LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class TowerResult(NamedTuple):
@@ -29,7 +26,7 @@ class TowerResult(NamedTuple):
         gradients: of the loss, vectors.
         state: vectors of the new model state.
         integers: its entries that are not floats.
-        loss: mean cross-entropy over the share, a scalar. Weight decay does not depend
+        loss: mean loss over the share, a scalar. Weight decay does not depend
             on the images: it is added once, to the mean over the towers.
         correct: number of images whose largest logit is the label's, float scalar.
     """

@@ -158,7 +158,7 @@ class Trainer(abc.ABC):
 
         Returns:
             The metrics of the last step taken; empty if none was. "step" is the number
-            of steps taken since the run began; "loss" the mean cross-entropy over all
+            of steps taken since the run began; "loss" the mean loss over all
             images of the batch and "total_loss" with weight decay; "tower_losses" the
             loss of each tower; "accuracy" the share of the batch's images with a
             correct prediction; "learning_rate"; "gradient_norm" of the mean gradient
