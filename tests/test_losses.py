@@ -1,20 +1,26 @@
 """Losses against NumPy in float64 and against Keras' own."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
+from marks import slow
 from small_runs import small_config
 
-from towers import build
+from towers import build, load_run, train
 from towers.config.choices import LOSSES
+from towers.data.augment import none
 from towers.data.batches import EvalBatches
 from towers.errors import ConfigError
 from towers.optim import losses
 from towers.optim.losses import WeightDecay, cross_entropy, pop_weight_decay
+from towers.optim.phases import downscale
 from towers.optim.vector import Layout
 from towers.parallel.devices import Devices
+from towers.training.setup import configure_devices, create_trainer, read_teacher
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -187,6 +193,77 @@ def test_a_loss_that_is_not_one_per_image_is_refused(tmp_path):
     path.write_text("def of_batch(logits, labels):\n    return logits[0, 0]\n")
     with pytest.raises(ConfigError, match=r"of_batch: gave \(\).* each image, \(50,\)"):
         losses.create_loss(f"{path}:of_batch")(tf.constant(example()[0]), [0])
+
+
+# Distillation.
+
+
+def test_a_distillation_equals_its_formula():
+    """The gradient is that of the cross-entropy with soft targets, times T ** 2."""
+    logits, labels = example()
+    teacher, target = 2 * example(seed=3)[0], np.eye(7)[labels]
+    loss_fn = losses.distillation(cross_entropy, 4.0, 0.7)
+    with tf.GradientTape() as tape:
+        tape.watch(variable := tf.constant(logits))
+        found = loss_fn(variable, labels, tf.constant(teacher))
+    soft, taught = softmax(logits / 4), softmax(teacher / 4)
+    divergence = (taught * np.log(taught / soft)).sum(1)
+    plain = -(target * np.log(softmax(logits))).sum(1)
+    np.testing.assert_allclose(found, 0.3 * plain + 0.7 * 16 * divergence)
+    expected = 0.3 * (softmax(logits) - target) + 0.7 * 4 * (soft - taught)
+    np.testing.assert_allclose(tape.gradient(found, variable), expected, atol=1e-12)
+
+
+@pytest.fixture
+def teacher(monkeypatch, tmp_path):
+    """The folder of a run of three steps."""
+    small_runs.use(monkeypatch)
+    train(tmp_path / "teacher", small_config(learning_rate=0.5, max_steps=3, seed=5))
+    return str(tmp_path / "teacher")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "replicated", "num_towers": 2, "accumulate_steps": 2},
+        slow({"strategy": "model_parallel", "num_towers": 2, "group_size": 2}),
+        slow({"strategy": "async_towers", "num_towers": 1}),
+        slow({"early_sizes": "6:0.5", "model": "resnet20"}),
+        slow({"compile": "xla"}),
+        slow({"precision": "bfloat16"}),
+    ],
+)
+def test_towers_follow_the_teacher_on_their_images(teacher, options):
+    weight = {"distillation_weight": 1.0, "distillation_temperature": 2.0}
+    config = small_config(
+        teacher=teacher, weight_decay=0.0, device="cpu", **weight, **options
+    )
+    parts, trainer = create_trainer(config, configure_devices(config))
+    run = load_run(teacher)
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    model, images = parts.model, batch["images"]
+    if parts.phases:
+        model, images = parts.phases[0].model, downscale(images, 6, 6)
+    soft = softmax(model(images, training=True).numpy().astype(np.float64) / 2)
+    taught = softmax(run.model_ema(batch["images"]).numpy().astype(np.float64) / 2)
+    expected = 4 * (taught * np.log(taught / soft)).sum(1).mean()
+    rel = 0.1 if config.precision == "bfloat16" else 1e-5
+    assert expected > 0.01
+    assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=rel)
+
+
+def test_a_teacher_of_other_images_or_classes_is_refused(teacher):
+    config = small_config(teacher=teacher)
+    parts = build.build(config)
+    data, augment = parts.data, parts.augment
+    others = {
+        "other classes": {"data": dataclasses.replace(data, class_names=("a", "b"))},
+        "standardized": {"augment": none(augment.image_shape, (0, 0, 0), (9, 9, 9))},
+        "images of": {"augment": none((6, 6, 3), data.mean, data.deviation)},
+    }
+    for problem, other in others.items():
+        with pytest.raises(ConfigError, match=f"{teacher}: .*{problem}"):
+            read_teacher(config, dataclasses.replace(parts, **other))
 
 
 # Weight decay.

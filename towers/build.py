@@ -370,10 +370,12 @@ def create_trainer(
     devices: Devices,
     workers: Workers = ALONE,
     feed: Feed | None = None,
+    teacher: keras.Model | None = None,
 ) -> Trainer:
     """The trainer with the strategy of the config on the chosen devices; that of an
-    evaluation takes no steps. `feed` has other batches than those of the parts. Options
-    that do not fit the devices are a ConfigError."""
+    evaluation takes no steps. `feed` has other batches than those of the parts. The
+    loss also follows `teacher`, a trained network. Options that do not fit the devices
+    are a ConfigError."""
     part_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -408,9 +410,14 @@ def create_trainer(
         "class_weights": None,
         "logit_adjustment": None,
     }
+    loss_fn = losses.create_loss(config.loss, **loss_options | by_class)
+    if teacher is not None:
+        loss_fn = losses.distillation(
+            loss_fn, config.distillation_temperature, config.distillation_weight
+        )
     task = Task(
         model=parts.model,
-        loss_fn=losses.create_loss(config.loss, **loss_options | by_class),
+        loss_fn=loss_fn,
         eval_loss_fn=losses.create_loss(config.loss, **loss_options),
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
@@ -422,6 +429,7 @@ def create_trainer(
         scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
         scale_rate=config.choice_of("schedule").by_accuracy,
+        teacher=teacher,
     )
     if batches is not None and feed is None:
         lead_devices = devices.towers[:: strategy.num_shards]

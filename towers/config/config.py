@@ -259,6 +259,19 @@ class Config:
         NOT_NEGATIVE,
         read_by="loss",
     )
+    teacher: str = option(
+        "",
+        "Run folder of a trained network for the same images and classes, whose "
+        "outputs the loss follows too; empty for none.",
+    )
+    distillation_temperature: float = option(
+        4.0, "What the logits are divided by, of both networks.", POSITIVE
+    )
+    distillation_weight: float = option(
+        0.9,
+        "Weight of the loss that follows the teacher; that of the labels has the rest.",
+        Range(at_least=0, at_most=1),
+    )
     param_rates: str = option(
         "",
         "Factors on the learning rate of parameters by name, the first pattern that "

@@ -73,6 +73,8 @@ SYNONYMS = {
     "warmup_start_factor": "warmup_lr warmup_start_lr start_factor warmup_init_lr",
     "weight_decay": "wd l2 decay l2_reg",
     "width": "width_multiplier width_mult alpha",
+    "teacher": "distill distillation teacher_model teacher_path teacher_run",
+    "distillation_temperature": "temperature tau distill_temperature",
     "target_threshold": "bce_target_thresh",
     "focal_gamma": "gamma",
     "workdir": "output output_dir out out_dir outdir o save_dir logdir log_dir "

@@ -125,6 +125,31 @@ def binary_cross_entropy(
     return tf.reduce_mean(terms, axis=-1)
 
 
+def distillation(
+    loss_fn: LossFn, temperature: float, weight: float
+) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+    """A loss and, `weight` times, that of a teacher (Hinton et al. 2015,
+    arXiv:1503.02531).
+
+    The latter is temperature ** 2 times the Kullback-Leibler divergence between the
+    softmaxes of both logits over the temperature: the cross-entropy with soft targets,
+    less a constant. The rest of the weight, 1 - weight, is that of the loss.
+
+    Returns:
+        (logits, labels, teacher_logits [n, num_classes]) -> loss of each image [n].
+    """
+
+    def taught_loss(logits, labels, teacher_logits):
+        wide = _adjusted(logits, None)
+        soft = tf.nn.log_softmax(wide / temperature)
+        taught = tf.nn.log_softmax(tf.cast(teacher_logits, wide.dtype) / temperature)
+        divergence = tf.reduce_sum(tf.exp(taught) * (taught - soft), axis=-1)
+        loss = (1 - weight) * loss_fn(logits, labels)
+        return loss + weight * temperature**2 * divergence
+
+    return taught_loss
+
+
 def _adjusted(logits, adjustment):
     """The logits in float32 or float64, with what is added to each class."""
     if logits.dtype in (tf.bfloat16, tf.float16):

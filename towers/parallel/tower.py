@@ -5,7 +5,7 @@ It creates no variable and knows no other tower. Call `tower_gradients` inside t
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -65,9 +65,18 @@ def tower_loss(
     logits, new_state = model.stateless_call(
         params, state, _inputs(model, batch), training=True
     )
-    loss = tf.reduce_mean(loss_fn(logits, batch["labels"]))
+    loss = mean_loss(loss_fn, logits, batch)
     correct = count_correct(logits, batch["labels"])
     return loss, correct, [tf.convert_to_tensor(s) for s in new_state]
+
+
+def mean_loss(
+    loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    """The mean loss of a share; a teacher's logits in the batch are an argument of the
+    loss."""
+    taught = [batch["teacher_logits"]] if "teacher_logits" in batch else []
+    return tf.reduce_mean(loss_fn(logits, batch["labels"], *taught))
 
 
 def tower_gradients(
@@ -208,6 +217,7 @@ class WholeNetwork:
         layout: of the vectors.
         devices: one per tower.
         compilation: of the step.
+        teach: (batch, tower) -> the batch of the tower that it is trained on.
 
     Attributes:
         transferred_bytes: of activations and their gradients, that cross devices.
@@ -222,8 +232,9 @@ class WholeNetwork:
         layout: NetworkLayout,
         devices: Sequence[str],
         compilation: Compilation,
+        teach: Callable = lambda batch, tower: batch,
     ):
-        self._devices = devices
+        self._devices, self._teach = devices, teach
         # Phases that are alike but for their end share a trace.
         self._phases = [phase._replace(end_step=0) for phase in phases]
 
@@ -268,7 +279,7 @@ class WholeNetwork:
             zip(fetched, batches, strict=True), start=first_tower
         ):
             with tf.device(self._devices[tower]):
-                batch = resize_to_phase(batch, phase.model)
+                batch = resize_to_phase(self._teach(batch, tower), phase.model)
                 results.append(
                     self._tower_gradients(
                         phase, values, batch, loss_scale, name=f"tower_{tower}"
