@@ -13,7 +13,9 @@ from towers import build
 from towers.config import Config
 from towers.config.choices import OPTIMIZERS
 from towers.errors import ConfigError
+from towers.models.variables import variable_names
 from towers.optim import losses
+from towers.optim.param_rates import decay_by_layer
 from towers.optim.phases import image_size
 from towers.optim.vector import Layout
 from towers.parallel.copies import Initial
@@ -99,7 +101,7 @@ def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
     decay = losses.WeightDecay(parts.model.trainable_variables, layout)
     vectors = layout.pack(list(params.values()))
     penalty, _ = decay(vectors, [tf.zeros_like(x) for x in vectors])
-    if optimizer in ("adamw", "lars", "muon"):
+    if optimizer in ("adamw", "lars", "lamb", "lion", "muon"):
         taken = dict(zip(params, decays, strict=True))
         assert taken == {"logits/kernel": 0.5, "logits/bias": 0.0}
         assert penalty == 0
@@ -112,6 +114,7 @@ def test_weight_decay_goes_to_the_loss_or_to_the_optimizer(small, optimizer):
 OPTIONS_OF_OPTIMIZERS = {
     **{"sgd": "momentum", "nesterov": "momentum", "rmsprop": "rho epsilon"},
     **{"adamw": "beta1 beta2 epsilon", "lars": "trust_coefficient"},
+    **{"adam": "beta1 beta2 epsilon"},
 }
 
 
@@ -129,10 +132,33 @@ def test_the_options_of_the_optimizer_reach_it(small, optimizer, option):
         vectors = layout.pack([one])
         slots = {name: vectors for name in update.optimizer.slots}
         update = dataclasses.replace(update, decays=(), rate_fns=())
-        squares = update.squares(layout, vectors, vectors)
-        made, _ = update(layout, number, vectors, slots, vectors, tf.norm(one), squares)
+        arguments = layout, number, vectors, slots, vectors, tf.norm(one)
+        made, _ = update(*arguments, update.squares(*arguments))
         moved.append(layout.views(made)[0])
     assert np.all(moved[0] != moved[1])
+
+
+def test_rates_fall_from_the_head_to_the_input_by_block():
+    """The weight decay of a step falls with them, as in timm; a frozen parameter
+    stays frozen."""
+    options = {"schedule": "constant", "learning_rate": 0.5, "optimizer": "adamw"}
+    more = {"param_rates": "stage1_block1*:4,stem_norm/gamma:0", "weight_decay": 0.6}
+    config = small_config(model="resnet20", layer_decay=0.7, **options, **more)
+    parts = build.build(config)
+    names = variable_names(parts.model.trainable_variables)
+    step = tf.constant(0, tf.int64)
+    rates = [float(rate_fn(step)) for rate_fn in parts.update.rate_fns]
+    blocks = [f"stage{1 + i // 3}_block{1 + i % 3}_" for i in range(9)]
+    for name, rate, decay in zip(names, rates, parts.update.decays, strict=True):
+        [number] = [i for i, x in enumerate(blocks, 1) if name.startswith(x)] or [
+            10 if name.startswith("logits") else 0
+        ]
+        factor = {"stem_norm/gamma": 0}.get(name, 4 if number == 1 else 1)
+        assert rate == pytest.approx(0.5 * factor * 0.7 ** (10 - number)), name
+        is_kernel = name.endswith("kernel")
+        assert decay == pytest.approx(is_kernel * 0.6 / (factor or 1)), name
+    with pytest.raises(ConfigError, match="show no blocks"):
+        decay_by_layer({"conv2d/kernel": None, "dense/kernel": None}, 0.7)
 
 
 def test_parameters_have_the_rates_of_the_first_pattern_that_fits(small):

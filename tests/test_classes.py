@@ -154,7 +154,7 @@ def test_an_adjusted_loss_is_that_of_logits_plus_logarithms_of_shares(smoothing)
     np.testing.assert_allclose(offsets, 1.5 * np.log(shares))
     logits, labels = np.random.default_rng(0).normal(size=(9, 4)), np.arange(9) % 4
     found, expected = (
-        cross_entropy(tf.constant(x), labels, smoothing, logit_offsets=more)
+        cross_entropy(tf.constant(x), labels, smoothing, logit_adjustment=more)
         for x, more in ((logits, offsets), (logits + offsets, None))
     )
     np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -1,12 +1,26 @@
 """Losses against NumPy in float64 and against Keras' own."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
+import small_runs
 import tensorflow as tf
+from marks import slow
+from small_runs import small_config
 
+from towers import build, load_run, train
+from towers.config.choices import LOSSES
+from towers.data.augment import none
+from towers.data.batches import EvalBatches
+from towers.errors import ConfigError
+from towers.optim import losses
 from towers.optim.losses import WeightDecay, cross_entropy, pop_weight_decay
+from towers.optim.phases import downscale
 from towers.optim.vector import Layout
+from towers.parallel.devices import Devices
+from towers.training.setup import configure_devices, create_trainer, read_teacher
 
 
 def example(n=50, classes=7, scale=3.0, seed=0):
@@ -61,6 +75,195 @@ def test_large_logits_give_large_but_finite_losses(smoothing):
     np.testing.assert_allclose(
         found, [spread, (1 - smoothing) * 2e4 + spread], rtol=1e-5, atol=1e-6
     )
+
+
+# Each by its formula: (logits, targets, weights) -> the losses and their gradients.
+
+
+def softmax_loss(gamma):
+    def formula(logits, targets, weights):
+        p = softmax(logits)
+        targets = targets * weights
+        terms = -targets * (1 - p) ** gamma * np.log(p)
+        of_log_p = -targets * (1 - p) ** gamma
+        if gamma:
+            of_log_p += targets * gamma * (1 - p) ** (gamma - 1) * p * np.log(p)
+        return terms.sum(1), of_log_p - p * of_log_p.sum(1, keepdims=True)
+
+    return formula
+
+
+def sigmoid_loss(logits, targets, weights):
+    p = 1 / (1 + np.exp(-logits))
+    terms = -weights * (targets * np.log(p) + (1 - targets) * np.log(1 - p))
+    return terms.mean(1), weights * (p - targets) / logits.shape[1]
+
+
+def over_threshold(logits, targets, weights):
+    return sigmoid_loss(logits, (targets > 0.3).astype(float), weights)
+
+
+FORMULAS = {
+    ("cross_entropy", None, None): softmax_loss(0),
+    ("focal", "focal_gamma", 2.0): softmax_loss(2.0),
+    ("focal", "focal_gamma", 0.5): softmax_loss(0.5),
+    ("focal", "focal_gamma", 0.0): softmax_loss(0),
+    ("binary_cross_entropy", None, None): sigmoid_loss,
+    ("binary_cross_entropy", "target_threshold", 0.3): over_threshold,
+}
+
+
+def test_every_loss_has_a_formula():
+    assert {name for name, *_ in FORMULAS} == LOSSES.keys()
+
+
+@pytest.mark.parametrize("is_soft", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name,option,value", FORMULAS)
+def test_a_loss_and_its_gradient_equal_their_formulas(
+    name, option, value, smoothing, is_soft
+):
+    """With weights of the classes and numbers added to their logits."""
+    logits, labels = example()
+    weights, adjustment = np.random.default_rng(2).uniform(size=(2, 7))
+    targets = soft_labels().astype(np.float64) if is_soft else np.eye(7)[labels]
+    options = {"label_smoothing": smoothing, "class_weights": weights}
+    options |= {"logit_adjustment": adjustment} | ({option: value} if option else {})
+    loss_fn, logits = losses.create_loss(name, **options), tf.constant(logits)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        found = loss_fn(logits, soft_labels() if is_soft else labels)
+    expected, gradients = FORMULAS[name, option, value](
+        logits.numpy() + adjustment, (1 - smoothing) * targets + smoothing / 7, weights
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(tape.gradient(found, logits), gradients, atol=1e-9)
+
+
+KERAS = {
+    "cross_entropy": keras.losses.CategoricalCrossentropy(True, reduction=None),
+    "focal": keras.losses.CategoricalFocalCrossentropy(
+        1.0, 2.0, from_logits=True, reduction=None
+    ),
+    "binary_cross_entropy": keras.losses.BinaryCrossentropy(True, reduction=None),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_those_of_keras(name):
+    logits = example(scale=1.5)[0].astype(np.float32)
+    found = losses.create_loss(name)(tf.constant(logits), soft_labels())
+    np.testing.assert_allclose(found, KERAS[name](soft_labels(), logits), rtol=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_focal_losses_of_certain_images_have_finite_gradients(gamma):
+    logits = tf.constant([[200.0, -200.0], [0.0, 50.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        found = losses.focal(logits, [0, 0], focal_gamma=gamma)
+    np.testing.assert_allclose(found, [0, 50])
+    np.testing.assert_allclose(tape.gradient(found, logits), [[0, 0], [-1, 1]])
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_training_and_evaluations_have_the_chosen_loss(monkeypatch, name):
+    small_runs.use(monkeypatch)
+    options = {"label_smoothing": 0.2, "focal_gamma": 1.5, "target_threshold": 0.4}
+    config = small_config(
+        loss=name, **options, logit_adjustment=2.0, weight_decay=0.0, augment="none"
+    )
+    parts = build.build(config)
+    trainer = build.create_trainer(config, parts, Devices("CPU", ("/CPU:0",)))
+    source, test = parts.data.train, parts.data.test
+    shares = np.log(np.bincount(source.labels) / source.num_examples)
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    of_name = losses.create_loss(name, **options)
+    expected = of_name(parts.model(batch["images"]) + 2 * shares, batch["labels"])
+    feed = build.create_eval_feed(EvalBatches(test, parts.augment, 10), trainer)
+    counts = trainer.evaluate(feed, 3, (False,), lambda: None)[False]
+    images, labels = test.read(tf.range(test.num_examples, dtype=tf.int64))
+    plain = of_name(parts.model(parts.augment.evaluate(images)), labels)
+    assert counts["loss"] == pytest.approx(np.sum(plain), rel=1e-5)
+    assert float(trainer.train(1)["loss"]) == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_a_loss_that_is_not_one_per_image_is_refused(tmp_path):
+    path = tmp_path / "loss.py"
+    path.write_text("def of_batch(logits, labels):\n    return logits[0, 0]\n")
+    with pytest.raises(ConfigError, match=r"of_batch: gave \(\).* each image, \(50,\)"):
+        losses.create_loss(f"{path}:of_batch")(tf.constant(example()[0]), [0])
+
+
+# Distillation.
+
+
+def test_a_distillation_equals_its_formula():
+    """The gradient is that of the cross-entropy with soft targets, times T ** 2."""
+    logits, labels = example()
+    teacher, target = 2 * example(seed=3)[0], np.eye(7)[labels]
+    loss_fn = losses.distillation(cross_entropy, 4.0, 0.7)
+    with tf.GradientTape() as tape:
+        tape.watch(variable := tf.constant(logits))
+        found = loss_fn(variable, labels, tf.constant(teacher))
+    soft, taught = softmax(logits / 4), softmax(teacher / 4)
+    divergence = (taught * np.log(taught / soft)).sum(1)
+    plain = -(target * np.log(softmax(logits))).sum(1)
+    np.testing.assert_allclose(found, 0.3 * plain + 0.7 * 16 * divergence)
+    expected = 0.3 * (softmax(logits) - target) + 0.7 * 4 * (soft - taught)
+    np.testing.assert_allclose(tape.gradient(found, variable), expected, atol=1e-12)
+
+
+@pytest.fixture
+def teacher(monkeypatch, tmp_path):
+    """The folder of a run of three steps."""
+    small_runs.use(monkeypatch)
+    train(tmp_path / "teacher", small_config(learning_rate=0.5, max_steps=3, seed=5))
+    return str(tmp_path / "teacher")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "replicated", "num_towers": 2, "accumulate_steps": 2},
+        slow({"strategy": "model_parallel", "num_towers": 2, "group_size": 2}),
+        slow({"strategy": "async_towers", "num_towers": 1}),
+        slow({"early_sizes": "6:0.5", "model": "resnet20"}),
+        slow({"compile": "xla"}),
+        slow({"precision": "bfloat16"}),
+    ],
+)
+def test_towers_follow_the_teacher_on_their_images(teacher, options):
+    weight = {"distillation_weight": 1.0, "distillation_temperature": 2.0}
+    config = small_config(
+        teacher=teacher, weight_decay=0.0, device="cpu", **weight, **options
+    )
+    parts, trainer = create_trainer(config, configure_devices(config))
+    run = load_run(teacher)
+    batch = parts.train_batches(tf.constant(0, tf.int64))
+    model, images = parts.model, batch["images"]
+    if parts.phases:
+        model, images = parts.phases[0].model, downscale(images, 6, 6)
+    soft = softmax(model(images, training=True).numpy().astype(np.float64) / 2)
+    taught = softmax(run.model_ema(batch["images"]).numpy().astype(np.float64) / 2)
+    expected = 4 * (taught * np.log(taught / soft)).sum(1).mean()
+    rel = 0.1 if config.precision == "bfloat16" else 1e-5
+    assert expected > 0.01
+    assert float(trainer.train(1)["loss"]) == pytest.approx(expected, rel=rel)
+
+
+def test_a_teacher_of_other_images_or_classes_is_refused(teacher):
+    config = small_config(teacher=teacher)
+    parts = build.build(config)
+    data, augment = parts.data, parts.augment
+    others = {
+        "other classes": {"data": dataclasses.replace(data, class_names=("a", "b"))},
+        "standardized": {"augment": none(augment.image_shape, (0, 0, 0), (9, 9, 9))},
+        "images of": {"augment": none((6, 6, 3), data.mean, data.deviation)},
+    }
+    for problem, other in others.items():
+        with pytest.raises(ConfigError, match=f"{teacher}: .*{problem}"):
+            read_teacher(config, dataclasses.replace(parts, **other))
 
 
 # Weight decay.

@@ -82,6 +82,14 @@ def test_a_schedule_equals_its_formula(name):
     assert (len(rates) > 1) == SCHEDULES[name].by_length
 
 
+def test_a_cosine_ends_at_a_part_of_the_rate():
+    schedule = create_schedule("cosine", 0.1, **SHAPE, min_rate_factor=0.2)
+    epochs = np.arange(0, 70.0)
+    found = schedule(tf.constant(epochs * NUM_EXAMPLES, tf.int64))
+    half = 0.5 * (1 + np.cos(np.pi * np.minimum(epochs / 60, 1)))
+    np.testing.assert_allclose(found, 0.02 + (0.1 - 0.02) * half, rtol=1e-12)
+
+
 # Fractions of an epoch.
 
 FRACTIONS = ("0.1", "0.3", "0.7", "1.1", "2.3", "30")
@@ -131,15 +139,17 @@ def test_a_parameter_is_frozen_with_the_step_at_which_its_rate_is_zero(epochs):
 # Warm-up.
 
 
+@pytest.mark.parametrize("start", [0.0, 0.3])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_warmup_rises_from_zero_in_a_line_and_then_leaves_the_schedule_alone(name):
+def test_warmup_rises_in_a_line_and_then_leaves_the_schedule_alone(name, start):
     warmup = 4 * NUM_EXAMPLES
+    rise = {"warmup_epochs": 4.0, "warmup_start_factor": start}
     for images in (0, 1, warmup // 4, warmup // 2, warmup - 1):
-        found = rate_at(images, name, warmup_epochs=4.0)
-        expected = images / warmup * rate_at(images, name)
+        found = rate_at(images, name, **rise)
+        expected = np.interp(images, [0, warmup], [start, 1]) * rate_at(images, name)
         assert found == pytest.approx(expected, rel=1e-14)
     for images in (warmup, warmup + 1, 31 * NUM_EXAMPLES, 60 * NUM_EXAMPLES):
-        assert rate_at(images, name, warmup_epochs=4.0) == rate_at(images, name)
+        assert rate_at(images, name, **rise) == rate_at(images, name)
 
 
 # What Config says of schedules.
@@ -153,6 +163,7 @@ def test_warmup_rises_from_zero_in_a_line_and_then_leaves_the_schedule_alone(nam
         ("epochs_per_decay", 10.0),
         ("epoch_factors", "1:0.3"),
         ("peak_fraction", 0.9),
+        ("min_rate_factor", 0.3),
     ],
 )
 def test_options_are_called_ignored_where_they_change_no_rate(name, option, value):

@@ -277,6 +277,7 @@ def create_schedule(config: Config, num_examples: int) -> schedules.Schedule:
         num_examples=num_examples,
         num_epochs=config.num_epochs,
         warmup_epochs=config.warmup_epochs,
+        warmup_start_factor=config.warmup_start_factor,
         **config.options_of("schedule"),
     )
 
@@ -306,7 +307,7 @@ def create_update(
         decays = param_rates.scale_decays(own, matched)
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
-            matched,
+            param_rates.decay_by_layer(matched, config.layer_decay),
             schedule_fn(config, num_examples),
             config.learning_rate,
             num_examples,
@@ -372,10 +373,12 @@ def create_trainer(
     devices: Devices,
     workers: Workers = ALONE,
     feed: Feed | None = None,
+    teacher: keras.Model | None = None,
 ) -> Trainer:
     """The trainer with the strategy of the config on the chosen devices; that of an
-    evaluation takes no steps. `feed` has other batches than those of the parts. Options
-    that do not fit the devices are a ConfigError."""
+    evaluation takes no steps. `feed` has other batches than those of the parts. The
+    loss also follows `teacher`, a trained network. Options that do not fit the devices
+    are a ConfigError."""
     part_of(config, devices, workers)  # refuses too many towers
     if config.parameter_device == "gpu" and devices.kind != "GPU":
         raise ConfigError(
@@ -397,22 +400,28 @@ def create_trainer(
         config.batch_size,
         **options,
     )
-    smoothing, batches = config.label_smoothing, parts.train_batches
-    loss_fn = functools.partial(losses.cross_entropy, label_smoothing=smoothing)
-    train_loss_fn = loss_fn
+    batches, by_class = parts.train_batches, {}
+    class_names = parts.data.class_names
     if batches is not None and config.class_weights:
-        class_names = parts.data.class_names
         weights = class_weights(config.class_weights, batches.source, class_names)
-        train_loss_fn = functools.partial(loss_fn, class_weights=weights)
+        by_class["class_weights"] = weights
     if batches is not None and config.logit_adjustment:
-        offsets = logit_offsets(
-            config.logit_adjustment, batches.source, len(parts.data.class_names)
+        by_class["logit_adjustment"] = logit_offsets(
+            config.logit_adjustment, batches.source, len(class_names)
         )
-        train_loss_fn = functools.partial(train_loss_fn, logit_offsets=offsets)
+    loss_options = config.options_of("loss") | {
+        "class_weights": None,
+        "logit_adjustment": None,
+    }
+    loss_fn = losses.create_loss(config.loss, **loss_options | by_class)
+    if teacher is not None:
+        loss_fn = losses.distillation(
+            loss_fn, config.distillation_temperature, config.distillation_weight
+        )
     task = Task(
         model=parts.model,
-        loss_fn=train_loss_fn,
-        eval_loss_fn=loss_fn,
+        loss_fn=loss_fn,
+        eval_loss_fn=losses.create_loss(config.loss, **loss_options),
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
@@ -423,6 +432,7 @@ def create_trainer(
         scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
         scale_rate=config.choice_of("schedule").by_accuracy,
+        teacher=teacher,
     )
     if batches is not None and feed is None:
         lead_devices = devices.towers[:: strategy.num_shards]

@@ -378,6 +378,47 @@ def adamw(
     return moved, {"first_moment": first, "second_moment": second}
 
 
+def adam(params, gradients, slots, rate, **hyper):
+    """Of gradients that include the weight decay."""
+    return adamw(params, gradients, slots, rate, decay={}, **hyper)
+
+
+def lamb(
+    params,
+    gradients,
+    slots,
+    rate,
+    *,
+    step,
+    decay,
+    beta1=0.9,
+    beta2=0.999,
+    epsilon=1e-7,
+):
+    """Algorithm 2 of arXiv:1904.00962 with phi(z) = z; the ratio of vectors, and where
+    a norm is 0, is 1."""
+    m = _mean(slots["first_moment"], gradients, beta1, power=1)
+    v = _mean(slots["second_moment"], gradients, beta2, power=2)
+    moved = {}
+    for name, x in params.items():
+        m_hat = m[name] / (1 - beta1 ** (step + 1))
+        v_hat = v[name] / (1 - beta2 ** (step + 1))
+        r = m_hat / (np.sqrt(v_hat) + epsilon) + decay.get(name, 0.0) * x
+        norms = np.sqrt((x**2).sum()), np.sqrt((r**2).sum())
+        ratio = norms[0] / norms[1] if x.ndim > 1 and all(norms) else 1.0
+        moved[name] = x - rate * ratio * r
+    return moved, {"first_moment": m, "second_moment": v}
+
+
+def lion(params, gradients, slots, rate, *, decay, beta1=0.9, momentum_decay=0.99):
+    """Algorithm 2 of arXiv:2302.06675."""
+    moved, m = {}, slots["first_moment"]
+    for name, x in params.items():
+        c = beta1 * m[name] + (1 - beta1) * gradients[name]
+        moved[name] = x - rate * (np.sign(c) + decay.get(name, 0.0) * x)
+    return moved, {"first_moment": _mean(m, gradients, momentum_decay, power=1)}
+
+
 def lars(
     params, gradients, slots, rate, *, decay, momentum=0.9, trust_coefficient=0.001
 ):
@@ -445,7 +486,10 @@ OPTIMIZERS = {
     "nesterov": Optimizer(nesterov, ("velocity",)),
     "rmsprop": Optimizer(rmsprop, ("second_moment", "velocity")),
     "adamw": Optimizer(adamw, ("first_moment", "second_moment"), takes_step=True),
+    "adam": Optimizer(adam, ("first_moment", "second_moment"), takes_step=True),
     "lars": Optimizer(lars, ("velocity",)),
+    "lamb": Optimizer(lamb, ("first_moment", "second_moment"), takes_step=True),
+    "lion": Optimizer(lion, ("first_moment",)),
     "muon": Optimizer(muon, ("velocity",)),
 }
 

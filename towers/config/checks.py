@@ -13,6 +13,13 @@ from towers.errors import ConfigError
 if TYPE_CHECKING:
     from towers.config.config import Config
 
+# Option -> the one without which it has no effect.
+_NEEDED = {
+    "warmup_start_factor": "warmup_epochs",
+    "distillation_temperature": "teacher",
+    "distillation_weight": "teacher",
+}
+
 # Bytes of addresses that TensorFlow and its threads take for the smallest network.
 # With less it aborts the process.
 _LEAST_ADDRESSES = 3_000_000_000
@@ -192,6 +199,10 @@ def ignored_options(config: "Config") -> list[str]:
             value = getattr(config, name)
             if name not in names and value != getattr(type(config), name):
                 lines.append(f"{name}={value} has no effect with {option}={choice}")
+    for name, needed in _NEEDED.items():
+        value = getattr(config, name)
+        if value != getattr(type(config), name) and not getattr(config, needed):
+            lines.append(f"{name}={value} has no effect without {needed}")
     if config.choice_of("strategy").sharded and config.group_size == 1:
         lines.append(
             f"strategy={config.strategy} with group_size=1 splits no network; set "

@@ -274,6 +274,9 @@ OPTIMIZERS = {
         "over the root mean square of the gradients",
         scale_free=True,
     ),
+    "adam": Choice(
+        "optim.optimizers:adam", "Adam, weight decay in the loss", scale_free=True
+    ),
     "adamw": Choice(
         "optim.optimizers:adamw", "Adam with decoupled weight decay", scale_free=True
     ),
@@ -283,12 +286,27 @@ OPTIMIZERS = {
         scale_free=True,
         sums=True,
     ),
+    "lamb": Choice(
+        "optim.optimizers:lamb",
+        "the same of adamw",
+        scale_free=True,
+        sums=True,
+    ),
+    "lion": Choice("optim.optimizers:lion", "signs of a momentum", scale_free=True),
     "muon": Choice(
         "optim.optimizers:muon",
         "orthogonalized momentum for convolutions, nesterov for the rest",
         scale_free=True,
         sums=True,
         whole_parameters=True,
+    ),
+}
+
+LOSSES = {
+    "cross_entropy": Choice("optim.losses:cross_entropy", "of the softmax"),
+    "focal": Choice("optim.losses:focal", "less of images that are classified well"),
+    "binary_cross_entropy": Choice(
+        "optim.losses:binary_cross_entropy", "of a sigmoid per class, their mean"
     ),
 }
 
@@ -367,6 +385,7 @@ TABLES: dict[str, Mapping[str, Choice]] = {
     "policy": POLICIES,
     "model": MODELS,
     "optimizer": OPTIMIZERS,
+    "loss": LOSSES,
     "schedule": SCHEDULES,
     "strategy": STRATEGIES,
     "tta": TTA,

@@ -209,10 +209,16 @@ class Config:
         0.0, "Momentum of the velocity.", BELOW_1, read_by="optimizer"
     )
     beta1: float = option(
-        0.9, "Decay of adamw's mean of the gradients.", BELOW_1, read_by="optimizer"
+        0.9,
+        "Decay of the mean of the gradients of adam, adamw, lamb and lion.",
+        BELOW_1,
+        read_by="optimizer",
     )
     beta2: float = option(
-        0.999, "Decay of adamw's mean of their squares.", BELOW_1, read_by="optimizer"
+        0.999,
+        "Decay of the mean of their squares of adam, adamw and lamb.",
+        BELOW_1,
+        read_by="optimizer",
     )
     rho: float = option(
         0.9,
@@ -222,7 +228,8 @@ class Config:
     )
     epsilon: float = option(
         1e-7,
-        "Next to the root in adamw's denominator, under it in rmsprop's.",
+        "Next to the root in the denominator of adam, adamw and lamb, under it in "
+        "rmsprop's.",
         POSITIVE,
         read_by="optimizer",
     )
@@ -243,29 +250,67 @@ class Config:
     weight_decay: float = option(
         0.004,
         "Weight decay: this times half the sum of squares of the parameters that the "
-        "network marks, kernels as a rule, is added to the loss; adamw, lars and muon "
-        "(not to convolutions) apply it in their update.",
+        "network marks, kernels as a rule, is added to the loss; adamw, lars, lamb, "
+        "lion and muon (not to convolutions) apply it in their update.",
         NOT_NEGATIVE,
     )
+    loss: str = option("cross_entropy", "Loss of an image", table="loss")
     label_smoothing: float = option(
-        0.0, "Probability spread evenly over all classes.", BELOW_1
+        0.0,
+        "Probability spread evenly over all classes.",
+        BELOW_1,
+        read_by="loss",
+    )
+    focal_gamma: float = option(
+        2.0,
+        "Exponent of the focal loss; 0 is cross_entropy.",
+        NOT_NEGATIVE,
+        read_by="loss",
+    )
+    target_threshold: float = option(
+        0.0,
+        "With binary_cross_entropy, shares of mixed images above it count as 1 and "
+        "others as 0; 0 takes the shares.",
+        BELOW_1,
+        read_by="loss",
     )
     class_weights: str = option(
         "",
         "Weights of the classes in the training loss: balanced for weights inverse to "
         "the number of images, or a JSON file of names and weights; empty for none.",
+        read_by="loss",
     )
     logit_adjustment: float = option(
         0.0,
         "Margin for classes with few images: the training loss takes the logits plus "
         "this times the logarithm of the class's share of the training images.",
         NOT_NEGATIVE,
+        read_by="loss",
+    )
+    teacher: str = option(
+        "",
+        "Run folder of a trained network for the same images and classes, whose "
+        "outputs the loss follows too; empty for none.",
+    )
+    distillation_temperature: float = option(
+        4.0, "What the logits are divided by, of both networks.", POSITIVE
+    )
+    distillation_weight: float = option(
+        0.9,
+        "Weight of the loss that follows the teacher; that of the labels has the rest.",
+        Range(at_least=0, at_most=1),
     )
     param_rates: str = option(
         "",
         "Factors on the learning rate of parameters by name, the first pattern that "
         "fits, such as '*/bias:2', 0 to freeze them; with another number, "
         "'stem/bias:2:3', that rate falls linearly to zero over so many epochs.",
+    )
+    layer_decay: float = option(
+        1.0,
+        "Factor on the learning rate for each block between a parameter and the head, "
+        "whose rate is the whole one; 1 for none.",
+        Range(above=0, at_most=1),
     )
     freeze: str = option(
         "",
@@ -295,6 +340,12 @@ class Config:
         "them on, such as 30:0.1,60:0.01.",
         read_by="schedule",
     )
+    min_rate_factor: float = option(
+        0.0,
+        "What the cosine schedule ends at, as a part of the rate.",
+        BELOW_1,
+        read_by="schedule",
+    )
     peak_fraction: float = option(
         0.3,
         "Part of --num_epochs after which the one_cycle schedule is highest.",
@@ -309,7 +360,10 @@ class Config:
         read_by="schedule",
     )
     warmup_epochs: float = option(
-        0.0, "Epochs over which the rate first rises linearly from 0.", NOT_NEGATIVE
+        0.0, "Epochs over which the rate first rises linearly.", NOT_NEGATIVE
+    )
+    warmup_start_factor: float = option(
+        0.0, "What that rise begins at, as a part of the rate.", BELOW_1
     )
     ema_decay: float = option(
         0.9999,

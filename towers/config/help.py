@@ -37,6 +37,7 @@ _TITLES = {
     "augment": "Augmentations",
     "policy": "Policies of operations on pixels",
     "optimizer": "Optimizers",
+    "loss": "Losses",
     "schedule": "Schedules of the learning rate",
     "strategy": "Strategies",
     "tta": "Test-time augmentation",

@@ -9,12 +9,15 @@ RENAMED = {"views": "tta"}
 
 # Value of an option -> names that other programs have for it.
 VALUES = {
-    "adamw": "adam",
     "bfloat16": "bf16 mixed_bfloat16",
+    "binary_cross_entropy": "bce bce_loss",
     "cosine": "cos cosine_annealing cosine_decay",
+    "cross_entropy": "ce crossentropy softmax",
     "float16": "fp16 half amp mixed_float16 mixed",
     "float32": "fp32 full single",
     "gpu": "cuda",
+    "lamb": "lambc fusedlamb nvlamb",
+    "nesterov": "nag sgd_nesterov",
     "one_cycle": "onecycle 1cycle",
     "piecewise": "step multistep multi_step steps",
     "plateau": "reduce_on_plateau reduce_lr_on_plateau reducelronplateau",
@@ -43,9 +46,12 @@ SYNONYMS = {
     "init_from": "pretrained finetune weights init_checkpoint load_from",
     "keep_checkpoints": "max_to_keep keep keep_last",
     "label_smoothing": "smoothing label_smooth",
+    "layer_decay": "llrd layerwise_decay layer_wise_decay layer_lr_decay",
     "learning_rate": "lr eta base_lr initial_lr learningrate",
+    "loss": "criterion loss_fn",
     "log_every_steps": "log_every log_interval log_freq print_freq log_steps",
     "max_steps": "steps num_steps train_steps iterations iters max_iter n_steps",
+    "min_rate_factor": "min_lr eta_min lr_min final_lr end_lr",
     "model": "arch architecture net network backbone model_name",
     "num_epochs": "epochs epoch n_epochs max_epochs train_epochs e",
     "num_workers": "workers n np nproc num_processes processes",
@@ -66,8 +72,13 @@ SYNONYMS = {
     "use_ema": "ema averaged use_averages",
     "validation_fraction": "val_split validation_split val_fraction",
     "warmup_epochs": "warmup warm_up num_warmup_epochs",
+    "warmup_start_factor": "warmup_lr warmup_start_lr start_factor warmup_init_lr",
     "weight_decay": "wd l2 decay l2_reg",
     "width": "width_multiplier width_mult alpha",
+    "teacher": "distill distillation teacher_model teacher_path teacher_run",
+    "distillation_temperature": "temperature tau distill_temperature",
+    "target_threshold": "bce_target_thresh",
+    "focal_gamma": "gamma",
     "workdir": "output output_dir out out_dir outdir o save_dir logdir log_dir "
     "model_dir train_dir checkpoint_dir ckpt_dir ckpt checkpoint run_dir run resume "
     "resume_from",

@@ -1,11 +1,41 @@
-"""Loss functions: cross-entropy and weight decay."""
+"""Loss functions of images, distillation, and weight decay."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from towers.config import factories
+from towers.errors import ConfigError
 from towers.optim.vector import Layout
+
+# (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
+# of mixed images floats [n, num_classes].
+LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+def create_loss(name: str, **options: Any) -> LossFn:
+    """The named loss.
+
+    Args:
+        name: in `towers.config.choices.LOSSES`, or FILE.py:FUNCTION.
+        **options: label_smoothing, class_weights, logit_adjustment, focal_gamma,
+            target_threshold; a loss gets those that its signature names.
+    """
+    function = factories.resolve("loss", name)
+    options = factories.named_by(function, options)
+
+    def loss_fn(logits, labels):
+        losses, images = function(logits, labels, **options), logits.shape[:1]
+        if losses.shape.rank != 1 or not losses.shape.is_compatible_with(images):
+            raise ConfigError(
+                f"loss={name}: gave {losses.shape} for logits {logits.shape}; return "
+                f"the loss of each image, {images}"
+            )
+        return losses
+
+    return loss_fn
 
 
 def cross_entropy(
@@ -13,7 +43,7 @@ def cross_entropy(
     labels: tf.Tensor,
     label_smoothing: float = 0.0,
     class_weights: Sequence[float] | None = None,
-    logit_offsets: Sequence[float] | None = None,
+    logit_adjustment: Sequence[float] | None = None,
 ) -> tf.Tensor:
     """Softmax cross-entropy of each image.
 
@@ -27,30 +57,115 @@ def cross_entropy(
         label_smoothing: in [0, 1).
         class_weights: per class a factor on its term of the sum over the classes, as in
             PyTorch's `CrossEntropyLoss`; a mean over images is not divided by them.
-        logit_offsets: per class what is added to its logit.
+        logit_adjustment: per class what is added to its logit.
 
     Returns:
         float32 (or float64) [n].
     """
-    if logits.dtype in (tf.bfloat16, tf.float16):
-        logits = tf.cast(logits, tf.float32)
-    if logit_offsets is not None:
-        logits += tf.constant(logit_offsets, logits.dtype)
-    labels, num_classes = tf.convert_to_tensor(labels), logits.shape[-1]
-    if labels.dtype.is_floating:
-        targets = tf.cast(labels, logits.dtype) * (1 - label_smoothing)
-    elif label_smoothing == 0 and class_weights is None:
+    logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
+    if not (labels.dtype.is_floating or label_smoothing or class_weights is not None):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    else:
-        targets = tf.one_hot(
-            labels, num_classes, 1 - label_smoothing, 0.0, dtype=logits.dtype
-        )
-    targets += label_smoothing / num_classes
+    targets = _targets(logits, labels, label_smoothing)
     if class_weights is not None:
         # The fused operation takes the targets to add up to 1 in its gradient.
         targets *= tf.constant(class_weights, logits.dtype)
         return -tf.reduce_sum(targets * tf.nn.log_softmax(logits), axis=-1)
     return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
+
+
+def focal(
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    logit_adjustment: Sequence[float] | None = None,
+    *,
+    focal_gamma: float = 2.0,
+) -> tf.Tensor:
+    """Cross-entropy whose term of a class is multiplied by (1 - p) ** focal_gamma, p
+    the class's probability (Lin et al. 2017, arXiv:1708.02002).
+
+    Theirs is of sigmoids; this is the form for a softmax. Their alpha is
+    `class_weights`. Other arguments and the result are as of `cross_entropy`.
+    """
+    logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
+    logs = tf.nn.log_softmax(logits)
+    # Roots have no gradient at 0.
+    rest = tf.maximum(-tf.math.expm1(logs), tf.constant(1e-9, logits.dtype))
+    terms = _targets(logits, labels, label_smoothing) * rest**focal_gamma * logs
+    if class_weights is not None:
+        terms *= tf.constant(class_weights, logits.dtype)
+    return -tf.reduce_sum(terms, axis=-1)
+
+
+def binary_cross_entropy(
+    logits: tf.Tensor,
+    labels: tf.Tensor,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] | None = None,
+    logit_adjustment: Sequence[float] | None = None,
+    *,
+    target_threshold: float = 0.0,
+) -> tf.Tensor:
+    """Mean over the classes of the sigmoid cross-entropy of each with its target, as in
+    timm and "ResNet strikes back" (Wightman et al. 2021, arXiv:2110.00476).
+
+    Args:
+        target_threshold: above 0, targets above it become 1 and others 0.
+
+    Other arguments and the result are as of `cross_entropy`.
+    """
+    logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
+    targets = _targets(logits, labels, label_smoothing)
+    if target_threshold:
+        targets = tf.cast(targets > target_threshold, logits.dtype)
+    terms = tf.nn.sigmoid_cross_entropy_with_logits(targets, logits)
+    if class_weights is not None:
+        terms *= tf.constant(class_weights, logits.dtype)
+    return tf.reduce_mean(terms, axis=-1)
+
+
+def distillation(
+    loss_fn: LossFn, temperature: float, weight: float
+) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]:
+    """A loss and, `weight` times, that of a teacher (Hinton et al. 2015,
+    arXiv:1503.02531).
+
+    The latter is temperature ** 2 times the Kullback-Leibler divergence between the
+    softmaxes of both logits over the temperature: the cross-entropy with soft targets,
+    less a constant. The rest of the weight, 1 - weight, is that of the loss.
+
+    Returns:
+        (logits, labels, teacher_logits [n, num_classes]) -> loss of each image [n].
+    """
+
+    def taught_loss(logits, labels, teacher_logits):
+        wide = _adjusted(logits, None)
+        soft = tf.nn.log_softmax(wide / temperature)
+        taught = tf.nn.log_softmax(tf.cast(teacher_logits, wide.dtype) / temperature)
+        divergence = tf.reduce_sum(tf.exp(taught) * (taught - soft), axis=-1)
+        loss = (1 - weight) * loss_fn(logits, labels)
+        return loss + weight * temperature**2 * divergence
+
+    return taught_loss
+
+
+def _adjusted(logits, adjustment):
+    """The logits in float32 or float64, with what is added to each class."""
+    if logits.dtype in (tf.bfloat16, tf.float16):
+        logits = tf.cast(logits, tf.float32)
+    if adjustment is not None:
+        logits += tf.constant(adjustment, logits.dtype)
+    return logits
+
+
+def _targets(logits, labels, label_smoothing):
+    """The labels as floats [n, num_classes], smoothed."""
+    num_classes = logits.shape[-1]
+    if not labels.dtype.is_floating:
+        labels = tf.one_hot(labels, num_classes, dtype=logits.dtype)
+    targets = tf.cast(labels, logits.dtype) * (1 - label_smoothing)
+    return targets + label_smoothing / num_classes
 
 
 class WeightDecay:

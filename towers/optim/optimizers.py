@@ -31,7 +31,8 @@ class UpdateContext(NamedTuple):
         decay: coefficient of weight decay, where the optimizer applies it; else 0.
         rank: number of axes of the parameter.
         param_norm, gradient_norm: Euclidean norms of the whole parameter and of its
-            (clipped) gradient, where the optimizer needs norms; else None.
+            (clipped) gradient, or of its `Optimizer.direction`, where the optimizer
+            needs norms; else None.
         constants: what `Optimizer.constants` gives for the step, if it has it.
     """
 
@@ -57,6 +58,8 @@ class Optimizer:
             parameters, or of slices of them, each padded with zeros to whole rows: it
             must stay finite where parameter, gradient and slots are 0.
         needs_norms: whether it reads `param_norm` and `gradient_norm` of the context.
+        direction: (param, slots, gradient, context without norms) -> of what
+            `gradient_norm` is the norm; None for the gradient.
         takes_decay: whether it applies the weight decay itself, which then must not be
             part of the loss.
         constants: step -> what it needs once for all parameters.
@@ -68,6 +71,9 @@ class Optimizer:
     ]
     elementwise: bool = True
     needs_norms: bool = False
+    direction: Callable[[tf.Tensor, Slots, tf.Tensor, UpdateContext], tf.Tensor] | (
+        None
+    ) = None
     takes_decay: bool = False
     constants: Callable[[tf.Tensor], Any] | None = None
 
@@ -117,20 +123,15 @@ def adamw(
     """
 
     def update(param, slots, gradient, context):
-        first = slots["first_moment"]
-        first += (1 - beta1) * (gradient - first)
-        second = slots["second_moment"]
-        second += (1 - beta2) * (tf.square(gradient) - second)
-        direction = tf.cast(context.constants, param.dtype) * first
-        direction /= tf.sqrt(second) + epsilon
+        moments = _moments(slots, gradient, beta1, beta2)
+        direction = tf.cast(context.constants, param.dtype) * moments["first_moment"]
+        direction /= tf.sqrt(moments["second_moment"]) + epsilon
         direction = _with_decay(param, direction, context)
-        moments = {"first_moment": first, "second_moment": second}
         return param - context.rate * direction, moments
 
     def unbiased(step):
-        count = tf.cast(step + 1, tf.float64)
-        factor = tf.sqrt(1 - tf.constant(beta2, tf.float64) ** count)
-        return factor / (1 - tf.constant(beta1, tf.float64) ** count)
+        first, second = _corrections(step, beta1, beta2)
+        return tf.sqrt(second) / first
 
     return Optimizer(
         ("first_moment", "second_moment"),
@@ -138,6 +139,64 @@ def adamw(
         takes_decay=True,
         constants=unbiased,
     )
+
+
+def adam(
+    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
+) -> Optimizer:
+    """Adam of `adamw`, whose gradient includes that of the weight decay."""
+    update = adamw(beta1=beta1, beta2=beta2, epsilon=epsilon)
+    return dataclasses.replace(update, takes_decay=False)
+
+
+def lamb(
+    *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-7
+) -> Optimizer:
+    """Layer-wise adaptive Adam (You et al. 2020, arXiv:1904.00962, algorithm 2).
+
+    Adam's direction, with epsilon next to the root of the corrected moment, plus
+    decay * param is scaled, for a kernel, by |param| / |direction|, or by 1 where a
+    norm is 0. Vectors are not scaled, as in the authors' program.
+    """
+
+    def move(param, slots, gradient, context):
+        moments = _moments(slots, gradient, beta1, beta2)
+        first, second = (
+            moment / tf.cast(correction, param.dtype)
+            for moment, correction in zip(
+                moments.values(), context.constants, strict=True
+            )
+        )
+        direction = first / (tf.sqrt(second) + epsilon)
+        return _with_decay(param, direction, context), moments
+
+    def update(param, slots, gradient, context):
+        direction, moments = move(param, slots, gradient, context)
+        direction *= _over_norm(context, context.param_norm, context.gradient_norm)
+        return param - context.rate * direction, moments
+
+    return Optimizer(
+        ("first_moment", "second_moment"),
+        update,
+        needs_norms=True,
+        direction=lambda *args: move(*args)[0],
+        takes_decay=True,
+        constants=lambda step: _corrections(step, beta1, beta2),
+    )
+
+
+def lion(*, beta1: float = 0.9, momentum_decay: float = 0.99) -> Optimizer:
+    """Signs of an interpolated momentum (Chen et al. 2023, arXiv:2302.06675, algorithm
+    2), with decoupled weight decay; `momentum_decay` is their beta2."""
+
+    def update(param, slots, gradient, context):
+        first = slots["first_moment"]
+        sign = tf.sign(beta1 * first + (1 - beta1) * gradient)
+        direction = _with_decay(param, sign, context)
+        first = momentum_decay * first + (1 - momentum_decay) * gradient
+        return param - context.rate * direction, {"first_moment": first}
+
+    return Optimizer(("first_moment",), update, takes_decay=True)
 
 
 def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimizer:
@@ -150,7 +209,9 @@ def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimize
 
     def update(param, slots, gradient, context):
         direction = _with_decay(param, gradient, context)
-        direction *= _trust(context, trust_coefficient)
+        length = context.gradient_norm + context.decay * context.param_norm
+        trusted = trust_coefficient * context.param_norm
+        direction *= _over_norm(context, trusted, length)
         return _move(param, slots, direction, context.rate, momentum)
 
     return Optimizer(
@@ -206,12 +267,25 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
     return tf.matmul(x, total) if rows > columns else tf.matmul(total, x)
 
 
-def _trust(context, trust_coefficient):
+def _moments(slots, gradient, beta1, beta2):
+    first, second = slots["first_moment"], slots["second_moment"]
+    return {
+        "first_moment": first + (1 - beta1) * (gradient - first),
+        "second_moment": second + (1 - beta2) * (tf.square(gradient) - second),
+    }
+
+
+def _corrections(step, *betas):
+    """By which the moments are divided after so many steps and one, float64."""
+    count = tf.cast(step + 1, tf.float64)
+    return [1 - tf.constant(beta, tf.float64) ** count for beta in betas]
+
+
+def _over_norm(context, length, norm):
+    """length / norm of kernels, and 1 of vectors and where a norm is 0."""
     both = (context.param_norm > 0) & (context.gradient_norm > 0) & (context.rank > 1)
-    length = context.gradient_norm + context.decay * context.param_norm
-    one = tf.ones_like(length)
-    ratio = trust_coefficient * context.param_norm / tf.where(both, length, one)
-    return tf.where(both, ratio, one)
+    one = tf.ones_like(norm)
+    return tf.where(both, length / tf.where(both, norm, one), one)
 
 
 def _velocity_slot(momentum):

@@ -88,12 +88,20 @@ def piecewise(
     return rate
 
 
-def cosine(learning_rate: float, *, num_examples: int, num_epochs: float) -> Schedule:
-    """Half a cosine from the rate to zero at the end of the run (arXiv:1608.03983)."""
+def cosine(
+    learning_rate: float,
+    *,
+    num_examples: int,
+    num_epochs: float,
+    min_rate_factor: float = 0.0,
+) -> Schedule:
+    """Half a cosine from the rate to `min_rate_factor` times the rate at the end of the
+    run (arXiv:1608.03983)."""
 
     def rate(images_seen):
         done = _share_done(images_seen, num_examples, num_epochs)
-        return learning_rate * 0.5 * (1 + tf.cos(math.pi * done))
+        fall = 0.5 * (1 + tf.cos(math.pi * done))
+        return learning_rate * (min_rate_factor + (1 - min_rate_factor) * fall)
 
     return rate
 
@@ -156,18 +164,20 @@ def create_schedule(
     *,
     num_examples: int,
     warmup_epochs: float,
+    warmup_start_factor: float = 0.0,
     **shape: Any,
 ) -> Schedule:
-    """The named schedule, multiplied by a linear rise from 0 over `warmup_epochs`.
+    """The named schedule, multiplied by a linear rise to 1 over `warmup_epochs`.
 
     Args:
         name: in `towers.config.choices.SCHEDULES`, or FILE.py:FUNCTION.
         learning_rate: the initial or highest rate.
         num_examples: training images of an epoch.
         warmup_epochs: length of the rise, in epochs; 0 for none.
+        warmup_start_factor: where it begins.
         **shape: num_epochs, decay_factor, epochs_per_decay, epoch_factors,
-            peak_fraction, plateau_patience; a schedule gets those that its signature
-            names.
+            min_rate_factor, peak_fraction, plateau_patience; a schedule gets those that
+            its signature names.
     """
     schedule = factories.create(
         "schedule",
@@ -180,7 +190,8 @@ def create_schedule(
         return schedule
 
     def rate(images_seen):
-        rise = _share_done(images_seen, num_examples, warmup_epochs)
+        done = _share_done(images_seen, num_examples, warmup_epochs)
+        rise = warmup_start_factor + (1 - warmup_start_factor) * done
         return rise * schedule(images_seen)
 
     return rate

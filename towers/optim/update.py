@@ -77,13 +77,24 @@ class Update:
     def squares(
         self,
         layout: Layout,
+        step: tf.Tensor,
         params: Sequence[tf.Tensor],
+        slots: Mapping[str, Sequence[tf.Tensor]],
         gradients: Sequence[tf.Tensor],
+        norm: tf.Tensor,
     ) -> tf.Tensor | None:
-        """Sums of squares of each parameter and of its gradient, [2, parameters]; None
-        where the optimizer needs no norms. Those of a parameter's shards add up."""
+        """Sums of squares of each parameter and of its clipped gradient, or direction,
+        [2, parameters]; None where the optimizer needs no norms. Those of a parameter's
+        shards add up. Arguments as in a call."""
         if not self.optimizer.needs_norms:
             return None
+        gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
+        if direction := self.optimizer.direction:
+            contexts = self._contexts(layout, step)
+            calls = self._calls(layout, contexts, params, slots, gradients)
+            gradients = [direction(*call) for call in calls]
+            if not self.optimizer.elementwise:
+                gradients = layout.pack(gradients)
         return tf.stack(
             [
                 layout.sums([tf.reduce_sum(tf.square(x), 1) for x in vectors])
@@ -119,15 +130,11 @@ class Update:
         Returns:
             The new parameters and slots.
         """
-        contexts = self._contexts(layout, step, norm, squares, rate_factor)
+        contexts = self._contexts(layout, step, squares, rate_factor)
         gradients = clip_by_global_norm(gradients, norm, self.clip_norm)
-        arrays = [params, gradients, *slots.values()]
-        if not self.optimizer.elementwise:
-            arrays = [layout.views(vectors) for vectors in arrays]
         new_params, new_slots = [], {name: [] for name in slots}
-        for context, param, gradient, *own in zip(contexts, *arrays, strict=True):
-            own = dict(zip(slots, own, strict=True))
-            param, own = self.optimizer.update(param, own, gradient, context)
+        for call in self._calls(layout, contexts, params, slots, gradients):
+            param, own = self.optimizer.update(*call)
             new_params.append(param)
             if own.keys() != new_slots.keys():
                 raise ConfigError(
@@ -141,7 +148,16 @@ class Update:
             new_slots = {name: layout.pack(x) for name, x in new_slots.items()}
         return new_params, new_slots
 
-    def _contexts(self, layout, step, norm, squares, rate_factor):
+    def _calls(self, layout, contexts, params, slots, gradients):
+        """The arguments of the optimizer's functions, for one vector, or parameter,
+        after the other."""
+        arrays = [params, gradients, *slots.values()]
+        if not self.optimizer.elementwise:
+            arrays = [layout.views(vectors) for vectors in arrays]
+        for context, param, gradient, *own in zip(contexts, *arrays, strict=True):
+            yield param, dict(zip(slots, own, strict=True)), gradient, context
+
+    def _contexts(self, layout, step, squares=None, rate_factor=None):
         """Of each vector, or of each parameter where the optimizer is called so."""
         numbers = range(len(layout.places))
         by_vector = self.optimizer.elementwise
@@ -176,10 +192,10 @@ class Update:
         ]
         ranks = columns([len(place.shape) for place in layout.places.values()])
         norms = [(None, None) for _ in dtypes]
-        if self.optimizer.needs_norms:
+        if squares is not None:
             pairs = [
                 layout.spread(x) if by_vector else tf.unstack(x)
-                for x in self._norms(norm, squares)
+                for x in tf.unstack(tf.sqrt(squares))
             ]
             norms = list(zip(*pairs, strict=True))
         constants = self.optimizer.constants and self.optimizer.constants(step)
@@ -187,11 +203,3 @@ class Update:
             UpdateContext(rate, step, decay, rank, *pair, constants)
             for rate, decay, rank, pair in zip(rates, decays, ranks, norms, strict=True)
         ]
-
-    def _norms(self, norm, squares):
-        """Norms of the parameters and of their clipped gradients."""
-        param_norms, gradient_norms = tf.unstack(tf.sqrt(squares))
-        if self.clip_norm:
-            scale = clip_scale(norm, self.clip_norm)
-            gradient_norms *= tf.cast(scale, gradient_norms.dtype)
-        return param_norms, gradient_norms

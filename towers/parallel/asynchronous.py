@@ -131,14 +131,13 @@ class AsynchronousTrainer(Trainer):
             scale = tf.gather(tf.constant(self._scales, tf.float64), tower)
             scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
             params = copy.read(copy.params)
-            squares = update_fn.squares(layout, params, scaled)
             slots = {name: copy.read(own) for name, own in copy.slots.items()}
             rate_factor = None
             if self.rate_factor is not None:
                 rate_factor = self.rate_factor.read_value()
-            params, slots = update_fn(
-                layout, step, params, slots, scaled, norm, squares, rate_factor
-            )
+            arguments = layout, step, params, slots, scaled, norm
+            squares = update_fn.squares(*arguments)
+            params, slots = update_fn(*arguments, squares, rate_factor)
             integers = [
                 tf.where(tower == 0, new, old)
                 for new, old in zip(integers, copy.read(copy.integers), strict=True)

@@ -51,6 +51,10 @@ class Values(NamedTuple):
         with tf.device(device):
             return Values(*([tf.identity(x) for x in part] for part in self))
 
+    def read(self) -> "Values":
+        """The tensors, where these are variables."""
+        return Values(*([x.value() for x in part] for part in self))
+
 
 class NetworkLayout:
     """The vectors of a network's parameters and model state.
@@ -103,6 +107,22 @@ class NetworkLayout:
                 old, new, *columns, strict=True
             )
         ]
+
+
+def copies_on(
+    model: keras.Model, devices: Sequence[str]
+) -> tuple[NetworkLayout, list[Values]]:
+    """The layout of a network's values, and variables with them on each device."""
+    initial, copies = Initial.of(model), []
+    layout = NetworkLayout(initial)
+    for device in devices:
+        with tf.device(device):
+            params = layout.params.pack(list(initial.params.values()))
+            packed = params, *layout.pack_state(list(initial.state.values()))
+            copies.append(
+                Values(*([tf.Variable(x, trainable=False) for x in p] for p in packed))
+            )
+    return layout, copies
 
 
 class Copy:

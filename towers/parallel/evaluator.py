@@ -13,7 +13,7 @@ from towers.data.tta import TestTimeAugmentation
 from towers.optim import losses
 from towers.optim.phases import phases_of
 from towers.parallel import compilation
-from towers.parallel.copies import Initial, NetworkLayout, Values
+from towers.parallel.copies import Values, copies_on
 from towers.parallel.devices import HOST
 from towers.parallel.feed import Feed
 from towers.parallel.loop import while_loop
@@ -353,19 +353,11 @@ def create_predictor(
         devices: device names, one tower each.
         tta: test-time augmentation.
     """
-    initial, copies = Initial.of(model), []
-    layout = NetworkLayout(initial)
-    for device in devices:
-        with tf.device(device):
-            params = layout.params.pack(list(initial.params.values()))
-            packed = params, *layout.pack_state(list(initial.state.values()))
-            copies.append(
-                Values(*([tf.Variable(x, trainable=False) for x in p] for p in packed))
-            )
+    layout, copies = copies_on(model, devices)
     compiled, loss_fn = compilation.choose(devices, [model]), losses.cross_entropy
     network = WholeNetwork(phases_of((), model), loss_fn, layout, devices, compiled)
 
     def fetch(_):
-        return [Values(*([x.value() for x in p] for p in copy)) for copy in copies]
+        return [copy.read() for copy in copies]
 
     return Evaluator(fetch, network, loss_fn, devices, tta)

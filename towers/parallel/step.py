@@ -121,9 +121,7 @@ class Step:
             if self.rate_factor is not None:
                 factor = self.rate_factor.read_value()
         squares = on_each(
-            lambda copy, vectors: self.update_fn.squares(
-                copy.layout.params, copy.read(copy.params), vectors
-            ),
+            lambda copy, vectors: self.update_fn.squares(*_values(copy), vectors, norm),
             shard_devices,
             strategy.shards,
             own,
@@ -194,17 +192,11 @@ class Step:
             state, variables = mean.states[index], copy.variables()[:-1]
             with tf.device(copy.device):
                 if updated is None or self.update_fn.optimizer.elementwise:
-                    update = functools.partial(self.update_fn, copy.layout.params)
+                    layout, *values = _values(copy)
+                    update = functools.partial(self.update_fn, layout)
                     if self.compilation.xla and not self.compilation.on_cpus:
                         update = tf.function(update, autograph=False, jit_compile=True)
-                    updated = update(
-                        copy.read([copy.step])[0],
-                        copy.read(copy.params),
-                        {k: copy.read(v) for k, v in copy.slots.items()},
-                        gradients[index],
-                        *norms,
-                        rate_factor,
-                    )
+                    updated = update(*values, gradients[index], *norms, rate_factor)
                 else:  # its sums may round differently here
                     updated = tf.nest.map_structure(tf.identity, updated)
                 params, slots = updated
@@ -224,6 +216,13 @@ class Step:
                     if is_taken is not None:
                         new = tf.where(is_taken, new, old)
                     variable.assign(new, read_value=False)
+
+
+def _values(copy):
+    """The layout, step, parameters and slots of a copy, as an update takes them."""
+    slots = {name: copy.read(own) for name, own in copy.slots.items()}
+    [step] = copy.read([copy.step])
+    return copy.layout.params, step, copy.read(copy.params), slots
 
 
 def zero_frozen(vectors, layout, frozen):

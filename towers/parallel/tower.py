@@ -12,14 +12,11 @@ import keras
 import tensorflow as tf
 
 from towers.models.layers import taking_moments
+from towers.optim.losses import LossFn
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
 from towers.parallel.copies import NetworkLayout, Values
 from towers.parallel.reduce import in_dtype, squared_norm
-
-# (logits [n, num_classes], labels) -> loss of each image [n]. Labels are int32 [n], or
-# of mixed images floats [n, num_classes].
-LossFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class TowerResult(NamedTuple):
@@ -29,7 +26,7 @@ class TowerResult(NamedTuple):
         gradients: of the loss, vectors.
         state: vectors of the new model state.
         integers: its entries that are not floats.
-        loss: mean cross-entropy over the share, a scalar. Weight decay does not depend
+        loss: mean loss over the share, a scalar. Weight decay does not depend
             on the images: it is added once, to the mean over the towers.
         correct: number of images whose largest logit is the label's, float scalar.
     """
@@ -68,9 +65,18 @@ def tower_loss(
     logits, new_state = model.stateless_call(
         params, state, _inputs(model, batch), training=True
     )
-    loss = tf.reduce_mean(loss_fn(logits, batch["labels"]))
+    loss = mean_loss(loss_fn, logits, batch)
     correct = count_correct(logits, batch["labels"])
     return loss, correct, [tf.convert_to_tensor(s) for s in new_state]
+
+
+def mean_loss(
+    loss_fn: LossFn, logits: tf.Tensor, batch: Mapping[str, tf.Tensor]
+) -> tf.Tensor:
+    """The mean loss of a share; a teacher's logits in the batch are an argument of the
+    loss."""
+    taught = [batch["teacher_logits"]] if "teacher_logits" in batch else []
+    return tf.reduce_mean(loss_fn(logits, batch["labels"], *taught))
 
 
 def tower_gradients(
@@ -211,6 +217,7 @@ class WholeNetwork:
         layout: of the vectors.
         devices: one per tower.
         compilation: of the step.
+        teach: (batch, tower) -> the batch of the tower that it is trained on.
 
     Attributes:
         transferred_bytes: of activations and their gradients, that cross devices.
@@ -225,8 +232,9 @@ class WholeNetwork:
         layout: NetworkLayout,
         devices: Sequence[str],
         compilation: Compilation,
+        teach: Callable = lambda batch, tower: batch,
     ):
-        self._devices = devices
+        self._devices, self._teach = devices, teach
         # Phases that are alike but for their end share a trace.
         self._phases = [phase._replace(end_step=0) for phase in phases]
 
@@ -271,7 +279,7 @@ class WholeNetwork:
             zip(fetched, batches, strict=True), start=first_tower
         ):
             with tf.device(self._devices[tower]):
-                batch = resize_to_phase(batch, phase.model)
+                batch = resize_to_phase(self._teach(batch, tower), phase.model)
                 results.append(
                     self._tower_gradients(
                         phase, values, batch, loss_scale, name=f"tower_{tower}"

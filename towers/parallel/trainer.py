@@ -28,6 +28,7 @@ from towers.parallel.reduce import shares
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
 from towers.parallel.strategies import Strategy
+from towers.parallel.teacher import Teacher
 from towers.parallel.tower import LossFn, WholeNetwork
 from towers.parallel.workers import ALONE, Workers
 
@@ -38,7 +39,8 @@ class Task:
 
     Attributes:
         model: a single-device Functional model; its variables are the initial values.
-        loss_fn: (logits, labels) -> the loss of each image.
+        loss_fn: (logits, labels) -> the loss of each image; with a teacher its logits
+            are the third argument.
         eval_loss_fn: that of evaluations; None for the same.
         update_fn: from the mean gradient to the next parameters.
         micro_batch_size: images over all towers that are computed at once; a step has
@@ -54,6 +56,7 @@ class Task:
         scale_loss: whether the loss is scaled dynamically, see `finite`.
         skip_not_finite: whether a step that is not finite is skipped, see `finite`.
         scale_rate: whether `Trainer.scale_rate` may be called.
+        teacher: a trained network for the images of `model`, see `Teacher`.
     """
 
     model: keras.Model
@@ -69,6 +72,7 @@ class Task:
     scale_loss: bool = False
     skip_not_finite: bool = False
     scale_rate: bool = False
+    teacher: keras.Model | None = None
 
 
 class Trainer(abc.ABC):
@@ -109,8 +113,16 @@ class Trainer(abc.ABC):
             xla=task.compile_towers,
         )
         layouts = [shard.layout for shard in strategy.shards]
+        teach = {}
+        if task.teacher is not None:
+            teach["teach"] = Teacher(task.teacher, lead_devices)
         self.network = whole_network = WholeNetwork(
-            self.phases, task.loss_fn, layouts[0], lead_devices, self.compilation
+            self.phases,
+            task.loss_fn,
+            layouts[0],
+            lead_devices,
+            self.compilation,
+            **teach,
         )
         if inspects:
             self.network = ShardedNetwork(
@@ -121,6 +133,7 @@ class Trainer(abc.ABC):
                 task.sync_batch_norm,
                 workers,
                 task.micro_batch_size,
+                **teach,
             )
         # Per tower, those of other workers included.
         self.sizes = shares(task.micro_batch_size, len(grid) * workers.size)
@@ -158,7 +171,7 @@ class Trainer(abc.ABC):
 
         Returns:
             The metrics of the last step taken; empty if none was. "step" is the number
-            of steps taken since the run began; "loss" the mean cross-entropy over all
+            of steps taken since the run began; "loss" the mean loss over all
             images of the batch and "total_loss" with weight decay; "tower_losses" the
             loss of each tower; "accuracy" the share of the batch's images with a
             correct prediction; "learning_rate"; "gradient_norm" of the mean gradient

@@ -35,7 +35,7 @@ Value = tuple[str, SummaryMetadata, np.ndarray]
 # alphabet. A suffix of a name stays: accuracy_ema, of the moving averages.
 TAGS = {
     "accuracy": ("curves/accuracy", "Share of correct predictions"),
-    "loss": ("curves/loss", "Mean cross-entropy, without weight decay"),
+    "loss": ("curves/loss", "Mean loss, without weight decay"),
     "learning_rate": ("optimizer/learning_rate", "Learning rate of the last step"),
     "gradient_norm": (
         "optimizer/gradient_norm",

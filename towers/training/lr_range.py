@@ -62,7 +62,7 @@ class LrRange(NamedTuple):
 
     Attributes:
         rates: float64 [n], increasing: of each step its learning rate.
-        losses: float64 [n], the mean cross-entropy of its batch, before the update.
+        losses: float64 [n], the mean loss of its batch, before the update.
         smoothed: float64 [n], Gaussian means of these over neighboring rates.
         suggestion: a tenth of the rate with the lowest smoothed loss, in two digits;
             None where the loss does not fall.

@@ -5,11 +5,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import keras
+import numpy as np
+import tensorflow as tf
+
 from towers import build, console
 from towers.config import Config, checks, factories
 from towers.data import arrays
 from towers.data.paths import data_folder
 from towers.errors import ConfigError, Preempted, data_errors_of_tensorflow
+from towers.evaluation.restored import read_run
 from towers.models import given
 from towers.optim.schedules import Schedule
 from towers.parallel import devices as parallel_devices
@@ -86,10 +91,38 @@ def create_trainer(
         checks.validate_without_validation(config)
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples)
-    trainer = build.create_trainer(config, parts, devices, workers)
+    teacher = read_teacher(config, parts) if config.teacher else None
+    trainer = build.create_trainer(config, parts, devices, workers, teacher=teacher)
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer
+
+
+def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
+    """The network of the run `teacher`, with the parameters that the run reports.
+
+    Raises:
+        ConfigError: it was trained for other classes or images, or there is none.
+    """
+    with tf.device("/CPU:0"):  # the towers copy it
+        run, problem = read_run(config.teacher), ""
+        shapes = run.image_shape, run.input_shape
+        own = tuple(parts.data.test.image_shape), parts.augment.image_shape
+        if run.class_names != tuple(parts.data.class_names):
+            problem = "for other classes"
+        elif shapes != own:
+            problem = f"for images of {shapes}, and these are {own}"
+        else:
+            images = np.random.default_rng(0).integers(0, 256, (2, *own[0]), np.uint8)
+            inputs = parts.augment.evaluate(tf.constant(images))
+            if not np.allclose(run.preprocess(images), inputs, atol=1e-5):
+                problem = "for images that are standardized in another way"
+        if problem:
+            raise ConfigError(
+                f"teacher={config.teacher}: it was trained {problem}; choose a run "
+                "with the same data set, sizes and kind of --augment"
+            )
+        return run.model if run.model_ema is None else run.model_ema
 
 
 def print_banner(

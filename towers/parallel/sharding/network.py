@@ -7,7 +7,7 @@ with its slice of one network. A tower on one device is a group of one.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -23,6 +23,7 @@ from towers.parallel.tower import (
     TowerResult,
     check_complete,
     count_correct,
+    mean_loss,
     unscaled,
 )
 from towers.parallel.workers import ALONE, Workers
@@ -33,7 +34,7 @@ class ShardedNetwork:
 
     Args:
         phases: those of the run.
-        loss_fn: the loss of each image.
+        loss_fn, teach: as of `WholeNetwork`.
         layouts: per shard those of its vectors.
         grid: [group][shard] device names.
         sync_batch_norm: whether groups share the moments of batch normalization.
@@ -58,8 +59,9 @@ class ShardedNetwork:
         sync_batch_norm: bool = False,
         workers: Workers = ALONE,
         batch_size: int = 0,
+        teach: Callable = lambda batch, tower: batch,
     ):
-        self._phases, self._loss_fn = phases, loss_fn
+        self._phases, self._loss_fn, self._teach = phases, loss_fn, teach
         self._layouts, self._grid = layouts, grid
         self._workers, self._batch_size = workers, batch_size
         self._combine_moments = None
@@ -77,7 +79,8 @@ class ShardedNetwork:
         walk = self._walk(model, fetched, tape, training=True)
         for group, devices in enumerate(self._grid):
             with tf.device(devices[0]):
-                batches[group] = resize_to_phase(batches[group], model)
+                batch = self._teach(batches[group], group)
+                batches[group] = resize_to_phase(batch, model)
         logits = walk.forward(batches)
 
         # The loss of each group, on its first device.
@@ -88,10 +91,10 @@ class ShardedNetwork:
             with tf.device(device):
                 labels = tf.identity(batch["labels"])
 
-            def mean_loss(x, labels=labels):
-                return tf.reduce_mean(self._loss_fn(x, labels))
+            def loss_of(x, batch=batch | {"labels": labels}):
+                return mean_loss(self._loss_fn, x, batch)
 
-            [loss] = tape.apply(device, mean_loss, [logits[group]])
+            [loss] = tape.apply(device, loss_of, [logits[group]])
             with tf.device(device):
                 targets.append((loss, in_dtype(factors[group], loss.tensor.dtype)))
                 correct.append(count_correct(logits[group].tensor, labels))
