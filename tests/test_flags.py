@@ -383,6 +383,7 @@ PUBLISHED = {
     "cifar10_wide_resnet": "0.9600",
     "fashion_mnist_lenet": "0.83",
     "imagenet_resnet50": "0.7640",
+    "imagenet_resnet50_a2": "0.798",
     "imagenet_vit_small": "0.765",
 }
 

@@ -85,6 +85,7 @@ TABLE = {
     ("resnet110", *CIFAR10): (1_727_962, 505_775_360),
     ("wide_resnet_28_10", *CIFAR10): (36_479_194, 10_486_657_536),
     ("wide_resnet_28_10", *MNIST): (36_478_906, 8_028_398_592),
+    ("wide_resnet_16_4", *CIFAR10): (2_748_890, 785_224_704),
     ("vgg16_bn", *CIFAR10): (14_724_042, 626_403_328),
     ("vgg16_bn", *MNIST): (14_722_890, 535_293_952),
     ("densenet_bc_100_12", *CIFAR10): (769_162, 575_859_384),
@@ -120,7 +121,8 @@ BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 # Those of the package; the others are in test_applications.
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
-DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "vit_small", "vit_base"]
+DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "wide_resnet_16_4"]
+DEEPER += ["vit_small", "vit_base"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from marks import slow
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from refused import refusal
 from test_augment import DEVIATION, MEAN, SHAPE, Drawn, augment, random_images
@@ -309,8 +310,15 @@ def test_the_augmentation_is_a_crop_then_the_operations_on_whole_values():
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["none", "pad_crop_flip", "random_resized_crop"])
+@pytest.mark.parametrize(
+    "name,policy",
+    [
+        ("pad_crop_flip", "trivial_augment"),
+        ("random_resized_crop", "trivial_augment"),
+        *(("none", policy) for policy in POLICIES if policy != "augmix"),
+        slow("none", "augmix"),
+    ],
+)
 def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
     images, drawn = tf.constant(random_images()), Drawn()
     plain = augment(name)

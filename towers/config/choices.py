@@ -209,6 +209,12 @@ MODELS = {
         {"depth": 28, "widening": 10},
         num_params=36_479_194,
     ),
+    "wide_resnet_16_4": Choice(
+        "models.wide_resnet:create_model",
+        "WRN-16-4",
+        {"depth": 16, "widening": 4},
+        num_params=2_748_890,
+    ),
     "vgg16_bn": Choice(
         "models.vgg:create_model",
         "VGG-16 with batch normalization, for small images",
