@@ -232,8 +232,8 @@ def test_augmix_is_that_of_its_authors():
     names += "shear_x shear_y translate_x translate_y".split()
     for i, image in enumerate(images):
         depths = 1 + np.floor(3 * numbers["augmix_depth"][i]).astype(int)
-        *weights, share = numbers["augmix_weights"][i].astype(np.float64)
-        weights = -np.log(np.array(weights) + 2**-24)
+        *cuts, share = numbers["augmix_weights"][i].astype(np.float64)
+        weights = np.diff([0, *sorted(cuts), 1])
         mixed = np.zeros(SHAPE)
         for chain in range(3):
             changed = image
@@ -249,19 +249,9 @@ def test_augmix_is_that_of_its_authors():
                     "translate": sign * int(level * (32 / 3) / 10),
                 }.get(name.removesuffix("_x").removesuffix("_y"), 0)
                 changed = by_pillow(changed, name, value, BILINEAR)
-            mixed += weights[chain] / weights.sum() * changed
+            mixed += weights[chain] * changed
         expected = (1 - share) * image + share * mixed
         np.testing.assert_allclose(found[i], expected, atol=1e-3)
-
-
-def test_weights_of_chains_are_from_a_dirichlet_distribution():
-    """Of ones: each weight is from Beta(1, 2), the mean of their squares is 1/6."""
-    images = np.zeros((4000, 2, 2, 1))
-    drawn = Drawn(n=4000)
-    policies.augmix(tf.constant(images, tf.float32), drawn)
-    weights = -np.log(drawn.numbers["augmix_weights"][:, :3] + 2**-24)
-    weights /= weights.sum(1, keepdims=True)
-    np.testing.assert_allclose(np.mean(weights**2, 0), 1 / 6, atol=0.01)
 
 
 def test_three_augment_is_one_of_three_then_torchvisions_color_jitter():
@@ -336,6 +326,9 @@ def test_a_policy_gets_the_pixels_of_any_augmentation(name, policy):
             lambda images: found.train(images, drawn), autograph=False
         )
         np.testing.assert_array_equal(compiled(images), augmented)
+    # Images keep to themselves, so that a batch may be cut in any way.
+    some = Drawn(n=4, **{key: numbers[5:9] for key, numbers in drawn.numbers.items()})
+    np.testing.assert_array_equal(found.train(images[5:9], some), augmented[5:9])
     np.testing.assert_array_equal(found.evaluate(images), plain.evaluate(images))
     if plain.train_on_crops and policy != "none":
         crops = tf.round(plain.train_on_crops(images, drawn) * DEVIATION + MEAN)

@@ -20,7 +20,7 @@ OPERATIONS = (
     "shear_y",  # by this times the column
     "translate_x",  # pixels, whole
     "translate_y",
-    "rotate",  # degrees, counterclockwise around the middle
+    "rotate",  # degrees, multiples of 1 / PARTS, counterclockwise around the middle
     "brightness",  # factors: 1 leaves the image as it is
     "color",
     "contrast",
@@ -34,6 +34,7 @@ OPERATIONS = (
 MOVES = OPERATIONS[1:6]
 BY_HISTOGRAM = "autocontrast", "equalize"
 MOST_BLUR = 2.0
+MOST_DEGREES, PARTS = 135, 6
 
 # Pillow's fixed-point numbers for places of pixels have so many bits of fraction, and
 # those for the weights of a blur.
@@ -102,8 +103,13 @@ def _matrices(operations, values, height, width):
     def value(name, otherwise=0.0):
         return tf.where(_is(name, operations), values, otherwise)
 
-    angles = value("rotate") * -(math.pi / 180)
-    cosines, sines = tf.cos(angles), tf.sin(angles)
+    # From a table, because cosines of TensorFlow depend on their place in a tensor.
+    angles = np.arange(-MOST_DEGREES * PARTS, MOST_DEGREES * PARTS + 1) / PARTS
+    rows = tf.cast(tf.round(value("rotate") * PARTS), tf.int64) + len(angles) // 2
+    cosines, sines = (
+        tf.gather(np.array([round(f(-math.radians(x)), 15) for x in angles]), rows)
+        for f in (math.cos, math.sin)
+    )
     x, y = width / 2, height / 2
     return tf.stack(
         [

@@ -177,8 +177,8 @@ def augmix(images: tf.Tensor, draw: Draw) -> tf.Tensor:
 
     Args:
         draw: gives "augmix" [n, WIDTH, DEPTH, 3], operation, level and sign;
-            "augmix_depth" [n, WIDTH]; "augmix_weights" [n, WIDTH + 1], those of the
-            chains and of their mean.
+            "augmix_depth" [n, WIDTH]; "augmix_weights" [n, 3], where the weights of the
+            chains are cut, and the share of their mean.
 
     Returns:
         Images whose values are not whole.
@@ -186,12 +186,12 @@ def augmix(images: tf.Tensor, draw: Draw) -> tf.Tensor:
     n, height, width, _ = images.shape
     numbers = draw("augmix", [n, WIDTH, DEPTH, 3])
     depths = 1 + choose(draw("augmix_depth", [n, WIDTH]), float(DEPTH))
-    *weights, share = tf.unstack(draw("augmix_weights", [n, WIDTH + 1]), axis=1)
-    # A Dirichlet distribution all of whose parameters are 1: exponential ones over
-    # their sum. Beta(1, 1) is uniform. The smallest number drawn is 0, then 2**-23.
-    weights = -tf.math.log(tf.stack(weights) + 2.0**-24)
-    weights /= tf.reduce_sum(weights, 0)
-    mean = tf.zeros_like(images)
+    # A Dirichlet distribution whose parameters are 1 is that of the pieces of a line
+    # that is cut at random. Not by logarithms: those of TensorFlow depend on their
+    # place in a tensor. Beta(1, 1) is uniform.
+    first, second, share = tf.unstack(draw("augmix_weights", [n, 3]), axis=1)
+    low, high = tf.minimum(first, second), tf.maximum(first, second)
+    weights, chains = (low, high - low, 1 - high), []
     for chain in range(WIDTH):
         changed = images
         for place in range(DEPTH):
@@ -203,9 +203,9 @@ def augmix(images: tf.Tensor, draw: Draw) -> tf.Tensor:
             operations = _look_up(_numbers_of(MIXED), row)
             operations = tf.where(place < depths[:, chain], operations, 0)
             changed = apply(changed, operations, values, MIXED, bilinear=True)
-        mean += weights[chain][:, None, None, None] * changed
+        chains.append(weights[chain][:, None, None, None] * changed)
     share = share[:, None, None, None]
-    return (1 - share) * images + share * mean
+    return (1 - share) * images + share * tf.add_n(chains)
 
 
 def _mixed_values(level, sign, height, width):
