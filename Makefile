@@ -116,15 +116,15 @@ dist: setup
 	    >/dev/null
 	$(PY) $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 
-# In a folder of its own, whose path is taken out of what was printed. GitHub shows it.
+# In a new folder, whose path is taken out of what was printed. GitHub shows the outputs.
 notebook: .venv-notebook/bin/python
 	$< $(PIP) install -e . ipykernel nbconvert
-	rm -rf build/notebook && mkdir -p build/notebook && cp docs/photos.ipynb build/notebook
-	cd build/notebook && ../../$< -m nbconvert --to notebook --execute --inplace \
-	    --ExecutePreprocessor.record_timing=False \
-	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg \
-	    photos.ipynb
-	sed 's#$(CURDIR)/build/notebook/##g' build/notebook/photos.ipynb > docs/photos.ipynb
+	folder=$$(mktemp -d) && cp docs/photos.ipynb $$folder && cd $$folder && \
+	convert="$(CURDIR)/$< -m nbconvert --to notebook --inplace photos.ipynb" && \
+	$$convert --execute --ExecutePreprocessor.record_timing=False \
+	    --ExecutePreprocessor.extra_arguments=--InlineBackend.figure_formats=jpeg && \
+	$$convert --coalesce-streams && \
+	sed "s#$$folder/##g" photos.ipynb > $(CURDIR)/docs/photos.ipynb && rm -r $$folder
 
 lock: .venv-lock/bin/python
 	$< $(PIP) install uv

@@ -18,6 +18,8 @@ from small_runs import (
     uninterrupted,
 )
 
+import towers
+from towers import callbacks
 from towers.errors import ConfigError
 from towers.evaluation import evaluate, load_run
 from towers.training import train
@@ -118,6 +120,70 @@ def test_a_stopped_run_lowers_the_rate_at_the_same_steps(small, tmp_path, stops)
         train(tmp_path, dataclasses.replace(PLATEAU, max_steps=stop))
     assert_equal_states(train(tmp_path, PLATEAU).state, expected.state)
     assert records(tmp_path) == expected.records
+
+
+class Cut(callbacks.Callback):
+    """Cuts an evaluation off, in the middle."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_evaluation(self, step, metrics):
+        if step == self.step:
+            raise InterruptedError
+
+
+@pytest.mark.parametrize("config", [PATIENT, PLATEAU], ids=["patient", "plateau"])
+def test_evaluations_that_were_cut_off_are_made_up_for_once(
+    small, tmp_path, capfd, config
+):
+    expected = uninterrupted(config)
+    for step in EVALUATED[:5]:  # the last one, too
+        with pytest.raises(InterruptedError):
+            train(tmp_path, config, callbacks=[Cut(step)])
+    assert_equal_states(train(tmp_path, config).state, expected.state)
+    assert records(tmp_path) == expected.records
+    states = [saved(path).trainer_state for path in (tmp_path, expected.path)]
+    for key in "best", "num_worse", "num_plateaus", "unfinished":
+        assert states[0][key] == states[1][key]
+    best = (tmp_path / "best").read_text(), (expected.path / "best").read_text()
+    assert best[0] == best[1]
+    capfd.readouterr()
+    train(tmp_path, config)
+    assert "is finished" in capfd.readouterr().out
+
+
+def test_plateaus_count_under_their_schedule_alone(small, tmp_path):
+    constant = dataclasses.replace(PLATEAU, schedule="constant", max_steps=9)
+    train(tmp_path, constant)
+    plateau = dataclasses.replace(PLATEAU, max_steps=10, log_every_steps=1)
+    train(tmp_path, plateau, allow_change=("schedule",))
+    assert records(tmp_path)[-1]["learning_rate"] == PLATEAU.learning_rate
+
+
+def test_a_run_that_patience_ends_is_no_longer_followed(small, tmp_path):
+    run = shutil.copytree(uninterrupted(PATIENT).path, tmp_path / "run")
+    result = evaluate(run, eval_interval_secs=1.0, sleep=pytest.fail)
+    assert result["step"] == best_and_end(PATIENT)[1]
+
+
+def test_a_comparison_takes_the_test_images_at_the_best_step(small, tmp_path, capfd):
+    runs = [uninterrupted(PATIENT).path, uninterrupted(PLATEAU).path]
+    runs = [shutil.copytree(run, tmp_path / run.name) for run in runs]
+    results = [evaluate(run) for run in runs]
+    capfd.readouterr()
+    towers.compare(runs)
+    out = capfd.readouterr().out
+    for run, result in zip(runs, results, strict=True):
+        [row] = [line for line in out.splitlines() if line.startswith(run.name)]
+        accuracy = f"{result['test_accuracy_ema']:.4f}"
+        assert row.split()[1:4] == ["test", "ema", accuracy], row
+
+
+@pytest.mark.parametrize("step", ["latest", "3", 1.0, -1, True])
+def test_a_step_is_a_number_best_or_last(small, step):
+    with pytest.raises(ConfigError, match="should be a number, 'best' or 'last'"):
+        load_run(uninterrupted(PATIENT).path, step=step)
 
 
 COMMAND = (

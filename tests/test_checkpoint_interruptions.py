@@ -12,6 +12,7 @@ import tensorflow as tf
 from example_checkpoints import (
     DATA,
     assert_restores,
+    assert_same,
     empty,
     example_tensors,
     folder_with,
@@ -19,6 +20,7 @@ from example_checkpoints import (
 )
 
 from towers.errors import CheckpointError
+from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "no_pause")
@@ -56,7 +58,9 @@ def failing(monkeypatch, operations, error, is_time):
 
 def start_save_and_keep(folder):
     """What a trainer does: start, save step 3, delete the old ones."""
-    Checkpointer(folder, log=list).remove_leftovers()
+    checkpointer = Checkpointer(folder, log=list)
+    checkpointer.recover()
+    checkpointer.remove_leftovers()
     save(folder, 3, keep=1, log=list)
 
 
@@ -91,6 +95,27 @@ def test_killed_at_each_file_operation(tmp_path, busy_folder):
         assert_restores(folder, 3)
         assert os.listdir(folder) == ["step-00000003"]
     assert place > 30  # so many operations there are, or the patches do not reach them
+
+
+@pytest.mark.row(2)
+def test_killed_where_a_whole_checkpoint_is_replaced(tmp_path):
+    """As after an evaluation that was made up for; there is no other one."""
+    new = Snapshot(3, example_tensors(4), {})
+    for place in itertools.count(1):
+        folder = folder_with(tmp_path / str(place), 3)
+        with pytest.MonkeyPatch.context() as patch:
+            failing(patch, WRITES + OTHERS, Killed(), place.__eq__)
+            try:
+                Checkpointer(folder).save(new)
+                break
+            except Killed:
+                pass
+        checkpointer = Checkpointer(folder, log=list)
+        checkpointer.recover()
+        tensors = checkpointer.restore().tensors
+        is_new = tensors["step"] == 4
+        assert_same(tensors, example_tensors(4 if is_new else 3))
+    assert place > 20
 
 
 @pytest.mark.row(4)

@@ -73,7 +73,8 @@ def _implemented_in(module: str) -> Callable[[_Function], _Function]:
     with the signature and the docstring of the one that is decorated."""
 
     def decorate(function):
-        console.ARGUMENTS |= {"workdir": ""} | (function.__kwdefaults__ or {})
+        names = dict.fromkeys(function.__annotations__)
+        console.ARGUMENTS |= names | (function.__kwdefaults__ or {})
 
         @functools.wraps(function)
         def call(*args, **kwargs):
@@ -219,7 +220,8 @@ def evaluate(
         config: the run's, with the device, towers, strategy and batch size of the
             evaluation; by default the stored one, on all devices that there are.
         data: images and labels (x, y), or a `tf.data.Dataset` of them, in place of the
-            test images of the run's data set; as of `train`.
+            test images of the run's data set; as of `train`. Of a run that was not
+            trained on arrays nothing is written then.
         step: of the checkpoint, "best" or "last", see `load_run`; the last where new
             ones are looked for.
         use_ema: only the moving averages (True) or the raw parameters (False); by

@@ -40,7 +40,12 @@ _REFRESH_SECS = 0.25
 has_flags = False
 # The arguments of Python, fields of Config and others: name -> default.
 ARGUMENTS: dict[str, Any] = {}
-_FLAG = re.compile(r"(?<!\.py )--(\w+)(=[\w,]*)?")  # but for those of a command
+# But for those of a command, or in a name.
+_FLAG = re.compile(
+    r"(?<![\w/.-])(?<!\.py )(?<!towers-train )(?<!towers-eval )(?<!towers-predict )"
+    r"(?<!towers-export )--(\w+)(=[\w,]*)?"
+)
+_HELP = re.compile(r"(run_train\.py|towers-train) --help")
 
 
 def line(text: str) -> None:
@@ -57,7 +62,7 @@ def addressed(text: str) -> str:
     """A text that names flags; for a user of Python with arguments in their place."""
     if has_flags or "--" not in text:
         return text
-    return _FLAG.sub(_argument, text.replace("run_train.py --help", "help(Config)"))
+    return _FLAG.sub(_argument, _HELP.sub("help(Config)", text))
 
 
 def _argument(flag):
@@ -68,7 +73,8 @@ def _argument(flag):
         return flag[0]
     default = ARGUMENTS[name]
     if isinstance(default, tuple) and value:
-        value = f"={tuple(value[1:].split(','))}"
+        parts = value[1:].split(",")
+        value = f"={tuple(int(x) if x.isdigit() else x for x in parts)}"
     elif isinstance(default, bool) and not value or not is_on:
         value = f"={is_on}"
     return f"{name}{value}"

@@ -57,6 +57,15 @@ def replace(path: pathlib.Path, target: pathlib.Path) -> None:
             remove(before)
 
 
+def recover(folder: pathlib.Path) -> None:
+    """Gives folders their names again where a `replace` was killed when what it
+    replaced had lost its name, and the new one had none yet."""
+    for before in folder.glob(".tmp-replaced-*"):
+        target = folder / before.name.removeprefix(".tmp-replaced-")
+        if not os.path.lexists(target):
+            os.rename(before, target)
+
+
 def append(path: str | os.PathLike, content: bytes) -> None:
     """Appends to a file, or makes it; where there is an error, nothing is appended. It
     is not flushed, see `sync`."""

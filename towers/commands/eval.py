@@ -1,4 +1,4 @@
-"""Evaluates the last checkpoint of a run on all test images.
+"""Evaluates the best or last checkpoint of a run on all test images.
 
     python run_eval.py --workdir=runs/quickstart
     python run_eval.py --compare=runs/first,runs/second

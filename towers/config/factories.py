@@ -29,10 +29,10 @@ from towers.errors import (
 
 _loaded_files: set[str] = set()
 
-# (option, name) -> factory of what a Python program gave. Data sets are large: only the
-# last ones stay.
+# (option, name) -> factory of what a Python program gave. They may be large: only the
+# last ones of an option stay.
 _given: dict[tuple[str, str], Callable] = {}
-_MOST_DATA_SETS = 4
+_MOST_GIVEN = 4
 
 
 def given_name(checksum: int) -> str:
@@ -54,8 +54,8 @@ def give(option: str, name: str, factory: Callable[..., Any]) -> None:
     """
     _given.pop((option, name), None)  # it becomes the last one
     _given[option, name] = factory
-    data_sets = [key for key in _given if key[0] == "dataset"]
-    for key in data_sets[:-_MOST_DATA_SETS]:
+    of_option = [key for key in _given if key[0] == option]
+    for key in of_option[:-_MOST_GIVEN]:
         del _given[key]
 
 
@@ -64,13 +64,12 @@ def is_given(option: str, name: str) -> bool:
     return (option, name) in _given
 
 
-def _given_object(option, name):
-    if (option, name) in _given:
-        return _given[option, name]
+def asks_for(option: str, name: str) -> ConfigError:
+    """The error that a Python program has to give the value of an option again."""
     call = "train(workdir, config, model=...)"
     if option == "dataset":
         call = "train(workdir, config, data=...) or evaluate(workdir, data=...)"
-    raise ConfigError(
+    return ConfigError(
         f"{option}={name}: a Python program gave it; give it once more, as in {call}"
     )
 
@@ -88,7 +87,9 @@ def resolve(option: str, name: str) -> Callable[..., Any]:
     """
     choice = find(option, name)
     if choice.is_given:
-        return _given_object(option, name)
+        if not is_given(option, name):
+            raise asks_for(option, name)
+        return _given[option, name]
     place, _, attribute = choice.target.rpartition(":")
     if choice.is_in_a_file:
         return function_in_file(pathlib.Path(place), attribute, f"{option}={name}")

@@ -1,7 +1,7 @@
 """Data sets of arrays in memory, as Keras' `fit` takes them."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from towers.config import factories
 from towers.data.sources import ArraySource, DataSet, channel_moments, split_off_test
-from towers.errors import DataError
+from towers.errors import DataError, one_line
 
 ORIGIN = "given in Python"
 
@@ -28,64 +28,78 @@ def give(data: Any, class_names: Sequence[str] = ()) -> str:
     Raises:
         DataError: they are no images and labels.
     """
-    return _give(_data_set_of(data, class_names))
-
-
-def give_test_set(data: Any, class_names: Sequence[str]) -> str:
-    """As `give`, of images and labels (x, y) on which a network is evaluated."""
-    images, labels = _arrays(data, "test")
-    mean, deviation = channel_moments(images)
-    source = ArraySource(images, labels)
-    names = tuple(class_names)
-    return _give(DataSet("arrays", None, source, names, mean, deviation, ORIGIN))
-
-
-def _give(data_set):
-    crc = zlib.crc32(repr(data_set.class_names).encode())
-    for source in (data_set.train, data_set.validation, data_set.test):
-        if source is not None:
-            images, labels = source.read(tf.range(source.num_examples))
-            crc = zlib.crc32(labels.numpy(), zlib.crc32(images.numpy(), crc))
-    name = factories.given_name(crc)
-    factories.give("dataset", name, lambda: data_set)
-    return name
-
-
-def _data_set_of(data, class_names):
-    splits = [data] if _is_split(data) else list(data)
-    if not 1 <= len(splits) <= 3:
-        raise DataError(
-            f"data: {len(splits)} parts; give (x, y), ((x, y), (x_test, y_test)) or "
-            "((x, y), (x_validation, y_validation), (x_test, y_test))"
-        )
+    splits = _splits(data)
     names = ("training", "validation", "test")
     if len(splits) == 2:
         names = "training", "test"
     arrays = [_arrays(x, name) for x, name in zip(splits, names, strict=False)]
-    sources = [ArraySource(*pair) for pair in arrays]
-    if not class_names:
+    shapes = {images.shape[1:] for images, _ in arrays}
+    if len(shapes) > 1:
+        raise DataError(f"data: the images of its parts differ in shape: {shapes}")
+    if not len(class_names):
         class_names = getattr(splits[0], "class_names", None) or range(
             1 + max(int(labels.max()) for _, labels in arrays)
         )
-    train, *validation, test = sources if len(sources) > 1 else (*sources, None)
+    return _give(dict(zip(names, arrays, strict=False)), class_names)
+
+
+def give_test_set(data: Any, class_names: Sequence[str]) -> str:
+    """As `give`, of images and labels (x, y) on which a network is evaluated."""
+    return _give({"test": _arrays(data, "test")}, class_names)
+
+
+def _give(arrays, class_names):
+    """Without TensorFlow, whose devices are chosen later."""
+    class_names = tuple(map(str, class_names))
+    crc = zlib.crc32(repr((class_names, list(arrays))).encode())
+    for images, labels in arrays.values():
+        crc = zlib.crc32(labels, zlib.crc32(images, crc))
+    name = factories.given_name(crc)
+    factories.give("dataset", name, lambda: _data_set(arrays, class_names))
+    return name
+
+
+def _data_set(arrays, class_names):
+    sources = {name: ArraySource(*pair) for name, pair in arrays.items()}
+    train, test = sources.get("training"), sources.get("test")
     if test is None:
         train, test = split_off_test(train, train.labels, "data")
-    mean, deviation = channel_moments(arrays[0][0])
+    mean, deviation = channel_moments(next(iter(arrays.values()))[0])
     return DataSet(
         name="arrays",
         train=train,
         test=test,
-        class_names=tuple(map(str, class_names)),
+        class_names=class_names,
         mean=mean,
         deviation=deviation,
         origin=ORIGIN,
-        validation=validation[0] if validation else None,
+        validation=sources.get("validation"),
     )
 
 
-def _is_split(data):
-    """Whether it is (x, y), or a data set of them, and not several of these."""
-    return isinstance(data, tf.data.Dataset) or hasattr(data[0], "dtype")
+def _splits(data):
+    """(x, y), or a data set of them, as a part of its own; else the parts."""
+    if isinstance(data, tf.data.Dataset):
+        return [data]
+    if isinstance(data, Mapping) or not isinstance(data, Sequence):
+        kind = type(data).__name__
+    else:
+        if len(data) == 2 and not all(map(_is_part, data)):
+            return [data]
+        if 1 <= len(data) <= 3 and all(map(_is_part, data)):
+            return list(data)
+        kind = f"{len(data)} parts"
+    raise DataError(
+        f"data: {kind}; give (x, y), ((x, y), (x_test, y_test)) or ((x, y), "
+        "(x_validation, y_validation), (x_test, y_test)), each a pair of arrays or a "
+        "tf.data.Dataset"
+    )
+
+
+def _is_part(value):
+    """Whether it is a pair of arrays or a data set, and no array or list of images."""
+    is_list = isinstance(value, list) and len(value) == 2 and hasattr(value[0], "dtype")
+    return is_list or isinstance(value, (tuple, tf.data.Dataset))
 
 
 def _arrays(split, name):
@@ -99,10 +113,14 @@ def _arrays(split, name):
             f"data: the {name} part should be a pair, (images, labels), or a "
             "tf.data.Dataset of them"
         ) from None
-    images, labels = _images(np.asarray(images), name), _labels(labels, name)
+    try:
+        images, labels = np.asarray(images), np.asarray(labels)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"data: the {name} part: {one_line(error)}") from None
+    images, labels = _images(images, name), _labels(labels, name)
     if not len(images) or len(images) != len(labels):
         raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")
-    return images, labels
+    return np.ascontiguousarray(images), labels
 
 
 def _read(dataset, name):
@@ -115,15 +133,21 @@ def _read(dataset, name):
             "apply(tf.data.experimental.assert_cardinality(n))"
         )
     spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) != 2:
+    is_pair = isinstance(spec, tuple) and len(spec) == 2
+    if not is_pair or not all(isinstance(x, tf.TensorSpec) for x in spec):
         raise DataError(f"data: the {name} part should have elements (image, label)")
-    if spec[0].shape.rank == 3:
+    if not length:
+        raise DataError(f"data: the {name} part is empty")
+    image, label = (x.shape for x in spec)
+    is_one_hot = image.rank == 3 and label.rank == 1 and image[0] != label[0]
+    if label.rank == 0 or is_one_hot:  # not batched
         dataset = dataset.batch(256)
     try:
         images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
         return np.concatenate(images), np.concatenate(labels)
     except (ValueError, tf.errors.InvalidArgumentError) as error:
-        raise DataError(f"data: the {name} images differ in shape: {error}") from None
+        words = one_line(error, 100)
+        raise DataError(f"data: the {name} images differ in shape: {words}") from None
 
 
 def _images(images, name):
@@ -147,7 +171,6 @@ def _images(images, name):
 
 
 def _labels(labels, name):
-    labels = np.asarray(labels)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():

@@ -1,5 +1,6 @@
 """Evaluation of a run's checkpoints: every test image exactly once."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from towers.optim.epochs import num_images
 from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import read_metrics
-from towers.run.reports import Reports
+from towers.run.reports import NoReports, Reports
 from towers.run.restore import checkpointer_of, restore_fitting, stopwatch_of
 
 __all__ = ["RestoredRun", "accuracies", "evaluate", "load_run"]
@@ -57,6 +58,8 @@ def evaluate(
             f"step={step} with eval_interval_secs={eval_interval_secs:g}: one "
             "checkpoint is evaluated once; drop one of the two"
         )
+    if data is not None and eval_interval_secs:
+        raise ConfigError("data is evaluated once; leave eval_interval_secs out")
     # Build.
     folder = RunFolder(workdir)
     step = "last" if eval_interval_secs else step
@@ -64,6 +67,8 @@ def evaluate(
     kinds = kinds_of_parameters(config, use_ema)
     devices = configure_devices(config, folder)
     info = folder.stored_dataset_info(step)
+    # Of other images than those of the run nothing is written.
+    is_of_run = data is None or config.choice_of("dataset").is_given
     if data is not None:
         class_names = info.class_names if info else ()
         config = replace(config, dataset=arrays.give_test_set(data, class_names))
@@ -89,7 +94,10 @@ def evaluate(
         checkpoints = _follow(folder, eval_interval_secs, sleep)
     else:
         checkpoints = [read_checkpoint(folder, step)]
-    with Reports(folder, "eval") as reports:
+    with contextlib.ExitStack() as stack:
+        reports = NoReports()
+        if is_of_run:
+            reports = stack.enter_context(Reports(folder, "eval"))
         for checkpoint in checkpoints:
             # Evaluate.
             trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
@@ -120,11 +128,11 @@ def evaluate(
             is_best = result.get("best_step") == checkpoint.step
             at = f"step {checkpoint.step}{', the best' if is_best else ''}"
             console.line(accuracy_line(at, evaluations, "test", config))
-            if _is_last(result, config, parts):
+            if _is_last(result, trainer_state, config, parts):
                 break
         for line in table(evaluations):
             console.line(line)
-        if not reported.correct.all():
+        if is_of_run and not reported.correct.all():
             console.line(f"the images that are predicted wrongly: {folder.mistakes}")
 
         # Report.
@@ -143,7 +151,7 @@ def evaluate(
             )
             console.line(f"report: {page}")
 
-        if report:
+        if is_of_run and report:
             try_to_write(write)
     return result
 
@@ -167,8 +175,10 @@ def _follow(folder, interval_secs, sleep):
         sleep(interval_secs)
 
 
-def _is_last(result, config, parts):
+def _is_last(result, trainer_state, config, parts):
     """Whether the run ends at the step of the result: images decide, as the batch size
     of the config is that of the evaluation."""
+    if 0 < config.patience <= trainer_state.get("num_worse", 0):
+        return True
     last_image = num_images(config.num_epochs, parts.num_examples)
     return 0 < config.max_steps <= result["step"] or last_image <= result["images"]

@@ -129,7 +129,8 @@ def _names(folders):
 
 
 def _result(folder, records):
-    """The last evaluation that is known."""
+    """The last evaluation that is known; where images are held out, that of the best
+    step on the test images before those on others."""
     results = [result_of_records(records)]
     for path, key in ((folder.report / "report.json", "result"), (folder.result, None)):
         try:
@@ -139,7 +140,15 @@ def _result(folder, records):
                 results.append({"step": 0} | result)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue
-    return max(results[::-1], key=lambda result: result.get("step", 0))
+    try:
+        best = int(folder.best.read_text().removeprefix("step-"))
+    except (OSError, ValueError):
+        best = None
+
+    def precedence(result):
+        return result.get("step") == best, result.get("step", 0)
+
+    return max(results[::-1], key=precedence)
 
 
 def _groups(runs):

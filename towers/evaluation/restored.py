@@ -16,6 +16,7 @@ from towers.config import Config, checks
 from towers.config.installation import program
 from towers.data.augment import Augment
 from towers.errors import CheckpointError, ConfigError
+from towers.models import given
 from towers.models.inference import without_noise
 from towers.parallel import devices
 from towers.parallel.evaluator import AVERAGES, RAW
@@ -94,6 +95,8 @@ class RestoredRun:
         """A new network as it is trained: with dropout, and an input of noise for each
         such layer. Its parameters are the raw ones, or with AVERAGES their moving
         averages."""
+        if self.config.choice_of("model").is_given:
+            given.give_stored(self.config.model, RunFolder(self.path).network)
         # GPUs that are not used are hidden.
         device_kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
         model = build.create_network(

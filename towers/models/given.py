@@ -4,18 +4,24 @@ import json
 import pathlib
 import re
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
+import numpy as np
 
+from towers import console
 from towers.config import factories
-from towers.errors import ConfigError
+from towers.errors import ConfigError, one_line
 from towers.models.keras_networks import IMAGES, is_network
 
 # Names that Keras numbers through a process, of what `rebuild` takes apart.
 _NUMBERED = re.compile(r'"(functional|sequential|input_layer)_[0-9]+"')
 
 _REGULARIZERS = "kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer"
+
+# Values of --model whose weights are in checkpoints alone.
+_without_weights: set[str] = set()
 
 
 def give(model: keras.Model) -> tuple[str, str]:
@@ -27,32 +33,32 @@ def give(model: keras.Model) -> tuple[str, str]:
         The value of the option, and the architecture in JSON, for `give_stored`.
 
     Raises:
-        ConfigError: it is no such model.
+        ConfigError: it is no such model, or a layer cannot be copied.
     """
     if not isinstance(model, keras.Model) or not is_network(model):
         raise ConfigError(
             f"model is {type(model).__name__}; give a Functional model, "
             "keras.Model(inputs, outputs), or a keras.Sequential"
         )
-    # A Sequential without an Input may hold layers with weights before it has any.
-    weights = [layer.get_weights() for layer in model.layers]
+    weights = {id(x): x.get_weights() for x in model._flatten_layers()}
 
     def create(regularizer=None):
-        network = _copy(model, regularizer)
-        for layer, ours, values in zip(
-            model.layers, network.layers, weights, strict=True
-        ):
-            if values and not ours.built:
-                ours.build_from_config(layer.get_build_config())
-            ours.set_weights(values)
-        return network
+        return _copy(model, regularizer, lambda layer: weights[id(layer)])
 
     with ThreadPoolExecutor(1) as thread:  # where Keras' numbers begin anew
         network = thread.submit(create).result()
     settings = json.loads(_NUMBERED.sub(r'"\1"', network.to_json()))
     architecture = json.dumps(settings, sort_keys=True)
+    try:
+        keras.models.model_from_json(architecture)
+    except (KeyError, TypeError, ValueError) as error:
+        console.warn(
+            f"only this program can use the network: {_first_sentence(error)}; "
+            "register its class with keras.saving.register_keras_serializable"
+        )
     name = factories.given_name(zlib.crc32(architecture.encode()))
     factories.give("model", name, create)
+    _without_weights.discard(name)
     return name, architecture
 
 
@@ -66,32 +72,46 @@ def give_stored(name: str, path: pathlib.Path) -> None:
         except OSError as error:
             raise ConfigError(f"model={name}: {path}: {error.strerror}") from None
         except (KeyError, TypeError, ValueError) as error:
-            words = str(error).partition(". ")[0]
             raise ConfigError(
-                f"{path}: {words}. Import the module that registers it before"
+                f"{path}: {_first_sentence(error)}. Import the module that registers "
+                "it before"
             ) from None
-        return _copy(model, regularizer)
+        return _copy(model, regularizer, lambda layer: [])
 
     if not factories.is_given("model", name):
         factories.give("model", name, create)
+        _without_weights.add(name)
 
 
-def _copy(model, regularizer):
+def has_weights(name: str) -> bool:
+    """Whether the model of this name was given in this process."""
+    return factories.is_given("model", name) and name not in _without_weights
+
+
+def _copy(
+    model: keras.Model,
+    regularizer: keras.Regularizer | None,
+    weights_of: Callable[[keras.Layer], list[np.ndarray]],
+) -> keras.Model:
     """A copy whose layers take the regularizer for kernels that have none, the policy
     of types of the process, and names without the numbers that Keras gives."""
 
     def copy(layer):
-        settings = layer.get_config()
-        name = keras.src.utils.naming.to_snake_case(type(layer).__name__)
-        if re.fullmatch(rf"{name}(_\d+)?", settings.get("name", "")):
-            del settings["name"]
-        policy = getattr(layer, "dtype_policy", None)  # an operation has none
-        if policy and policy.name == "float32":
-            settings.pop("dtype", None)
-        for key in _REGULARIZERS:
-            if regularizer and key in settings and settings[key] is None:
-                settings[key] = regularizer
-        return type(layer).from_config(settings)
+        try:
+            ours = type(layer).from_config(_settings(layer, regularizer))
+        except (NotImplementedError, TypeError, ValueError) as error:
+            way_out = "give it a get_config"
+            if isinstance(layer, keras.layers.Lambda):
+                way_out = "write the function as a layer of your own, or with keras.ops"
+            raise ConfigError(
+                f"model: layer {layer.name!r} ({type(layer).__name__}) cannot be "
+                f"copied, {_first_sentence(error)}; {way_out}"
+            ) from None
+        values = weights_of(layer) if isinstance(layer, keras.Layer) else []
+        if values and not isinstance(layer, keras.layers.Normalization):
+            ours.build_from_config(layer.get_build_config())
+            ours.set_weights(values)
+        return ours
 
     def images(x):
         return keras.Input(x.shape[1:], dtype=x.dtype, name=IMAGES)
@@ -102,3 +122,27 @@ def _copy(model, regularizer):
         inputs = model.inputs[0] if is_sequential else model.input
         inputs = keras.tree.map_structure(images, inputs)
     return keras.models.clone_model(model, inputs, clone_function=copy, recursive=True)
+
+
+def _settings(layer, regularizer):
+    """Those of a layer's copy."""
+    settings = layer.get_config()
+    class_name = type(layer).__name__.lower()
+    automatic = re.sub(r"_[0-9]+$", "", layer.name).replace("_", "")
+    if automatic == class_name:
+        settings.pop("name", None)
+    policy = getattr(layer, "dtype_policy", None)  # an operation has none
+    if policy and policy.name == "float32":
+        settings.pop("dtype", None)
+    if isinstance(layer, keras.layers.Normalization) and layer.built:
+        if layer.input_mean is None:  # it was adapted
+            settings["mean"] = np.array(layer.adapt_mean)
+            settings["variance"] = np.array(layer.adapt_variance)
+    for key in _REGULARIZERS:
+        if regularizer and key in settings and settings[key] is None:
+            settings[key] = regularizer
+    return settings
+
+
+def _first_sentence(error):
+    return one_line(error).partition(". ")[0]

@@ -7,6 +7,7 @@ a folder (the run's lock sees to that); any may read.
 """
 
 import errno
+import numbers
 import os
 import re
 import time
@@ -125,6 +126,9 @@ class Checkpointer:
         Raises:
             CheckpointError: there is none of this step, or no valid one; with reasons.
         """
+        is_number = isinstance(step, numbers.Integral) and not isinstance(step, bool)
+        if not (is_number and step >= 0 or step in ("best", "last")):
+            raise ConfigError(f"step={step!r}: should be a number, 'best' or 'last'")
         if step == "best":
             if best := self.best_step():
                 try:
@@ -194,6 +198,11 @@ class Checkpointer:
             except (CheckpointError, ConfigError, KeyError):
                 continue
         return None
+
+    def recover(self) -> None:
+        """Names a checkpoint again that an interrupted save was about to replace. To be
+        called under the lock, before `restore`."""
+        store.recover(self._folder)
 
     def remove_leftovers(self) -> None:
         """Removes what interrupted saves left (`.tmp-*`) and logs its size."""

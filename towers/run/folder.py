@@ -137,6 +137,16 @@ class RunFolder:
         reports = self.metrics, self.best, self.result, self.mistakes
         return self.config, self.dataset_info, self.network, *reports
 
+    def write_network(self, architecture: str) -> None:
+        """Writes network.json, without which the run is of no use; ConfigError where it
+        cannot be written."""
+        try:
+            store.write_aside(self.network, architecture)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.network} cannot be written: {error.strerror}"
+            ) from None
+
     def clear(self) -> list[pathlib.Path]:
         """Removes what earlier runs wrote, and nothing else that is in the folder.
 

@@ -182,7 +182,7 @@ def _source(config, state) -> Iterator[Weights]:
             return
     folder, checkpoint = RunFolder(path), None
     if not os.path.isfile(path):
-        checkpoint = Checkpointer(folder.checkpoints).restore()
+        checkpoint = Checkpointer(folder.checkpoints).restore("best")
     if checkpoint is None:
         where = path if os.path.isfile(path) else folder.checkpoints
         raise CheckpointError(

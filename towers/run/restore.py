@@ -207,6 +207,9 @@ def load_trainer(
     `init_from` names, if any."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
+        if config.choice_of("schedule").by_accuracy:
+            num_plateaus = checkpoint.trainer_state.get("num_plateaus", 0)
+            trainer.scale_rate(config.decay_factor**num_plateaus)
     elif config.init_from:
         start_from(trainer, config)
 
@@ -220,7 +223,6 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
         session.best, session.open_record = stored["best"], stored.get("unfinished")
         session.num_worse = stored.get("num_worse", 0)
         session.num_plateaus = stored.get("num_plateaus", 0)
-        session.scale_rate()
         session.stopwatch = stopwatch_of(stored)
         session.means = running_mean_of(stored)
         console.line(f"restored step {session.step} from {checkpoint.path}")

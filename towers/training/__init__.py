@@ -17,7 +17,6 @@ from towers.callbacks import Callback
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
 from towers.data.paths import data_folder
-from towers.errors import ConfigError
 from towers.evaluation import accuracies, accuracy_line, record_of
 from towers.evaluation.restored import kinds_of_parameters
 from towers.evaluation.run_report import try_to_write
@@ -123,14 +122,9 @@ def train(
                 keep=config.keep_checkpoints,
                 assert_same_folder=lock.assert_same_folder,
             )
+            checkpointer.recover()
             checkpoint = None if overwrite else checkpointer.restore()
             validate_changes(config, folder, checkpoint, allow_change)
-            if config.choice_of("model").is_given and not (checkpoint or architecture):
-                raise ConfigError(
-                    f"model={config.model}: a Python program gave it, and no "
-                    "checkpoint has its weights; give it once more, as in "
-                    "train(workdir, config, model=...)"
-                )
             lock.assert_same_folder()
             folder.remove_leftovers()
             checkpointer.remove_leftovers()
@@ -143,8 +137,6 @@ def train(
         parts, trainer = create_trainer(
             config, devices, workers, checkpoint=checkpoint, allow_change=allow_change
         )
-        if parts.eval_split[0] != "validation":
-            checks.validate_without_validation(config)
         if is_chief:
             print_banner(config, folder, devices, parts, trainer, origins)
         last_step = build.last_step_of(config, parts)
@@ -193,7 +185,7 @@ def train(
                 folder.note_job()
             open_metrics(session, checkpoint)
             if architecture:
-                reports.file(folder.network, architecture)
+                folder.write_network(architecture)
             reports.file(folder.config, to_json(config))
             reports.file(folder.dataset_info, session.dataset_info.to_json())
         watchdog.run(start_from_chief, session)
@@ -218,9 +210,9 @@ def train(
             if is_chief and report:
                 try_to_write(lambda: watchdog.run(report_run, session, parts))
         else:
-            way_on = "To continue raise --patience, or set it to 0"
-            if not session.is_out_of_patience:
-                way_on = how_to_continue(config, session.step, parts.total_steps)
+            way_on = how_to_continue(config, session.step, parts.total_steps)
+            if session.is_out_of_patience and session.step < session.last_step:
+                way_on = "To continue raise --patience, or set it to 0"
             session.say(
                 f"{folder.path} is finished: {standing(session)}. {way_on}; "
                 "--overwrite starts again"
@@ -251,6 +243,7 @@ def train_steps(
     options = dataclasses.asdict(config)
     call(session, "on_start", session.folder.path, options, session.step)
     if session.open_record:
+        session.saved_step = -1  # its checkpoint lacks the evaluation
         _evaluate_and_save(session, parts, periods)
 
     while not session.is_at_end:
@@ -404,7 +397,8 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         return False
     if session.best and session.accuracy <= session.best["accuracy"]:
         session.num_worse += 1
-        if session.num_worse % session.config.plateau_patience == 0:
+        by_accuracy = session.config.choice_of("schedule").by_accuracy
+        if by_accuracy and session.num_worse % session.config.plateau_patience == 0:
             session.num_plateaus += 1
             session.scale_rate()
         return False

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build, console
-from towers.config import Config, checks
+from towers.config import Config, checks, factories
 from towers.data import arrays
 from towers.data.paths import data_folder
 from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
@@ -80,10 +80,15 @@ def create_trainer(
         DataError: the data set is missing or invalid.
         ConfigError: the options do not fit it, the devices or the checkpoint.
     """
+    is_given = config.choice_of("model").is_given
+    if is_given and checkpoint is None and not given.has_weights(config.model):
+        raise factories.asks_for("model", config.model)
     part = build.part_of(config, devices, workers)
     parts = build.build(
         config, device_kind=devices.kind, part=part, schedule_fn=schedule_fn
     )
+    if parts.eval_split[0] != "validation":
+        checks.validate_without_validation(config)
     validate_dataset(parts.data, checkpoint, allow_change)
     validate_data(workers, parts.data, parts.num_examples)
     teacher = read_teacher(config, parts) if config.teacher else None
