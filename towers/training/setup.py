@@ -104,7 +104,7 @@ def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
     Raises:
         ConfigError: it was trained for other classes or images, or there is none.
     """
-    with tf.device("/CPU:0"):  # the towers copy it
+    with tf.device(parallel_devices.HOST):  # the towers copy it
         try:
             run, problem = read_run(config.teacher), ""
         except TowersError as error:
