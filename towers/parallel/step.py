@@ -120,12 +120,16 @@ class Step:
             factor = None
             if self.rate_factor is not None:
                 factor = self.rate_factor.read_value()
-        squares = on_each(
-            lambda copy, vectors: self.update_fn.squares(*_values(copy), vectors, norm),
-            shard_devices,
-            strategy.shards,
-            own,
-        )
+        squares = [None]
+        if self.update_fn.optimizer.needs_norms:
+            squares = on_each(
+                lambda copy, vectors: self.update_fn.squares(
+                    *_values(copy), vectors, norm
+                ),
+                shard_devices,
+                strategy.shards,
+                own,
+            )
 
         # The update of every copy.
         def update(is_taken=None):

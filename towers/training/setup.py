@@ -13,7 +13,7 @@ from towers import build, console
 from towers.config import Config, checks, factories
 from towers.data import arrays
 from towers.data.paths import data_folder
-from towers.errors import ConfigError, Preempted, data_errors_of_tensorflow
+from towers.errors import ConfigError, Preempted, TowersError, data_errors_of_tensorflow
 from towers.evaluation.restored import read_run
 from towers.models import given
 from towers.optim.schedules import Schedule
@@ -104,8 +104,12 @@ def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
     Raises:
         ConfigError: it was trained for other classes or images, or there is none.
     """
-    with tf.device("/CPU:0"):  # the towers copy it
-        run, problem = read_run(config.teacher), ""
+    with tf.device(parallel_devices.HOST):  # the towers copy it
+        try:
+            run, problem = read_run(config.teacher), ""
+        except TowersError as error:
+            error.args = (f"teacher={config.teacher}: {error}",)
+            raise
         shapes = run.image_shape, run.input_shape
         own = tuple(parts.data.test.image_shape), parts.augment.image_shape
         if run.class_names != tuple(parts.data.class_names):
