@@ -278,7 +278,7 @@ def test_three_augment_is_one_of_three_then_torchvisions_color_jitter():
 def test_every_operation_and_sign_is_drawn_about_equally_often(monkeypatch):
     drawn = []
 
-    def count(images, operations, values, possible):
+    def count(images, operations, values, possible, **options):
         drawn.append(operations)
         return images
 
@@ -341,3 +341,20 @@ def test_a_policy_of_images_standardized_by_themselves_is_refused():
     message = refusal(policy="augmix", augment="tutorial")
     assert message.startswith("policy=augmix with augment=tutorial: ")
     assert "--augment" in message
+
+
+@pytest.mark.parametrize("name", [*POLICIES])
+def test_on_gpus_no_shape_depends_on_values_and_the_bits_are_the_same(name):
+    images, options = some_images(SHAPE), {"policy": name}
+    here = augment("pad_crop_flip", **options).train(images, Drawn(n=len(images)))
+    drawn = Drawn(n=len(images))
+    there = augment("pad_crop_flip", on_gpu=True, **options)
+    there.train(images, drawn)  # draws the numbers
+
+    @tf.function(autograph=False)
+    def call(images):
+        return there.train(images, drawn)
+
+    graph = call.get_concrete_function(tf.TensorSpec(images.shape, tf.uint8)).graph
+    assert not [op.name for op in graph.get_operations() if op.type == "Where"]
+    np.testing.assert_array_equal(call(tf.constant(images)), here)

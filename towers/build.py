@@ -105,7 +105,7 @@ def build(
     # Images.
     data_set = load_data_set(config, dataset_info, test_only=test_only)
     train_source, eval_split = data_set.train, ("test", data_set.test)
-    augment = create_augmentation(config, data_set)
+    augment = create_augmentation(config, data_set, device_kind)
     if data_set.validation is not None:
         eval_split = "validation", data_set.validation
         if config.validation_fraction:
@@ -188,7 +188,9 @@ def build(
     )
 
 
-def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
+def create_augmentation(
+    config: Config, info: DataSet | DatasetInfo, device_kind: str = "CPU"
+) -> Augment:
     """The augmentation of the images of a data set. ConfigError where it does not fit
     them."""
     try:
@@ -198,6 +200,7 @@ def create_augmentation(config: Config, info: DataSet | DatasetInfo) -> Augment:
                 info.image_shape,
                 info.mean,
                 info.deviation,
+                on_gpu=device_kind == "GPU",
                 **config.options_of("augment"),
                 policy=config.policy,
                 **config.options_of("policy"),

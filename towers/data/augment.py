@@ -149,6 +149,7 @@ def create_augment(
     deviation: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
     policy: str = "none",
+    on_gpu: bool = False,
     **policy_options: Any,
 ) -> Augment:
     """An augmentation by its name in `towers.config.choices.AUGMENTS`.
@@ -160,6 +161,7 @@ def create_augment(
         crop_scale: bounds of the share of the area in random crops.
         policy: in `towers.config.choices.POLICIES`, of the augmented images in
             training; the augmentation standardizes with the given moments.
+        on_gpu: whether GPUs augment.
         policy_options: of the policy; it gets those that it names.
 
     Raises:
@@ -173,6 +175,7 @@ def create_augment(
         mean=mean,
         deviation=deviation,
         crop_scale=crop_scale,
+        on_gpu=on_gpu,
     )
     if not isinstance(augment, Augment):
         raise ConfigError(
@@ -184,7 +187,7 @@ def create_augment(
     if policy == "none":
         return augment
     operate = factories.resolve("policy", policy)
-    options = factories.named_by(operate, policy_options)
+    options = factories.named_by(operate, policy_options | {"on_gpu": on_gpu})
 
     def followed(train):
         def train_with_policy(images, draw):

@@ -48,6 +48,7 @@ def apply(
     possible: Sequence[str] = OPERATIONS,
     *,
     bilinear: bool = False,
+    on_gpu: bool = False,
 ) -> tf.Tensor:
     """One operation on each image.
 
@@ -57,6 +58,8 @@ def apply(
         values: float64 [n], of the operations, see there.
         possible: the operations that may occur; others are not computed.
         bilinear: moved pixels are interpolated, as by Pillow, and not the nearest.
+        on_gpu: every operation is computed of all images: for a shape that depends on
+            values the host would wait. The result is the same.
 
     Returns:
         Images as the given ones.
@@ -73,8 +76,15 @@ def apply(
         if set(names) & set(possible):
             numbers = [OPERATIONS.index(name) for name in names]
             is_concerned = tf.reduce_any(operations[:, None] == numbers, 1)
-            images = _only(is_concerned, function, images, operations, values)
+            changed = _of_all if on_gpu else _only
+            images = changed(is_concerned, function, images, operations, values)
     return images
+
+
+def _of_all(is_concerned, function, images, *columns):
+    """As `_only`; the function is called with all images."""
+    changed = function(images, *columns)
+    return tf.where(is_concerned[:, None, None, None], changed, images)
 
 
 def _only(is_concerned, function, images, *columns):

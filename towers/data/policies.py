@@ -3,7 +3,8 @@
 A policy is a function of images, float32 [n, height, width, 1 or 3] of whole numbers in
 0..255, and of the step's `draw`; it gives images of the same shape. Each draws the
 numbers of its own name, which are then looked up in a table of its operations and their
-values, see `towers.data.operations`.
+values, see `towers.data.operations`. With `on_gpu` it has the form for GPUs, see
+`operations.apply`.
 """
 
 import dataclasses
@@ -104,7 +105,10 @@ def none(images: tf.Tensor, draw: Draw) -> tf.Tensor:
 
 
 def rand_augment(
-    images: tf.Tensor, draw: Draw, rand_augment: tuple[int, int] = RAND_AUGMENT
+    images: tf.Tensor,
+    draw: Draw,
+    rand_augment: tuple[int, int] = RAND_AUGMENT,
+    on_gpu: bool = False,
 ) -> tf.Tensor:
     """RandAugment (Cubuk et al. 2020, arXiv:1909.13719): operations drawn for each
     image follow each other at a fixed magnitude.
@@ -120,11 +124,11 @@ def rand_augment(
     for place in range(count):
         operations, signs = _chosen(numbers[:, place], table.shape)
         values = _look_up(table, operations, signs)
-        images = apply(images, operations, values, FOURTEEN)
+        images = apply(images, operations, values, FOURTEEN, on_gpu=on_gpu)
     return images
 
 
-def trivial_augment(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """TrivialAugment (Müller and Hutter 2021, arXiv:2103.10158), the wide ranges: one
     operation for each image, at a random magnitude.
 
@@ -135,10 +139,12 @@ def trivial_augment(images: tf.Tensor, draw: Draw) -> tf.Tensor:
     table = TRIVIAL.values(FOURTEEN, range(TRIVIAL.most + 1), height, width)
     operations, *place = _chosen(draw("trivial_augment", [n, 3]), table.shape)
     values = _look_up(table, operations, *place)
-    return apply(images, operations, values, FOURTEEN)
+    return apply(images, operations, values, FOURTEEN, on_gpu=on_gpu)
 
 
-def auto_augment(images: tf.Tensor, draw: Draw, learned_on: str) -> tf.Tensor:
+def auto_augment(
+    images: tf.Tensor, draw: Draw, learned_on: str, on_gpu: bool = False
+) -> tf.Tensor:
     """AutoAugment (Cubuk et al. 2018, arXiv:1805.09501): one of 25 learned pairs of
     operations for each image, each operation with its probability and magnitude.
 
@@ -166,11 +172,11 @@ def auto_augment(images: tf.Tensor, draw: Draw, learned_on: str) -> tf.Tensor:
         operations = _look_up(_numbers_of(names), pair)
         operations = tf.where(is_applied, operations, OPERATIONS.index("identity"))
         values = _look_up(np.array(table), pair, sign)
-        images = apply(images, operations, values, names)
+        images = apply(images, operations, values, names, on_gpu=on_gpu)
     return images
 
 
-def augmix(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+def augmix(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """AugMix (Hendrycks et al. 2020, arXiv:1912.02781): the mean, with random weights,
     of three chains of one to three random operations, and then of it and the image.
     The loss is the usual one, without the paper's Jensen-Shannon divergence.
@@ -202,7 +208,9 @@ def augmix(images: tf.Tensor, draw: Draw) -> tf.Tensor:
             )
             operations = _look_up(_numbers_of(MIXED), row)
             operations = tf.where(place < depths[:, chain], operations, 0)
-            changed = apply(changed, operations, values, MIXED, bilinear=True)
+            changed = apply(
+                changed, operations, values, MIXED, bilinear=True, on_gpu=on_gpu
+            )
         chains.append(weights[chain][:, None, None, None] * changed)
     share = share[:, None, None, None]
     return (1 - share) * images + share * tf.add_n(chains)
@@ -227,7 +235,7 @@ def _mixed_values(level, sign, height, width):
     return tf.stack([values.get(name, tf.zeros_like(level)) for name in MIXED], 1)
 
 
-def three_augment(images: tf.Tensor, draw: Draw) -> tf.Tensor:
+def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Tensor:
     """3-Augment (Touvron et al. 2022, arXiv:2204.07118): gray, solarized or blurred,
     then brightness, contrast and saturation in random order, times 0.7 to 1.3.
 
@@ -242,13 +250,21 @@ def three_augment(images: tf.Tensor, draw: Draw) -> tf.Tensor:
     radii = LEAST_BLUR + (MOST_BLUR - LEAST_BLUR) * tf.cast(numbers[:, 1], tf.float64)
     values = _look_up(np.array([0, SOLARIZED_FROM, 0]), which)
     values = tf.where(which == three.index("blur"), radii, values)
-    images = apply(images, _look_up(_numbers_of(three), which), values, three)
+    images = apply(
+        images, _look_up(_numbers_of(three), which), values, three, on_gpu=on_gpu
+    )
     factors = 1 - JITTER + 2 * JITTER * tf.cast(numbers[:, 3:], tf.float64)
     orders = np.array([*itertools.permutations(range(len(JITTERED)))])
     for place in range(len(JITTERED)):
         row = _look_up(orders[:, place], order)
         values = tf.gather(factors, row, axis=1, batch_dims=1)
-        images = apply(images, _look_up(_numbers_of(JITTERED), row), values, JITTERED)
+        images = apply(
+            images,
+            _look_up(_numbers_of(JITTERED), row),
+            values,
+            JITTERED,
+            on_gpu=on_gpu,
+        )
     return images
 
 
@@ -257,16 +273,17 @@ def crop_rand_augment(
     mean: Sequence[float],
     deviation: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
+    on_gpu: bool = False,
 ) -> Augment:
     """A random crop of random size, a flip, and RandAugment."""
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
         images = tf.round(crop_resize_flip(images, draw, crop_scale))
-        return evaluate(rand_augment(images, draw))
+        return evaluate(rand_augment(images, draw, on_gpu=on_gpu))
 
     def train_on_crops(images, draw):
-        return evaluate(rand_augment(flip(images, draw), draw))
+        return evaluate(rand_augment(flip(images, draw), draw, on_gpu=on_gpu))
 
     return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
 
