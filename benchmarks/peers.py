@@ -9,6 +9,8 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
   convolutions, normalizations and activations of Keras and TensorFlow.
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
   there are two or more; to be compared with `replicated`, our strategy on them.
+- `torch`, `torch, compiled`: the network written plainly in PyTorch, channels last, by
+  a Python that has it (`--torch=PYTHON`), in a process of its own on one CPU.
 
 `fit` takes the steps of a round in one call (`steps_per_execution`), which is faster
 than its default of one; a round of it begins with a new iterator, as an epoch does.
@@ -18,7 +20,10 @@ than its default of one; a round of it begins with a new iterator, as an epoch d
 import contextlib
 import dataclasses
 import functools
+import math
+import pathlib
 import statistics
+import subprocess
 
 import keras
 import tensorflow as tf
@@ -100,6 +105,52 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
     return train
 
 
+class TorchStep:
+    """Steps of a network in PyTorch, in another process."""
+
+    def __init__(self, python: str, config: Config, steps: int, *options: str):
+        program = pathlib.Path(__file__).with_name("with_torch") / "step.py"
+        words = config.model, config.precision, config.batch_size, steps, *options
+        self._process = subprocess.Popen(
+            [python, program, *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.num_params = int(self._read())
+
+    def __call__(self) -> None:
+        """Takes the steps."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self._read()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _read(self):
+        if line := self._process.stdout.readline():
+            return line
+        raise SystemExit(f"PyTorch's process ended with {self._process.wait()}")
+
+
+def with_torch(options, config: Config, num_params: int, stack) -> dict:
+    """The things of PyTorch, with as many trained parameters as ours."""
+    things = {
+        "torch": TorchStep(options.torch, config, options.steps),
+        "torch, compiled": TorchStep(options.torch, config, options.steps, "--compile"),
+    }
+    for thing in things.values():
+        stack.callback(thing.close)
+        if thing.num_params != num_params:
+            raise SystemExit(
+                f"{config.model} has {num_params:,} parameters here, and in PyTorch "
+                f"{thing.num_params:,}"
+            )
+    return things
+
+
 def create_things(config: Config, options, chosen) -> dict:
     """Name -> a call that trains for a round."""
     still = trainers.on_still_batch(build.build(config, device_kind=chosen.kind))
@@ -132,12 +183,19 @@ def create_things(config: Config, options, chosen) -> dict:
     return things
 
 
+def num_trained(config: Config) -> int:
+    """The trained parameters of a network."""
+    variables = build.build(config).model.trainable_variables
+    return sum(math.prod(variable.shape) for variable in variables)
+
+
 def main() -> None:
     parser = measure.create_parser(__doc__)
     parser.add_argument("--models", type=measure.names, default="cnn,resnet20")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--compile", default="none")
     parser.add_argument("--num_towers", type=int, default=1)
+    parser.add_argument("--torch", metavar="PYTHON", default="")
     options = parser.parse_args()
     if options.num_towers > 1 and len(options.models) > 1:
         names = ",".join(options.models)
@@ -166,8 +224,11 @@ def main() -> None:
         )
     )
     for name, config in configs.items():
-        things = create_things(config, options, chosen)
-        wall, _ = measure.in_turn(things, options.rounds)
+        with contextlib.ExitStack() as stack:
+            things = create_things(config, options, chosen)
+            if options.torch:
+                things |= with_torch(options, config, num_trained(config), stack)
+            wall, _ = measure.in_turn(things, options.rounds)
         rates.append(measure.matrix_rate(dtype, chosen.towers))
         for thing in things:
             secs = statistics.median(wall[thing]) / options.steps
