@@ -176,6 +176,7 @@ def create_augment(
         deviation=deviation,
         crop_scale=crop_scale,
         on_gpu=on_gpu,
+        whole_pixels=policy != "none",
     )
     if not isinstance(augment, Augment):
         raise ConfigError(
@@ -191,6 +192,8 @@ def create_augment(
 
     def followed(train):
         def train_with_policy(images, draw):
+            if images.dtype.is_floating:  # jittered
+                images = tf.round(images)
             images = pixels(train(images, draw), mean, deviation)
             return standardize(operate(images, draw, **options), mean, deviation)
 
@@ -246,7 +249,9 @@ def standardize(
 def pixels(
     images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
 ) -> tf.Tensor:
-    """The whole pixel values, float32 in 0..255, nearest to standardized images."""
+    """The whole pixel values, float32 in 0..255, nearest to standardized images. Those
+    of half numbers depend on how a graph orders the products: an augmentation before a
+    policy should standardize whole ones."""
     *_, width, _ = images.shape
     factors = [value or 1 for value in deviation]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))
