@@ -166,7 +166,8 @@ def create_augment(
 
     Raises:
         ValueError: it does not fit the images, or one in a file has a state: called
-            twice with the same arguments it gives different images.
+            twice with the same arguments it gives different images; or it standardizes
+            by other moments, before a policy.
     """
     augment = factories.create(
         "augment",
@@ -184,7 +185,8 @@ def create_augment(
             "towers.data.augment.Augment"
         )
     if find("augment", name).is_in_a_file:
-        _validate_stateless(name, augment, image_shape)
+        moments = None if policy == "none" else (mean, deviation)
+        _validate(name, augment, image_shape, moments)
     if policy == "none":
         return augment
     operate = factories.resolve("policy", policy)
@@ -207,9 +209,10 @@ def create_augment(
     )
 
 
-def _validate_stateless(name, augment, image_shape):
+def _validate(name, augment, image_shape, moments):
     """Refuses an augmentation that gives other images for the same arguments, such as a
-    layer of Keras with a generator of its own."""
+    layer of Keras with a generator of its own; and, where moments are given, one that
+    does not standardize by them."""
     count = max(2, min(NUM_TRIED, MOST_TRIED_VALUES // math.prod(image_shape)))
     with tf.device("CPU:0"):
         indices = tf.range(count, dtype=tf.int64)
@@ -230,6 +233,15 @@ def _validate_stateless(name, augment, image_shape):
                     "draw(purpose, shape), not from a layer or a generator that has a "
                     "state"
                 )
+        evaluated = tf.cast(augment.evaluate(images), tf.float32)
+        if not moments or evaluated.shape != images.shape:
+            return
+        if not np.array_equal(pixels(evaluated, *moments), images):
+            raise ConfigError(
+                f"augment={name}: it does not standardize by the given mean and "
+                "deviation, from which a policy computes the pixels; use "
+                "towers.data.augment.standardize, or set --policy=none"
+            )
 
 
 def standardize(
