@@ -194,7 +194,7 @@ def create_augment(
 
     def followed(train):
         def train_with_policy(images, draw):
-            if images.dtype.is_floating:  # jittered
+            if images.dtype != np.uint8:  # jittered
                 images = tf.round(images)
             images = pixels(train(images, draw), mean, deviation)
             return standardize(operate(images, draw, **options), mean, deviation)
