@@ -305,21 +305,27 @@ def parts_of(sizes):
 
 
 @pytest.mark.parametrize(
-    "sizes,augment",
+    "sizes,augment,policy",
     [
-        case if case == ([1, 12], "translate_flip") else slow(*case)
-        for case in itertools.product([[13], [7, 6], [5, 4, 4], [1, 12]], AUGMENTS)
+        ([1, 12], "translate_flip", "none"),
+        ([7, 6], "random_resized_crop", "rand_augment"),
+        slow([13], "pad_crop_flip", "three_augment"),
+        *(
+            slow(*case, "none")
+            for case in itertools.product([[13], [7, 6], [5, 4, 4], [1, 12]], AUGMENTS)
+            if case != ([1, 12], "translate_flip")
+        ),
     ],
     ids=str,
 )
-def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment):
+def test_the_parts_of_a_batch_are_together_the_batch(sizes, augment, policy):
     """With everything that draws numbers or mixes neighbors, over 3 micro-batches, in
     streams; the whole one has the same bits in a compiled function."""
     whole = train_batches(
         30, 39, augment, noise_shapes=NOISE, mix=create_mix(0.7, 1, 30), repeats=2
     )
     everything = extend(
-        whole.augment,
+        create_augment(augment, whole.source.image_shape, *MOMENTS, policy=policy),
         color_jitter=0.4,
         random_gray=0.2,
         random_erasing=0.5,

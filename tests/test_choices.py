@@ -1,5 +1,6 @@
 """The tables of choices, their targets, and choices in files of the user."""
 
+import contextlib
 import importlib
 import inspect
 import pathlib
@@ -12,7 +13,7 @@ import tensorflow as tf
 from towers import build
 from towers.config import Config, checks, choices, factories, list_options
 from towers.config.choices import TABLES
-from towers.data.augment import Augment
+from towers.data.augment import Augment, create_augment
 from towers.data.sources import DataSet
 from towers.errors import ConfigError, DataError
 from towers.optim import optimizers
@@ -235,3 +236,25 @@ def create(image_shape, mean, deviation):
     path = write(tmp_path, body) + ":create"
     with pytest.raises(ConfigError, match=f"^augment={path}: its {part} gives other"):
         build.build(Config(dataset="synthetic", augment=path, width=0.1))
+
+
+@pytest.mark.parametrize("policy", ["none", "rand_augment"])
+def test_other_moments_than_the_given_ones_are_refused_before_a_policy(
+    tmp_path, policy
+):
+    body = """
+from towers.data import augment
+
+def create(image_shape, mean, deviation):
+    return augment.none(image_shape, MEAN, DEVIATION)
+"""
+    halves = "MEAN, DEVIATION = (127.5,) * 3, (127.5,) * 3\n"
+    moments = {"mean": (100.0,) * 3, "deviation": (50.0,) * 3}
+    path = write(tmp_path, halves + body) + ":create"
+    refused = contextlib.nullcontext()
+    if policy != "none":
+        refused = pytest.raises(ConfigError, match=f"^augment={path}: it does not")
+    with refused:
+        create_augment(path, (8, 8, 3), policy=policy, **moments)
+    path = write(tmp_path, body.replace("MEAN, DEVIATION", "mean, deviation"), "its.py")
+    create_augment(f"{path}:create", (8, 8, 3), policy=policy, **moments)

@@ -48,6 +48,7 @@ NEEDED = {
     "async_towers": {"async_scale_gradients": False},
     "center_crop": {"image_size": 32},
     "policy": {"augment": "none"},
+    "repeats": {"batch_size": 1_000_000},
 }
 
 
@@ -179,6 +180,7 @@ def test_any_prepared_data_set_may_be_named():
         {"schedule": "piecewise", "epoch_factors": ""},
         {"warmup_epochs": 3.0, "num_epochs": 2.0},
         {"image_size": 8, "max_image_pixels": 63},
+        {"repeats": 5, "batch_size": 4},
         {"init_from": "imagenet", "model": "cnn"},
         {"augment": "tutorial", "model": "keras:ResNet50"},
         {"compile": "xla", "batch_norm": "sync"},
@@ -224,6 +226,7 @@ def test_a_group_of_towers_needs_an_image_and_others_have_none():
 
 def test_options_at_the_edge_of_a_contradiction_are_taken():
     Config(num_towers=4, batch_size=4)
+    Config(repeats=8, batch_size=4, accumulate_steps=2)
     Config(warmup_epochs=2.0, num_epochs=2.0)
     Config(image_size=7, max_image_pixels=49)
 

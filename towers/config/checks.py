@@ -147,6 +147,17 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "the one needs pixel values, the other standardizes each image by itself; "
             "choose another --augment, such as pad_crop_flip",
         )
+    if config.policy == config.augment == "rand_augment":
+        yield (
+            ("policy", "augment"),
+            "both would draw the same operations; set --augment=random_resized_crop",
+        )
+    if config.repeats > config.images_per_step:
+        yield (
+            ("repeats", "batch_size"),
+            f"a step has {config.images_per_step} images; lower --repeats or raise "
+            "--batch_size",
+        )
 
     if not strategy.asynchronous:
         return

@@ -166,7 +166,8 @@ def create_augment(
 
     Raises:
         ValueError: it does not fit the images, or one in a file has a state: called
-            twice with the same arguments it gives different images.
+            twice with the same arguments it gives different images; or it standardizes
+            by other moments, before a policy.
     """
     augment = factories.create(
         "augment",
@@ -176,6 +177,7 @@ def create_augment(
         deviation=deviation,
         crop_scale=crop_scale,
         on_gpu=on_gpu,
+        whole_pixels=policy != "none",
     )
     if not isinstance(augment, Augment):
         raise ConfigError(
@@ -183,7 +185,8 @@ def create_augment(
             "towers.data.augment.Augment"
         )
     if find("augment", name).is_in_a_file:
-        _validate_stateless(name, augment, image_shape)
+        moments = None if policy == "none" else (mean, deviation)
+        _validate(name, augment, image_shape, moments)
     if policy == "none":
         return augment
     operate = factories.resolve("policy", policy)
@@ -191,6 +194,8 @@ def create_augment(
 
     def followed(train):
         def train_with_policy(images, draw):
+            if images.dtype != np.uint8:  # jittered
+                images = tf.round(images)
             images = pixels(train(images, draw), mean, deviation)
             return standardize(operate(images, draw, **options), mean, deviation)
 
@@ -204,9 +209,10 @@ def create_augment(
     )
 
 
-def _validate_stateless(name, augment, image_shape):
+def _validate(name, augment, image_shape, moments):
     """Refuses an augmentation that gives other images for the same arguments, such as a
-    layer of Keras with a generator of its own."""
+    layer of Keras with a generator of its own; and, where moments are given, one that
+    does not standardize by them."""
     count = max(2, min(NUM_TRIED, MOST_TRIED_VALUES // math.prod(image_shape)))
     with tf.device("CPU:0"):
         indices = tf.range(count, dtype=tf.int64)
@@ -227,6 +233,15 @@ def _validate_stateless(name, augment, image_shape):
                     "draw(purpose, shape), not from a layer or a generator that has a "
                     "state"
                 )
+        evaluated = tf.cast(augment.evaluate(images), tf.float32)
+        if not moments or evaluated.shape != images.shape:
+            return
+        if not np.array_equal(pixels(evaluated, *moments), images):
+            raise ConfigError(
+                f"augment={name}: it does not standardize by the given mean and "
+                "deviation, from which a policy computes the pixels; use "
+                "towers.data.augment.standardize, or set --policy=none"
+            )
 
 
 def standardize(
@@ -246,7 +261,9 @@ def standardize(
 def pixels(
     images: tf.Tensor, mean: Sequence[float], deviation: Sequence[float]
 ) -> tf.Tensor:
-    """The whole pixel values, float32 in 0..255, nearest to standardized images."""
+    """The whole pixel values, float32 in 0..255, nearest to standardized images. Those
+    of half numbers depend on how a graph orders the products: an augmentation before a
+    policy should standardize whole ones."""
     *_, width, _ = images.shape
     factors = [value or 1 for value in deviation]
     means, factors = (tf.constant([*x] * width, tf.float32) for x in (mean, factors))

@@ -33,14 +33,17 @@ def random_resized_crop(
     mean: Sequence[float],
     deviation: Sequence[float],
     crop_scale: tuple[float, float] = CROP_SCALE,
+    whole_pixels: bool = False,
 ) -> Augment:
     """A crop of a share of the area, by default 8 % to 100 %, its sides in a ratio of
     3:4 to 4:3, resized, and a flip (Szegedy et al. 2014, arXiv:1409.4842, section 6).
+    With `whole_pixels` the values are rounded before they are standardized.
     """
     evaluate = functools.partial(standardize, mean=mean, deviation=deviation)
 
     def train(images, draw):
-        return evaluate(crop_resize_flip(images, draw, crop_scale))
+        images = crop_resize_flip(images, draw, crop_scale)
+        return evaluate(tf.round(images) if whole_pixels else images)
 
     def train_on_crops(images, draw):
         return evaluate(flip(images, draw))

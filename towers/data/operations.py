@@ -177,8 +177,8 @@ def _interpolated(images, operations, values):
         return first + (second - first) * across
 
     first, second = line(0), line(1)
-    found = tf.cast(tf.floor(first + (second - first) * down), tf.float32)
-    return tf.where(is_inside[..., None], found, 0.0)
+    pixels = tf.cast(tf.floor(first + (second - first) * down), tf.float32)
+    return tf.where(is_inside[..., None], pixels, 0.0)
 
 
 def _pixels(images, places):
@@ -245,8 +245,8 @@ def _autocontrast(counts):
     greatest = tf.reduce_max(tf.where(counts > 0, values, -1.0), 2, keepdims=True)
     scale = 255 / tf.maximum(greatest - least, 1)
     # In the order and the precision of Pillow's.
-    found = tf.floor(tf.clip_by_value(values * scale + -least * scale, 0, 255))
-    return tf.cast(tf.where(greatest > least, found, values), tf.float32)
+    table = tf.floor(tf.clip_by_value(values * scale + -least * scale, 0, 255))
+    return tf.cast(tf.where(greatest > least, table, values), tf.float32)
 
 
 def _equalize(counts):
@@ -257,8 +257,8 @@ def _equalize(counts):
     # Half more, so that rounding does not count: a graph multiplies by 1 / 255.
     step = tf.floor((others + 0.5) / 255)
     below = tf.floor(step / 2) + tf.cumsum(counts, axis=2, exclusive=True)
-    found = tf.minimum(tf.floor(below / tf.maximum(step, 1)), 255)
-    return tf.cast(tf.where(step > 0, found, values), tf.float32)
+    table = tf.minimum(tf.floor(below / tf.maximum(step, 1)), 255)
+    return tf.cast(tf.where(step > 0, table, values), tf.float32)
 
 
 # Images that are blended.
@@ -311,17 +311,17 @@ def _blurred(images, operations, values):
     the rows, then the columns (Gwosdek et al. 2011), rounded to whole numbers. The
     pixels of the edge go on outside of the image."""
     middle, near, far = (x[:, None, None, None] for x in _weights(values))
-    found, unit = tf.cast(images, tf.float64), 2.0**-WEIGHT_BITS
+    blurred, unit = tf.cast(images, tf.float64), 2.0**-WEIGHT_BITS
     for axis in (2, 2, 2, 1, 1, 1):
         count = images.shape[axis]
         places = np.clip(np.arange(-2, count + 2), 0, count - 1)
-        wide = tf.gather(found, places, axis=axis)
+        wide = tf.gather(blurred, places, axis=axis)
         a, b, c, d, e = (
             wide[:, k : k + count] if axis == 1 else wide[:, :, k : k + count]
             for k in range(5)
         )
-        found = tf.floor((middle * c + near * (b + d) + far * (a + e)) * unit + 0.5)
-    return tf.cast(found, tf.float32)
+        blurred = tf.floor((middle * c + near * (b + d) + far * (a + e)) * unit + 0.5)
+    return tf.cast(blurred, tf.float32)
 
 
 def _weights(radii):

@@ -25,7 +25,7 @@ from towers.data.randomness import Draw
 RAND_AUGMENT = 2, 9
 
 # Those of RandAugment and TrivialAugment.
-FOURTEEN = OPERATIONS[: OPERATIONS.index("equalize") + 1]
+RAND_OPERATIONS = OPERATIONS[: OPERATIONS.index("equalize") + 1]
 
 ENHANCEMENTS = "brightness", "color", "contrast", "sharpness"
 
@@ -119,12 +119,12 @@ def rand_augment(
     """
     n, height, width, _ = images.shape
     count, magnitude = rand_augment
-    table = RAND.values(FOURTEEN, [magnitude], height, width)[:, 0]
+    table = RAND.values(RAND_OPERATIONS, [magnitude], height, width)[:, 0]
     numbers = draw("rand_augment", [n, count, 2])
     for place in range(count):
         operations, signs = _chosen(numbers[:, place], table.shape)
         values = _look_up(table, operations, signs)
-        images = apply(images, operations, values, FOURTEEN, on_gpu=on_gpu)
+        images = apply(images, operations, values, RAND_OPERATIONS, on_gpu=on_gpu)
     return images
 
 
@@ -136,10 +136,10 @@ def trivial_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.T
         draw: gives "trivial_augment" [n, 3]: operation, magnitude and sign.
     """
     n, height, width, _ = images.shape
-    table = TRIVIAL.values(FOURTEEN, range(TRIVIAL.most + 1), height, width)
+    table = TRIVIAL.values(RAND_OPERATIONS, range(TRIVIAL.most + 1), height, width)
     operations, *place = _chosen(draw("trivial_augment", [n, 3]), table.shape)
     values = _look_up(table, operations, *place)
-    return apply(images, operations, values, FOURTEEN, on_gpu=on_gpu)
+    return apply(images, operations, values, RAND_OPERATIONS, on_gpu=on_gpu)
 
 
 def auto_augment(
@@ -283,7 +283,8 @@ def crop_rand_augment(
         return evaluate(rand_augment(images, draw, on_gpu=on_gpu))
 
     def train_on_crops(images, draw):
-        return evaluate(rand_augment(flip(images, draw), draw, on_gpu=on_gpu))
+        images = tf.round(flip(images, draw))
+        return evaluate(rand_augment(images, draw, on_gpu=on_gpu))
 
     return Augment(train, evaluate, image_shape, train_on_crops, crop_scale)
 
