@@ -529,7 +529,6 @@ WIDE = [(32, 32, 160), (16, 16, 320), (8, 8, 640)]
     "name,option,shapes",
     [
         ("resnet20", "stochastic_depth", 9 * [(1, 1, 1)]),
-        ("resnet34", "stochastic_depth", 16 * [(1, 1, 1)]),
         ("vit_tiny", "stochastic_depth", 24 * [(1, 1)]),
         ("vgg16_bn", "dropout", [(512,)]),
         ("wide_resnet_28_10", "dropout", [x for x in WIDE for _ in range(4)]),
@@ -555,7 +554,7 @@ def test_towers_drop_the_same_blocks_and_elements(tmp_path):
         config = Config(
             **{"dataset": "embedded", "model": "resnet20", "width": 0.25},
             **{"stochastic_depth": 0.5, "batch_norm": "sync", "batch_size": 32},
-            **{"device": "cpu", "max_steps": 3, "learning_rate": 0.01},
+            **{"device": "cpu", "max_steps": 1, "learning_rate": 0.01},
             eval_every_epochs=0.0,
             **options,
         )
@@ -564,7 +563,7 @@ def test_towers_drop_the_same_blocks_and_elements(tmp_path):
     expected, *others = trained.values()
     for state in others:
         for key, value in expected.items():
-            np.testing.assert_allclose(state[key], value, rtol=1e-3, atol=2e-5)
+            np.testing.assert_allclose(state[key], value, rtol=1e-5, atol=1e-5)
 
 
 # The tutorial's network.

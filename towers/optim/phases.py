@@ -89,7 +89,7 @@ def _smaller_model(model, size, source, create_model):
     if shapes(smaller) != shapes(model):
         raise ConfigError(
             f"{source}: --model has other parameters on images of {size}x{size}; "
-            "choose a network that ends in a global pool"
+            "choose a network that ends in a global pool, or no --dropout"
         )
     return smaller
 
