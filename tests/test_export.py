@@ -35,6 +35,7 @@ from towers.exporting import (
 from towers.exporting.examples import images_of
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
+from towers.models import keras_settings, vit
 from towers.models.inference import without_noise
 from towers.run import initial
 from towers.training import train
@@ -134,6 +135,24 @@ def test_stock_layers_compute_what_ours_do(name):
     logits = network(inputs, training=False).numpy()
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.01
+
+
+def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
+    options = MODELS["vit_tiny"].options | {"channels": 8, "depth": 1, "heads": 2}
+    with keras_settings():
+        trained = vit.create_model(
+            **options | {"pool": "token", "positions": "learned"},
+            image_shape=(8, 12, 3),
+            num_classes=5,
+            width=1.0,
+            regularizer=None,
+        )
+    rng = np.random.default_rng(0)
+    for variable in trained.variables:
+        variable.assign(rng.normal(size=variable.shape))
+    images = rng.normal(size=(3, 8, 12, 3)).astype(np.float32)
+    logits = stock_network(trained)(images)
+    np.testing.assert_allclose(logits, trained(images), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)

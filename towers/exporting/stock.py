@@ -145,22 +145,18 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """Positions, and a class token in the place of zeros, are a bias for every token
-    and channel."""
-    _, tokens, channels = layer.output.shape
-    table = np.array(layer.table)
+    """Positions are the negated means of a normalization; a class token is added to
+    zeros as well. They are not trained."""
+    table, channels = -np.array(layer.table), layer.output.shape[-1]
     if layer.class_token:
-        table[0] += layer.token.numpy()[0]
-    add = layers.EinsumDense(
-        "ntc,c->ntc",
-        [tokens, channels],
-        bias_axes="tc",
-        trainable=layer.trainable and layer.positions == "learned",
-        name=layer.name,
-    )
-    add = _with_values(add, [np.ones(channels), table])
-    pad = layers.ZeroPadding1D((int(layer.class_token), 0))
-    return lambda x: add(pad(layers.Reshape([-1, channels])(x)))
+        table[0] -= layer.token.numpy()[0]
+    ones, settings = np.ones(table.shape), {"axis": (1, 2), "name": layer.name}
+    add = layers.Normalization(mean=table, variance=ones, **settings)
+    reshape = layers.Reshape([-1, channels])
+    if not layer.class_token:
+        return lambda x: add(reshape(x))
+    pad = layers.ZeroPadding1D((1, 0))
+    return lambda x: add(pad(reshape(x)))
 
 
 def _layer_scale(layer):
