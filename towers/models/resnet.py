@@ -159,8 +159,8 @@ def _branch(x, convs, stride, name, regularizer, last_scale):
     for place, (filters, size) in enumerate(convs, start=1):
         if place > 1:
             x = layers.ReLU(name=f"{name}_relu{place - 1}")(x)
-        own_stride, stride = (stride, 1) if size == 3 else (1, stride)
-        x = conv(x, filters, size, own_stride, f"{name}_conv{place}", regularizer)
+        step, stride = (stride, 1) if size == 3 else (1, stride)
+        x = conv(x, filters, size, step, f"{name}_conv{place}", regularizer)
         scale = last_scale if place == len(convs) else "ones"
         x = normalization(x, f"{name}_norm{place}", scale)
     return x

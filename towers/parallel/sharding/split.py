@@ -12,15 +12,14 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
+from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
-    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
 )
 from towers.parallel.reduce import shares
 
@@ -203,8 +202,8 @@ class Shards:
         *outer, channels = layer.input.shape
         sizes, shards = shares(channels, self.num_shards), []
         for shard, size in enumerate(sizes):
-            own = {"first": sum(sizes[:shard]), "channels": channels}
-            shards.append(_built(layer, [*outer, size], **own))
+            changes = {"first": sum(sizes[:shard]), "channels": channels}
+            shards.append(_built(layer, [*outer, size], **changes))
         return shards
 
 
