@@ -556,21 +556,32 @@ def test_noise_is_what_the_option_of_a_run_asks_for(name, option, shapes):
     assert num_params(model) == TABLE[name, *CIFAR10][0]
 
 
+WAYS = [
+    {"num_towers": 1},
+    {"num_towers": 3, "strategy": "replicated"},
+    {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
+]
+
+
 @pytest.mark.slow
-def test_towers_drop_the_same_blocks_and_elements(tmp_path):
-    """The moments of batch normalization are those of all images."""
+@pytest.mark.parametrize(
+    "network,ways",
+    [
+        # The moments of batch normalization are those of all images.
+        ({"model": "resnet20", "width": 0.25, "batch_norm": "sync"}, WAYS),
+        (
+            {"model": "vit_tiny", "width": 0.1, "dropout": 0.5},
+            [WAYS[0], {"num_towers": 2, "batch_size": 16, "accumulate_steps": 2}],
+        ),
+    ],
+)
+def test_towers_drop_the_same_blocks_and_elements(network, ways, tmp_path):
     trained = {}
-    for options in (
-        {"num_towers": 1},
-        {"num_towers": 3, "strategy": "replicated"},
-        {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
-    ):
+    for options in ways:
         config = Config(
-            **{"dataset": "embedded", "model": "resnet20", "width": 0.25},
-            **{"stochastic_depth": 0.5, "batch_norm": "sync", "batch_size": 32},
-            **{"device": "cpu", "max_steps": 1, "learning_rate": 0.01},
-            eval_every_epochs=0.0,
-            **options,
+            **{"dataset": "embedded", "stochastic_depth": 0.5, "device": "cpu"},
+            **{"max_steps": 2, "learning_rate": 0.01, "eval_every_epochs": 0.0},
+            **{"batch_size": 32} | network | options,
         )
         path = tmp_path / str(len(trained))
         trained[str(options)] = training.train(path, config).state
