@@ -55,6 +55,9 @@ def test_held_out_images_are_those_that_are_not_trained_on(small):
     assert held_out | trained == images_of(parts.data.train)
 
 
+NOISY = {"model": "wide_resnet_16_4", "width": 0.1, "dropout": 0.1}
+
+
 @pytest.mark.parametrize(
     "options,words",
     [
@@ -62,7 +65,8 @@ def test_held_out_images_are_those_that_are_not_trained_on(small):
         ({"cutout_size": 9}, "cutout_size=9 with images of 8x8"),
         ({"validation_fraction": 0.001}, "validation_fraction=0.001 of 50 images"),
         ({"early_sizes": "8:0.5"}, "images of 8x8 cannot be downscaled to 8x8"),
-        ({"early_sizes": "4:0.5"}, "other parameters on images of 4"),
+        ({"early_sizes": "4:0.5"}, "other parameters on images of 4x4; .*--model"),
+        (NOISY | {"early_sizes": "4:0.5"}, "on images of 4x4; choose no --dropout"),
         ({"param_rates": "logit/bias:2"}, "'logit/bias': none is .*mean 'logits/b"),
         ({"param_rates": "*:2,*/bias:3"}, "takes '[*]/bias': .* before it"),
     ],

@@ -35,6 +35,7 @@ from towers.exporting import (
 from towers.exporting.examples import images_of
 from towers.exporting.stock import stock_network, with_preprocessing
 from towers.exporting.writers import WRITERS, decode_image, write_keras
+from towers.models import keras_settings, vit
 from towers.models.inference import without_noise
 from towers.run import initial
 from towers.training import train
@@ -126,7 +127,9 @@ def test_in_int8_an_image_of_little_contrast_is_as_good_as_another(tmp_path):
     "name", [name if name in FAST_NETWORKS else slow(name) for name in NETWORKS]
 )
 def test_stock_layers_compute_what_ours_do(name):
-    trained = random_run(name, width=1.0 if ":" in name else 0.1).network()
+    # Of vit_small two heads.
+    width = 1.0 if ":" in name else 0.34 if name == "vit_small" else 0.1
+    trained = random_run(name, width=width).network()
     network = stock_network(trained)
     assert all(type(x).__module__.startswith("keras.") for x in network.layers)
     inputs = np.random.default_rng(1).normal(0, 1, (3, 32, 32, 3)).astype(np.float32)
@@ -134,6 +137,29 @@ def test_stock_layers_compute_what_ours_do(name):
     logits = network(inputs, training=False).numpy()
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.01
+
+
+def test_stock_layers_have_the_positions_and_the_token_that_were_learned():
+    options = MODELS["deit_tiny"].options | {"channels": 8, "depth": 1, "heads": 2}
+    with keras_settings():
+        trained = vit.create_model(
+            **options,
+            image_shape=(8, 12, 3),
+            num_classes=5,
+            width=1.0,
+            regularizer=None,
+        )
+    rng = np.random.default_rng(0)
+    for variable in trained.variables:
+        variable.assign(rng.normal(size=variable.shape))
+    images = rng.normal(size=(3, 8, 12, 3)).astype(np.float32)
+    network = stock_network(trained)
+    np.testing.assert_allclose(network(images), trained(images), rtol=1e-4, atol=1e-4)
+    assert all(x.trainable for x in network.layers)
+    counts = [
+        sum(v.numpy().size for v in x.trainable_variables) for x in (trained, network)
+    ]
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
@@ -203,7 +229,7 @@ def test_keras_trains_an_export_further(tmp_path, name, norms, fixed, drops, rat
     "name",
     [
         *("speedrun", "alexnet_two_columns"),
-        *map(slow, ("convmixer_256_8", "alexnet", "keras:ConvNeXtTiny")),
+        *map(slow, ("convmixer_256_8", "deit_tiny", "alexnet", "keras:ConvNeXtTiny")),
     ],
 )
 def test_a_run_starts_from_all_of_a_keras_file_but_columns(name, tmp_path, capsys):

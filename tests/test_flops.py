@@ -122,10 +122,11 @@ def speedrun_deep():
     return convs + 3**2 * 9 * 2 * 512**2 + 512 * 10
 
 
-def vit(channels, tokens, patch):
+def vit(channels, patches, patch, class_tokens=0):
+    tokens = patches + class_tokens
     dense = 12 * channels**2  # queries, keys, values, out, and 4 + 4 of the perceptron
     block = tokens * dense + 2 * tokens**2 * channels
-    return tokens * 3 * patch**2 * channels + 12 * block
+    return patches * 3 * patch**2 * channels + 12 * block
 
 
 @pytest.mark.parametrize(
@@ -143,9 +144,10 @@ def vit(channels, tokens, patch):
         ("vgg16_bn", CIFAR10, vgg16()),
         ("densenet_bc_100_12", CIFAR10, densenet()),
         ("convmixer_256_8", CIFAR10, convmixer()),
-        ("vit_tiny", CIFAR10, vit(192, tokens=8**2, patch=4) + 192 * 10),
-        slow("vit_small", IMAGENET, vit(384, tokens=14**2, patch=16) + 384 * 1000),
-        slow("vit_base", IMAGENET, vit(768, tokens=14**2, patch=16) + 768 * 1000),
+        ("vit_tiny", CIFAR10, vit(192, patches=8**2, patch=4) + 192 * 10),
+        slow("vit_small", IMAGENET, vit(384, patches=14**2, patch=16) + 384 * 1000),
+        slow("vit_base", IMAGENET, vit(768, patches=14**2, patch=16) + 768 * 1000),
+        ("deit_tiny", CIFAR10, vit(192, 8**2, patch=4, class_tokens=1) + 192 * 10),
         ("speedrun", CIFAR10, speedrun()),
         ("speedrun_deep", CIFAR10, speedrun_deep()),
     ],

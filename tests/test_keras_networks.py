@@ -141,6 +141,22 @@ def test_the_logits_are_those_of_keras(name):
     np.testing.assert_allclose(model([images, *noises]), expected, atol=1e-6)
 
 
+def test_defaults_of_the_own_function_count_where_no_rate_is_set(tmp_path):
+    name = written(
+        tmp_path,
+        """
+def create(*, image_shape, num_classes, stochastic_depth, dropout=0.5):
+    images = keras.Input(image_shape)
+    x = layers.Dropout(dropout)(layers.Flatten()(images))
+    x = layers.Dropout(stochastic_depth)(x)
+    return keras.Model(images, layers.Dense(num_classes)(x))
+""",
+    )
+    for options, rate in ({}, 0.5), ({"dropout": 0.25}, 0.25):
+        model = create(name, **options)
+        assert [x.rate for x in model.layers if hasattr(x, "rate")] == [rate]
+
+
 def test_noise_is_an_input_wherever_keras_draws():
     assert noise_shapes(created("sequential", seed=1)) == {
         "spatial_dropout2d_noise": (1, 1, 6),

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from engines import oracle_layers
 
+from towers.models.attention import Tokens
 from towers.models.convolution import SameConv2D
 from towers.models.layers import (
     BatchNormalization,
@@ -13,7 +14,6 @@ from towers.models.layers import (
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
 )
 
 # Far enough from 0 that the order of the summands does not matter in 1e-5.
@@ -39,7 +39,7 @@ LAYERS = [
     PadChannels(2, 3),
     SameConv2D(6, before_pool=True),
     GroupedConv2D(12, (3, 2), groups=3, padding="same", dilation_rate=2),
-    Tokens("learned", class_token=True),
+    Tokens(has_class_token=True),
     Tokens(first=4, channels=20),
 ]
 

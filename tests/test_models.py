@@ -98,6 +98,12 @@ TABLE = {
     ("vit_small", *IMAGENET): (21_974_632, 9_148_053_504),
     ("vit_base", *CIFAR10): (85_101_322, 11_027_364_864),
     ("vit_base", *IMAGENET): (86_415_592, 34_943_299_584),
+    ("deit_tiny", *CIFAR10): (5_362_762, 730_215_168),
+    ("deit_tiny", *IMAGENET): (5_717_416, 2_507_366_400),
+    ("deit_small", *CIFAR10): (21_342_346, 2_840_618_496),
+    ("deit_small", *IMAGENET): (22_050_664, 9_197_764_608),
+    ("deit_base", *CIFAR10): (85_152_010, 11_201_989_632),
+    ("deit_base", *IMAGENET): (86_567_656, 35_127_656_448),
     ("speedrun", *CIFAR10): (1_971_352, 236_294_720),
     ("speedrun", *MNIST): (1_962_120, 164_621_888),
     ("speedrun_deep", *CIFAR10): (9_915_416, 903_934_528),
@@ -122,7 +128,7 @@ BIASES_OF_ONE = ["conv2", "conv4", "conv5", "fc6", "fc7"]
 OWN = [name for name in MODELS if not name.endswith(FAMILY)]
 # One network for each way of building them.
 DEEPER = [*list(PUBLISHED)[1:5], "resnet101", "resnet152", "wide_resnet_16_4"]
-DEEPER += ["vit_small", "vit_base"]
+DEEPER += ["vit_small", "vit_base", "deit_small", "deit_base"]
 FAMILIES = [name for name in OWN if name not in DEEPER]
 
 # Those that are made several times, of the others with many layers in the slow suite.
@@ -134,6 +140,7 @@ SEVERAL = (
     "conv",
     "dense",
     "vit",
+    "deit",
     "speedrun_deep",
 )
 LARGE = [x for x in FAMILIES if x.startswith(SEVERAL)]
@@ -245,7 +252,7 @@ def test_the_page_of_networks_says_what_the_table_says():
 @each_family
 def test_any_width_gives_a_network(name):
     whole = channels_of(build_model(name, *CIFAR10))
-    for width in (0.01, 0.3):
+    for width in (0.005, 0.3):
         channels = channels_of(build_model(name, *CIFAR10, width))
         assert channels[:-1] == pytest.approx(whole[:-1] * width, abs=1.5)
         assert channels[-1] == whole[-1] == 10
@@ -273,6 +280,14 @@ def test_images_that_are_too_small_are_refused(name, size):
         ConfigError, match=f"{name} needs .* {size}x{size}, not {size}x{size - 1};"
     ):
         create(name, (size, size - 1, 3))
+
+
+def test_patches_of_vit_are_those_of_the_paper_where_images_are_large():
+    tokens = {}
+    for size in (32, 96, 127, 128, 224):
+        model = build_model("vit_tiny", (size, size, 3), 10, NARROW)
+        tokens[size] = model.get_layer("tokens").output.shape[1]
+    assert tokens == {32: 8**2, 96: 24**2, 127: 31**2, 128: 8**2, 224: 14**2}
 
 
 def test_alexnet_begins_as_in_the_paper_where_images_are_large():
@@ -336,7 +351,7 @@ def test_a_network_depends_on_its_arguments_alone(name):
 def drawn_kernels(name, values):
     """Of speedrun those filters that do not hand an input on, and the head."""
     kernels = {k: v for k, v in values.items() if k.endswith("/kernel")}
-    if name.startswith("vit"):  # whose head begins with zeros
+    if name.startswith(("vit", "deit")):  # whose head begins with zeros
         del kernels["logits/kernel"]
     if name not in SPEEDRUNS:
         return kernels
@@ -463,18 +478,15 @@ def test_initial_kernels_have_the_standard_deviation_of_their_paper(
         assert ones == (set(BIASES_OF_ONE) if biases else set())
 
 
-def test_vit_has_the_parameters_of_timm_and_begins_as_in_big_vision():
-    """With a class token and learned positions, as timm's vit_*_patch16_224."""
-    counts = {"vit_tiny": 5_717_416, "vit_small": 22_050_664, "vit_base": 86_567_656}
-    for name, count in counts.items():
-        model = build_model(name, *IMAGENET, pool="token", positions="learned")
-        assert num_params(model) == count
-    for path, values in arrays(create("vit_tiny", width=0.5)).items():
+def test_vit_begins_as_in_big_vision():
+    for path, values in arrays(create("deit_tiny", width=0.5)).items():
         wanted = 0.0
         if path == "patches/kernel":
             wanted = np.prod(values.shape[:-1]) ** -0.5  # LeCun
         elif path.endswith("/kernel") and path != "logits/kernel":
             wanted = (2 / sum(values.shape)) ** 0.5  # Glorot
+        elif path == "tokens/positions":
+            wanted = values.shape[-1] ** -0.5
         assert np.std(values) == pytest.approx(wanted, rel=0.05), path
         assert np.mean(values) == pytest.approx(float("gamma" in path), abs=0.01), path
 
@@ -544,21 +556,32 @@ def test_noise_is_what_the_option_of_a_run_asks_for(name, option, shapes):
     assert num_params(model) == TABLE[name, *CIFAR10][0]
 
 
+WAYS = [
+    {"num_towers": 1},
+    {"num_towers": 3, "strategy": "replicated"},
+    {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
+]
+
+
 @pytest.mark.slow
-def test_towers_drop_the_same_blocks_and_elements(tmp_path):
-    """The moments of batch normalization are those of all images."""
+@pytest.mark.parametrize(
+    "network,ways",
+    [
+        # The moments of batch normalization are those of all images.
+        ({"model": "resnet20", "width": 0.25, "batch_norm": "sync"}, WAYS),
+        (
+            {"model": "vit_tiny", "width": 0.1, "dropout": 0.5},
+            [WAYS[0], {"num_towers": 2, "batch_size": 16, "accumulate_steps": 2}],
+        ),
+    ],
+)
+def test_towers_drop_the_same_blocks_and_elements(network, ways, tmp_path):
     trained = {}
-    for options in (
-        {"num_towers": 1},
-        {"num_towers": 3, "strategy": "replicated"},
-        {"num_towers": 2, "strategy": "model_parallel", "group_size": 2},
-    ):
+    for options in ways:
         config = Config(
-            **{"dataset": "embedded", "model": "resnet20", "width": 0.25},
-            **{"stochastic_depth": 0.5, "batch_norm": "sync", "batch_size": 32},
-            **{"device": "cpu", "max_steps": 1, "learning_rate": 0.01},
-            eval_every_epochs=0.0,
-            **options,
+            **{"dataset": "embedded", "stochastic_depth": 0.5, "device": "cpu"},
+            **{"max_steps": 2, "learning_rate": 0.01, "eval_every_epochs": 0.0},
+            **{"batch_size": 32} | network | options,
         )
         path = tmp_path / str(len(trained))
         trained[str(options)] = training.train(path, config).state
@@ -702,14 +725,13 @@ SMALL = {
         dropout=0.2,
         stochastic_depth=0.5,
     ),
-    "vit_token": case(
+    "deit_token": case(
         described.vit(2, heads=2, pool="first_token"),
-        functools.partial(vit.create_model, name="vit", channels=8, heads=2),
+        functools.partial(vit.create_model, name="deit", channels=8, heads=2),
         image_shape=(12, 8, 1),
         width=1.0,
         depth=2,
-        pool="token",
-        positions="learned",
+        has_class_token=True,
     ),
 }
 
@@ -836,7 +858,7 @@ def bytes_of_a_split_in_two(model, batch_size):
         slow("vgg7", 2),
         slow("densenet_16", 2),
         ("vit_mean", 2),
-        slow("vit_token", 2),
+        slow("deit_token", 2),
     ],
 )
 def test_two_devices_that_hold_half_each_equal_the_oracle(name, steps):
@@ -861,5 +883,6 @@ def test_other_networks_can_be_split():
 def test_columns_and_heads_are_not_split_between_devices():
     with pytest.raises(ConfigError, match="2 groups of channels"):
         Shards(build_model("alexnet_two_columns", *CIFAR10, NARROW), 3)
-    with pytest.raises(ConfigError, match="block1_attention has 3 groups of channels"):
-        Shards(build_model("vit_tiny", *CIFAR10), 2)
+    for width, heads in (1.0, 3), (0.5, 1):
+        with pytest.raises(ConfigError, match=f"block1_attention has {heads} heads, "):
+            Shards(build_model("vit_tiny", *CIFAR10, width), 2)

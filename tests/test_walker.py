@@ -65,6 +65,11 @@ def test_a_value_is_not_used_where_it_is_not():
 # The split of layers.
 
 
+class OtherNormalization(layers.LayerNormalization):
+    def call(self, inputs):
+        return 2 * super().call(inputs)
+
+
 @pytest.mark.parametrize(
     "layer,reason",
     [
@@ -73,6 +78,7 @@ def test_a_value_is_not_used_where_it_is_not():
         (layers.Conv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (layers.Conv2D(8, 1, activation="softmax", name="odd"), "softmax of layer odd"),
         (layers.LayerNormalization(1, name="norm"), "norm normalizes over axis"),
+        (OtherNormalization(name="other"), "other .*cannot be split"),
         (layers.DepthwiseConv2D(3, name="deep"), "deep .*cannot be split"),
         (GroupedConv2D(8, 1, groups=2, name="columns"), "columns has 2 groups"),
         (LocalResponseNormalization(groups=2, name="near"), "near has 2 groups"),

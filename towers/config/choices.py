@@ -143,6 +143,7 @@ POLICIES = {
 
 _CIFAR_RESNET = "models.resnet:create_cifar_resnet"
 _VIT = "models.vit:create_model"
+_DEIT = {"has_class_token": True}
 _IMAGENET_RESNET = "models.resnet:create_imagenet_resnet"
 MODELS = {
     "cnn": Choice(
@@ -235,7 +236,7 @@ MODELS = {
     ),
     "vit_tiny": Choice(
         _VIT,
-        "Vision Transformer, patches of 16x16 (below 64x64: of 4x4)",
+        "Vision Transformer, patches of 16x16 (below 128x128: of 4x4)",
         {"name": "vit_tiny", "channels": 192, "depth": 12, "heads": 3},
         num_params=5_350_090,
     ),
@@ -250,6 +251,24 @@ MODELS = {
         "the same with 12 heads",
         {"name": "vit_base", "channels": 768, "depth": 12, "heads": 12},
         num_params=85_101_322,
+    ),
+    "deit_tiny": Choice(
+        _VIT,
+        "vit_tiny with a class token and learned positions",
+        {"name": "deit_tiny", "channels": 192, "depth": 12, "heads": 3} | _DEIT,
+        num_params=5_362_762,
+    ),
+    "deit_small": Choice(
+        _VIT,
+        "the same of vit_small",
+        {"name": "deit_small", "channels": 384, "depth": 12, "heads": 6} | _DEIT,
+        num_params=21_342_346,
+    ),
+    "deit_base": Choice(
+        _VIT,
+        "the same of vit_base",
+        {"name": "deit_base", "channels": 768, "depth": 12, "heads": 12} | _DEIT,
+        num_params=85_152_010,
     ),
     "speedrun": Choice(
         "models.speedrun:create_model",

@@ -178,7 +178,7 @@ class Config:
     )
     dropout: float = option(
         0.0,
-        "Rate of dropout in a network whose paper has it.",
+        "Rate of dropout in the networks that docs/networks.md lists for it.",
         BELOW_1,
         read_by="model",
     )

@@ -143,6 +143,12 @@ def argument_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
     return tuple(p.name for p in parameters if p.name not in fixed)
 
 
+def required_names(target: Callable[..., Any]) -> set[str]:
+    """The arguments of a function that have no default."""
+    parameters = inspect.signature(target).parameters.values()
+    return {p.name for p in parameters if p.default is p.empty}
+
+
 @functools.cache
 def _load_file(path: pathlib.Path, changed_ns: int) -> types.ModuleType:
     """The module of a file, executed once unless the file has changed; it may import

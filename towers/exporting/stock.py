@@ -14,17 +14,15 @@ from towers.errors import ConfigError
 from towers.evaluation import RestoredRun
 from towers.models import keras_settings
 from towers.models.applications import ReverseChannels
+from towers.models.attention import Attention, Tokens, attention
 from towers.models.cpu_kernels import channel_bands
 from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import (
-    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
-    attention,
 )
 from towers.models.speedrun import Whitening
 
@@ -100,7 +98,8 @@ def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:
 
 
 def _dropout(layer):
-    shape = (None, *layer.input[1].shape[1:])
+    x, noise = layer.input
+    shape = None if noise.shape == x.shape else (None, *noise.shape[1:])
     stock = layers.Dropout(layer.rate, noise_shape=shape, name=layer.name)
     return lambda inputs, **_: stock(inputs[0])  # without the noise
 
@@ -145,22 +144,25 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """Positions, and a class token in the place of zeros, are a bias for every token
-    and channel."""
-    _, tokens, channels = layer.output.shape
-    table = np.array(layer.table)
-    if layer.class_token:
-        table[0] += layer.token.numpy()[0]
-    add = layers.EinsumDense(
-        "ntc,c->ntc",
-        [tokens, channels],
-        bias_axes="tc",
-        trainable=layer.trainable and layer.positions == "learned",
-        name=layer.name,
-    )
-    add = _with_values(add, [np.ones(channels), table])
-    pad = layers.ZeroPadding1D((int(layer.class_token), 0))
-    return lambda x: add(pad(layers.Reshape([-1, channels])(x)))
+    """A class token is the kernel, and learned positions are the bias, of a dense layer
+    whose input is 1 for that token alone; fixed positions are the negated means of a
+    normalization."""
+    table, channels = np.array(layer.table), layer.output.shape[-1]
+    reshape = layers.Reshape([-1, channels])
+    if not layer.has_class_token:
+        ones, settings = np.ones(table.shape), {"axis": (1, 2), "name": layer.name}
+        add = layers.Normalization(mean=-table, variance=ones, **settings)
+        return lambda x: add(reshape(x))
+    settings = {"bias_axes": "tc", "trainable": layer.trainable, "name": layer.name}
+    dense = layers.EinsumDense("nti,ic->ntc", table.shape, **settings)
+    positions = _with_values(dense, layer.get_weights())
+
+    def call(x):
+        x, before = reshape(x), [[0, 0], [1, 0], [0, 0]]
+        is_token = ops.pad(ops.zeros_like(x[..., :1]), before, constant_values=1)
+        return ops.pad(x, before) + positions(is_token)
+
+    return call
 
 
 def _layer_scale(layer):

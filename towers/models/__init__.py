@@ -67,19 +67,24 @@ def create_model(
     """
     decay = keras.regularizers.L2(0.5 * weight_decay) if weight_decay else None
 
+    choice = choices.find("model", name)
+    is_own = choice.is_in_a_file or choice.is_given
+
     def create():
-        model = factories.create(
-            "model",
-            name,
+        function = factories.resolve("model", name)
+        rates = {"dropout": dropout, "stochastic_depth": stochastic_depth}
+        if is_own:  # its own defaults count, where an option is not set
+            needed = factories.required_names(function)
+            rates = {k: v for k, v in rates.items() if v or k in needed}
+        model = factories.call(
+            function,
             image_shape=image_shape,
             num_classes=num_classes,
             width=width,
-            dropout=dropout,
-            stochastic_depth=stochastic_depth,
             regularizer=decay,
+            **rates,
         )
-        choice = choices.find("model", name)
-        if choice.is_in_a_file or choice.is_given:
+        if is_own:
             source = "model" if choice.is_given else f"model={name}"
             model = rebuild(source, model, image_shape, num_classes)
         return model

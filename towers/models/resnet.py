@@ -134,7 +134,8 @@ def _stages(
 
     Args:
         stages: (filters and kernel sizes of the convolutions of a block, blocks).
-        shortcut_fn: gives the shortcut where the shape changes.
+        shortcut_fn: gives the shortcut where the shape changes; that of the first block
+            of bottlenecks too at a `width` at which it does not.
         last_scale: initializer of the last scale of each block.
     """
     num_blocks, index = sum(blocks for _, blocks in stages), 0
@@ -143,7 +144,7 @@ def _stages(
             name, index = f"stage{stage}_block{block}", index + 1
             stride = 2 if stage > 1 and block == 1 else 1
             outer, shortcut = convs[-1][0], x
-            if stride > 1 or outer != x.shape[-1]:
+            if block == 1 and (stage > 1 or len(convs) == 3):
                 shortcut = shortcut_fn(x, outer, stride, name, regularizer)
             x = _branch(x, convs, stride, name, regularizer, last_scale)
             rate, place = stochastic_depth * index / num_blocks, f"{name}_depth"
@@ -158,8 +159,8 @@ def _branch(x, convs, stride, name, regularizer, last_scale):
     for place, (filters, size) in enumerate(convs, start=1):
         if place > 1:
             x = layers.ReLU(name=f"{name}_relu{place - 1}")(x)
-        own_stride, stride = (stride, 1) if size == 3 else (1, stride)
-        x = conv(x, filters, size, own_stride, f"{name}_conv{place}", regularizer)
+        step, stride = (stride, 1) if size == 3 else (1, stride)
+        x = conv(x, filters, size, step, f"{name}_conv{place}", regularizer)
         scale = last_scale if place == len(convs) else "ones"
         x = normalization(x, f"{name}_norm{place}", scale)
     return x

@@ -70,12 +70,7 @@ def create_phases(
 
 
 def _smaller_model(model, size, source, create_model):
-    """The network for images of a smaller size, with the same variables."""
-
-    def shapes(network):
-        inputs = [(x.name, x.shape) for x in network.inputs if x.name != "images"]
-        return [(v.path, v.shape) for v in network.variables], inputs
-
+    """The network for images of a smaller size, with the same variables and noise."""
     height, width = image_size(model)
     if height != width or not size < height:
         raise ConfigError(
@@ -86,12 +81,24 @@ def _smaller_model(model, size, source, create_model):
         smaller = create_model(size)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-    if shapes(smaller) != shapes(model):
-        raise ConfigError(
-            f"{source}: --model has other parameters on images of {size}x{size}; "
-            "choose a network that ends in a global pool, or no --dropout"
-        )
+    for change, shapes, way_out in (
+        ("other parameters", _shapes_of_variables, "another --model or size"),
+        ("dropout of another size", _shapes_of_noise, "no --dropout"),
+    ):
+        if shapes(smaller) != shapes(model):
+            raise ConfigError(
+                f"{source}: --model has {change} on images of {size}x{size}; choose "
+                f"{way_out}"
+            )
     return smaller
+
+
+def _shapes_of_variables(model):
+    return [(v.path, v.shape) for v in model.variables]
+
+
+def _shapes_of_noise(model):
+    return [(x.name, x.shape) for x in model.inputs if x.name != "images"]
 
 
 def phases_of(phases: Sequence[Phase], model: keras.Model) -> list[Phase]:

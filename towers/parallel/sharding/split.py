@@ -12,15 +12,14 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
+from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
-    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
 )
 from towers.parallel.reduce import shares
 
@@ -83,8 +82,8 @@ def needs_all_inputs(layer: keras.Operation) -> bool:
 
 def normalizes_channels(layer: keras.Operation) -> bool:
     """True if a layer needs the moments over all channels, and else treats each
-    alone."""
-    return isinstance(layer, layers.LayerNormalization) and not layer.rms_scaling
+    alone. A subclass may compute something else."""
+    return type(layer) is layers.LayerNormalization and not layer.rms_scaling
 
 
 def reads_neighbor_slices(layer: keras.Operation) -> bool:
@@ -133,8 +132,13 @@ class Shards:
         if isinstance(layer, layers.BatchNormalization) or normalizes_channels(layer):
             return self._split_normalization(layer)
         if isinstance(layer, Attention):
-            _check_columns(layer, layer.heads, self.num_shards)
-            heads = layer.heads // self.num_shards
+            heads, rest = divmod(layer.heads, self.num_shards)
+            if rest:
+                raise ConfigError(
+                    f"group_size={self.num_shards}: layer {layer.name} has "
+                    f"{layer.heads} heads, which {self.num_shards} devices do not "
+                    "divide; choose another --group_size or --model"
+                )
             return [_built(layer, None, heads=heads)] * self.num_shards
         if isinstance(layer, Tokens):
             return self._split_tokens(layer)
@@ -198,8 +202,8 @@ class Shards:
         *outer, channels = layer.input.shape
         sizes, shards = shares(channels, self.num_shards), []
         for shard, size in enumerate(sizes):
-            own = {"first": sum(sizes[:shard]), "channels": channels}
-            shards.append(_built(layer, [*outer, size], **own))
+            changes = {"first": sum(sizes[:shard]), "channels": channels}
+            shards.append(_built(layer, [*outer, size], **changes))
         return shards
 
 

@@ -240,21 +240,25 @@ class Walk:
             of_groups = [group[shard] for group in tensor.values]
             moments = self._combine_moments(self._tape, of_groups, home)
             for group, value in enumerate(of_groups):
-                values[group] += self._normalize(layer, group, shard, value, moments)
+                device = value.device
+                here = [self._tape.move(moment, device) for moment in moments]
+                self._move_averages(layer, group, shard, here)
+                values[group] += self._normalize(layer, group, shard, value, here)
         return GridTensor(values, tensor.replicated)
 
+    def _move_averages(self, layer, group, shard, moments):
+        """The moving averages move as in Keras, once."""
+        _, state_indices = self._indices[layer.name]
+        state = self.state[group][shard]
+        with tf.device(self._devices[group][shard]):
+            for index, moment in zip(state_indices, moments, strict=True):
+                after = moment.tensor * (1 - layer.momentum)
+                state[index] = state[index] * layer.momentum + after
+
     def _normalize(self, layer, group, shard, value, moments):
-        """The output on one device; the moving averages of batch normalization move as
-        in Keras, once."""
-        device = value.device
-        param_indices, state_indices = self._indices[layer.name]
+        """The output on one device, where the moments are."""
+        param_indices, _ = self._indices[layer.name]
         params = [self.params[group][shard][i] for i in param_indices]
-        moments = [self._tape.move(moment, device) for moment in moments]
-        with tf.device(device):
-            for index, moment in zip(state_indices, moments, strict=False):
-                before = self.state[group][shard][index]
-                after = before * layer.momentum + moment.tensor * (1 - layer.momentum)
-                self.state[group][shard][index] = after
 
         def normalize(x, mean, variance, *params):
             params = list(params)
@@ -265,7 +269,7 @@ class Walk:
             )
             return tf.cast(normal, layer.compute_dtype)
 
-        return self._tape.apply(device, normalize, [value, *moments, *params])
+        return self._tape.apply(value.device, normalize, [value, *moments, *params])
 
 
 # Layers that read channels of neighbor devices, but not all channels.
