@@ -161,8 +161,48 @@ def test_rates_fall_from_the_head_to_the_input_by_block():
         assert rate == pytest.approx(0.5 * factor * 0.7 ** (10 - number)), name
         is_kernel = name.endswith("kernel")
         assert decay == pytest.approx(is_kernel * 0.6 / (factor or 1)), name
+
+
+@pytest.mark.parametrize(
+    "layers,powers",
+    [
+        # A number that comes again begins a block; the head is in none.
+        ("conv1 norm1_2 conv2 fc1 fc2", (3, 3, 2, 1, 0)),
+        ("stem conv1_1 pool conv2 last_norm logits", (3, 2, 2, 1, 1, 0)),
+        # Numbers do not count next to blocks.
+        ("conv1_conv conv2_block1_2_bn pool2_conv conv3_block1_bn fc", (3, 2, 2, 1, 0)),
+        ("stem block4a_bn block4b_bn block5xl top_bn fc", (3, 2, 1, 1, 1, 0)),
+    ],
+)
+def test_blocks_are_layers_in_a_row(layers, powers):
+    rates = decay_by_layer({f"{x}/kernel": None for x in layers.split()}, 0.5)
+    assert [rate.factor for rate in rates.values()] == [0.5**x for x in powers]
+
+
+def test_layers_without_numbers_show_no_blocks():
     with pytest.raises(ConfigError, match="show no blocks"):
         decay_by_layer({"conv2d/kernel": None, "dense/kernel": None}, 0.7)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_factor_on_all_rates_is_one_on_the_learning_rate(small, optimizer):
+    """But for weight decay next to the gradient, which follows the schedule alone."""
+    made = []
+    decay = 0.6 if optimizer in ("lars", "lamb") else 0.0
+    for rate, rates in ((0.5, "*:0.01"), (0.005, "")):
+        config = small_config(optimizer=optimizer, weight_decay=decay, momentum=0.9)
+        config = dataclasses.replace(config, learning_rate=rate, param_rates=rates)
+        parts = build.build(config)
+        params = Initial.of(parts.model).params
+        layout, step = Layout(params), tf.constant(1, tf.int64)
+        vectors = layout.pack(list(params.values()))
+        gradients = [tf.sin(1000 * x) for x in vectors]
+        slots = dict.fromkeys(parts.update.optimizer.slots, vectors)
+        arguments = layout, step, vectors, slots, gradients, tf.constant(1.0)
+        moved, _ = parts.update(*arguments, parts.update.squares(*arguments))
+        made += [[x - y for x, y in zip(moved, vectors, strict=True)]]
+    for ours, theirs in zip(*made, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
 def test_parameters_have_the_rates_of_the_first_pattern_that_fits(small):

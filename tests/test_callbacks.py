@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import struct
+import threading
 
 import keras
 import pytest
@@ -20,7 +21,7 @@ from small_runs import (
 )
 
 from towers import callbacks
-from towers.errors import ConfigError, Preempted
+from towers.errors import ConfigError, Preempted, StuckError
 from towers.training import train
 
 CONFIG = small_config(**HELD_OUT, num_towers=2)
@@ -99,6 +100,27 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
     assert 6 <= step <= 8 and ends == [(step, raised.value, step)] * 2
     expected = uninterrupted(CONFIG)
     assert_equal_states(train(tmp_path, CONFIG).state, expected.state)
+
+
+@pytest.mark.slow
+def test_a_callback_that_hangs_is_not_called_again(small, tmp_path):
+    released, calls = threading.Event(), []
+
+    class Hangs(callbacks.Callback):
+        def on_end(self, step):
+            calls.append("end")
+            released.wait(100)
+
+        def on_exception(self, step, error):
+            calls.append("exception")
+
+    config = dataclasses.replace(CONFIG, stuck_after_secs=5.0, max_steps=2)
+    try:
+        with pytest.raises(StuckError, match="what follows step 2"):
+            train(tmp_path, config, callbacks=[Hangs()])
+    finally:
+        released.set()
+    assert calls == ["end"]
 
 
 def test_a_csv_file_has_every_number_once(small, tmp_path):

@@ -188,11 +188,31 @@ def test_training_and_evaluations_have_the_chosen_loss(monkeypatch, name):
     assert float(trainer.train(1)["loss"]) == pytest.approx(np.mean(expected), rel=1e-5)
 
 
-def test_a_loss_that_is_not_one_per_image_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "value,gave", [("logits[0, 0]", r"\(\)"), ("0.5", "float"), ("None", "NoneType")]
+)
+def test_a_loss_that_is_not_one_per_image_is_refused(tmp_path, value, gave):
     path = tmp_path / "loss.py"
-    path.write_text("def of_batch(logits, labels):\n    return logits[0, 0]\n")
-    with pytest.raises(ConfigError, match=r"of_batch: gave \(\).* each image, \(50,\)"):
+    path.write_text(f"def of_batch(logits, labels):\n    return {value}\n")
+    match = rf"of_batch: gave {gave} .* each image, \(50,\)"
+    with pytest.raises(ConfigError, match=match):
         losses.create_loss(f"{path}:of_batch")(tf.constant(example()[0]), [0])
+
+
+@pytest.mark.parametrize("threshold,fits", [(0.1, 0), (0.2, 1), (0.75, 1), (0.85, 0)])
+def test_a_threshold_that_all_smoothed_labels_pass_or_miss_is_refused(threshold, fits):
+    """The targets of two classes are 0.15 and 0.85."""
+    loss_fn = losses.create_loss(
+        "binary_cross_entropy", label_smoothing=0.3, target_threshold=threshold
+    )
+    logits = tf.constant([[1.0, -2.0]])
+    if fits:
+        np.testing.assert_allclose(
+            loss_fn(logits, [0]), [np.log1p(np.exp([-1, -2])).mean()], rtol=1e-6
+        )
+    else:
+        with pytest.raises(ConfigError, match="the targets are 0.15 and 0.85"):
+            loss_fn(logits, [0])
 
 
 # Distillation.
@@ -264,6 +284,41 @@ def test_a_teacher_of_other_images_or_classes_is_refused(teacher):
     for problem, other in others.items():
         with pytest.raises(ConfigError, match=f"{teacher}: .*{problem}"):
             read_teacher(config, dataclasses.replace(parts, **other))
+
+
+def test_a_continued_run_has_the_teacher_that_it_followed(teacher, tmp_path):
+    """Also under the name that the former one had; its values are known in all."""
+    options = {"teacher": teacher, "batch_size": 10}
+    run, [first, second] = (
+        tmp_path / "run",
+        [small_config(max_steps=n, **options) for n in (1, 2)],
+    )
+    train(run, first)
+    train(teacher, small_config(learning_rate=0.5, max_steps=4, seed=5))
+    with pytest.raises(ConfigError, match="teacher=.* parameters are not those"):
+        train(run, second)
+    assert train(run, second, allow_change=("teacher",)).step == 2
+    assert train(run, dataclasses.replace(second, max_steps=3)).step == 3
+
+
+def test_a_run_is_not_its_own_teacher(teacher):
+    """Even where it starts again, which would remove the teacher."""
+    config = small_config(teacher=f"{teacher}/.")
+    with pytest.raises(ConfigError, match="is the run itself"):
+        train(teacher, config, overwrite=True)
+    assert load_run(teacher)
+
+
+def test_the_copies_of_the_teacher_count_as_memory(teacher):
+    sizes = []
+    for options in ({}, {"teacher": teacher}):
+        config = small_config(num_towers=2, strategy="replicated", **options)
+        _, trainer = create_trainer(config, configure_devices(config))
+        sizes.append(trainer.variable_bytes())
+    num_bytes = sum(w.numpy().nbytes for w in load_run(teacher).model.weights)
+    assert sizes[0].keys() == sizes[1].keys() and num_bytes > 0
+    more = [sizes[1][device] - sizes[0][device] for device in sizes[0]]
+    assert min(more) >= num_bytes and max(more) < 2 * num_bytes + 4096
 
 
 # Weight decay.

@@ -304,10 +304,12 @@ def create_update(
     decays, learning_rate_fn, rate_fns = (), schedules.constant(0.0), ()
     if optimizer.takes_decay:
         try:
-            own = losses.pop_weight_decay(model.trainable_variables)
+            decays = losses.pop_weight_decay(model.trainable_variables)
         except ValueError as error:
             raise ConfigError(f"optimizer={config.optimizer}: {error}") from None
-        decays = param_rates.scale_decays(own, matched)
+        # Scaled to a norm, a larger decay would displace the gradient.
+        if not optimizer.needs_norms:
+            decays = param_rates.scale_decays(decays, matched)
     if num_examples:
         learning_rate_fn, rate_fns = param_rates.create_rate_fns(
             param_rates.decay_by_layer(matched, config.layer_decay),
@@ -403,8 +405,9 @@ def create_trainer(
         config.batch_size,
         **options,
     )
-    batches, by_class = parts.train_batches, {}
-    class_names = parts.data.class_names
+    batches, class_names = parts.train_batches, parts.data.class_names
+    plain = {"class_weights": None, "logit_adjustment": None}
+    plain, by_class = config.options_of("loss") | plain, {}
     if batches is not None and config.class_weights:
         weights = class_weights(config.class_weights, batches.source, class_names)
         by_class["class_weights"] = weights
@@ -412,11 +415,7 @@ def create_trainer(
         by_class["logit_adjustment"] = logit_offsets(
             config.logit_adjustment, batches.source, len(class_names)
         )
-    loss_options = config.options_of("loss") | {
-        "class_weights": None,
-        "logit_adjustment": None,
-    }
-    loss_fn = losses.create_loss(config.loss, **loss_options | by_class)
+    loss_fn = losses.create_loss(config.loss, **plain | by_class)
     if teacher is not None:
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
@@ -424,7 +423,7 @@ def create_trainer(
     task = Task(
         model=parts.model,
         loss_fn=loss_fn,
-        eval_loss_fn=losses.create_loss(config.loss, **loss_options),
+        eval_loss_fn=losses.create_loss(config.loss, **plain),
         update_fn=parts.update,
         micro_batch_size=config.batch_size,
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,

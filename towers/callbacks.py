@@ -50,11 +50,13 @@ class Callback:
         for the last one of a run that is stopped or ends with an error."""
 
     def on_end(self, step: int) -> None:
-        """After the last step; not where `on_exception` is called."""
+        """After the last step; not where `on_exception` is called, unless another
+        callback raises here."""
 
     def on_exception(self, step: int, error: BaseException) -> None:
         """Where the run is stopped, with `Preempted`, or ends with another error, after
-        it was saved; perhaps before `on_start`. What this raises is a warning."""
+        it was saved; perhaps before `on_start`. What this raises is a warning. Not
+        where a callback hangs."""
 
 
 def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:

@@ -313,7 +313,7 @@ OPTIMIZERS = {
     ),
     "lamb": Choice(
         "optim.optimizers:lamb",
-        "the same of adamw",
+        "layer-wise rates for Adam, for large batches",
         scale_free=True,
         sums=True,
     ),

@@ -28,10 +28,11 @@ def create_loss(name: str, **options: Any) -> LossFn:
 
     def loss_fn(logits, labels):
         losses, images = function(logits, labels, **options), logits.shape[:1]
-        if losses.shape.rank != 1 or not losses.shape.is_compatible_with(images):
+        shape = losses.shape if tf.is_tensor(losses) else None
+        if shape is None or shape.rank != 1 or not shape.is_compatible_with(images):
             raise ConfigError(
-                f"loss={name}: gave {losses.shape} for logits {logits.shape}; return "
-                f"the loss of each image, {images}"
+                f"loss={name}: gave {shape or type(losses).__name__} for logits "
+                f"{logits.shape}; return the loss of each image, {images}"
             )
         return losses
 
@@ -114,10 +115,21 @@ def binary_cross_entropy(
         target_threshold: above 0, targets above it become 1 and others 0.
 
     Other arguments and the result are as of `cross_entropy`.
+
+    Raises:
+        ConfigError: all smoothed labels would be on one side of the threshold.
     """
     logits, labels = _adjusted(logits, logit_adjustment), tf.convert_to_tensor(labels)
     targets = _targets(logits, labels, label_smoothing)
     if target_threshold:
+        least = label_smoothing / logits.shape[-1]
+        most = 1 - label_smoothing + least
+        if not least <= target_threshold < most:
+            raise ConfigError(
+                f"target_threshold={target_threshold} with label_smoothing="
+                f"{label_smoothing}: the targets are {least:g} and {most:g}; choose a "
+                "threshold between them"
+            )
         targets = tf.cast(targets > target_threshold, logits.dtype)
     terms = tf.nn.sigmoid_cross_entropy_with_logits(targets, logits)
     if class_weights is not None:
@@ -140,11 +152,11 @@ def distillation(
     """
 
     def taught_loss(logits, labels, teacher_logits):
-        wide = _adjusted(logits, None)
-        soft = tf.nn.log_softmax(wide / temperature)
-        taught = tf.nn.log_softmax(tf.cast(teacher_logits, wide.dtype) / temperature)
-        divergence = tf.reduce_sum(tf.exp(taught) * (taught - soft), axis=-1)
         loss = (1 - weight) * loss_fn(logits, labels)
+        logits = _adjusted(logits, None)
+        soft = tf.nn.log_softmax(logits / temperature)
+        taught = tf.nn.log_softmax(tf.cast(teacher_logits, logits.dtype) / temperature)
+        divergence = tf.reduce_sum(tf.exp(taught) * (taught - soft), axis=-1)
         return loss + weight * temperature**2 * divergence
 
     return taught_loss

@@ -14,7 +14,11 @@ from towers.optim.update import RateFn
 
 FROZEN = ParamRate("", 0.0)
 
-_BLOCK = re.compile(r"(.*block_?\d+[a-z]?)|[^_/]*?(\d+)(?:_|/|$)")
+# The block of a layer by its name, and where no layer has such a name.
+_BLOCKS = (
+    re.compile(r"(.*block_?\d+[a-z]?)(?=_|/|$)"),
+    re.compile(r"[^_/]*?(\d+)(?:_|/|$)"),
+)
 
 # Name of a parameter, in the order of the model -> its rate; None for the schedule's.
 Matched = Mapping[str, ParamRate | None]
@@ -127,34 +131,37 @@ def decay_by_layer(matched: Matched, factor: float) -> Matched:
     """Rates that fall from the head to the input (Bao et al. 2021, arXiv:2106.08254).
 
     That of a parameter is multiplied by `factor` once for its block and once for each
-    after it. A block is the layers whose names are the same up to the number after
-    "block", or begin with a word of the same number, such as conv1 and norm1_2. Other
-    layers belong to the block before them, the last layer to none.
+    after it. A block is layers in a row whose names are the same up to the number after
+    "block" or, where no name has one, begin with a word of the same number, such as
+    conv1 and norm1_2. Other layers belong to the block before them, the last layer to
+    none.
 
     Raises:
         ConfigError: there are not two blocks.
     """
     if factor == 1:
         return matched
-    layers, blocks = [name.rpartition("/")[0] for name in matched], [""]
+    layers = [name.rpartition("/")[0] for name in matched]
+    pattern = next((x for x in _BLOCKS if any(map(x.match, layers))), _BLOCKS[-1])
+    block, number, numbers = "", 0, []
     for layer in layers:
-        found = _BLOCK.match(layer)
-        blocks.append(found[found.lastindex] if found else blocks[-1])
-    del blocks[0]
-    ids = dict.fromkeys(
-        block for block, x in zip(blocks, layers, strict=True) if x != layers[-1]
-    )
-    if len(ids) < 2:
+        match, previous = pattern.match(layer), block
+        block = match[1] if match else block
+        number += block != previous
+        numbers.append(number)
+    below_head = {n for n, x in zip(numbers, layers, strict=True) if x != layers[-1]}
+    if len(below_head) < 2:
         raise ConfigError(
             f"layer_decay={factor}: the names of the network's layers show no blocks, "
             f"such as block1_conv or conv1; the first are {', '.join(layers[:3])}; set "
             "--param_rates"
         )
-    powers = {block: len(ids) - number for number, block in enumerate(ids)}
-    rates = {}
-    for (name, rate), layer, block in zip(matched.items(), layers, blocks, strict=True):
+    rates, head = {}, max(below_head) + 1
+    for (name, rate), layer, number in zip(
+        matched.items(), layers, numbers, strict=True
+    ):
         rate = rate or ParamRate("", 1.0)
-        power = 0 if layer == layers[-1] else powers[block]
+        power = 0 if layer == layers[-1] else head - number
         rates[name] = rate._replace(factor=rate.factor * factor**power)
     return rates
 

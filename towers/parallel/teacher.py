@@ -1,5 +1,7 @@
 """A trained network whose logits the towers are trained towards (distillation)."""
 
+import collections
+import zlib
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -16,10 +18,16 @@ class Teacher:
     Args:
         model: from images to logits, with its trained values; each device gets a copy.
         devices: one per tower.
+
+    Attributes:
+        checksum: a CRC-32 of the model's values.
     """
 
     def __init__(self, model: keras.Model, devices: Sequence[str]):
         layout, self._copies = copies_on(model, devices)
+        self._devices, self.checksum = devices, 0
+        for variable in model.weights:
+            self.checksum = zlib.crc32(variable.numpy().tobytes(), self.checksum)
         on_cpus = compilation.choose(devices, [model]).optimizes_towers
 
         def logits(_, values, batch):
@@ -36,3 +44,11 @@ class Teacher:
         values, images = self._copies[tower].read(), {"images": batch["images"]}
         logits = self._logits(None, values, images, name=f"teacher_{tower}")
         return {**batch, "teacher_logits": logits}
+
+    def variable_bytes(self) -> collections.Counter[str]:
+        """Device -> bytes of the copies there."""
+        sizes = collections.Counter()
+        for device, copy in zip(self._devices, self._copies, strict=True):
+            for variable in sum(copy, []):
+                sizes[device] += variable.shape.num_elements() * variable.dtype.size
+        return sizes

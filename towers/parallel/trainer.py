@@ -90,6 +90,7 @@ class Trainer(abc.ABC):
     Attributes:
         evaluator: computes logits on all devices.
         rate_factor: on all learning rates, where the task has one.
+        teacher: on the devices, where the task has one; else None.
     """
 
     def __init__(
@@ -113,16 +114,15 @@ class Trainer(abc.ABC):
             xla=task.compile_towers,
         )
         layouts = [shard.layout for shard in strategy.shards]
-        teach = {}
-        if task.teacher is not None:
-            teach["teach"] = Teacher(task.teacher, lead_devices)
+        self.teacher = task.teacher and Teacher(task.teacher, lead_devices)
+        teach = self.teacher or (lambda batch, tower: batch)
         self.network = whole_network = WholeNetwork(
             self.phases,
             task.loss_fn,
             layouts[0],
             lead_devices,
             self.compilation,
-            **teach,
+            teach,
         )
         if inspects:
             self.network = ShardedNetwork(
@@ -133,7 +133,7 @@ class Trainer(abc.ABC):
                 task.sync_batch_norm,
                 workers,
                 task.micro_batch_size,
-                **teach,
+                teach,
             )
         # Per tower, those of other workers included.
         self.sizes = shares(task.micro_batch_size, len(grid) * workers.size)
@@ -221,6 +221,8 @@ class Trainer(abc.ABC):
         sizes = collections.Counter()
         for copy in self.strategy.copies:
             sizes[copy.device] += sum(copy.num_bytes().values())
+        if self.teacher:
+            sizes += self.teacher.variable_bytes()
         return dict(sizes)
 
     def learning_rate(self, step: int) -> float:

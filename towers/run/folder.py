@@ -125,6 +125,13 @@ class RunFolder:
             "--workdir"
         )
 
+    def validate_teacher(self, teacher: str) -> None:
+        """Raises ConfigError where the run would be its own teacher."""
+        if teacher and os.path.realpath(teacher) == os.path.realpath(self.path):
+            raise ConfigError(
+                f"teacher={teacher} is the run itself; choose another --workdir"
+            )
+
     def validate_outside_of(self, data_dir: str | os.PathLike) -> None:
         """Raises ConfigError where the folder is, or is in, one of class folders: it
         would be a class."""

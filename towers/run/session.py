@@ -58,6 +58,7 @@ class Session:
         open_record: that of the last step until it is evaluated and written. A run that
             was stopped before that begins with it.
         callbacks: of the user.
+        is_calling: whether one of them is called, or has raised.
         committed: steps and folders of checkpoints that they are not told yet.
         eval_feed: of every evaluation, from the first on. TensorFlow traces the
             functions of each data set that is made, and never frees all of that.
@@ -92,6 +93,7 @@ class Session:
     open_record: dict | None = None
     eval_feed: Feed | None = None
     callbacks: tuple[Callback, ...] = ()
+    is_calling: bool = False
     committed: list[tuple[int, pathlib.Path]] = dataclasses.field(default_factory=list)
 
     @property
@@ -139,6 +141,7 @@ def save(session: Session) -> None:
     trainer_state = {
         "images_seen": step * session.config.images_per_step,
         "seed": session.config.seed,
+        "teacher": session.trainer.teacher and session.trainer.teacher.checksum,
         "best": session.best,
         "num_worse": session.num_worse,
         "num_plateaus": session.num_plateaus,
@@ -173,8 +176,10 @@ def save_and_wait(session: Session) -> None:
 
 def call(session: Session, method: str, *args: Any) -> None:
     """Calls a method of all callbacks."""
+    session.is_calling = True
     for callback in session.callbacks:
         getattr(callback, method)(*args)
+    session.is_calling = False
 
 
 def call_of_checkpoints(session: Session) -> None:

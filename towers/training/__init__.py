@@ -112,6 +112,7 @@ def train(
     with contextlib.ExitStack() as stack:
         # Folder. Of several workers the chief alone uses it.
         if is_chief:
+            folder.validate_teacher(config.teacher)
             if config.dataset == "image_folder":
                 folder.validate_outside_of(data_folder(config.data_dir))
             folder.create()

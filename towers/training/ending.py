@@ -34,10 +34,12 @@ def callbacks_at_the_end(session: Session) -> Iterator[None]:
         yield
         session.watchdog.run(end_callbacks, session)
     except BaseException as error:
-        try:
-            session.watchdog.run(call_of_exception, session, error)
-        except StuckError as stuck:
-            console.line(str(stuck))
+        # One that hangs is not waited for again.
+        if not (session.is_calling and isinstance(error, StuckError)):
+            try:
+                session.watchdog.run(call_of_exception, session, error)
+            except StuckError as stuck:
+                console.line(str(stuck))
         raise
 
 

@@ -93,6 +93,8 @@ def create_trainer(
     validate_data(workers, parts.data, parts.num_examples)
     teacher = read_teacher(config, parts) if config.teacher else None
     trainer = build.create_trainer(config, parts, devices, workers, teacher=teacher)
+    if checkpoint is not None and "teacher" not in allow_change:
+        validate_teacher(trainer, config, checkpoint)
     if config.device_memory_mb:
         parallel_devices.check_memory(trainer.variable_bytes(), config.device_memory_mb)
     return parts, trainer
@@ -111,13 +113,17 @@ def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
             error.args = (f"teacher={config.teacher}: {error}",)
             raise
         shapes = run.image_shape, run.input_shape
-        own = tuple(parts.data.test.image_shape), parts.augment.image_shape
+        expected = tuple(parts.data.test.image_shape), parts.augment.image_shape
         if run.class_names != tuple(parts.data.class_names):
             problem = "for other classes"
-        elif shapes != own:
-            problem = f"for images of {shapes}, and these are {own}"
+        elif shapes != expected:
+            problem = "for images of {} and inputs of {}, not {} and {}".format(
+                *("x".join(map(str, shape)) for shape in (*shapes, *expected))
+            )
         else:
-            images = np.random.default_rng(0).integers(0, 256, (2, *own[0]), np.uint8)
+            images = np.random.default_rng(0).integers(
+                0, 256, (2, *expected[0]), np.uint8
+            )
             inputs = parts.augment.evaluate(tf.constant(images))
             if not np.allclose(run.preprocess(images), inputs, atol=1e-5):
                 problem = "for images that are standardized in another way"
@@ -127,6 +133,17 @@ def read_teacher(config: Config, parts: build.Parts) -> keras.Model:
                 "with the same data set, sizes and kind of --augment"
             )
         return run.model if run.model_ema is None else run.model_ema
+
+
+def validate_teacher(trainer: Trainer, config: Config, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError where a run is to be continued with a teacher whose values
+    have changed."""
+    trained = checkpoint.trainer_state.get("teacher")
+    if trainer.teacher and trained not in (None, trainer.teacher.checksum):
+        raise ConfigError(
+            f"teacher={config.teacher}: its parameters are not those that the run has "
+            "followed; give the former ones, or --allow_change=teacher"
+        )
 
 
 def print_banner(
@@ -175,6 +192,7 @@ def folder_of_trial(
             "process: call it without them, with the --batch_size of one worker"
         )
     folder = RunFolder(workdir)
+    folder.validate_teacher(config.teacher)
     if config.dataset == "image_folder":
         folder.validate_outside_of(data_folder(config.data_dir))
     folder.validate()
