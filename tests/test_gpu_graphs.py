@@ -142,7 +142,12 @@ def test_float64_of_an_evaluation_is_one_number_for_each_image_or_class():
     assert shapes == {(), (size,), (size, classes)}
 
 
-GUARDED = {"precision": "float16", "on_nonfinite": "skip", "accumulate_steps": 2}
+GUARDED = {
+    "precision": "float16",
+    "on_nonfinite": "skip",
+    "accumulate_steps": 2,
+    "schedule": "plateau",
+}
 FAST_CASE = ("replicated", "resident", GUARDED)
 
 

@@ -148,7 +148,7 @@ import numpy as np
 
 import towers
 from towers import Config, callbacks, compare, dry_run, evaluate, load_run
-from towers import lr_range_test, predict, train
+from towers import export, lr_range_test, predict, train
 
 
 class Printer(callbacks.Callback):
@@ -177,6 +177,10 @@ assert_type(run.image_shape, tuple[int, int, int])
 assert_type(run.config, Config)
 images = np.zeros((2, *run.image_shape), np.uint8)
 print(run.model(run.preprocess(images)), towers.__version__)
+labels = np.zeros(2, np.int64)
+train("runs/b", config, data=((images, labels), (images, [0, 1])), class_names="ab")
+evaluate("runs/b", data=(images, labels))
+assert_type(export("runs/b", "keras"), pathlib.Path)
 
 Config(num_epochs="2")  # wrong
 Config(num_epoch=2.0)  # wrong
