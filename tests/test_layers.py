@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from engines import oracle_layers
 
+from towers.models.attention import Tokens
 from towers.models.convolution import SameConv2D
 from towers.models.layers import (
     BatchNormalization,
@@ -13,7 +14,6 @@ from towers.models.layers import (
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
 )
 
 # Far enough from 0 that the order of the summands does not matter in 1e-5.

@@ -14,17 +14,15 @@ from towers.errors import ConfigError
 from towers.evaluation import RestoredRun
 from towers.models import keras_settings
 from towers.models.applications import ReverseChannels
+from towers.models.attention import Attention, Tokens, attention
 from towers.models.cpu_kernels import channel_bands
 from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import (
-    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
-    attention,
 )
 from towers.models.speedrun import Whitening
 

@@ -5,8 +5,8 @@ import math
 import keras
 from keras import layers
 
+from towers.models.attention import Attention, Tokens
 from towers.models.convolution import SameConv2D
-from towers.models.layers import Attention, Tokens
 from towers.models.speedrun import Whitening
 
 # Layers without products of inputs and parameters, or with a few per channel.

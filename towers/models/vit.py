@@ -4,9 +4,10 @@ Beyer et al. 2022, arXiv:2205.01580, and big_vision."""
 import keras
 from keras import layers
 
+from towers.models.attention import Attention, Tokens
 from towers.models.blocks import check_image_size, network, scaled
 from towers.models.blocks import dropout as dropped
-from towers.models.layers import Attention, Gelu, Tokens
+from towers.models.layers import Gelu
 
 # Sides of an image from which on patches are those of the paper, 16x16; else 4x4.
 LARGE = 64

@@ -12,15 +12,14 @@ import tensorflow as tf
 from keras import layers, tree
 
 from towers.errors import ConfigError
+from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
-    Attention,
     Dropout,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
-    Tokens,
 )
 from towers.parallel.reduce import shares
 
