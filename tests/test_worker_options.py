@@ -37,10 +37,7 @@ OPTIONS = {
     },
     "float16, held out": {"precision": "float16", "validation_fraction": 0.3}
     | EVALUATED,
-    "sync, stochastic depth": {
-        **{"model": "resnet20", "width": 0.25, "batch_norm": "sync"},
-        "stochastic_depth": 0.5,
-    },
+    "sync": {"model": "resnet20", "width": 0.25, "batch_norm": "sync"},
     "muon, phases": {
         **{"model": "speedrun", "width": 0.125, "optimizer": "muon"},
         "early_sizes": "16:0.0005",
