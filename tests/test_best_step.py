@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from marks import slow
 from processes import ROOT, Program
 from small_runs import (
     HELD_OUT,
@@ -67,7 +68,7 @@ def test_a_run_ends_after_evaluations_without_a_better_accuracy(strategy):
     assert run.records == [line for line in whole if line["step"] <= end]
 
 
-@pytest.mark.parametrize("stops", [(4, 8), (3, 6, 9)], ids=str)
+@pytest.mark.parametrize("stops", [(4, 8), slow((3, 6, 9))], ids=str)
 def test_a_run_that_is_stopped_ends_at_the_same_step(small, tmp_path, capfd, stops):
     expected = uninterrupted(PATIENT)
     for stop in stops:
@@ -113,7 +114,7 @@ def test_plateau_trains_as_pieces_that_begin_where_no_accuracy_was_better(strate
     assert_equal_states(run.state, expected.state)
 
 
-@pytest.mark.parametrize("stops", [(4, 8), (3, 6, 9)], ids=str)
+@pytest.mark.parametrize("stops", [(4, 8), slow((3, 6, 9))], ids=str)
 def test_a_stopped_run_lowers_the_rate_at_the_same_steps(small, tmp_path, stops):
     expected = uninterrupted(PLATEAU)
     for stop in stops:
@@ -133,7 +134,7 @@ class Cut(callbacks.Callback):
             raise InterruptedError
 
 
-@pytest.mark.parametrize("config", [PATIENT, PLATEAU], ids=["patient", "plateau"])
+@pytest.mark.parametrize("config", [PATIENT, slow(PLATEAU)])
 def test_evaluations_that_were_cut_off_are_made_up_for_once(
     small, tmp_path, capfd, config
 ):
