@@ -252,10 +252,22 @@ def test_the_page_of_networks_says_what_the_table_says():
 @each_family
 def test_any_width_gives_a_network(name):
     whole = channels_of(build_model(name, *CIFAR10))
-    for width in (0.005, 0.3):
+    for width in (0.01, 0.3):
         channels = channels_of(build_model(name, *CIFAR10, width))
         assert channels[:-1] == pytest.approx(whole[:-1] * width, abs=1.5)
         assert channels[-1] == whole[-1] == 10
+
+
+def test_the_narrowest_network_has_all_variables():
+    """Also a shortcut whose channels do not change there."""
+    names = [
+        [
+            variable.path
+            for variable in build_model("resnet50", *CIFAR10, width).variables
+        ]
+        for width in (0.3, 0.005)
+    ]
+    assert names[0] == names[1]
 
 
 def channels_of(model):
