@@ -144,23 +144,25 @@ def _local_response_normalization(layer):
 
 
 def _tokens(layer):
-    """A class token is the kernel, and learned positions are the bias, of a dense layer
-    whose input is 1 for that token alone; fixed positions are the negated means of a
-    normalization."""
-    table, channels = np.array(layer.table), layer.output.shape[-1]
-    reshape = layers.Reshape([-1, channels])
-    if not layer.has_class_token:
-        ones, settings = np.ones(table.shape), {"axis": (1, 2), "name": layer.name}
-        add = layers.Normalization(mean=-table, variance=ones, **settings)
-        return lambda x: add(reshape(x))
-    settings = {"bias_axes": "tc", "trainable": layer.trainable, "name": layer.name}
+    """Positions are the biases of a dense layer. Its kernel is the class token, where
+    there is one, and its input 1 in its place, else 0. Fixed ones are not trained."""
+    table, has_token = np.array(layer.table), layer.has_class_token
+    channels, is_trained = table.shape[-1], layer.trainable and has_token
+    settings = {"bias_axes": "tc", "trainable": is_trained, "name": layer.name}
     dense = layers.EinsumDense("nti,ic->ntc", table.shape, **settings)
-    positions = _with_values(dense, layer.get_weights())
+    values = layer.get_weights() if has_token else [np.zeros((1, channels)), table]
+    positions, reshape = _with_values(dense, values), layers.Reshape([-1, channels])
+    before = [[0, 0], [1, 0], [0, 0]]
 
     def call(x):
-        x, before = reshape(x), [[0, 0], [1, 0], [0, 0]]
-        is_token = ops.pad(ops.zeros_like(x[..., :1]), before, constant_values=1)
-        return ops.pad(x, before) + positions(is_token)
+        x = reshape(x)
+        is_token = ops.zeros_like(x[..., :1])
+        if has_token:
+            x, is_token = (
+                ops.pad(x, before),
+                ops.pad(is_token, before, constant_values=1),
+            )
+        return x + positions(is_token)
 
     return call
 
