@@ -52,6 +52,11 @@ def stock_response_normalization(settings: dict) -> keras.layers.Layer:
     return keras.layers.Lambda(normalize, name=settings["name"])
 
 
+def stock_normalization(settings: dict) -> keras.layers.Layer:
+    del settings["is_frozen"]
+    return keras.layers.BatchNormalization.from_config(settings)
+
+
 def stock_gelu(settings: dict) -> keras.layers.Layer:
     exact = functools.partial(keras.activations.gelu, approximate=False)
     return keras.layers.Activation(exact, name=settings["name"])
@@ -59,7 +64,7 @@ def stock_gelu(settings: dict) -> keras.layers.Layer:
 
 # Our layers -> the settings of one to what a user of Keras would write instead.
 STOCK = {
-    BatchNormalization: keras.layers.BatchNormalization.from_config,
+    BatchNormalization: stock_normalization,
     PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,
     LocalResponseNormalization: stock_response_normalization,
