@@ -5,6 +5,7 @@ import pathlib
 import re
 
 import pytest
+from engines import mutants
 from processes import run
 
 from towers.config import Config
@@ -22,6 +23,11 @@ VAGUE = ("Manager", "Handler", "Helper")
 def test_packages_import_as_pyproject_says():
     linter = pytest.importorskip("importlinter.cli")
     assert linter.lint_imports(str(ROOT / "pyproject.toml"), cache_dir=None) == 0
+
+
+def test_every_mutant_breaks_one_line():
+    for mutant in mutants.read_table():
+        mutants.broken(ROOT, mutant)
 
 
 def test_names_say_what_a_thing_is():
