@@ -32,7 +32,12 @@ from benchmarks import measure, trainers
 from towers import build, models
 from towers.config import Config
 from towers.models.convolution import PointwiseConv2D, SameConv2D
-from towers.models.layers import BatchNormalization, Gelu, LocalResponseNormalization
+from towers.models.layers import (
+    BatchNormalization,
+    FusedLayerNormalization,
+    Gelu,
+    LocalResponseNormalization,
+)
 from towers.parallel import devices
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -65,6 +70,7 @@ def stock_gelu(settings: dict) -> keras.layers.Layer:
 # Our layers -> the settings of one to what a user of Keras would write instead.
 STOCK = {
     BatchNormalization: stock_normalization,
+    FusedLayerNormalization: keras.layers.LayerNormalization.from_config,
     PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,
     LocalResponseNormalization: stock_response_normalization,

@@ -15,6 +15,7 @@ from towers.models.convolution import LEAST_CHANNELS, LEAST_FILTERS
 from towers.models.cpu_kernels import (
     conv2d_cpu,
     gelu,
+    layer_normalization,
     local_response_normalization,
     winograd_conv2d,
 )
@@ -121,6 +122,43 @@ def test_gelu_and_its_gradient_equal_the_formula(dtype, tolerance):
     value, gradient = (tf.cast(t, tf.float64) for t in (value, gradient))
     np.testing.assert_allclose(value, value_wanted, **bounds)
     np.testing.assert_allclose(gradient, gradient_wanted, **bounds)
+
+
+# Layer normalization.
+
+
+@pytest.mark.parametrize(
+    "dtype,tolerance",
+    [("float64", 1e-12), ("float32", 2e-5), ("bfloat16", 0.03), ("float16", 4e-3)],
+)
+def test_layer_normalization_and_its_gradients_equal_the_formula(dtype, tolerance):
+    rng = np.random.default_rng(0)
+    wide = dtype if dtype == "float64" else "float32"
+    x, upstream = (tf.cast(rng.normal(3, 2, (5, 7, 24)), dtype) for _ in range(2))
+    scale, offset = (tf.cast(rng.normal(1, 1, 24), wide) for _ in range(2))
+    arguments = [x, scale, offset]
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        y = layer_normalization(*arguments, 1e-3)
+    actual = [y, *tape.gradient(y, arguments, upstream)]
+    assert [a.dtype for a in actual] == [dtype, dtype, wide, wide]
+
+    x, scale, offset, upstream = (
+        tf.cast(a, tf.float64).numpy() for a in (*arguments, upstream)
+    )
+    factor = 1 / np.sqrt(x.var(-1, keepdims=True) + 1e-3)
+    normalized = (x - x.mean(-1, keepdims=True)) * factor
+    scaled = upstream * scale
+    share = (scaled * normalized).mean(-1, keepdims=True)
+    expected = [
+        normalized * scale + offset,
+        factor * (scaled - scaled.mean(-1, keepdims=True) - share * normalized),
+        (upstream * normalized).sum((0, 1)),
+        upstream.sum((0, 1)),
+    ]
+    for a, e in zip(actual, expected, strict=True):
+        bounds = {"rtol": tolerance, "atol": tolerance * np.abs(e).max()}
+        np.testing.assert_allclose(tf.cast(a, tf.float64), e, **bounds)
 
 
 # Local response normalization.

@@ -530,7 +530,8 @@ def test_parameters_are_float32_in_every_precision(name, precision):
 
 @pytest.mark.parametrize("precision", ["bfloat16", slow("float16")])
 def test_softmax_and_normalization_of_vit_are_wide_in_16_bits(precision):
-    model = create("vit_tiny", (8, 8, 3), width=NARROW, precision=precision)
+    fields = {"precision": precision, "device_kind": "GPU"}
+    model = create("vit_tiny", (8, 8, 3), width=NARROW, **fields)
     call = tf.function(lambda x: model(x, training=True), autograph=False)
     graph = call.get_concrete_function(tf.TensorSpec([2, 8, 8, 3])).graph
     dtypes = {}

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
+from towers.models.layers import FusedLayerNormalization
 
 # With fewer channels, or filters for a kernel's size, the transforms cost about what
 # the products save; larger images have not been measured.
@@ -94,13 +95,26 @@ class PointwiseConv2D(keras.layers.Conv2D):
 
 
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
-    """Has a network convolve in the way that suits a kind of device, CPU or GPU."""
+    """Has a network compute in the way that suits a kind of device, CPU or GPU."""
     for layer in model._flatten_layers():
         if isinstance(layer, SameConv2D):
             layer.device_kind = device_kind
         elif device_kind == "CPU" and _is_pointwise_with_strides(layer):
             # In place: its name, its variables and its users stay.
             layer.__class__ = PointwiseConv2D
+        elif device_kind == "CPU" and _is_layer_normalization(layer):
+            layer.__class__ = FusedLayerNormalization
+
+
+def _is_layer_normalization(layer):
+    """With a scale and an offset for each entry of the last axis."""
+    return (
+        type(layer) is keras.layers.LayerNormalization
+        and layer.scale
+        and layer.center
+        and not layer.rms_scaling
+        and layer.axis in (-1, [-1])
+    )
 
 
 def _is_pointwise_with_strides(layer):

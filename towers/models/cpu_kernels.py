@@ -236,6 +236,60 @@ def _widened(x):
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
+def layer_normalization(
+    x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
+) -> tf.Tensor:
+    """Over the last axis (Ba et al. 2016, arXiv:1607.06450), in about half the time of
+    TensorFlow's operations on a CPU: XLA fuses them into a pass forward and one back,
+    which computes the moments again. 16-bit types are computed in float32.
+
+    Args:
+        x: floats [..., channels].
+        scale, offset: [channels].
+        epsilon: is added to the variance.
+    """
+
+    @tf.custom_gradient
+    def normalize(x, scale, offset):
+        def gradient(upstream):
+            by_x, by_scale = _layer_normalization_gradient(x, scale, upstream, epsilon)
+            rows = list(range(len(x.shape) - 1))
+            by_scale, by_offset = (
+                tf.cast(tf.reduce_sum(y, rows), scale.dtype)
+                for y in (by_scale, _widened(upstream))
+            )
+            return by_x, by_scale, by_offset
+
+        return _layer_normalization(x, scale, offset, epsilon), gradient
+
+    return normalize(x, scale, offset)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _layer_normalization(x, scale, offset, epsilon):
+    normalized, _ = _normalized(_widened(x), epsilon)
+    return tf.cast(normalized * _widened(scale) + _widened(offset), x.dtype)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _layer_normalization_gradient(x, scale, upstream, epsilon):
+    """That of x, and what adds up to that of the scale."""
+    normalized, factor = _normalized(_widened(x), epsilon)
+    upstream = _widened(upstream)
+    scaled = upstream * _widened(scale)
+    mean = tf.reduce_mean(scaled, -1, keepdims=True)
+    share = tf.reduce_mean(scaled * normalized, -1, keepdims=True)
+    by_x = factor * (scaled - mean - share * normalized)
+    return tf.cast(by_x, x.dtype), upstream * normalized
+
+
+def _normalized(x, epsilon):
+    centered = x - tf.reduce_mean(x, -1, keepdims=True)
+    variance = tf.reduce_mean(centered * centered, -1, keepdims=True)
+    factor = tf.math.rsqrt(variance + epsilon)
+    return centered * factor, factor
+
+
 def local_response_normalization(
     x: tf.Tensor,
     depth_radius: int,

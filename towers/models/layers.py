@@ -8,7 +8,11 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.models.cpu_kernels import gelu, local_response_normalization
+from towers.models.cpu_kernels import (
+    gelu,
+    layer_normalization,
+    local_response_normalization,
+)
 
 
 class LocalResponseNormalization(keras.layers.Layer):
@@ -84,6 +88,14 @@ def dropped(x: tf.Tensor, noise: tf.Tensor, rate: float) -> tf.Tensor:
     """Floats, of which those are kept and scaled whose noise is at least the rate."""
     keep = tf.cast(noise >= rate, x.dtype)
     return x * keep * tf.constant(1 / (1 - rate), x.dtype)
+
+
+class FusedLayerNormalization(keras.layers.LayerNormalization):
+    """That of Keras over the last axis, with the kernels for a CPU."""
+
+    def call(self, inputs):
+        scale, offset = map(tf.convert_to_tensor, (self.gamma, self.beta))
+        return layer_normalization(inputs, scale, offset, self.epsilon)
 
 
 class BatchNormalization(keras.layers.BatchNormalization):

@@ -16,6 +16,7 @@ from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     Dropout,
+    FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
     LocalResponseNormalization,
@@ -83,7 +84,8 @@ def needs_all_inputs(layer: keras.Operation) -> bool:
 def normalizes_channels(layer: keras.Operation) -> bool:
     """True if a layer needs the moments over all channels, and else treats each
     alone. A subclass may compute something else."""
-    return type(layer) is layers.LayerNormalization and not layer.rms_scaling
+    kinds = layers.LayerNormalization, FusedLayerNormalization
+    return type(layer) in kinds and not layer.rms_scaling
 
 
 def reads_neighbor_slices(layer: keras.Operation) -> bool:
