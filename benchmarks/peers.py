@@ -23,7 +23,6 @@ import functools
 import math
 import pathlib
 import statistics
-import subprocess
 
 import keras
 import tensorflow as tf
@@ -116,34 +115,19 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
     return train
 
 
-class TorchStep:
+class TorchStep(trainers.ChildProcess):
     """Steps of a network in PyTorch, in another process."""
 
     def __init__(self, python: str, config: Config, steps: int, *options: str):
         program = pathlib.Path(__file__).with_name("with_torch") / "step.py"
         words = config.model, config.precision, config.batch_size, steps, *options
-        self._process = subprocess.Popen(
-            [python, program, *map(str, words)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.num_params = int(self._read())
+        super().__init__([python, program, *map(str, words)])
+        self.num_params = int(self.answer())
 
     def __call__(self) -> None:
         """Takes the steps."""
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        self._read()
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self):
-        if line := self._process.stdout.readline():
-            return line
-        raise SystemExit(f"PyTorch's process ended with {self._process.wait()}")
+        self.say("")
+        self.answer()
 
 
 def with_torch(options, config: Config, num_params: int, stack) -> dict:

@@ -88,7 +88,57 @@ def create_trainer(
     return build.create_trainer(config, parts, chosen, **options)
 
 
-class TrainerProcess:
+class ChildProcess:
+    """A program that answers each line with a number, after the work that it asks for.
+
+    Args:
+        command: the program.
+        options: of `subprocess.Popen`.
+    """
+
+    def __init__(self, command: Sequence, **options):
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            **options,
+        )
+
+    def say(self, line: object) -> None:
+        """Sends a line."""
+        with contextlib.suppress(BrokenPipeError):  # the answer will be missing
+            print(line, file=self._process.stdin, flush=True)
+
+    def answer(self) -> float:
+        """Waits for an answer.
+
+        Raises:
+            TowersError: the process has ended; with the last line of its errors.
+        """
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._errors.seek(0)
+            lines = self._errors.read().strip().splitlines() or ["killed"]
+            raise TowersError(lines[-1])
+        return float(answer)
+
+    def close(self) -> None:
+        """Ends the process and waits for it."""
+        with contextlib.suppress(BrokenPipeError):  # what it was sent is lost
+            self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+class TrainerProcess(ChildProcess):
     """The trainer of a checkout's `benchmarks.trainers`, which takes steps on command.
 
     It starts by itself; several may do so at a time.
@@ -116,7 +166,6 @@ class TrainerProcess:
         **cluster,
     ):
         self.first_step_secs, self.processor = None, []
-        self._errors = tempfile.TemporaryFile("w+")
         environ = os.environ | {"PYTHONPATH": str(checkout)}
         if share.gpus is not None:
             environ["CUDA_VISIBLE_DEVICES"] = share.gpus
@@ -124,55 +173,23 @@ class TrainerProcess:
         if share.cores:
             set_cores = functools.partial(os.sched_setaffinity, 0, share.cores)
             pinned = {"preexec_fn": set_cores}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "benchmarks.trainers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=checkout,
-            env=environ,
-            **pinned,
-        )
+        command = [sys.executable, "-P", "-m", "benchmarks.trainers"]
+        super().__init__(command, cwd=checkout, env=environ, **pinned)
         # Older commits ask whether the batch lies ready.
         first = {"fields": fields, "device": device, "steps": steps, "ready": True}
         self.say(json.dumps(first | cluster))
 
     def wait(self) -> None:
         """Waits for the steps that warm up."""
-        self.first_step_secs = self._answer()
+        self.first_step_secs = self.answer()
 
     def train(self, num_steps: int) -> None:
         self.say(num_steps)
         self.finish()
 
-    def say(self, line: object) -> None:
-        """Sends a line: the number of steps of a round, which `finish` waits for."""
-        with contextlib.suppress(BrokenPipeError):  # the answer will be missing
-            print(line, file=self._process.stdin, flush=True)
-
     def finish(self) -> None:
-        self.processor.append(self._answer())
-
-    def close(self) -> None:
-        """Ends the process and waits for it."""
-        with contextlib.suppress(BrokenPipeError):  # what it was sent is lost
-            self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _answer(self):
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._errors.seek(0)
-            lines = self._errors.read().strip().splitlines() or ["killed"]
-            raise TowersError(lines[-1])
-        return float(answer)
+        """Waits for the steps of a round, whose number was sent."""
+        self.processor.append(self.answer())
 
 
 def serve() -> None:

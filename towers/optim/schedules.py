@@ -144,7 +144,7 @@ def plateau(
     learning_rate: float, *, decay_factor: float, plateau_patience: int
 ) -> Schedule:
     """The same rate throughout: what evaluations make of it is a factor, which
-    `Session.scale_rate` gives the trainer."""
+    `session.scale_rate` gives the trainer."""
     return constant(learning_rate)
 
 

@@ -132,12 +132,9 @@ class AsynchronousTrainer(Trainer):
             scaled = [g * tf.cast(scale, g.dtype) for g in gradients]
             params = copy.read(copy.params)
             slots = {name: copy.read(own) for name, own in copy.slots.items()}
-            rate_factor = None
-            if self.rate_factor is not None:
-                rate_factor = self.rate_factor.read_value()
             arguments = layout, step, params, slots, scaled, norm
             squares = update_fn.squares(*arguments)
-            params, slots = update_fn(*arguments, squares, rate_factor)
+            params, slots = update_fn(*arguments, squares, self.read_rate_factor())
             integers = [
                 tf.where(tower == 0, new, old)
                 for new, old in zip(integers, copy.read(copy.integers), strict=True)

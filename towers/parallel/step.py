@@ -45,7 +45,7 @@ class Step:
         guard: decides whether a step is taken.
         compilation: of the step.
         accumulate_steps: micro-batches of a step.
-        rate_factor: on all learning rates; None for 1.
+        read_rate_factor: gives the factor on all learning rates; None for 1.
     """
 
     strategy: Strategy
@@ -57,7 +57,7 @@ class Step:
     guard: FiniteGuard
     compilation: Compilation = CPU_STEP
     accumulate_steps: int = 1
-    rate_factor: tf.Variable | None = None
+    read_rate_factor: Callable[[], tf.Tensor | None] = lambda: None
 
     def __call__(
         self, phase: int, batches: Sequence[Batch], before: tf.Tensor | None = None
@@ -117,9 +117,7 @@ class Step:
             if not self.compilation.on_cpus:
                 metrics = tf.where(running, metrics, before[-1])
             verdict = self.guard.decide(is_finite, running)
-            factor = None
-            if self.rate_factor is not None:
-                factor = self.rate_factor.read_value()
+            factor = self.read_rate_factor()
         squares = [None]
         if self.update_fn.optimizer.needs_norms:
             squares = on_each(

@@ -236,6 +236,10 @@ class Trainer(abc.ABC):
         place of an earlier one."""
         self.rate_factor.assign(factor)
 
+    def read_rate_factor(self) -> tf.Tensor | None:
+        """In the graph: that factor, a float64 scalar; None where there is none."""
+        return None if self.rate_factor is None else self.rate_factor.read_value()
+
     def describe(self) -> list[str]:
         """Lines for the start banner: what lives where, and the share of each tower."""
         lines = list(self.strategy.description)
@@ -278,7 +282,7 @@ class SynchronousTrainer(Trainer):
             guard=self.guard,
             compilation=self.compilation,
             accumulate_steps=self.task.accumulate_steps,
-            rate_factor=self.rate_factor,
+            read_rate_factor=self.read_rate_factor,
         )
         self.loop = self.create_loop(self._feed)
         self._inspect = tf.function(self._inspect_step, autograph=False)

@@ -247,7 +247,7 @@ class Checkpointer:
         return checkpoint
 
     def _path(self, step):
-        return self._folder / f"step-{step:08d}"
+        return self._folder / folder_name(step)
 
     def _listing(self, without: Container[str] = ()) -> dict[str, int]:
         """Name -> step of everything named `step-*`; -1 for a name of another form."""
@@ -261,6 +261,11 @@ class Checkpointer:
         # With more zeros it would be a second name of the same step.
         steps = {n: s if n == self._path(s).name else -1 for n, s in steps.items()}
         return {n: s for n, s in steps.items() if n not in without}
+
+
+def folder_name(step: int) -> str:
+    """Of the checkpoint of a step."""
+    return f"step-{step:08d}"
 
 
 def _again(log, action, argument, cases=lambda error: True):

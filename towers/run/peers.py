@@ -25,7 +25,7 @@ from towers.parallel.devices import (
 )
 from towers.parallel.workers import ALONE, Workers
 from towers.run.cluster_spec import SLURM, Cluster, find_cluster, validate_addresses
-from towers.run.session import Session
+from towers.run.session import Session, scale_rate
 from towers.run.stopwatch import Stopwatch
 
 # How long a worker waits for the others to start, where --stuck_after_secs sets no
@@ -198,7 +198,7 @@ def start_from_chief(session: Session) -> None:
     for name, value in progress.items():
         setattr(session, name, value)
     session.trainer.load(state)
-    session.scale_rate()
+    scale_rate(session.trainer, session.config, session.num_plateaus)
     if not session.workers.is_chief:
         session.stopwatch = Stopwatch()
 

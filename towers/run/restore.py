@@ -22,7 +22,7 @@ from towers.run.folder import RunFolder
 from towers.run.initial import start_from
 from towers.run.metrics import last_accuracy
 from towers.run.running_mean import RunningMean
-from towers.run.session import Session
+from towers.run.session import Session, scale_rate
 from towers.run.stopwatch import Stopwatch
 
 # What is raised where a value is of another type, too large, or nested too deeply.
@@ -207,9 +207,7 @@ def load_trainer(
     `init_from` names, if any."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-        if config.choice_of("schedule").by_accuracy:
-            num_plateaus = checkpoint.trainer_state.get("num_plateaus", 0)
-            trainer.scale_rate(config.decay_factor**num_plateaus)
+        scale_rate(trainer, config, checkpoint.trainer_state.get("num_plateaus", 0))
     elif config.init_from:
         start_from(trainer, config)
 

@@ -18,7 +18,7 @@ from towers.parallel.trainer import Trainer
 from towers.parallel.workers import ALONE, Workers
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
-from towers.run.checkpointer import Checkpointer
+from towers.run.checkpointer import Checkpointer, folder_name
 from towers.run.dataset_info import DatasetInfo
 from towers.run.display import Display
 from towers.run.folder import RunFolder
@@ -106,15 +106,17 @@ class Session:
         """Whether no step is left."""
         return self.step >= self.last_step or self.is_out_of_patience
 
-    def scale_rate(self) -> None:
-        """Gives the trainer the factor that evaluations have made of the rate."""
-        if self.config.choice_of("schedule").by_accuracy:
-            self.trainer.scale_rate(self.config.decay_factor**self.num_plateaus)
-
     def say(self, line: str) -> None:
         """Prints a line about the run, once for all workers."""
         if self.workers.is_chief:
             console.line(line)
+
+
+def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:
+    """Gives a trainer the factor that so many plateaus have made of the rate, where
+    evaluations lower it."""
+    if config.choice_of("schedule").by_accuracy:
+        trainer.scale_rate(config.decay_factor**num_plateaus)
 
 
 def save(session: Session) -> None:
@@ -160,7 +162,7 @@ def save(session: Session) -> None:
         session.committed.append((step, path))
         reports.metrics.saved(step)
         if best := trainer_state["best"]:
-            reports.file(session.folder.best, f"step-{best['step']:08d}\n")
+            reports.file(session.folder.best, f"{folder_name(best['step'])}\n")
 
     with session.watchdog.saving():  # the previous one may still be written
         session.background.submit(write)

@@ -50,6 +50,7 @@ from towers.run.session import (
     call,
     call_of_checkpoints,
     save,
+    scale_rate,
 )
 from towers.run.stopwatch import Lap
 from towers.run.watchdog import Watchdog
@@ -407,7 +408,7 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
         by_accuracy = session.config.choice_of("schedule").by_accuracy
         if by_accuracy and session.num_worse % session.config.plateau_patience == 0:
             session.num_plateaus += 1
-            session.scale_rate()
+            scale_rate(session.trainer, session.config, session.num_plateaus)
         return False
     session.best = {"step": session.step, "accuracy": session.accuracy}
     session.num_worse = 0
