@@ -1,4 +1,4 @@
-"""The same network, batch and precision in other hands: Keras' `fit`, MirroredStrategy.
+"""The same training step by Keras, MirroredStrategy, PyTorch and tf_cnn_benchmarks.
 
     python -m benchmarks.peers --models=cnn,resnet20
 
@@ -10,7 +10,10 @@ In turn in one process, on a batch that lies ready, SGD with momentum:
 - `mirrored`: `fit` under `tf.distribute.MirroredStrategy` on the same devices, where
   there are two or more; to be compared with `replicated`, our strategy on them.
 - `torch`, `torch, compiled`: the network written plainly in PyTorch, channels last, by
-  a Python that has it (`--torch=PYTHON`), in a process of its own on one CPU.
+  a Python that has it (`--torch=PYTHON`), in a process of its own on the CPU.
+- `tf_cnn_benchmarks`: TensorFlow's former benchmark program on the CPU, from a clone of
+  github.com/tensorflow/benchmarks (`--tf_cnn_benchmarks=CLONE`): `cnn`, `resnet20` to
+  `resnet110` for CIFAR-10 and `resnet50`, which there is for `--image_size=224`.
 
 `fit` takes the steps of a round in one call (`steps_per_execution`), which is faster
 than its default of one; a round of it begins with a new iterator, as an epoch does.
@@ -23,6 +26,7 @@ import functools
 import math
 import pathlib
 import statistics
+import sys
 
 import keras
 import tensorflow as tf
@@ -37,6 +41,7 @@ from towers.models.layers import (
     Gelu,
     LocalResponseNormalization,
 )
+from towers.optim import phases
 from towers.parallel import devices
 
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
@@ -115,12 +120,11 @@ def fit(model: keras.Model, batch: dict, num_steps: int, compiler: str, strategy
     return train
 
 
-class TorchStep(trainers.ChildProcess):
-    """Steps of a network in PyTorch, in another process."""
+class ProgramSteps(trainers.ChildProcess):
+    """Steps of a network in another program, which a step.py of ours runs."""
 
-    def __init__(self, python: str, config: Config, steps: int, *options: str):
-        program = pathlib.Path(__file__).with_name("with_torch") / "step.py"
-        words = config.model, config.precision, config.batch_size, steps, *options
+    def __init__(self, folder: str, python: str, *words: object):
+        program = pathlib.Path(__file__).with_name(folder) / "step.py"
         super().__init__([python, program, *map(str, words)])
         self.num_params = int(self.answer())
 
@@ -130,18 +134,27 @@ class TorchStep(trainers.ChildProcess):
         self.answer()
 
 
-def with_torch(options, config: Config, num_params: int, stack) -> dict:
-    """The things of PyTorch, with as many trained parameters as ours."""
-    things = {
-        "torch": TorchStep(options.torch, config, options.steps),
-        "torch, compiled": TorchStep(options.torch, config, options.steps, "--compile"),
-    }
-    for thing in things.values():
-        stack.callback(thing.close)
-        if thing.num_params != num_params:
+def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict:
+    """The things in other programs, with as many trained parameters as ours."""
+    model = build.build(config).model
+    num_params = sum(math.prod(x.shape) for x in model.trainable_variables)
+    side, _ = phases.image_size(model)
+    words = config.model, side, config.batch_size, options.steps
+    commands = {}
+    if options.torch:
+        command = "with_torch", options.torch, *words, config.precision
+        commands["torch"] = command
+        commands["torch, compiled"] = *command, "--compile"
+    if clone := options.tf_cnn_benchmarks:
+        command = "with_tf_cnn_benchmarks", sys.executable, *words, clone
+        commands["tf_cnn_benchmarks"] = command
+    things = {}
+    for name, command in commands.items():
+        things[name] = stack.enter_context(contextlib.closing(ProgramSteps(*command)))
+        if things[name].num_params != num_params:
             raise SystemExit(
-                f"{config.model} has {num_params:,} parameters here, and in PyTorch "
-                f"{thing.num_params:,}"
+                f"{config.model} has {num_params:,} parameters here, and in {name} "
+                f"{things[name].num_params:,}"
             )
     return things
 
@@ -178,19 +191,15 @@ def create_things(config: Config, options, chosen) -> dict:
     return things
 
 
-def num_trained(config: Config) -> int:
-    """The trained parameters of a network."""
-    variables = build.build(config).model.trainable_variables
-    return sum(math.prod(variable.shape) for variable in variables)
-
-
 def main() -> None:
     parser = measure.create_parser(__doc__)
     parser.add_argument("--models", type=measure.names, default="cnn,resnet20")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--compile", default="none")
     parser.add_argument("--num_towers", type=int, default=1)
+    parser.add_argument("--image_size", type=int, default=32, help="if synthetic")
     parser.add_argument("--torch", metavar="PYTHON", default="")
+    parser.add_argument("--tf_cnn_benchmarks", metavar="CLONE", default="")
     options = parser.parse_args()
     if options.num_towers > 1 and len(options.models) > 1:
         names = ",".join(options.models)
@@ -198,22 +207,28 @@ def main() -> None:
             f"--num_towers={options.num_towers} with --models={names}: in one "
             "process the collectives of two MirroredStrategies clash; name one network"
         )
+    if options.tf_cnn_benchmarks and options.precision != "float32":
+        parser.error(
+            f"--precision={options.precision} with --tf_cnn_benchmarks: on CPUs it "
+            "has float32 only"
+        )
     fields = trainers.STEP_ALONE | measure.dataset(options)
     fields |= {"optimizer": "sgd", "learning_rate": LEARNING_RATE}
     fields |= {"momentum": MOMENTUM, "schedule": "constant"}
     fields |= {"batch_size": options.batch_size, "precision": options.precision}
-    fields |= {"compile": options.compile}
+    fields |= {"compile": options.compile, "image_size": options.image_size}
     configs = {name: Config(**fields, model=name) for name in options.models}
 
     # What runs on one of several devices has all cores too.
     chosen = devices.configure(options.device, options.num_towers, core_per_tower=False)
     dtype = tf.as_dtype(options.precision)
     rates = [measure.matrix_rate(dtype, chosen.towers)]
-    print(measure.report_head("The same training by Keras"))
+    print(measure.report_head("The same training step by other programs"))
     print(
         f"{options.precision}, compiler {options.compile}, batch {options.batch_size} "
-        f"of 32x32 images, {options.num_towers} device(s); {options.rounds} rounds of "
-        f"{options.steps} steps, one more to warm up\n\n"
+        f"of {options.image_size}x{options.image_size} images, {options.num_towers} "
+        f"device(s); {options.rounds} rounds of {options.steps} steps, one more to "
+        "warm up\n\n"
         + measure.table_head(
             "network | trained by | images/s, median | time / towers (min, median, max)"
         )
@@ -221,8 +236,7 @@ def main() -> None:
     for name, config in configs.items():
         with contextlib.ExitStack() as stack:
             things = create_things(config, options, chosen)
-            if options.torch:
-                things |= with_torch(options, config, num_trained(config), stack)
+            things |= other_programs(options, config, stack)
             wall, _ = measure.in_turn(things, options.rounds)
         rates.append(measure.matrix_rate(dtype, chosen.towers))
         for thing in things:

@@ -290,7 +290,7 @@ class Slow:
 
 
 def load():
-    data = synthetic.load(image_shape=(8, 8, 3), num_examples=(400, 40))
+    data = synthetic.load(image_size=8, num_examples=(400, 40))
     return dataclasses.replace(data, train=Slow(data.train))
 """
 # Many parameters, little to compute.

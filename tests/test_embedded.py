@@ -1,5 +1,5 @@
 """Data sets that need no file. The embedded one: always the same, hard for lines, and
-about shapes. The synthetic one: constant noise of any shape."""
+about shapes. The synthetic one: constant noise of any size."""
 
 import time
 
@@ -150,21 +150,21 @@ def test_the_mean_image_of_a_class_shows_its_shape(small):
 
 
 def test_noise_is_as_asked_and_the_same_every_time():
-    asked = {"image_shape": (9, 8, 1), "num_classes": 3, "num_examples": (700, 5)}
+    asked = {"image_size": 9, "num_classes": 3, "num_examples": (700, 5)}
     data, again = synthetic.load(**asked), synthetic.load(**asked)
     images, labels = all_of(data.train)
-    assert images.shape == (700, 9, 8, 1) and set(labels) == {0, 1, 2}
-    assert len(data.mean) == 1 and len(set(data.class_names)) == 3
+    assert images.shape == (700, 9, 9, 3) and set(labels) == {0, 1, 2}
+    assert len(data.mean) == 3 and len(set(data.class_names)) == 3
     np.testing.assert_allclose(data.mean, images[:256].mean((0, 1, 2)), rtol=1e-9)
     np.testing.assert_array_equal(all_of(again.train)[0], images)
     tested = all_of(data.test)[0]
-    assert tested.shape == (5, 9, 8, 1)
+    assert tested.shape == (5, 9, 9, 3)
     assert not {x.tobytes() for x in images} & {x.tobytes() for x in tested}
 
 
 def test_many_large_images_are_there_at_once():
     start = time.process_time()
-    data = synthetic.load(image_shape=(224, 224, 3), num_examples=(1_281_167, 50_000))
+    data = synthetic.load(image_size=224, num_examples=(1_281_167, 50_000))
     assert time.process_time() - start < 5.0
     image, _ = data.train.read(tf.constant([1_281_166], tf.int64))
     assert image.shape == (1, 224, 224, 3)

@@ -1,6 +1,6 @@
 """Training steps of networks written plainly in PyTorch, for `benchmarks.peers`.
 
-    PYTHON step.py NETWORK PRECISION BATCH_SIZE STEPS [--compile]
+    PYTHON step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS PRECISION [--compile]
 
 It imports no TensorFlow and no towers, and runs in a Python of its own. It prints the
 number of trained parameters, then takes so many steps for each line of standard input
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-CLASSES, SIDE = 10, 32
+CLASSES = 10
 
 
 def conv(inputs, outputs, size, stride=1):
@@ -65,21 +65,21 @@ def resnet(widths, blocks, projects):
     return nn.Sequential(*layers, *pool)
 
 
-def resnet18():
+def resnet18(side):
     return resnet((64, 128, 256, 512), 2, projects=True)
 
 
-def resnet20():
+def resnet20(side):
     return resnet((16, 32, 64), 3, projects=False)
 
 
-def cnn():
+def cnn(side):
     """The network of TensorFlow's CIFAR-10 tutorial."""
 
     def response():
         return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
 
-    features = SIDE // 4
+    features = side // 4
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
         *(response(), nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), response()),
@@ -88,7 +88,7 @@ def cnn():
     )
 
 
-def speedrun():
+def speedrun(side):
     """airbench94 (Jordan 2024) in the widths of airbench94_muon."""
 
     def norm(channels):
@@ -133,11 +133,11 @@ class Block(nn.Module):
 class VisionTransformer(nn.Module):
     """Patches of 4x4 with fixed positions, blocks, the mean of the tokens."""
 
-    def __init__(self, channels, depth, heads, patch=4):
+    def __init__(self, side, channels, depth, heads, patch=4):
         super().__init__()
         self.patches = nn.Conv2d(3, channels, patch, patch)
         # Which numbers they are makes no difference to the time.
-        positions = torch.randn((SIDE // patch) ** 2, channels)
+        positions = torch.randn((side // patch) ** 2, channels)
         self.register_buffer("positions", positions)
         self.blocks = nn.Sequential(*(Block(channels, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(channels, eps=1e-6)
@@ -148,21 +148,22 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-def vit_tiny():
-    return VisionTransformer(192, 12, 3)
+def vit_tiny(side):
+    return VisionTransformer(side, 192, 12, 3)
 
 
 NETWORKS = {x.__name__: x for x in (cnn, resnet18, resnet20, speedrun, vit_tiny)}
 
 
-def serve(name, precision, batch_size, steps, *compiles):
+def serve(name, image_size, batch_size, steps, precision, *compiles):
     torch.manual_seed(0)
-    model = NETWORKS[name]().to(memory_format=torch.channels_last)
+    side = int(image_size)
+    model = NETWORKS[name](side).to(memory_format=torch.channels_last)
     trained = [x for x in model.parameters() if x.requires_grad]
     print(sum(x.numel() for x in trained), flush=True)
     optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
     network = torch.compile(model) if compiles else model
-    images = torch.randn(int(batch_size), 3, SIDE, SIDE)
+    images = torch.randn(int(batch_size), 3, side, side)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (int(batch_size),))
     casts = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")

@@ -50,7 +50,8 @@ class Config:
     image_size: int = option(
         0,
         "Pixels of height and width to which the images of image_folder and tfds:NAME "
-        "are resized and cropped; 0 takes them as they are, or at 64 if they differ.",
+        "are resized and cropped; 0 takes them as they are, or at 64 if they differ. "
+        "Those of synthetic have this size, or 32.",
         NOT_NEGATIVE,
         read_by="dataset",
     )

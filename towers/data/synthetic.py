@@ -11,24 +11,24 @@ NUM_DIFFERENT = 256
 
 def load(
     *,
-    image_shape: tuple[int, int, int] = (32, 32, 3),
+    image_size: int = 0,
     num_classes: int = 10,
     num_examples: tuple[int, int] = (10_000, 2_000),
 ) -> DataSet:
     """Images of noise with labels that mean nothing, the same every time.
 
     Args:
-        image_shape: height, width, channels.
+        image_size: height and width; 0 is 32.
         num_classes: number of labels.
         num_examples: number of training and of test images.
 
     Returns:
-        Sources of uint8 [n, *image_shape] and labels in [0, num_classes).
+        Sources of uint8 [n, image_size, image_size, 3] and labels in [0, num_classes).
     """
     rng = np.random.Generator(np.random.Philox(0))
 
     def draw():
-        shape = (NUM_DIFFERENT, *image_shape)
+        shape = (NUM_DIFFERENT, image_size or 32, image_size or 32, 3)
         images = rng.integers(0, 256, shape, dtype=np.uint8)
         return images, rng.integers(0, num_classes, NUM_DIFFERENT, dtype=np.int32)
 
