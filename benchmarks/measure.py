@@ -29,6 +29,10 @@ MATRIX_SHAPES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 1024))
 GPU_MATRIX_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192))
 PRODUCTS = 4  # of a shape, timed together
 
+PROC_STAT = pathlib.Path("/proc/stat")
+IDLE_BELOW = 0.1  # share of the processor time that others take on an idle machine
+OTHERS = []  # that share before each turn of this program
+
 
 # Options.
 
@@ -64,11 +68,12 @@ def numbers(text: str) -> list[int]:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Calls it; a user's mistake ends in one line."""
+    """Calls it; says if the machine was not idle; a user's mistake ends in one line."""
     try:
         main()
     except TowersError as error:
         sys.exit(f"{pathlib.Path(sys.argv[0]).stem}: {error}")
+    print(busy_text(OTHERS), end="")
 
 
 def all_devices(
@@ -88,10 +93,48 @@ def all_devices(
 # Time and memory.
 
 
+def others_share(secs: float = 0.2) -> float:
+    """The share of the machine's processor time that others take while this process
+    waits: other processes, and other machines on the same host (steal). 0 without
+    /proc/stat."""
+    if not PROC_STAT.exists():
+        return 0.0
+
+    def ticks():  # user, nice, system, idle, iowait, irq, softirq, steal
+        return np.array(PROC_STAT.read_text().split()[1:9], float)
+
+    before, used = ticks(), time.process_time()
+    time.sleep(secs)
+    spent = ticks() - before
+    own = (time.process_time() - used) * os.sysconf("SC_CLK_TCK")
+    busy = spent.sum() - spent[3:5].sum() - own
+    return max(float(busy), 0.0) / max(float(spent.sum()), 1.0)
+
+
+def wait_until_idle(windows: int = 10) -> None:
+    """Waits for others to end, but two seconds at most; notes the share they take."""
+    for _ in range(windows):
+        share = others_share()
+        if share < IDLE_BELOW:
+            break
+    OTHERS.append(share)
+
+
+def busy_text(shares: Sequence[float]) -> str:
+    """The line of a report about turns before which the machine was not idle."""
+    busy = [share for share in shares if share >= IDLE_BELOW]
+    if not busy:
+        return ""
+    return (
+        f"\nThe machine was not idle before {len(busy)} of {len(shares)} turns: others "
+        f"took {min(busy):.0%} to {max(busy):.0%} of its processor time.\n"
+    )
+
+
 def in_turn(
     things: Mapping[str, Callable[[], None]], rounds: int, warm_up: int = 1
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Runs each thing once per round, in turn.
+    """Runs each thing once per round, in turn, on a machine that is idle if it can be.
 
     Returns:
         Seconds of each in every round, by the wall clock and of processor time. Next to
@@ -104,6 +147,7 @@ def in_turn(
     for number in range(-warm_up, rounds):
         order = list(things) if number % 2 else list(reversed(things))
         for name in order:
+            wait_until_idle()
             started, used = time.perf_counter(), time.process_time()
             things[name]()
             if number >= 0:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -41,12 +42,41 @@ def test_results_name_every_dated_file_that_a_page_cites():
     assert listed <= {path.name for path in FOLDER.glob("*.md")}
 
 
-def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count():
+def test_the_order_is_reversed_from_round_to_round_and_warm_up_does_not_count(
+    monkeypatch,
+):
+    monkeypatch.setattr(measure, "others_share", lambda: 0.0)
     calls = []
     things = {name: lambda name=name: calls.append(name) for name in "abc"}
     wall, processor = measure.in_turn(things, rounds=2, warm_up=1)
     assert "".join(calls) == "abccbaabc"
     assert {len(secs) for secs in (*wall.values(), *processor.values())} == {2}
+
+
+def test_others_are_what_is_busy_besides_this_process(tmp_path, monkeypatch):
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(measure, "PROC_STAT", stat)
+    assert measure.others_share() == 0.0  # no such file
+    # user nice system idle iowait irq softirq steal guest: 50 + 10 + 20 of 100 busy
+    stat.write_text("cpu  100 1 50 800 10 0 5 40 7 0\ncpu0 1\n")
+    after = "cpu  150 1 60 815 15 0 5 60 9 0\ncpu0 2\n"
+    monkeypatch.setattr(measure.time, "sleep", lambda secs: stat.write_text(after))
+    used = iter([3.0, 3.0 + 30 / os.sysconf("SC_CLK_TCK")])
+    monkeypatch.setattr(measure.time, "process_time", lambda: next(used))
+    assert measure.others_share() == pytest.approx(0.5)
+
+
+def test_a_turn_waits_for_an_idle_machine_and_says_when_it_was_not(monkeypatch):
+    shares = iter([0.5, 0.4, 0.02, 0.01, *[0.3] * 9, 0.25])
+    monkeypatch.setattr(measure, "others_share", lambda: next(shares))
+    monkeypatch.setattr(measure, "OTHERS", [])
+    calls = []
+    measure.in_turn({"a": lambda: calls.append(len(measure.OTHERS))}, 2)
+    assert calls == [1, 2, 3]
+    assert measure.OTHERS == [0.02, 0.01, 0.25]
+    text = measure.busy_text(measure.OTHERS)
+    assert "1 of 3 turns: others took 25% to 25% of" in text
+    assert measure.busy_text([0.02, 0.01]) == ""
 
 
 def test_ratios_are_taken_round_by_round():
