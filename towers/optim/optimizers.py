@@ -200,7 +200,8 @@ def lion(*, beta1: float = 0.9, momentum_decay: float = 0.99) -> Optimizer:
 
 
 def lars(*, momentum: float = 0.0, trust_coefficient: float = 0.001) -> Optimizer:
-    """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888, algorithm 1).
+    """Layer-wise adaptive rates (You et al. 2017, arXiv:1708.03888, algorithm 1, but
+    with the learning rate outside of the velocity).
 
     Gradient and weight decay of a kernel are scaled by
     trust_coefficient * |param| / (|gradient| + decay * |param|), or by 1 where a norm
