@@ -105,14 +105,15 @@ def of_formula(x):
     "dtype,tolerance",
     [("float64", 1e-14), ("float32", 2e-6), ("bfloat16", 0.01), ("float16", 2e-3)],
 )
-def test_gelu_and_its_gradient_equal_the_formula(dtype, tolerance):
+@pytest.mark.parametrize("device_kind", ["CPU", "GPU"])
+def test_gelu_and_its_gradient_equal_the_formula(device_kind, dtype, tolerance):
     x = np.concatenate([np.linspace(-8, 8, 1001), [0.0, 1e-30, -10.0, 10.0]])
     upstream = np.random.default_rng(0).normal(size=x.shape)
     inputs, scales = tf.cast(x, dtype), tf.cast(upstream, dtype)
 
     with tf.GradientTape() as tape:
         tape.watch(inputs)
-        value = gelu(inputs)
+        value = gelu(inputs, device_kind)
     gradient = tape.gradient(value, inputs, scales)
     assert value.dtype == gradient.dtype == dtype
     # What a narrow type makes of the inputs is not the function's.

@@ -108,6 +108,11 @@ def test_fused_batch_normalization_is_what_cudnn_takes(network):
         assert op.get_attr("data_format") == b"NHWC"
 
 
+def test_nothing_is_compiled_by_xla(network):
+    """For GPUs it needs `ptxas`, which an installation may lack."""
+    assert not {p.where for p in network.every if p.compiled}
+
+
 def test_a_step_has_few_kernels_next_to_its_tower():
     """Each costs a launch; with a variable per parameter it had a thousand."""
     fields = {"num_towers": 1, "model": "resnet20", "input": "stream"}

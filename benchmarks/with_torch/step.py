@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-CLASSES = 10
+CLASSES, SIDE = 10, 32
 
 
 def conv(inputs, outputs, size, stride=1):
@@ -65,15 +65,15 @@ def resnet(widths, blocks, projects):
     return nn.Sequential(*layers, *pool)
 
 
-def resnet18(side):
+def resnet18(side=SIDE):
     return resnet((64, 128, 256, 512), 2, projects=True)
 
 
-def resnet20(side):
+def resnet20(side=SIDE):
     return resnet((16, 32, 64), 3, projects=False)
 
 
-def cnn(side):
+def cnn(side=SIDE):
     """The network of TensorFlow's CIFAR-10 tutorial."""
 
     def response():
@@ -88,7 +88,7 @@ def cnn(side):
     )
 
 
-def speedrun(side):
+def speedrun(side=SIDE):
     """airbench94 (Jordan 2024) in the widths of airbench94_muon."""
 
     def norm(channels):
@@ -148,7 +148,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.blocks(x)).mean(1))
 
 
-def vit_tiny(side):
+def vit_tiny(side=SIDE):
     return VisionTransformer(side, 192, 12, 3)
 
 

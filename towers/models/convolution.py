@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
-from towers.models.layers import FusedLayerNormalization
+from towers.models.layers import FusedLayerNormalization, Gelu
 
 # With fewer channels, or filters for a kernel's size, the transforms cost about what
 # the products save; larger images have not been measured.
@@ -97,7 +97,7 @@ class PointwiseConv2D(keras.layers.Conv2D):
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
     """Has a network compute in the way that suits a kind of device, CPU or GPU."""
     for layer in model._flatten_layers():
-        if isinstance(layer, SameConv2D):
+        if isinstance(layer, (SameConv2D, Gelu)):
             layer.device_kind = device_kind
         elif device_kind == "CPU" and _is_pointwise_with_strides(layer):
             # In place: its name, its variables and its users stay.

@@ -203,29 +203,43 @@ def _kernel_gradient_by_products(padded, upstream, shape):
 # Activation and normalization.
 
 
-@tf.custom_gradient
-def gelu(x: tf.Tensor) -> tf.Tensor:
+def gelu(x: tf.Tensor, device_kind: str = "CPU") -> tf.Tensor:
     """x times the normal distribution function of x, of floats of any shape.
 
     As TensorFlow composes it, it is a dozen passes over the memory, forward and back;
-    here XLA fuses each into one, in a sixth of the time on a CPU, which is the time of
-    a rectifier. 16-bit types are computed in float32.
+    on a CPU XLA fuses each into one, in a sixth of the time, which is the time of a
+    rectifier. On a GPU, where XLA needs programs that may be missing (`ptxas`), it is
+    TensorFlow's operations, and the gradient keeps x alone. 16-bit types are computed
+    in float32.
     """
-    return _gelu(x), lambda upstream: _gelu_gradient(x, upstream)
+    forward, back = _GELU[device_kind]
+
+    @tf.custom_gradient
+    def activate(x):
+        return forward(x), lambda upstream: back(x, upstream)
+
+    return activate(x)
 
 
-@tf.function(jit_compile=True, autograph=False)
 def _gelu(x):
     wide = _widened(x)
     return tf.cast(wide * _normal_cdf(wide), x.dtype)
 
 
-@tf.function(jit_compile=True, autograph=False)
 def _gelu_gradient(x, upstream):
     wide = _widened(x)
     density = tf.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
     slope = _normal_cdf(wide) + wide * density
     return tf.cast(_widened(upstream) * slope, x.dtype)
+
+
+_GELU = {
+    "CPU": [
+        tf.function(call, jit_compile=True, autograph=False)
+        for call in (_gelu, _gelu_gradient)
+    ],
+    "GPU": [_gelu, _gelu_gradient],
+}
 
 
 def _normal_cdf(x):

@@ -56,10 +56,22 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 
 class Gelu(keras.layers.Layer):
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016)."""
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016).
+
+    Args:
+        device_kind: CPU or GPU, for which it is computed; `set_device_kind` sets it for
+            a whole network.
+    """
+
+    def __init__(self, device_kind: str = "CPU", **kwargs):
+        super().__init__(**kwargs)
+        self.device_kind = device_kind
 
     def call(self, inputs):
-        return gelu(inputs)
+        return gelu(inputs, self.device_kind)
+
+    def get_config(self):
+        return super().get_config() | {"device_kind": self.device_kind}
 
 
 class Dropout(keras.layers.Layer):
