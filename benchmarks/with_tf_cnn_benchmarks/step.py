@@ -29,6 +29,8 @@ NETWORKS = {
 
 
 def serve(name, image_size, batch_size, steps, clone):
+    if name not in NETWORKS:
+        sys.exit(f"tf_cnn_benchmarks has none of {name}, but of {', '.join(NETWORKS)}")
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the program prints is no answer
     data_name, model = NETWORKS[name]
