@@ -51,10 +51,12 @@ def test_same_convolution_and_its_gradients_equal_the_oracle():
         )
 
 
-def operations_of(shape, filters, dtype, device_kind, *, size=3, before_pool=False):
+def operations_of(
+    shape, filters, dtype, device_kind, *, size=3, before_pool=False, images=16
+):
     """The types of operations in the graph of a layer and its gradient."""
     layer = SameConv2D(filters, size, before_pool, device_kind, dtype=dtype)
-    x = tf.constant(random((3, *shape)), layer.compute_dtype)
+    x = tf.constant(random((images, *shape)), layer.compute_dtype)
     layer.build(x.shape)
 
     @tf.function(autograph=False)
@@ -78,8 +80,15 @@ def test_many_channels_are_convolved_by_winograd(size, before_pool):
         ((7, 7, 63), most, "float32", "CPU"): False,
         ((7, 7, 64), most - 1, "float32", "CPU"): False,
         ((33, 33, 64), most, "float32", "CPU"): False,
+        ((5, 6, 64), most, "float32", "CPU"): False,  # 480 pixels
     }.items():
         assert ("Conv2D" not in operations_of(*case, **options)) == is_winograd, case
+
+
+def test_few_images_are_not_convolved_by_winograd():
+    case = (16, 16, 64), 128, "float32", "CPU"
+    types = {n: operations_of(*case, images=n) for n in (15, 16)}
+    assert "Conv2D" in types[15] and "Conv2D" not in types[16]
 
 
 @pytest.mark.parametrize("before_pool", [False, True])

@@ -17,8 +17,8 @@ from towers.models.cpu_kernels import (
     gelu,
     layer_normalization,
     local_response_normalization,
-    winograd_conv2d,
 )
+from towers.models.winograd import transforms, winograd_conv2d
 
 # Winograd.
 
@@ -30,6 +30,20 @@ def test_outputs_and_gradients_equal_the_oracle(size, bound):
             winograd_conv2d, sizes, sizes, 3, 5, tf.float64, size
         ):
             np.testing.assert_allclose(actual, theirs, atol=bound, err_msg=sizes)
+
+
+@pytest.mark.parametrize("num_images", [1, 8, 10**6])
+@pytest.mark.parametrize("size", [3, 5])
+def test_the_matrices_of_a_line_convolve_it(size, num_images):
+    """Whatever the tiles are, which differ by how many images share the kernel."""
+    for length, kept in itertools.product(range(1, 30), (0, 1)):
+        outputs = max(1, length - kept)
+        x, kernel = random([length]), random([size], 1)
+        line = transforms(length, outputs, size, num_images)
+        points = (line.inputs @ x).reshape(len(line.kernel), -1)
+        y = (line.outputs @ (points * (line.kernel @ kernel)[:, None])).T.ravel()
+        theirs = np.correlate(np.pad(x, size // 2), kernel)
+        np.testing.assert_allclose(y[:outputs], theirs[:outputs], atol=1e-11)
 
 
 @pytest.mark.parametrize("sizes,kept", [((7, 5), (6, 4)), ((15, 3), (14, 2))])

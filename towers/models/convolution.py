@@ -3,12 +3,15 @@
 import keras
 import tensorflow as tf
 
-from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
+from towers.models.cpu_kernels import conv2d_cpu
 from towers.models.layers import FusedLayerNormalization, Gelu
+from towers.models.winograd import winograd_conv2d
 
-# With fewer channels, or filters for a kernel's size, the transforms cost about what
-# the products save; larger images have not been measured.
+# With fewer channels, or filters for a kernel's size, the transforms of images cost
+# about what the products save; larger images have not been measured. With fewer images,
+# or pixels of all, those of the kernel do.
 LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
+LEAST_IMAGES, LEAST_PIXELS = 16, 512
 
 # In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
 MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
@@ -17,11 +20,11 @@ MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 class SameConv2D(keras.layers.Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
-    Many channels are convolved by `winograd_conv2d` on a CPU, in float32 or float64; in
-    16 bits that would be less exact, on a GPU slower. In bfloat16 on a CPU the gradient
-    of a kernel of many channels is computed as matrix products. A trace has no device,
-    so the kind of device is an argument; on the other kind the layer computes the same,
-    only slower.
+    Many channels of many images are convolved by `winograd_conv2d` on a CPU, in float32
+    or float64; in 16 bits that would be less exact, on a GPU slower. In bfloat16 on a
+    CPU the gradient of a kernel of many channels is computed as matrix products. A
+    trace has no device, so the kind of device is an argument; on the other kind the
+    layer computes the same, only slower.
 
     Args:
         filters, kernel_size: as of `keras.layers.Conv2D`, the second 3 or 5.
@@ -45,7 +48,8 @@ class SameConv2D(keras.layers.Conv2D):
 
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
-        height, width, channels = inputs.shape[1:]
+        count, height, width, channels = inputs.shape
+        count = LEAST_PIXELS if count is None else count
         kept = self.compute_output_shape(inputs.shape)[1:3]
         is_for_cpu = self.device_kind == "CPU"
         if (
@@ -53,6 +57,8 @@ class SameConv2D(keras.layers.Conv2D):
             and channels >= LEAST_CHANNELS
             and self.filters >= LEAST_FILTERS[self.kernel_size[0]]
             and height * width <= MOST_PIXELS
+            and count >= LEAST_IMAGES
+            and count * height * width >= LEAST_PIXELS
             and inputs.dtype in (tf.float32, tf.float64)
         ):
             return winograd_conv2d(inputs, kernel, *kept)
