@@ -3,8 +3,9 @@
 import keras
 import tensorflow as tf
 
+from towers.models.attention import Attention, FusedAttention
 from towers.models.cpu_kernels import conv2d_cpu, winograd_conv2d
-from towers.models.layers import FusedLayerNormalization
+from towers.models.layers import FusedDense, FusedLayerNormalization
 
 # With fewer channels, or filters for a kernel's size, the transforms cost about what
 # the products save; larger images have not been measured.
@@ -104,6 +105,10 @@ def set_device_kind(model: keras.Model, device_kind: str) -> None:
             layer.__class__ = PointwiseConv2D
         elif device_kind == "CPU" and _is_layer_normalization(layer):
             layer.__class__ = FusedLayerNormalization
+        elif device_kind == "CPU" and type(layer) is Attention:
+            layer.__class__ = FusedAttention
+        elif device_kind == "CPU" and type(layer) is keras.layers.Dense:
+            layer.__class__ = FusedDense
 
 
 def _is_layer_normalization(layer):

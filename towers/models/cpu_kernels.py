@@ -216,23 +216,23 @@ def gelu(x: tf.Tensor) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False)
 def _gelu(x):
-    wide = _widened(x)
+    wide = widened(x)
     return tf.cast(wide * _normal_cdf(wide), x.dtype)
 
 
 @tf.function(jit_compile=True, autograph=False)
 def _gelu_gradient(x, upstream):
-    wide = _widened(x)
+    wide = widened(x)
     density = tf.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
     slope = _normal_cdf(wide) + wide * density
-    return tf.cast(_widened(upstream) * slope, x.dtype)
+    return tf.cast(widened(upstream) * slope, x.dtype)
 
 
 def _normal_cdf(x):
     return 0.5 + 0.5 * tf.math.erf(x * 0.5**0.5)
 
 
-def _widened(x):
+def widened(x):
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
@@ -256,7 +256,7 @@ def layer_normalization(
             rows = list(range(len(x.shape) - 1))
             by_scale, by_offset = (
                 tf.cast(tf.reduce_sum(y, rows), scale.dtype)
-                for y in (by_scale, _widened(upstream))
+                for y in (by_scale, widened(upstream))
             )
             return by_x, by_scale, by_offset
 
@@ -267,16 +267,16 @@ def layer_normalization(
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization(x, scale, offset, epsilon):
-    normalized, _ = _normalized(_widened(x), epsilon)
-    return tf.cast(normalized * _widened(scale) + _widened(offset), x.dtype)
+    normalized, _ = _normalized(widened(x), epsilon)
+    return tf.cast(normalized * widened(scale) + widened(offset), x.dtype)
 
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization_gradient(x, scale, upstream, epsilon):
     """That of x, and what adds up to that of the scale."""
-    normalized, factor = _normalized(_widened(x), epsilon)
-    upstream = _widened(upstream)
-    scaled = upstream * _widened(scale)
+    normalized, factor = _normalized(widened(x), epsilon)
+    upstream = widened(upstream)
+    scaled = upstream * widened(scale)
     mean = tf.reduce_mean(scaled, -1, keepdims=True)
     share = tf.reduce_mean(scaled * normalized, -1, keepdims=True)
     by_x = factor * (scaled - mean - share * normalized)
