@@ -107,8 +107,15 @@ def set_device_kind(model: keras.Model, device_kind: str) -> None:
             layer.__class__ = FusedLayerNormalization
         elif device_kind == "CPU" and type(layer) is Attention:
             layer.__class__ = FusedAttention
-        elif device_kind == "CPU" and type(layer) is keras.layers.Dense:
+        elif device_kind == "CPU" and _is_dense_of_tokens(layer):
             layer.__class__ = FusedDense
+
+
+def _is_dense_of_tokens(layer):
+    """With biases, whose gradients are sums over many rows."""
+    if type(layer) is not keras.layers.Dense or not layer.use_bias:
+        return False
+    return len(layer.get_build_config()["input_shape"]) > 2
 
 
 def _is_layer_normalization(layer):

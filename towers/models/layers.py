@@ -100,11 +100,9 @@ class FusedLayerNormalization(keras.layers.LayerNormalization):
 
 
 class FusedDense(keras.layers.Dense):
-    """That of Keras, with the kernel for a CPU where it has a bias."""
+    """That of Keras with a bias, with the kernel for a CPU."""
 
     def call(self, inputs, training=None):
-        if not self.use_bias:
-            return super().call(inputs)
         kernel, bias = map(tf.convert_to_tensor, (self.kernel, self.bias))
         return self.activation(dense(inputs, kernel, bias))
 
