@@ -36,7 +36,7 @@ def head_by_head(
     queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, heads: int
 ) -> tf.Tensor:
     """`attention.attention` without transposes: on a CPU the slices of each head are
-    multiplied by themselves in a tenth less time, a fifth in bfloat16.
+    multiplied by themselves in 0.8 to 0.9 of the time.
 
     Args:
         queries, keys, values: [n, tokens, channels].
