@@ -34,9 +34,11 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build, models
 from towers.config import Config
+from towers.models.attention import Attention, FusedAttention
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     BatchNormalization,
+    FusedDense,
     FusedLayerNormalization,
     Gelu,
     LocalResponseNormalization,
@@ -74,6 +76,8 @@ def stock_gelu(settings: dict) -> keras.layers.Layer:
 # Our layers -> the settings of one to what a user of Keras would write instead.
 STOCK = {
     BatchNormalization: stock_normalization,
+    FusedAttention: Attention.from_config,
+    FusedDense: keras.layers.Dense.from_config,
     FusedLayerNormalization: keras.layers.LayerNormalization.from_config,
     PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,

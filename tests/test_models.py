@@ -44,6 +44,7 @@ from towers.models import (
     vit,
     wide_resnet,
 )
+from towers.models.convolution import set_device_kind
 from towers.models.flops import flops_per_image
 from towers.models.speedrun import Whitening
 from towers.optim.losses import cross_entropy
@@ -761,6 +762,7 @@ def small_network(name, dtype="float32"):
             regularizer=keras.regularizers.L2(networks.WEIGHT_DECAY / 2),
             **options,
         )
+    set_device_kind(model, "CPU")
     rng, decay = np.random.default_rng(5), {}
     for variable in model.variables:
         noise = rng.normal(size=variable.shape)

@@ -3,8 +3,9 @@
 import keras
 import tensorflow as tf
 
+from towers.models.attention import Attention, FusedAttention
 from towers.models.cpu_kernels import conv2d_cpu
-from towers.models.layers import FusedLayerNormalization, Gelu
+from towers.models.layers import FusedDense, FusedLayerNormalization, Gelu
 from towers.models.winograd import winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms of images cost
@@ -110,6 +111,17 @@ def set_device_kind(model: keras.Model, device_kind: str) -> None:
             layer.__class__ = PointwiseConv2D
         elif device_kind == "CPU" and _is_layer_normalization(layer):
             layer.__class__ = FusedLayerNormalization
+        elif device_kind == "CPU" and type(layer) is Attention:
+            layer.__class__ = FusedAttention
+        elif device_kind == "CPU" and _is_dense_of_tokens(layer):
+            layer.__class__ = FusedDense
+
+
+def _is_dense_of_tokens(layer):
+    """With biases, whose gradients are sums over many rows."""
+    if type(layer) is not keras.layers.Dense or not layer.use_bias:
+        return False
+    return len(layer.get_build_config()["input_shape"]) > 2
 
 
 def _is_layer_normalization(layer):

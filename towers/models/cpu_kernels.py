@@ -97,15 +97,15 @@ def gelu(x: tf.Tensor, device_kind: str = "CPU") -> tf.Tensor:
 
 
 def _gelu(x):
-    wide = _widened(x)
+    wide = widened(x)
     return tf.cast(wide * _normal_cdf(wide), x.dtype)
 
 
 def _gelu_gradient(x, upstream):
-    wide = _widened(x)
+    wide = widened(x)
     density = tf.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
     slope = _normal_cdf(wide) + wide * density
-    return tf.cast(_widened(upstream) * slope, x.dtype)
+    return tf.cast(widened(upstream) * slope, x.dtype)
 
 
 _GELU = {
@@ -121,16 +121,16 @@ def _normal_cdf(x):
     return 0.5 + 0.5 * tf.math.erf(x * 0.5**0.5)
 
 
-def _widened(x):
+def widened(x):
     return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
 def layer_normalization(
     x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, epsilon: float
 ) -> tf.Tensor:
-    """Over the last axis (Ba et al. 2016, arXiv:1607.06450), in about half the time of
-    TensorFlow's operations on a CPU: XLA fuses them into a pass forward and one back,
-    which computes the moments again. 16-bit types are computed in float32.
+    """Over the last axis (Ba et al. 2016, arXiv:1607.06450), in a pass forward and one
+    back: XLA fuses them, and sums over channels are products, which are faster than its
+    sums. 16-bit types are computed in float32.
 
     Args:
         x: floats [..., channels].
@@ -140,43 +140,50 @@ def layer_normalization(
 
     @tf.custom_gradient
     def normalize(x, scale, offset):
+        y, *moments = _layer_normalization(x, scale, offset, epsilon)
+
         def gradient(upstream):
-            by_x, by_scale = _layer_normalization_gradient(x, scale, upstream, epsilon)
+            by_x, by_scale = _layer_normalization_gradient(x, scale, upstream, *moments)
             rows = list(range(len(x.shape) - 1))
             by_scale, by_offset = (
                 tf.cast(tf.reduce_sum(y, rows), scale.dtype)
-                for y in (by_scale, _widened(upstream))
+                for y in (by_scale, widened(upstream))
             )
             return by_x, by_scale, by_offset
 
-        return _layer_normalization(x, scale, offset, epsilon), gradient
+        return y, gradient
 
     return normalize(x, scale, offset)
 
 
 @tf.function(jit_compile=True, autograph=False)
 def _layer_normalization(x, scale, offset, epsilon):
-    normalized, _ = _normalized(_widened(x), epsilon)
-    return tf.cast(normalized * _widened(scale) + _widened(offset), x.dtype)
+    """With the means, and the factors to a variance of 1."""
+    wide = widened(x)
+    channels = x.shape[-1]
+    mean = channel_sum(wide) / channels
+    centered = wide - mean
+    factor = tf.math.rsqrt(channel_sum(centered * centered) / channels + epsilon)
+    y = centered * factor * widened(scale) + widened(offset)
+    return tf.cast(y, x.dtype), mean, factor
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _layer_normalization_gradient(x, scale, upstream, epsilon):
+def _layer_normalization_gradient(x, scale, upstream, mean, factor):
     """That of x, and what adds up to that of the scale."""
-    normalized, factor = _normalized(_widened(x), epsilon)
-    upstream = _widened(upstream)
-    scaled = upstream * _widened(scale)
-    mean = tf.reduce_mean(scaled, -1, keepdims=True)
-    share = tf.reduce_mean(scaled * normalized, -1, keepdims=True)
-    by_x = factor * (scaled - mean - share * normalized)
-    return tf.cast(by_x, x.dtype), upstream * normalized
+    normalized = (widened(x) - mean) * factor
+    upstream, scale = widened(upstream), widened(scale)
+    by_scale = upstream * normalized
+    mean, share = (channel_sum(y, scale) / x.shape[-1] for y in (upstream, by_scale))
+    by_x = factor * (upstream * scale - mean - share * normalized)
+    return tf.cast(by_x, x.dtype), by_scale
 
 
-def _normalized(x, epsilon):
-    centered = x - tf.reduce_mean(x, -1, keepdims=True)
-    variance = tf.reduce_mean(centered * centered, -1, keepdims=True)
-    factor = tf.math.rsqrt(variance + epsilon)
-    return centered * factor, factor
+def channel_sum(x: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
+    """[..., channels] to [..., 1], as a product with the weights, by default 1."""
+    if weights is None:
+        weights = tf.ones([x.shape[-1]], x.dtype)
+    return tf.linalg.matvec(x, weights)[..., None]
 
 
 def local_response_normalization(

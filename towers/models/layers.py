@@ -13,6 +13,7 @@ from towers.models.cpu_kernels import (
     layer_normalization,
     local_response_normalization,
 )
+from towers.models.transformer_kernels import dense
 
 
 class LocalResponseNormalization(keras.layers.Layer):
@@ -108,6 +109,14 @@ class FusedLayerNormalization(keras.layers.LayerNormalization):
     def call(self, inputs):
         scale, offset = map(tf.convert_to_tensor, (self.gamma, self.beta))
         return layer_normalization(inputs, scale, offset, self.epsilon)
+
+
+class FusedDense(keras.layers.Dense):
+    """That of Keras with a bias, with the kernel for a CPU."""
+
+    def call(self, inputs, training=None):
+        kernel, bias = map(tf.convert_to_tensor, (self.kernel, self.bias))
+        return self.activation(dense(inputs, kernel, bias))
 
 
 class BatchNormalization(keras.layers.BatchNormalization):

@@ -16,6 +16,7 @@ from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     Dropout,
+    FusedDense,
     FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
@@ -31,6 +32,7 @@ SPLIT = {
     SameConv2D: "filters",
     GroupedConv2D: "filters",
     layers.Dense: "units",
+    FusedDense: "units",
 }
 
 # Layers that treat every channel alone.
