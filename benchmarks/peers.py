@@ -38,6 +38,7 @@ from towers.models.attention import Attention, FusedAttention
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     BatchNormalization,
+    Conv2D,
     FusedDense,
     FusedLayerNormalization,
     Gelu,
@@ -76,6 +77,7 @@ def stock_gelu(settings: dict) -> keras.layers.Layer:
 # Our layers -> the settings of one to what a user of Keras would write instead.
 STOCK = {
     BatchNormalization: stock_normalization,
+    Conv2D: keras.layers.Conv2D.from_config,
     FusedAttention: Attention.from_config,
     FusedDense: keras.layers.Dense.from_config,
     FusedLayerNormalization: keras.layers.LayerNormalization.from_config,

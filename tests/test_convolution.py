@@ -18,6 +18,8 @@ from towers.models.convolution import (
     SameConv2D,
     set_device_kind,
 )
+from towers.models.layers import GroupedConv2D
+from towers.models.speedrun import Whitening
 
 SIZES = [(7, 5), (5, 6), (6, 7), (6, 4), (3, 3), (2, 2), (2, 3)]
 
@@ -189,3 +191,33 @@ def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
     command = [sys.executable, "-c", GRADIENTS, f"{file}:create", "resnet18"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+# Biases.
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        SameConv2D(4, name="same"),
+        GroupedConv2D(4, 3, groups=4, padding="same", name="grouped"),
+        keras.layers.Conv2D(4, 1, strides=2, name="pointwise"),
+        keras.layers.Conv2D(4, 3, name="stock"),
+        keras.layers.Dense(4, name="dense"),
+        Whitening(2, name="whitening"),
+    ],
+    ids=lambda layer: layer.name,
+)
+def test_gradients_of_biases_in_16_bits_are_sums_in_float32(layer, dtype):
+    """Summed in bfloat16, numbers of one sign end at 256 times their size."""
+    layer = type(layer).from_config(layer.get_config() | {"dtype": dtype})
+    model = networks.model_of(layer, shape=(32, 32, 4))
+    set_device_kind(model, "CPU")
+    x = tf.constant(random((8, 32, 32, 4)), tf.float32)
+    upstream = tf.cast(np.abs(random(model(x).shape, 1)), layer.compute_dtype)
+    with tf.GradientTape() as tape:
+        y = model(x, training=True)
+    gradient = tape.gradient(y, layer.bias, upstream)
+    rows = tf.cast(upstream, tf.float64).numpy().reshape(-1, y.shape[-1])
+    np.testing.assert_allclose(gradient, rows.sum(0), rtol=0.01)

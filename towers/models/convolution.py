@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from towers.models.attention import Attention, FusedAttention
 from towers.models.cpu_kernels import conv2d_cpu
-from towers.models.layers import FusedDense, FusedLayerNormalization, Gelu
+from towers.models.layers import Conv2D, FusedDense, FusedLayerNormalization, Gelu
 from towers.models.winograd import winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms of images cost
@@ -18,7 +18,7 @@ LEAST_IMAGES, LEAST_PIXELS = 16, 512
 MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 
 
-class SameConv2D(keras.layers.Conv2D):
+class SameConv2D(Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
     Many channels of many images are convolved by `winograd_conv2d` on a CPU, in float32
@@ -88,7 +88,7 @@ class SameConv2D(keras.layers.Conv2D):
         }
 
 
-class PointwiseConv2D(keras.layers.Conv2D):
+class PointwiseConv2D(Conv2D):
     """`keras.layers.Conv2D` of 1x1 with strides: takes the pixels, then has stride 1.
 
     With strides and few channels oneDNN's gradient of the kernel overwrites memory
@@ -113,15 +113,23 @@ def set_device_kind(model: keras.Model, device_kind: str) -> None:
             layer.__class__ = FusedLayerNormalization
         elif device_kind == "CPU" and type(layer) is Attention:
             layer.__class__ = FusedAttention
-        elif device_kind == "CPU" and _is_dense_of_tokens(layer):
+        elif device_kind == "CPU" and _is_dense_with_many_sums(layer):
             layer.__class__ = FusedDense
+        elif device_kind == "CPU" and _is_convolution_with_bias(layer):
+            layer.__class__ = Conv2D
 
 
-def _is_dense_of_tokens(layer):
-    """With biases, whose gradients are sums over many rows."""
+def _is_dense_with_many_sums(layer):
+    """With biases, whose gradients are sums over tokens, or sums in 16 bits."""
     if type(layer) is not keras.layers.Dense or not layer.use_bias:
         return False
-    return len(layer.get_build_config()["input_shape"]) > 2
+    is_narrow = layer.compute_dtype in ("bfloat16", "float16")
+    return is_narrow or len(layer.get_build_config()["input_shape"]) > 2
+
+
+def _is_convolution_with_bias(layer):
+    is_last = getattr(layer, "data_format", "") == "channels_last"
+    return type(layer) is keras.layers.Conv2D and layer.use_bias and is_last
 
 
 def _is_layer_normalization(layer):

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from towers.models.cpu_kernels import (
+    add_bias,
     gelu,
     layer_normalization,
     local_response_normalization,
@@ -206,7 +207,17 @@ def taking_moments() -> Iterator[dict[str, Moment]]:
         _local.taken = None
 
 
-class GroupedConv2D(keras.layers.Conv2D):
+class Conv2D(keras.layers.Conv2D):
+    """That of Keras, with the gradient of `add_bias`."""
+
+    def call(self, inputs):
+        outputs = self.convolution_op(inputs, self.kernel)
+        if self.use_bias:
+            outputs = add_bias(outputs, tf.convert_to_tensor(self.bias))
+        return self.activation(outputs)
+
+
+class GroupedConv2D(Conv2D):
     """A convolution in groups of channels, in any float type on any device.
 
     On a CPU without oneDNN, and in float64, TensorFlow has no gradient for a grouped

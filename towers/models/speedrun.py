@@ -9,6 +9,7 @@ from keras import layers
 
 from towers.models.blocks import check_image_size, scaled, uniform
 from towers.models.convolution import SameConv2D
+from towers.models.cpu_kernels import add_bias
 from towers.models.layers import BatchNormalization, Gelu
 
 WHITENING_SIZE = 2
@@ -160,7 +161,7 @@ class Whitening(keras.layers.Layer):
 
     def call(self, inputs):
         whitened = tf.nn.conv2d(inputs, tf.convert_to_tensor(self.kernel), 1, "VALID")
-        return tf.nn.bias_add(whitened, tf.convert_to_tensor(self.bias))
+        return add_bias(whitened, tf.convert_to_tensor(self.bias))
 
     def adapt(self, arrays: Iterable[np.ndarray]) -> None:
         """Computes the filters from arrays of float images [n, height, width, c]."""

@@ -15,6 +15,7 @@ from towers.errors import ConfigError
 from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
+    Conv2D,
     Dropout,
     FusedDense,
     FusedLayerNormalization,
@@ -28,6 +29,7 @@ from towers.parallel.reduce import shares
 # Layers whose outputs are split; the name of their number of outputs.
 SPLIT = {
     layers.Conv2D: "filters",
+    Conv2D: "filters",
     PointwiseConv2D: "filters",
     SameConv2D: "filters",
     GroupedConv2D: "filters",
