@@ -3,7 +3,8 @@
     python -m benchmarks.peers --models=cnn,resnet20
 
 In turn in one process, on a batch that lies ready, SGD with momentum:
-- `towers`: the compiled step of strategy `towers`.
+- `towers`: the compiled step of strategy `towers`, with one tower; on a CPU also with
+  one for each core, in a process of its own, which is how a training uses a CPU best.
 - `fit`: `keras.Model.fit` on the same model, our layers included.
 - `fit, stock layers`: `fit` on the network as a user of Keras writes it, with the
   convolutions, normalizations and activations of Keras and TensorFlow.
@@ -140,6 +141,16 @@ class ProgramSteps(trainers.ChildProcess):
         self.answer()
 
 
+def tower_per_core(config: Config, options, stack: contextlib.ExitStack) -> dict:
+    """Our training of the whole CPU, whose devices are another process's."""
+    fields = dataclasses.asdict(config) | {"num_towers": devices.num_cores()}
+    process = trainers.TrainerProcess(fields, "cpu", steps=1)
+    stack.enter_context(contextlib.closing(process))
+    process.wait()
+    train = functools.partial(process.train, options.steps)
+    return {"towers, one for each core": train}
+
+
 def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict:
     """The things in other programs, with as many trained parameters as ours."""
     model = build.build(config).model
@@ -242,6 +253,8 @@ def main() -> None:
     for name, config in configs.items():
         with contextlib.ExitStack() as stack:
             things = create_things(config, options, chosen)
+            if chosen.kind == "CPU" and options.num_towers == 1:
+                things |= tower_per_core(config, options, stack)
             things |= other_programs(options, config, stack)
             wall, _ = measure.in_turn(things, options.rounds)
         rates.append(measure.matrix_rate(dtype, chosen.towers))
