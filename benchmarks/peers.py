@@ -35,12 +35,11 @@ import tensorflow as tf
 from benchmarks import measure, trainers
 from towers import build, models
 from towers.config import Config
-from towers.models.attention import Attention, FusedAttention
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     BatchNormalization,
     Conv2D,
-    FusedDense,
+    Dense,
     FusedLayerNormalization,
     Gelu,
     LocalResponseNormalization,
@@ -79,8 +78,7 @@ def stock_gelu(settings: dict) -> keras.layers.Layer:
 STOCK = {
     BatchNormalization: stock_normalization,
     Conv2D: keras.layers.Conv2D.from_config,
-    FusedAttention: Attention.from_config,
-    FusedDense: keras.layers.Dense.from_config,
+    Dense: keras.layers.Dense.from_config,
     FusedLayerNormalization: keras.layers.LayerNormalization.from_config,
     PointwiseConv2D: keras.layers.Conv2D.from_config,
     SameConv2D: stock_convolution,

@@ -196,7 +196,6 @@ def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
 # Biases.
 
 
-@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize(
     "layer",
     [
@@ -209,9 +208,9 @@ def test_few_channels_and_strides_do_not_kill_the_process(tmp_path):
     ],
     ids=lambda layer: layer.name,
 )
-def test_gradients_of_biases_in_16_bits_are_sums_in_float32(layer, dtype):
+def test_gradients_of_biases_in_bfloat16_are_sums_in_float32(layer):
     """Summed in bfloat16, numbers of one sign end at 256 times their size."""
-    layer = type(layer).from_config(layer.get_config() | {"dtype": dtype})
+    layer = type(layer).from_config(layer.get_config() | {"dtype": "mixed_bfloat16"})
     model = networks.model_of(layer, shape=(32, 32, 4))
     set_device_kind(model, "CPU")
     x = tf.constant(random((8, 32, 32, 4)), tf.float32)

@@ -3,9 +3,9 @@
     python step.py NETWORK IMAGE_SIZE BATCH_SIZE STEPS CLONE
 
 CLONE is a clone of github.com/tensorflow/benchmarks, which stays as it is. The program
-builds its network and trains it in its own loop, in float32 on a CPU. Two options are
-not its defaults: `use_tf_layers`, because TensorFlow has no `tf.layers` any more, and
-SGD with momentum instead of without, as the other peers.
+builds its network and trains it in its own loop, in float32 on a CPU. Not its defaults
+are `use_tf_layers`, because TensorFlow has no `tf.layers` any more, the layout, which a
+CPU needs, and SGD with momentum and without weight decay, as the other peers.
 
 This prints the number of trained parameters, then lets the program take so many steps
 for each line of standard input and prints their seconds of processor time.

@@ -14,7 +14,7 @@ from towers.errors import ConfigError
 from towers.evaluation import RestoredRun
 from towers.models import keras_settings
 from towers.models.applications import ReverseChannels
-from towers.models.attention import Attention, FusedAttention, Tokens, attention
+from towers.models.attention import Attention, Tokens, attention
 from towers.models.cpu_kernels import channel_bands
 from towers.models.keras_networks import IMAGES, WithNoise
 from towers.models.layers import (
@@ -167,10 +167,6 @@ def _tokens(layer):
     return call
 
 
-def _attention(layer):
-    return lambda inputs: attention(*inputs, layer.heads)
-
-
 def _layer_scale(layer):
     """A factor for every channel is a depthwise convolution of one pixel."""
     [gamma] = layer.get_weights()
@@ -180,8 +176,7 @@ def _layer_scale(layer):
 
 
 _REPLACEMENTS = {
-    Attention: _attention,
-    FusedAttention: _attention,
+    Attention: lambda layer: lambda inputs: attention(*inputs, layer.heads),
     Dropout: _dropout,
     Gelu: lambda layer: layers.Activation("gelu", name=layer.name),
     GroupedConv2D: _grouped_convolution,

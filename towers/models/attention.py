@@ -86,22 +86,18 @@ class Attention(keras.layers.Layer):
     head are next to each other. See `attention`.
     """
 
-    def __init__(self, heads: int, **kwargs):
+    def __init__(self, heads: int, device_kind: str = "CPU", **kwargs):
         super().__init__(**kwargs)
         self.heads = heads
+        self.device_kind = device_kind
 
     def call(self, inputs):
-        return attention(*inputs, self.heads)
+        compute = head_by_head if self.device_kind == "CPU" else attention
+        return compute(*inputs, self.heads)
 
     def get_config(self):
-        return super().get_config() | {"heads": self.heads}
-
-
-class FusedAttention(Attention):
-    """The same, with the kernel for a CPU."""
-
-    def call(self, inputs):
-        return head_by_head(*inputs, self.heads)
+        config = {"heads": self.heads, "device_kind": self.device_kind}
+        return super().get_config() | config
 
 
 def attention(queries, keys, values, heads: int):

@@ -3,16 +3,19 @@
 import keras
 import tensorflow as tf
 
-from towers.models.attention import Attention, FusedAttention
+from towers.models.attention import Attention
 from towers.models.cpu_kernels import conv2d_cpu
-from towers.models.layers import Conv2D, FusedDense, FusedLayerNormalization, Gelu
-from towers.models.winograd import winograd_conv2d
+from towers.models.layers import Conv2D, Dense, FusedLayerNormalization, Gelu
+from towers.models.winograd import MANY_IMAGES, winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms of images cost
 # about what the products save; larger images have not been measured. With fewer images,
 # or pixels of all, those of the kernel do.
 LEAST_CHANNELS, LEAST_FILTERS, MOST_PIXELS = 64, {3: 128, 5: 64}, 32 * 32
 LEAST_IMAGES, LEAST_PIXELS = 16, 512
+
+# Layers of Keras -> those with the right gradient of a bias in bfloat16 on a CPU.
+EXACT_BIASES = {keras.layers.Conv2D: Conv2D, keras.layers.Dense: Dense}
 
 # In bfloat16 TensorFlow's gradient of the kernel is slow where images are small.
 MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
@@ -21,11 +24,12 @@ MOST_PIXELS_OF_PRODUCTS, LEAST_CHANNELS_OF_PRODUCTS = 8 * 8, 128
 class SameConv2D(Conv2D):
     """`keras.layers.Conv2D` with stride 1 and padding "same".
 
-    Many channels of many images are convolved by `winograd_conv2d` on a CPU, in float32
-    or float64; in 16 bits that would be less exact, on a GPU slower. In bfloat16 on a
-    CPU the gradient of a kernel of many channels is computed as matrix products. A
-    trace has no device, so the kind of device is an argument; on the other kind the
-    layer computes the same, only slower.
+    With at least LEAST_CHANNELS channels, LEAST_IMAGES images and so on they are
+    convolved by `winograd_conv2d` on a CPU, in float32 or float64; in 16 bits that
+    would be less exact, on a GPU slower. In bfloat16 on a CPU the gradient of a kernel
+    of many channels is computed as matrix products. A trace has no device, so the kind
+    of device is an argument; on the other kind the layer computes the same, only
+    slower.
 
     Args:
         filters, kernel_size: as of `keras.layers.Conv2D`, the second 3 or 5.
@@ -50,7 +54,7 @@ class SameConv2D(Conv2D):
     def convolution_op(self, inputs, kernel):
         kernel = tf.convert_to_tensor(kernel)
         count, height, width, channels = inputs.shape
-        count = LEAST_PIXELS if count is None else count
+        count = MANY_IMAGES if count is None else count
         kept = self.compute_output_shape(inputs.shape)[1:3]
         is_for_cpu = self.device_kind == "CPU"
         if (
@@ -104,32 +108,24 @@ class PointwiseConv2D(Conv2D):
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
     """Has a network compute in the way that suits a kind of device, CPU or GPU."""
     for layer in model._flatten_layers():
-        if isinstance(layer, (SameConv2D, Gelu)):
+        if isinstance(layer, (SameConv2D, Gelu, Attention)):
             layer.device_kind = device_kind
         elif device_kind == "CPU" and _is_pointwise_with_strides(layer):
             # In place: its name, its variables and its users stay.
             layer.__class__ = PointwiseConv2D
         elif device_kind == "CPU" and _is_layer_normalization(layer):
             layer.__class__ = FusedLayerNormalization
-        elif device_kind == "CPU" and type(layer) is Attention:
-            layer.__class__ = FusedAttention
-        elif device_kind == "CPU" and _is_dense_with_many_sums(layer):
-            layer.__class__ = FusedDense
-        elif device_kind == "CPU" and _is_convolution_with_bias(layer):
-            layer.__class__ = Conv2D
+        elif device_kind == "CPU" and _has_bias_in_bfloat16(layer):
+            layer.__class__ = EXACT_BIASES[type(layer)]
 
 
-def _is_dense_with_many_sums(layer):
-    """With biases, whose gradients are sums over tokens, or sums in 16 bits."""
-    if type(layer) is not keras.layers.Dense or not layer.use_bias:
-        return False
-    is_narrow = layer.compute_dtype in ("bfloat16", "float16")
-    return is_narrow or len(layer.get_build_config()["input_shape"]) > 2
-
-
-def _is_convolution_with_bias(layer):
-    is_last = getattr(layer, "data_format", "") == "channels_last"
-    return type(layer) is keras.layers.Conv2D and layer.use_bias and is_last
+def _has_bias_in_bfloat16(layer):
+    return (
+        type(layer) in EXACT_BIASES
+        and layer.use_bias
+        and layer.compute_dtype == "bfloat16"
+        and getattr(layer, "data_format", "channels_last") == "channels_last"
+    )
 
 
 def _is_layer_normalization(layer):

@@ -81,10 +81,10 @@ def _kernel_gradient_by_products(padded, upstream, shape):
 def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     """Floats [..., channels] and a bias [channels] for each of their last axis.
 
-    On a CPU TensorFlow adds up the gradient of a bias in 16 bits where x has such, in
-    which a sum of ones ends at 256 in bfloat16; here it is summed in float32.
+    On a CPU TensorFlow adds up the gradient of a bias in bfloat16 where x is, in which
+    a sum of ones ends at 256; here it is summed in float32.
     """
-    if x.dtype.size >= 4:
+    if x.dtype != tf.bfloat16:
         return tf.nn.bias_add(x, bias)
 
     @tf.custom_gradient
@@ -96,7 +96,7 @@ def add_bias(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 def sum_rows(x: tf.Tensor) -> tf.Tensor:
     """[..., channels] to [channels], as a product with ones, whose sums are float32 in
-    16 bits too."""
+    bfloat16 too."""
     rows = tf.reshape(x, [-1, x.shape[-1]])
     return tf.matmul(tf.ones([1, tf.shape(rows)[0]], x.dtype), rows)[0]
 

@@ -112,12 +112,13 @@ class FusedLayerNormalization(keras.layers.LayerNormalization):
         return layer_normalization(inputs, scale, offset, self.epsilon)
 
 
-class FusedDense(keras.layers.Dense):
-    """That of Keras with a bias, with the kernel for a CPU."""
+class Dense(keras.layers.Dense):
+    """That of Keras with a bias, with the gradient of `add_bias`."""
 
     def call(self, inputs, training=None):
         kernel, bias = map(tf.convert_to_tensor, (self.kernel, self.bias))
-        return self.activation(dense(inputs, kernel, bias))
+        outputs = dense(tf.cast(inputs, kernel.dtype), kernel, bias)
+        return outputs if self.activation is None else self.activation(outputs)
 
 
 class BatchNormalization(keras.layers.BatchNormalization):
@@ -214,7 +215,7 @@ class Conv2D(keras.layers.Conv2D):
         outputs = self.convolution_op(inputs, self.kernel)
         if self.use_bias:
             outputs = add_bias(outputs, tf.convert_to_tensor(self.bias))
-        return self.activation(outputs)
+        return outputs if self.activation is None else self.activation(outputs)
 
 
 class GroupedConv2D(Conv2D):

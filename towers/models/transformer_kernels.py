@@ -34,7 +34,7 @@ def head_by_head(
     queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, heads: int
 ) -> tf.Tensor:
     """`attention.attention` without transposes: on a CPU the slices of each head are
-    multiplied by themselves in 0.8 to 0.9 of the time.
+    multiplied one head after the other, in 0.8 to 0.9 of the time.
 
     Args:
         queries, keys, values: [n, tokens, channels].
@@ -44,9 +44,10 @@ def head_by_head(
 
     @tf.custom_gradient
     def attend(*inputs):
+        inputs = inputs[0] * scale, *inputs[1:]  # before float16 overflows
         queries, keys, values = (tf.split(x, heads, -1) for x in inputs)
         weights = [
-            _softmax(tf.matmul(q, k, transpose_b=True), scale)
+            _softmax(tf.matmul(q, k, transpose_b=True))
             for q, k in zip(queries, keys, strict=True)
         ]
 
@@ -57,8 +58,8 @@ def head_by_head(
                 upstream, queries, keys, values, weights, strict=True
             ):
                 by_weights = tf.matmul(up, v, transpose_b=True)
-                by_scores = _softmax_gradient(w, by_weights, scale)
-                parts[0].append(tf.matmul(by_scores, k))
+                by_scores = _softmax_gradient(w, by_weights)
+                parts[0].append(tf.matmul(by_scores, k) * scale)
                 parts[1].append(tf.matmul(by_scores, q, transpose_a=True))
                 parts[2].append(tf.matmul(w, up, transpose_a=True))
             return [tf.concat(x, -1) for x in parts]
@@ -69,13 +70,12 @@ def head_by_head(
     return attend(queries, keys, values)
 
 
-def _softmax(scores, scale):
-    return tf.cast(tf.nn.softmax(widened(scores) * scale), scores.dtype)
+def _softmax(scores):
+    return tf.cast(tf.nn.softmax(widened(scores)), scores.dtype)
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _softmax_gradient(weights, upstream, scale):
-    """That of the scores before the scale."""
+def _softmax_gradient(weights, upstream):
     wide, upstream = widened(weights), widened(upstream)
-    gradient = wide * (upstream - channel_sum(upstream * wide)) * scale
+    gradient = wide * (upstream - channel_sum(upstream * wide))
     return tf.cast(gradient, weights.dtype)

@@ -12,7 +12,8 @@ LARGEST_TILE = 4
 # fewest digits.
 POINTS = (0, 1, -1, Fraction(1, 2), -2, Fraction(-1, 2), 2)
 # To transform a kernel to a point takes as long as its product with so many tiles.
-IMAGES_PER_KERNEL, MANY_IMAGES = 25, 128
+TILES_PER_KERNEL = 25
+MANY_IMAGES = 128  # where their number is not known
 
 
 def winograd_conv2d(
@@ -95,15 +96,15 @@ def transforms(
     that the kernel of an odd size is centered on each.
 
     Tiles of more than LARGEST_TILE outputs are two next to each other, of which each
-    has its own points: 7 outputs take 11 points so, and two tiles of 4 take 12, but 6
-    different ones.
+    has its own points: 7 outputs take 11 points so, and two tiles of 4 take 12, but
+    share 6 transformed kernels.
     """
     more = size - 1
 
     def cost(tile):  # of a square image
         points = tile + more * _num_parts(tile)
         tiles = -(-num_outputs // tile)
-        return points**2 * (num_images * tiles**2 + IMAGES_PER_KERNEL)
+        return points**2 * (num_images * tiles**2 + TILES_PER_KERNEL)
 
     tile = min(range(1, 2 * LARGEST_TILE), key=cost)
     tiles = -(-num_outputs // tile)

@@ -16,8 +16,8 @@ from towers.models.attention import Attention, Tokens
 from towers.models.convolution import PointwiseConv2D, SameConv2D
 from towers.models.layers import (
     Conv2D,
+    Dense,
     Dropout,
-    FusedDense,
     FusedLayerNormalization,
     Gelu,
     GroupedConv2D,
@@ -34,7 +34,7 @@ SPLIT = {
     SameConv2D: "filters",
     GroupedConv2D: "filters",
     layers.Dense: "units",
-    FusedDense: "units",
+    Dense: "units",
 }
 
 # Layers that treat every channel alone.
