@@ -60,3 +60,10 @@ def test_attention_and_its_gradients_equal_the_oracle(
         dtype,
         tolerance,
     )
+
+
+@pytest.mark.parametrize("function", [attention, head_by_head])
+def test_large_scores_do_not_overflow_in_float16(function):
+    """Before they are divided by the root of the channels they are beyond 65,504."""
+    x = tf.fill([1, 2, 64], tf.constant(40, tf.float16))
+    np.testing.assert_array_equal(function(x, x, x, heads=1), x)
