@@ -151,6 +151,8 @@ def tower_per_core(config: Config, options, stack: contextlib.ExitStack) -> dict
 
 def other_programs(options, config: Config, stack: contextlib.ExitStack) -> dict:
     """The things in other programs, with as many trained parameters as ours."""
+    if not (options.torch or options.tf_cnn_benchmarks):
+        return {}
     model = build.build(config).model
     num_params = sum(math.prod(x.shape) for x in model.trainable_variables)
     side, _ = phases.image_size(model)

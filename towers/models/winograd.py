@@ -102,7 +102,7 @@ def transforms(
     more = size - 1
 
     def cost(tile):  # of a square image
-        points = tile + more * _num_parts(tile)
+        points = len(_tile_transforms(tile, size).kernel)
         tiles = -(-num_outputs // tile)
         return points**2 * (num_images * tiles**2 + TILES_PER_KERNEL)
 
@@ -116,14 +116,10 @@ def transforms(
     return part._replace(tiles=tiles, inputs=inputs)
 
 
-def _num_parts(tile):
-    return -(-tile // LARGEST_TILE)
-
-
 def _tile_transforms(tile, size):
     """The transforms of a tile, by Toom and Cook: the values of polynomials at the
     points."""
-    if _num_parts(tile) > 1:
+    if tile > LARGEST_TILE:
         parts = [_tile_transforms(x, size) for x in (-(-tile // 2), tile // 2)]
         first, second = parts
         inputs = np.zeros([sum(len(x.inputs) for x in parts), tile + size - 1])
