@@ -200,6 +200,7 @@ def test_the_images_for_validation_are_checked_too(run, root):
             ["--dataset=image_folder", "--data_dir=P", "--grid=P/a/2.png"],
             "P/a/2.png: is among the images",
         ),
+        (["--data_dir=."], "image_folder.png: is among the images"),
     ],
 )
 @pytest.mark.row(17)

@@ -318,6 +318,12 @@ def test_the_length_may_not_change_where_rates_or_sizes_depend_on_it():
         assert changed_mathematics(stored, longer) == {"num_epochs": (2.0, 4.0)}
 
 
+def test_the_evaluations_may_not_change_where_they_lower_the_rate():
+    stored = Config(schedule="plateau", eval_every_epochs=2.0)
+    oftener = dataclasses.replace(stored, eval_every_epochs=1.0)
+    assert changed_mathematics(stored, oftener) == {"eval_every_epochs": (2.0, 1.0)}
+
+
 # Options that do nothing; see also the tests of optimizers, schedules and strategies.
 
 

@@ -84,9 +84,13 @@ def test_an_export_has_the_averages_and_the_names_of_the_run(
 
 
 @pytest.mark.row(51)
-def test_an_export_stays_until_it_is_overwritten(half_way, same_process, capsys):
+def test_an_export_stays_until_it_is_overwritten(
+    half_way, same_process, capsys, monkeypatch
+):
     images = arrays(small_runs.NUM_TEST, 1)[0]
-    path, earlier = export(half_way, "keras"), numpy_logits(half_way, images)
+    monkeypatch.setenv("HOME", str(half_way.parent))
+    path = export(f"~/{half_way.name}", "keras")
+    earlier = numpy_logits(half_way, images)
     first, last = capsys.readouterr().out.splitlines()
     assert "the moving averages of the parameters of step 5" in first
     assert last.endswith("on 23 test images")

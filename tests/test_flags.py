@@ -97,6 +97,7 @@ def test_a_folder_of_images_stands_on_the_recipe_photos(
         for number in range(100):
             image = Image.new("RGB", (size, size + 9))
             image.save(tmp_path / "own" / part / name / f"{number}.jpg")
+        os.mkfifo(tmp_path / "own" / part / name / "0.png")  # is not waited for
     command_of = functools.partial(
         config_of_flags, None, recipes, photo_options=photo_options
     )

@@ -1,5 +1,6 @@
 """A run's folder and who holds it."""
 
+import dataclasses
 import errno
 import os
 import subprocess
@@ -114,6 +115,8 @@ def test_a_lock_that_the_file_server_no_longer_knows_is_that_of_another_folder(
 def test_a_home_is_expanded_and_no_run_lies_in_the_root(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert RunFolder("~/run").path == tmp_path / "run"
+    with pytest.raises(ConfigError, match="is the run itself"):
+        RunFolder(tmp_path / "run").validate_teacher("~/run")
     for workdir in ("/", "//", "/usr/..", ""):
         with pytest.raises(ConfigError, match="^workdir"):
             RunFolder(workdir)
@@ -218,6 +221,9 @@ def test_the_stored_config_comes_back(folder, tmp_path):
     config = Config(seed=3, batch_size=7)
     store.write_aside(folder.config, to_json(config))
     assert folder.stored_config() == config
+    repeating = dataclasses.replace(config, repeats=3)
+    store.write_aside(folder.config, to_json(repeating))
+    assert folder.evaluation_config(batch_size=1).batch_size == 1  # has no repeats
     folder.config.unlink()
     for path in (folder.path, tmp_path / "nowhere"):
         with pytest.raises(ConfigError, match=f"{path} holds no run.*--workdir"):

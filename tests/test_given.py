@@ -71,12 +71,23 @@ def adapted():
     )
 
 
+def normalized_twice():
+    """Its moving averages move twice in a step."""
+    norm = layers.BatchNormalization(momentum=0.7)
+    images = keras.Input((8, 8, 3))
+    x = layers.ReLU()(norm(layers.Conv2D(4, 3)(images)))
+    x = layers.Flatten()(norm(layers.Conv2D(4, 3)(x)))
+    return keras.Model(images, layers.Dense(5)(x))
+
+
 def standardized(images):
     mean, deviation = TRAIN[0].mean((0, 1, 2)), TRAIN[0].std((0, 1, 2))
     return ((images - mean) / deviation).astype(np.float32)
 
 
-@pytest.mark.parametrize("create", [sequential, functional, without_input, adapted])
+@pytest.mark.parametrize(
+    "create", [sequential, functional, without_input, adapted, normalized_twice]
+)
 def test_a_step_is_that_of_keras(create, tmp_path):
     """All images are one batch, so that their order does not matter."""
     model = create()
@@ -98,6 +109,28 @@ def test_a_step_is_that_of_keras(create, tmp_path):
     logits = model(standardized(TEST[0]), training=False)
     accuracy = (np.argmax(logits, 1) == TEST[1]).mean()
     assert evaluate(tmp_path, data=TEST)["test_accuracy"] == pytest.approx(accuracy)
+
+
+def test_shared_moments_are_of_layers_that_train(tmp_path):
+    model = sequential()
+    norm = model.layers[1]
+    norm.trainable = False
+    norm.moving_mean.assign([1.0, 2.0, 3.0, 4.0])
+    sync = {"batch_norm": "sync", "num_towers": 2, "max_steps": 1}
+    config = dataclasses.replace(CONFIG, **sync)
+    result = train(tmp_path / "a", config, model=model, data=(TRAIN, TEST))
+    paths = {v.path: v for v in result.model.weights}
+    for v in norm.weights:
+        np.testing.assert_array_equal(paths[v.path], v)
+    kernel = model.layers[0].kernel
+    assert not np.array_equal(paths[kernel.path], kernel)
+
+    other = keras.Sequential(
+        [keras.Input((8, 8, 3)), layers.BatchNormalization(axis=1, name="rows")]
+        + [layers.Flatten(), layers.Dense(5)]
+    )
+    with pytest.raises(ConfigError, match="^batch_norm=sync: layer rows .* axis 1"):
+        train(tmp_path / "b", config, model=other, data=(TRAIN, TEST))
 
 
 def test_the_same_call_continues_also_with_models_of_other_automatic_names(tmp_path):

@@ -125,6 +125,43 @@ def create(image_shape, num_classes):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mean": 0.5, "variance": 0.25},
+        {"mean": [1.0, 2.0, 3.0], "variance": [4.0, 0.0, 1.0]},
+        {"mean": [1.0, 2.0, 3.0], "variance": [4.0, 9.0, 1.0], "invert": True},
+        {"mean": [1.0, 2.0], "variance": [4.0, 9.0], "axis": 1},
+    ],
+)
+def test_normalization_by_given_moments_is_that_of_keras(tmp_path, options):
+    text = f"""
+def create(image_shape, num_classes):
+    return keras.Sequential([keras.Input(image_shape),
+                             layers.Normalization(**{options}), layers.Flatten(),
+                             layers.Dense(num_classes)])
+"""
+    model = create(written(tmp_path, text), (2, 5, 3))
+    images = np.random.default_rng(0).normal(1, 2, (4, 2, 5, 3)).astype(np.float32)
+    ours = keras.Model(model.inputs, model.layers[1].output)(images)
+    theirs = layers.Normalization(**options)(images)
+    np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
+
+
+def test_what_a_function_has_adapted_stays(tmp_path):
+    text = """
+def create(image_shape, num_classes):
+    normalization = layers.Normalization()
+    normalization.adapt(np.arange(12.0).reshape(4, 1, 1, 3))
+    return keras.Sequential([keras.Input(image_shape), normalization,
+                             layers.Flatten(), layers.Dense(num_classes)])
+"""
+    model = create(written(tmp_path, text), (1, 1, 3))
+    models.adapt(model, lambda: [np.zeros((4, 1, 1, 3))])
+    ours = keras.Model(model.inputs, model.layers[1].output)(np.full((1, 1, 1, 3), 4.5))
+    np.testing.assert_allclose(ours[0, 0, 0], np.array([0, -1, -2]) / 11.25**0.5, 1e-5)
+
+
 @every_network
 def test_the_logits_are_those_of_keras(name):
     shape = (SIDE, SIDE, 3)

@@ -223,22 +223,29 @@ def test_what_the_fused_kernel_does_not_compute_is_left_to_keras(options, shape)
 
 
 @pytest.mark.parametrize(
-    "groups,filters,options",
+    "groups,filters,size,options",
     [
-        (1, 6, {}),
-        (2, 8, {"strides": 2, "padding": "same"}),
-        (4, 8, {"padding": "same"}),  # two filters for each channel
-        (12, 12, {"padding": "same"}),
-        (12, 12, {"strides": 2}),
+        (1, 6, 3, {}),
+        (2, 8, 3, {"strides": 2, "padding": "same"}),
+        (2, 8, 1, {"strides": 2, "padding": "same"}),
+        (4, 8, 3, {"padding": "same"}),  # two filters for each channel
+        (12, 12, 3, {"padding": "same"}),
+        (12, 12, 3, {"strides": 2}),
+        (12, 12, 3, {"strides": (2, 1)}),
     ],
 )
 def test_grouped_convolution_and_its_gradients_equal_the_oracle(
-    groups, filters, options
+    groups, filters, size, options
 ):
     """In float64, where TensorFlow has no gradient for its own grouped convolution."""
     x = random_images(np.float64, (2, 6, 5, 12))
     layer = GroupedConv2D(
-        filters, 3, groups=groups, bias_initializer="ones", dtype="float64", **options
+        filters,
+        size,
+        groups=groups,
+        bias_initializer="ones",
+        dtype="float64",
+        **options,
     )
     layer.build(x.shape)
     kernel, bias = layer.kernel.numpy(), layer.bias.numpy()

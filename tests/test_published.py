@@ -441,6 +441,26 @@ def test_row_20_a_bad_download_then_a_clean_second_try(
     assert_holds(data.load("cifar10", "mine"), splits)
 
 
+@pytest.mark.row(20)
+def test_row_20_a_download_of_several_archives_goes_on_where_it_ended(
+    tmp_path, monkeypatch, server
+):
+    splits = put_on(server, monkeypatch, "mnist")
+    good = server.send
+
+    def send(request, content):
+        if len(server.requests) < 3:
+            good(request, content)
+        else:
+            request.send_error(403)
+
+    server.send = send
+    assert "403 -- Forbidden" in message(data.load, "mnist", "mine")
+    server.send = good
+    assert_holds(data.load("mnist", "mine"), splits)
+    assert len(server.requests) == 5  # the third one twice
+
+
 def test_a_download_that_stands_still_ends(tmp_path, monkeypatch, server):
     over = threading.Event()
     put_on(server, monkeypatch, "cifar10")

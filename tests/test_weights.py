@@ -132,7 +132,8 @@ def test_a_run_says_what_it_takes_and_what_it_draws(tmp_path, monkeypatch, capfd
     use(monkeypatch, create_network)
     theirs = create_theirs(num_classes=6)
     theirs.save(tmp_path / "six.keras")
-    config = small_config(**STILL, init_from=str(tmp_path / "six.keras"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = small_config(**STILL, init_from="~/six.keras")
     state = train(tmp_path / "run", config).state
     expected = values_of(theirs)
     for key in ("conv1/kernel", "norm1/gamma"):

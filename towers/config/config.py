@@ -85,8 +85,8 @@ class Config:
     )
     max_image_pixels: int = free_option(
         choices.MAX_IMAGE_PIXELS,
-        "Most pixels of an image file of image_folder and tfds:NAME, all frames of an "
-        "animation together; a larger one is refused before it is decoded.",
+        "Most pixels of an image file of image_folder and tfds:NAME; a larger one is "
+        "refused before it is decoded.",
         AT_LEAST_1,
         read_by="dataset",
     )
@@ -624,8 +624,12 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
     changed = {}
     for name, field in FIELDS.items():
         before, after = getattr(stored, name), getattr(new, name)
-        is_length = name == "num_epochs" and new.length_is_free
-        if before != after and not (field.metadata["free"] or is_length):
+        is_free = field.metadata["free"]
+        if name == "num_epochs":
+            is_free = new.length_is_free
+        if name == "eval_every_epochs":  # a plateau is counted in evaluations
+            is_free = not new.choice_of("schedule").by_accuracy
+        if before != after and not is_free:
             changed[name] = (before, after)
     return changed
 

@@ -33,7 +33,7 @@ def load(
 
     Raises:
         DataError: it is not there, or not what it should be, such as a label outside of
-            the classes; with a survey the labels are not compared.
+            the classes; with a survey only labels that are known are compared.
         ConfigError: a function in a file gives no DataSet.
     """
     from towers.data.image_files import ImageOptions
@@ -53,6 +53,5 @@ def load(
             f"dataset={name}: gave {type(data_set).__name__}; return a "
             "towers.data.sources.DataSet"
         )
-    if options.survey is None:
-        validate_labels(data_set)
+    validate_labels(data_set, known_alone=options.survey is not None)
     return data_set

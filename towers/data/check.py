@@ -69,10 +69,12 @@ def check(
             all named in the report.
         ConfigError: the picture cannot be written.
     """
-    is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
-    if grid_path and data_dir and is_inside(os.path.realpath(data_dir)):
-        raise ConfigError(f"--grid={grid_path}: is among the images of --data_dir")
     grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
+    is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
+    if data_dir and is_inside(os.path.realpath(data_dir)):
+        raise ConfigError(
+            f"--grid={grid_path}: is among the images of --data_dir; choose another"
+        )
     if not os.access(os.path.dirname(grid_path), os.W_OK):
         raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
     survey = Survey()
@@ -122,7 +124,8 @@ def read_through(
         count_read: is called with the number of images of each batch that was read.
 
     Raises:
-        DataError: one cannot be read, and there is no survey to record that.
+        DataError: one cannot be read, and there is no survey to record that, or has a
+            label outside of the classes.
     """
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
@@ -131,6 +134,11 @@ def read_through(
     for images, labels in read_in_batches(source, BATCH_SIZE):
         count_read(len(labels))
         images, labels = images[labels >= 0], labels[labels >= 0]
+        if (largest := labels.max(initial=0)) >= num_classes:
+            raise DataError(
+                f"an image has the label {largest}, expected 0 to {num_classes - 1} "
+                f"for {num_classes} classes"
+            )
         counts += np.bincount(labels, minlength=num_classes)
         values += channel_counts(images)
         for label, examples in samples.items():

@@ -1,7 +1,8 @@
 """Distortions that training may add to an augmentation, image by image.
 
-Colors are jittered first, then comes the augmentation, then rectangles and squares are
-erased. All functions take whole batches and the step's `draw`.
+Colors are jittered first, then comes the augmentation, but for crops that are made as a
+file is read; then rectangles and squares are erased. All functions take whole batches
+and the step's `draw`.
 """
 
 import dataclasses

@@ -45,7 +45,11 @@ def _image_size(side: float, num_images: int) -> int:
 
 
 def _images(folder):
-    return [x.path for x in entries(folder) if x.name.lower().endswith(ENDINGS)]
+    return [
+        x.path
+        for x in entries(folder)
+        if x.name.lower().endswith(ENDINGS) and x.is_file()
+    ]
 
 
 def _size(path):

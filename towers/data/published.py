@@ -32,6 +32,8 @@ MOST_NAMES_BYTES = 2**16
 # Of a packed file besides twice its content.
 PACKING_BYTES = 2**20
 
+DOWNLOAD_LOCK = ".towers-download.lock"
+
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
 
 
@@ -174,8 +176,11 @@ def downloads_folder() -> str:
 
 
 def _read(name: str, root: str) -> DataSet | None:
-    """The data set from a folder, which may be missing; None where it is not there."""
+    """The data set from a folder, which may be missing; None where it is not there, or
+    where a download has not come to its end."""
     published = PUBLISHED[name]
+    if _is_partly_downloaded(published, root):
+        return None
     found = read_official(published, root)
     if found is None:
         folder = tfds.find_prepared(name, root)
@@ -397,6 +402,12 @@ def _check_names_file(published, folder):
 # Downloads.
 
 
+def _is_partly_downloaded(published, folder):
+    found = [os.path.exists(os.path.join(folder, x)) for x in published.archives]
+    begun = os.path.exists(os.path.join(folder, DOWNLOAD_LOCK))
+    return begun and any(found) and not all(found)
+
+
 def download(published: Published, folder: str) -> None:
     """Downloads the archives into a folder, one process at a time.
 
@@ -406,7 +417,7 @@ def download(published: Published, folder: str) -> None:
     """
     try:
         os.makedirs(folder, exist_ok=True)
-        with open_lock_file(os.path.join(folder, ".towers-download.lock")) as lock:
+        with open_lock_file(os.path.join(folder, DOWNLOAD_LOCK)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for name, sha256 in published.archives.items():
                 path = os.path.join(folder, name)

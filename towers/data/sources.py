@@ -241,11 +241,11 @@ class DataSet:
         return (self.test if self.train is None else self.train).image_shape
 
 
-def validate_labels(data_set: DataSet) -> None:
+def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
     """Refuses labels outside of the classes.
 
     Those of a source that has no `labels` are read of NUM_SAMPLED examples, at equal
-    distances.
+    distances, or with `known_alone` of none.
 
     Raises:
         DataError: names the first one and the number of classes.
@@ -256,10 +256,11 @@ def validate_labels(data_set: DataSet) -> None:
         ("validation", data_set.validation),
         ("test", data_set.test),
     ):
-        if source is None:
+        is_known = hasattr(source, "labels")
+        if source is None or (known_alone and not is_known):
             continue
         indices = np.arange(source.num_examples)
-        if hasattr(source, "labels"):
+        if is_known:
             labels = source.labels
             if labels is None:
                 continue

@@ -13,6 +13,7 @@ from towers.config import checks
 from towers.config.options import check_path
 from towers.data.paths import Paths
 from towers.errors import ConfigError, ExportError, printable
+from towers.run.folder import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +55,9 @@ def export(
     if output is None:
         name = "model" if precision == "float32" else f"model-{precision}"
         name = name + suffix if suffix else format
-        output = os.path.join(workdir, "export", name)
-    output = pathlib.Path(output)
-    check_path("workdir", workdir)
+        output = RunFolder(workdir).path / "export" / name
     check_path("output", output)
+    output = pathlib.Path(os.path.expanduser(output))
     with quiet_imports():
         from towers.evaluation.restored import read_run
         from towers.exporting import comparison, examples, staging

@@ -119,7 +119,8 @@ def freeze_normalization(model: keras.Model, frozen: frozenset[str]) -> None:
 
 
 def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> None:
-    """Sets the state of layers that take it from the data, such as whitening.
+    """Sets the state of layers that take it from the data, such as whitening. Keras'
+    own layers keep what their network was built with.
 
     Args:
         model: the network.
@@ -127,7 +128,8 @@ def adapt(model: keras.Model, images: Callable[[], Iterator[np.ndarray]]) -> Non
             where there is such a layer.
     """
     for layer in model.layers:
-        if hasattr(layer, "adapt"):
+        is_of_keras = type(layer).__module__.startswith("keras.")
+        if hasattr(layer, "adapt") and not is_of_keras:
             layer.adapt(images())
 
 

@@ -13,12 +13,11 @@ import numpy as np
 from towers import console
 from towers.config import factories
 from towers.errors import ConfigError, one_line
+from towers.models.applications import REGULARIZERS
 from towers.models.keras_networks import IMAGES, is_network
 
 # Names that Keras numbers through a process, of what `rebuild` takes apart.
 _NUMBERED = re.compile(r'"(functional|sequential|input_layer)_[0-9]+"')
-
-_REGULARIZERS = "kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer"
 
 # Values of --model whose weights are in checkpoints alone.
 _without_weights: set[str] = set()
@@ -138,7 +137,7 @@ def _settings(layer, regularizer):
         if layer.input_mean is None:  # it was adapted
             settings["mean"] = np.array(layer.adapt_mean)
             settings["variance"] = np.array(layer.adapt_variance)
-    for key in _REGULARIZERS:
+    for key in REGULARIZERS:
         if regularizer and key in settings and settings[key] is None:
             settings[key] = regularizer
     return settings

@@ -248,7 +248,8 @@ class _Rebuilding:
         if type(operation) in _DROPOUTS or _is_stochastic_depth(operation):
             return self._drop(operation, args[0])
         if isinstance(operation, layers.Normalization) and not operation.variables:
-            return _rescaling(operation, self._name_of_call(operation))(*args)
+            name, rank = self._name_of_call(operation), len(args[0].shape)
+            return _rescaling(operation, name, rank)(*args)
         if not _replace_inside(operation):
             return operation(*args, **kwargs)
         layer = WithNoise(operation, args, kwargs, name=self._name_of_call(operation))
@@ -366,11 +367,20 @@ def _draws(layer):
     return layer.stddev if isinstance(layer, layers.GaussianNoise) else layer.rate
 
 
-def _rescaling(layer, name):
-    """Keras' normalization keeps arrays on the CPU and can be adapted to other
-    images."""
-    deviation = np.sqrt(np.asarray(layer.input_variance))
-    offset = -np.asarray(layer.input_mean) / deviation
+def _rescaling(layer, name, rank):
+    """That of a `keras.layers.Normalization` with given moments, of tensors of a rank:
+    it keeps arrays on the CPU and can be adapted to other images."""
+    mean, variance = np.asarray(layer.input_mean), np.asarray(layer.input_variance)
+    deviation = np.maximum(np.sqrt(variance), keras.config.epsilon())
+    scale, offset = 1 / deviation, -mean / deviation
+    if layer.invert:
+        scale, offset = deviation, mean
+    axes = sorted(axis % rank for axis in layer.axis)[-mean.ndim :] if mean.ndim else []
+    if axes not in ([], [rank - 1]):
+        shape = [1] * rank
+        for axis, size in zip(axes, mean.shape, strict=True):
+            shape[axis] = size
+        scale, offset = scale.reshape(shape), offset.reshape(shape)
     return layers.Rescaling(
-        list(1 / deviation), list(offset), dtype=layer.dtype_policy, name=name
+        scale.tolist(), offset.tolist(), dtype=layer.dtype_policy, name=name
     )

@@ -176,8 +176,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
         if taken is None or isinstance(factor, tf.Tensor):
             moment *= factor
             moment = moving * self.momentum + moment * (1.0 - self.momentum)
-        else:
+        elif moving.path not in taken:
             taken[moving.path] = Moment(self.momentum, factor)
+        elif self.momentum < 1:  # called again: one moment that moves as all do
+            before, stays = taken[moving.path], self.momentum
+            after = before.momentum * stays
+            parts = (1 - before.momentum) * stays * before.factor, (1 - stays) * factor
+            moment = (moving * parts[0] + moment * parts[1]) / (1 - after)
+            taken[moving.path] = Moment(after, 1.0)
         moving.assign(moment)
 
 
@@ -230,14 +236,17 @@ class GroupedConv2D(Conv2D):
 
     def convolution_op(self, inputs, kernel):
         padding, dilation = self.padding.upper(), self.dilation_rate
-        if self.groups == inputs.shape[-1] == self.filters:
+        strides = self.strides
+        if self.kernel_size == (1, 1) and max(strides) > 1:  # as PointwiseConv2D
+            inputs, strides = tf.nn.avg_pool2d(inputs, 1, strides, "VALID"), (1, 1)
+        is_depthwise = self.groups == inputs.shape[-1] == self.filters
+        if is_depthwise and strides[0] == strides[1]:  # TensorFlow has no others
             kernel = tf.reshape(kernel, [*self.kernel_size, self.filters, 1])
-            strides = [1, *self.strides, 1]
             return tf.nn.depthwise_conv2d(
-                inputs, kernel, strides, padding, dilations=dilation
+                inputs, kernel, [1, *strides, 1], padding, dilations=dilation
             )
         outputs = [
-            tf.nn.conv2d(x, part, self.strides, padding, dilations=dilation)
+            tf.nn.conv2d(x, part, strides, padding, dilations=dilation)
             for x, part in zip(
                 tf.split(inputs, self.groups, -1),
                 tf.split(kernel, self.groups, -1),

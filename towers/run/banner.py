@@ -41,8 +41,8 @@ def start_banner(
         image_shape: height, width and channels that the network takes.
         num_examples: training images of an epoch.
         total_steps: of the schedule.
-        origins: option -> the layer that set it, see `config.flags.CommandLine`. Others
-            that are not defaults are of the layer "config".
+        origins: option -> the layer that set it, see `config.recipes.CommandLine`.
+            Others that are not defaults are of the layer "config".
     """
     height, width, channels = image_shape
     batch = f"{config.batch_size} images"

@@ -127,7 +127,9 @@ class RunFolder:
 
     def validate_teacher(self, teacher: str) -> None:
         """Raises ConfigError where the run would be its own teacher."""
-        if teacher and os.path.realpath(teacher) == os.path.realpath(self.path):
+        if not teacher:
+            return
+        if os.path.realpath(RunFolder(teacher).path) == os.path.realpath(self.path):
             raise ConfigError(
                 f"teacher={teacher} is the run itself; choose another --workdir"
             )
@@ -298,7 +300,7 @@ class RunFolder:
             raise ConfigError(f"{self.config}: {error.strerror or error}") from None
 
     def evaluation_config(self, step: int | str = "last", **changes) -> Config:
-        """The stored Config, with the device, the towers and the batch size of an
+        """The stored Config, with the device, the towers and the batch of an
         evaluation in place of those of the training.
 
         Args:
@@ -314,6 +316,7 @@ class RunFolder:
             "parameter_device": "cpu",
             "batch_size": EVALUATION_BATCH_SIZE,
             "num_towers": 0,
+            "repeats": 1,
         }
         config = dataclasses.replace(self.stored_config(step), **settings | changes)
         if "num_towers" in changes or config.devices_per_network == 1:

@@ -173,6 +173,7 @@ def _source(config, state) -> Iterator[Weights]:
             raise CheckpointError(str(error)) from error
         yield of_arrays(f"{config.model}, trained on ImageNet", arrays)
         return
+    path = os.path.expanduser(path)
     with open_weights(path) as weights:
         if weights is not None:
             model = config.choice_of("model")

@@ -76,8 +76,25 @@ def takes_training(layer: keras.Operation) -> bool:
 
 def is_channelwise(layer: keras.Operation) -> bool:
     if isinstance(layer, layers.Activation):
-        return layer.activation.__name__ in ELEMENTWISE
+        return _name_of_activation(layer) in ELEMENTWISE
     return isinstance(layer, CHANNELWISE)
+
+
+def _name_of_activation(layer):
+    """Of a function, or the class of a layer or of another object."""
+    function = layer.activation
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def check_channel_axis(layer: keras.Operation, option: str) -> None:
+    """Raises ConfigError where batch normalization is over another axis than the last;
+    `option` begins the message."""
+    axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
+    if axes not in ([-1], [len(layer.input.shape) - 1]):
+        raise ConfigError(
+            f"{option}: layer {layer.name} normalizes over axis {layer.axis}, not the "
+            "channels"
+        )
 
 
 def needs_all_inputs(layer: keras.Operation) -> bool:
@@ -178,10 +195,11 @@ class Shards:
         is_depthwise = groups == outputs == shape[-1]
         if not is_depthwise:
             _check_columns(layer, groups, count)
-        if layer.activation.__name__ not in ELEMENTWISE:
+        activation = _name_of_activation(layer)
+        if activation not in ELEMENTWISE:
             raise ConfigError(
-                f"group_size={count}: the activation {layer.activation.__name__} of "
-                f"layer {layer.name} needs all channels"
+                f"group_size={count}: the activation {activation} of layer "
+                f"{layer.name} needs all channels"
             )
         _check_regularizers(layer, count)
         shards = []
@@ -194,12 +212,7 @@ class Shards:
         return shards
 
     def _split_normalization(self, layer):
-        axes = layer.axis if isinstance(layer.axis, list) else [layer.axis]
-        if axes not in ([-1], [len(layer.input.shape) - 1]):
-            raise ConfigError(
-                f"group_size={self.num_shards}: layer {layer.name} normalizes over "
-                f"axis {layer.axis}, not the channels"
-            )
+        check_channel_axis(layer, f"group_size={self.num_shards}")
         *outer, channels = layer.input.shape
         sizes = shares(channels, self.num_shards)
         return [_built(layer, [*outer, size]) for size in sizes]
