@@ -136,7 +136,8 @@ def run(
                     for i in range(num_workers)
                 ]
                 addresses = await asyncio.gather(*(x.address.remote() for x in actors))
-                for index, actor in enumerate(actors):
+                started = [] if stopped.done() else actors
+                for index, actor in enumerate(started):
                     environ = job | tf_config(addresses, index)
                     outcome = actor.run.remote(index, command, folder, environ, share)
                     workers.append(RayWorker(index, actor, outcome))

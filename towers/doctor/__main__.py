@@ -30,7 +30,7 @@ PROGRAM = "towers.doctor"
 
 def main(_):
     values = flags.FLAGS
-    cluster_spec.cluster_of_flags()  # refuses some
+    cluster = cluster_spec.cluster_of_flags()["cluster"]
     stored = functools.partial(config_to_continue, overwrite=values.overwrite)
     config, workdir, _, remark = config_of_flags(
         values.config,
@@ -44,7 +44,7 @@ def main(_):
         console.line(remark)
     with quiet_imports():
         from towers.doctor.diagnosis import diagnose
-    diagnose(workdir, config, values.measure_secs)
+    diagnose(workdir, config, values.measure_secs, cluster.size if cluster else 1)
 
 
 if __name__ == "__main__":

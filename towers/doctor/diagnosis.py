@@ -1,5 +1,6 @@
 """The report: checks, what was measured, and the bottlenecks."""
 
+import dataclasses
 import os
 import textwrap
 import time
@@ -43,7 +44,10 @@ PARTS = {
 
 
 def diagnose(
-    workdir: str | os.PathLike, config: Config, measure_secs: float = MEASURE_SECS
+    workdir: str | os.PathLike,
+    config: Config,
+    measure_secs: float = MEASURE_SECS,
+    num_workers: int = 1,
 ) -> Verdict:
     """Prints why a run is not faster. Nothing is written in its folder, and only
     temporary files next to it.
@@ -52,12 +56,13 @@ def diagnose(
         workdir: the run's folder, which need not exist.
         config: of the run.
         measure_secs: time for the rounds of measuring.
+        num_workers: of which one is measured, with its share of the images.
 
     Raises:
         TowersError: what the run would raise too, such as a DataError.
     """
     check_environment()
-    folder = nearest_existing(RunFolder(workdir).path.absolute().parent)
+    folder = nearest_existing(RunFolder(workdir).path.resolve().parent)
     say = console.line
     say("checks")
     _print(check_versions())
@@ -66,7 +71,10 @@ def diagnose(
         enable_determinism()
     _print(check_processor(devices))
     if config.choice_of("strategy").processes:
-        _print([Check("one worker is measured, without the others", False)])
+        images = -(-config.batch_size // num_workers)
+        config = dataclasses.replace(config, batch_size=images)
+        words = f"one worker is measured, with {images} images, without the others"
+        _print([Check(words, False)])
     config, started = without_learning(config), time.monotonic()
     parts = build.build(config, device_kind=devices.kind)
     _print(check_data(parts, time.monotonic() - started))

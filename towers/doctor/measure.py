@@ -47,7 +47,7 @@ def measure(
         config: `steps.without_learning`.
         parts, devices, trainer: made of it.
         folder: for checkpoints, which are removed.
-        secs: for the rounds; each part is timed at least twice, however long it takes.
+        secs: for the rounds, of which there are three at least, however long they take.
         say: takes a line about what is being done.
 
     Raises:
@@ -110,10 +110,11 @@ def _input(config, parts):
     """Where the training images lie."""
     source = parts.train_batches.source
     data_mb = float(parts.num_examples * np.prod(source.image_shape) / 1e6)
+    if parts.augment.train_on_crops and getattr(source, "reads_crops", False):
+        data_mb = 0.0
     in_memory = num_bytes(source) is not None
     decodes = config.dataset == "image_folder" or config.dataset.startswith("tfds:")
-    crops = parts.augment.train_on_crops and getattr(source, "reads_crops", False)
-    is_cached = decodes and not crops and data_mb <= config.image_cache_mb
+    is_cached = decodes and 0 < data_mb <= config.image_cache_mb
     return {
         "data_mb": data_mb,
         "in_memory": in_memory,

@@ -81,6 +81,7 @@ def _one_tower(config, devices):
     size = config.devices_per_network
     num_images = shares(config.batch_size, len(devices.towers) // size)[0]
     changes = {"num_towers": size, "device_order": "", "batch_size": num_images}
+    changes["repeats"] = 1  # of a batch that lies ready
     if config.choice_of("strategy").asynchronous:
         changes["strategy"] = "towers"
     if config.all_reduce == "nccl":

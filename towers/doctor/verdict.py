@@ -18,7 +18,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from towers.build import MOST_RESIDENT_BYTES
 from towers.config import Config
+from towers.errors import ConfigError
 
 # Of the time of a run; what takes less is not mentioned, nor what takes less than the
 # error of the measurement.
@@ -56,7 +58,8 @@ class Measured:
         checkpoint_secs: how much longer steps take with a checkpoint.
         num_steps, num_evaluations: of the whole run.
         error: of the parts of a step, as a share of it.
-        data_mb: of the decoded training images.
+        data_mb: of the decoded training images; 0 where crops of files are decoded,
+            which are not kept.
         in_memory: whether they lie in memory from the start.
         is_cached: whether they are decoded in the first epoch alone.
     """
@@ -178,7 +181,8 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
     yield "synchronization", _synchronization_text(m, config, secs)
     longer = time_text(secs["contention"])
     text = f"Towers at the same time take {longer} longer than one alone. Try"
-    yield "contention", f"{text} --compile=xla, or a larger --batch_size."
+    compiled = "--compile=xla, or " * _is_another(config, compile="xla")
+    yield "contention", f"{text} {compiled}a larger --batch_size."
     if m.num_evaluations > 1:
         times = secs["evaluations"] / (total - secs["evaluations"]) / GOOD_SHARE
         every = _round_up(times * config.eval_every_epochs)
@@ -200,7 +204,9 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
 
 
 def _input_advice(m, config):
-    if m.kind == "GPU" and m.in_memory and config.input != "resident":
+    is_streamed = config.input == "stream" or m.data_mb * 1e6 > MOST_RESIDENT_BYTES
+    may_be_resident = is_streamed and _is_another(config, input="resident")
+    if m.kind == "GPU" and m.in_memory and may_be_resident:
         return "Try --input=resident, or a cheaper --augment."
     if m.in_memory:
         cores = "; on a CPU the towers need the same cores" * (m.kind == "CPU")
@@ -216,6 +222,14 @@ def _input_advice(m, config):
             "once, or a smaller --image_size."
         )
     return "Try a smaller --image_size, a cheaper --augment, or more processor cores."
+
+
+def _is_another(config, **changes):
+    """Whether a config with these changes is another one, and no contradiction."""
+    try:
+        return dataclasses.replace(config, **changes) != config
+    except ConfigError:
+        return False
 
 
 def _synchronization_text(m, config, secs):

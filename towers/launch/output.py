@@ -53,7 +53,7 @@ class _Writer:
         self._target, self._thread = target, JobThread(f"output {target}")
 
     def write(self, data: bytes) -> None:
-        if self.num_bytes + len(data) > MOST_BYTES:
+        if self.num_bytes and self.num_bytes + len(data) > MOST_BYTES:
             self._num_dropped += data.count(b"\n")
             return
         if self._num_dropped:
