@@ -177,6 +177,8 @@ def mean_and_error(values: list[float], digits: int = 4) -> str:
 def configs_by_name(given: dict) -> dict[str, Config]:
     """Every series of runs; the others are compared with the first."""
     names = [CONFIG.value, *filter(None, [AGAINST.value])]
+    if BY_STRATEGY.value and AGAINST.value:
+        raise ConfigError("--strategies compares one recipe; drop --against")
     configs = {name: config_of_flags(name, RECIPES, given)[0] for name in names}
     if not BY_STRATEGY.value:
         return configs

@@ -83,7 +83,7 @@ def draw(batches: Iterator, num_steps: int) -> None:
 
 def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
     """Prints a row for each input of a network."""
-    made, streams = {}, {}
+    made, streams, ready, ready_of = {}, {}, {}, {}
     for name, config in cases(options, model).items():
         memory, started = measure.PeakMemory(chosen), time.perf_counter()
         try:
@@ -92,9 +92,11 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
             print(measure.table_row(model, name, error), flush=True)
             continue
         trainer = trainers.create_trainer(config, parts, chosen)
-        if not made:
+        height, width, _ = parts.augment.image_shape
+        ready_of[name] = f"ready, {height}x{width}"
+        if ready_of[name] not in ready:
             still = trainers.on_still_batch(parts)
-            ready = trainers.create_trainer(config, still, chosen)
+            ready[ready_of[name]] = trainers.create_trainer(config, still, chosen)
         trainer.train(1)
         first_secs = time.perf_counter() - started
         started = time.perf_counter()
@@ -106,12 +108,14 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
         if config.input == "stream":
             streams[name] = iter(parts.train_batches.stream(0))
             draw(streams[name], FILLING_STEPS)
+    if not made:
+        return
     waits = {name: [] for name in made}
 
     def train(name):
         waits[name].append(made[name][0].train(options.steps)["input_wait_secs"])
 
-    things = {"ready": functools.partial(ready.train, options.steps)}
+    things = {k: functools.partial(v.train, options.steps) for k, v in ready.items()}
     things |= {name: functools.partial(train, name) for name in made}
     wall, _ = measure.in_turn(things, options.rounds)
     bare, _ = measure.in_turn(
@@ -134,7 +138,7 @@ def measure_inputs(options: argparse.Namespace, chosen, model: str) -> None:
                 name,
                 *cells,
                 f"{images / statistics.median(secs):,.0f}",
-                measure.ratios_text(wall, name, "ready"),
+                measure.ratios_text(wall, name, ready_of.get(name, name)),
                 "".join(f"{percent:.1f}" for percent in wait),
                 "".join(f"{speed:,.0f}" for speed in drawn),
             ),

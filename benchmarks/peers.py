@@ -229,6 +229,11 @@ def main() -> None:
             f"--precision={options.precision} with --tf_cnn_benchmarks: on CPUs it "
             "has float32 only"
         )
+    if options.torch and options.precision not in ("float32", "bfloat16"):
+        parser.error(
+            f"--precision={options.precision} with --torch: on CPUs its autocast has "
+            "bfloat16 only"
+        )
     fields = trainers.STEP_ALONE | measure.dataset(options)
     fields |= {"optimizer": "sgd", "learning_rate": LEARNING_RATE}
     fields |= {"momentum": MOMENTUM, "schedule": "constant"}

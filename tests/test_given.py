@@ -80,6 +80,14 @@ def normalized_twice():
     return keras.Model(images, layers.Dense(5)(x))
 
 
+def test_networks_side_by_side_keep_their_numbers():
+    inner = [keras.Sequential([layers.Dense(3)]) for _ in range(2)]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *inner])
+    _, architecture = towers.models.given.give(model)
+    names = [x.name for x in keras.models.model_from_json(architecture).layers]
+    assert names == ["sequential_1", "sequential_2"]
+
+
 def standardized(images):
     mean, deviation = TRAIN[0].mean((0, 1, 2)), TRAIN[0].std((0, 1, 2))
     return ((images - mean) / deviation).astype(np.float32)

@@ -128,6 +128,17 @@ def test_a_head_of_other_classes_is_drawn(name, written):
     assert not np.any(state["params/logits/kernel"])
 
 
+def test_which_of_two_layers_of_a_name_is_meant_is_not_guessed(tmp_path):
+    x = images = keras.Input((4, 6))
+    for _ in range(2):
+        x = layers.MultiHeadAttention(2, 3, use_bias=False)(x, x)
+    keras.Model(images, x).save(tmp_path / "two.keras")
+    variable = "multi_head_attention/query/kernel"
+    with open_weights(str(tmp_path / "two.keras")) as weights:
+        assert weights.find("params", variable, {variable: (6, 2, 3)}) is None
+        assert len(list(weights.all())) == 8
+
+
 def test_a_run_says_what_it_takes_and_what_it_draws(tmp_path, monkeypatch, capfd):
     use(monkeypatch, create_network)
     theirs = create_theirs(num_classes=6)

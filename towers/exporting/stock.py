@@ -35,7 +35,13 @@ def stock_network(model: keras.Model) -> keras.Model:
     a local response normalization, are convolutions that are not trained. Layers of the
     user stay as they are.
     """
-    replacement = functools.cache(_replacement)  # a layer may be called several times
+
+    @functools.cache  # a layer may be called several times
+    def replacement(layer):
+        if isinstance(layer, WithNoise):
+            inner = replacement(layer.layer)
+            return lambda inputs, **_: layer.call_of(inner, inputs)
+        return _replacement(layer)
 
     def call(layer, *args, **kwargs):
         if isinstance(layer, layers.Layer):
@@ -187,9 +193,6 @@ _REPLACEMENTS = {
     ReverseChannels: lambda layer: lambda x: ops.flip(x, -1),
     Tokens: _tokens,
     Whitening: _whitening,
-    WithNoise: lambda layer: (
-        lambda inputs, **_: layer.call_of(_replacement(layer.layer), inputs)
-    ),
 }
 
 

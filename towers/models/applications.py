@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers.errors import ConfigError, nearest, one_line
 from towers.models.keras_networks import rebuild
 from towers.models.layers import BatchNormalization
+from towers.models.variables import keras_settings
 
 REGULARIZERS = ("kernel_regularizer", "depthwise_regularizer", "pointwise_regularizer")
 
@@ -153,7 +154,8 @@ def _moments(function):
     """
     preprocess = sys.modules[function.__module__].preprocess_input
     pixels = np.concatenate([np.zeros((1, 3)), np.eye(3)]).reshape(4, 1, 1, 3)
-    results = np.asarray(preprocess(pixels.copy())).reshape(4, 3)
+    with keras_settings():
+        results = np.asarray(preprocess(pixels.copy())).reshape(4, 3)
     offsets, slopes = results[0], results[1:] - results[0]
     is_reversed = bool(slopes[0, 0] == 0)
     if is_reversed:

@@ -1,5 +1,6 @@
 """Networks that a Python program gives as Keras models."""
 
+import collections
 import json
 import pathlib
 import re
@@ -17,7 +18,7 @@ from towers.models.applications import REGULARIZERS
 from towers.models.keras_networks import IMAGES, is_network
 
 # Names that Keras numbers through a process, of what `rebuild` takes apart.
-_NUMBERED = re.compile(r'"(functional|sequential|input_layer)_[0-9]+"')
+_NUMBERED = re.compile(r'"(functional|sequential|input_layer)(_[0-9]+)?"')
 
 # Values of --model whose weights are in checkpoints alone.
 _without_weights: set[str] = set()
@@ -46,10 +47,14 @@ def give(model: keras.Model) -> tuple[str, str]:
 
     with ThreadPoolExecutor(1) as thread:  # where Keras' numbers begin anew
         network = thread.submit(create).result()
-    settings = json.loads(_NUMBERED.sub(r'"\1"', network.to_json()))
-    architecture = json.dumps(settings, sort_keys=True)
+    text = network.to_json()
+    architecture = _sorted(_NUMBERED.sub(r'"\1"', text))
     try:
-        keras.models.model_from_json(architecture)
+        try:
+            keras.models.model_from_json(architecture)
+        except ValueError:  # two networks side by side need their numbers
+            architecture = _sorted(_NUMBERED.sub(_Numbers(), text))
+            keras.models.model_from_json(architecture)
     except (KeyError, TypeError, ValueError) as error:
         console.warn(
             f"only this program can use the network: {_first_sentence(error)}; "
@@ -59,6 +64,24 @@ def give(model: keras.Model) -> tuple[str, str]:
     factories.give("model", name, create)
     _without_weights.discard(name)
     return name, architecture
+
+
+def _sorted(text):
+    return json.dumps(json.loads(text), sort_keys=True)
+
+
+class _Numbers:
+    """Numbers automatic names by the order in which they come."""
+
+    def __init__(self):
+        self._names, self._counts = {}, collections.Counter()
+
+    def __call__(self, match):
+        if match[0] not in self._names:
+            stem, count = match[1], self._counts[match[1]]
+            self._names[match[0]] = f'"{stem}_{count}"' if count else f'"{stem}"'
+            self._counts[stem] += 1
+        return self._names[match[0]]
 
 
 def give_stored(name: str, path: pathlib.Path) -> None:

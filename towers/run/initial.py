@@ -177,7 +177,7 @@ def _source(config, state) -> Iterator[Weights]:
     with open_weights(path) as weights:
         if weights is not None:
             model = config.choice_of("model")
-            if model.own_moments or model.is_in_a_file:
+            if model.own_moments or model.is_in_a_file or model.is_given:
                 weights = _with_automatic_names(weights, state)
             yield weights
             return

@@ -200,7 +200,7 @@ def _read_hdf5(path, content):
     root = _own(content, "model_weights") if "model_weights" in content else content
     if "layer_names" in root.attrs or "layer_names0" in root.attrs:
         return _read_older_hdf5(path, root)
-    ordered = {}
+    found = []
 
     def visit(group):
         for name in group:
@@ -217,13 +217,18 @@ def _read_hdf5(path, content):
                     )
                 places = sorted(child, key=lambda x: (len(x), x))
                 if places:
-                    ordered[str(layer)] = [
-                        _stored(child, place, f"{layer}/{place}") for place in places
-                    ]
+                    stored = [_stored(child, x, f"{layer}/{x}") for x in places]
+                    found.append((str(layer), group.name, stored))
             elif isinstance(child, h5py.Group) and name != "optimizer":
                 visit(child)
 
     visit(root)
+    names = [name for name, *_ in found]
+    # Of layers within layers it has the last part of the name, which others may have.
+    ordered = {
+        name if names.count(name) == 1 else place: stored
+        for name, place, stored in found
+    }
     return Weights(path, ordered=ordered)
 
 
