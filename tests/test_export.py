@@ -18,7 +18,7 @@ from pictures import png
 from PIL import Image
 from small_runs import CLASS_NAMES, IMAGE_SHAPE, NUM_TRAIN, arrays, saved, small_config
 
-from towers import load_run
+from towers import load_run, models
 from towers.config import Config
 from towers.config.choices import AUGMENTS, FAMILY, MODELS
 from towers.data import synthetic
@@ -187,6 +187,28 @@ def test_keras_drops_whole_images_where_the_network_does():
     dropped = drops[4](np.ones((200, 2, 2, 3), np.float32), training=True).numpy()
     assert set(np.unique(dropped)) == {0.0, 2.0}
     assert np.all(dropped == dropped[:, :1, :1, :1])
+
+
+def test_a_random_layer_that_is_called_twice_stays_one(tmp_path):
+    (tmp_path / "mine.py").write_text("""
+import keras
+from keras import layers
+
+def create(image_shape, num_classes):
+    noise = layers.GaussianNoise(0.1)
+    images = keras.Input(image_shape)
+    x = layers.Flatten()(noise(layers.Conv2D(3, 1)(noise(images))))
+    return keras.Model(images, layers.Dense(num_classes)(x))
+""")
+    name = f"{tmp_path / 'mine.py'}:create"
+    trained = models.create_model(name, image_shape=(4, 4, 3), num_classes=2, seed=1)
+    network = stock_network(trained)
+    kinds = [type(x) for x in network.layers]
+    assert kinds.count(keras.layers.GaussianNoise) == 1
+    inputs = np.random.default_rng(1).normal(0, 1, (3, 4, 4, 3)).astype(np.float32)
+    np.testing.assert_allclose(
+        network(inputs), without_noise(trained)(inputs, training=False), 1e-5, 1e-6
+    )
 
 
 def test_what_a_run_has_frozen_is_not_trainable_in_keras():
