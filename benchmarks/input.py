@@ -3,7 +3,7 @@
     python -m benchmarks.input --data_dir=DATA --folder=ROOT --models=lenet,cnn
 
 In turn in one process, for each network:
-- `ready`: steps on a batch that lies ready.
+- `ready, HxW`: steps on a batch of images of that size that lies ready.
 - `stream`, `resident`: on the binary files in DATA, or without it on synthetic images.
 - `folder`: on the images `ROOT/train/CLASS/*.jpg` and `ROOT/test/CLASS/*.jpg`, with
   what is decoded kept in memory; `folder, decoded anew`: with nothing kept.

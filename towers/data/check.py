@@ -69,9 +69,11 @@ def check(
             all named in the report.
         ConfigError: the picture cannot be written.
     """
+    is_checked = bool(grid_path) or name == "image_folder"
     grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
     is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
-    if data_dir and is_inside(os.path.realpath(data_dir)):
+    folder = os.path.realpath(os.path.expanduser(data_dir))
+    if data_dir and is_checked and is_inside(folder):
         raise ConfigError(
             f"--grid={grid_path}: is among the images of --data_dir; choose another"
         )

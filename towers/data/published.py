@@ -155,16 +155,17 @@ def load(name: str, data_dir: str = "") -> DataSet:
         data_set = _read(name, downloads) or _read(name, shared)
     if data_set is not None:
         return data_set
+    folder = root if data_dir else downloads
     address = published.url(next(iter(published.archives)))
     why = unreachable(address)
     if why:
+        read_official(published, folder)  # names what a download lacks
         missing = "" if os.path.isdir(root) else " (no such folder)"
         raise DataError(
             f"{published.title} was not found: no {published.folders[0]}, "
             f"{next(iter(published.archives))} or {name}/VERSION in {root}{missing}, "
             f"{downloads} or {shared}; no download: {why}; {published.how_to_get_it}"
         )
-    folder = root if data_dir else downloads
     download(published, folder)
     return _read(name, folder)
 
@@ -403,7 +404,8 @@ def _check_names_file(published, folder):
 
 
 def _is_partly_downloaded(published, folder):
-    found = [os.path.exists(os.path.join(folder, x)) for x in published.archives]
+    paths = [os.path.join(folder, x.removesuffix(".gz")) for x in published.archives]
+    found = [_find(*os.path.split(path)) for path in paths]
     begun = os.path.exists(os.path.join(folder, DOWNLOAD_LOCK))
     return begun and any(found) and not all(found)
 

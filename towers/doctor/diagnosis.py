@@ -62,6 +62,7 @@ def diagnose(
         TowersError: what the run would raise too, such as a DataError.
     """
     check_environment()
+    whole = config
     folder = nearest_existing(RunFolder(workdir).path.resolve().parent)
     say = console.line
     say("checks")
@@ -72,9 +73,10 @@ def diagnose(
     _print(check_processor(devices))
     if config.choice_of("strategy").processes:
         images = -(-config.batch_size // num_workers)
-        config = dataclasses.replace(config, batch_size=images)
-        words = f"one worker is measured, with {images} images, without the others"
+        share = f"{images} of the {config.batch_size} images"
+        words = f"one worker is measured, with {share}, without the others"
         _print([Check(words, False)])
+        config = dataclasses.replace(config, batch_size=images, repeats=1)
     config, started = without_learning(config), time.monotonic()
     parts = build.build(config, device_kind=devices.kind)
     _print(check_data(parts, time.monotonic() - started))
@@ -98,7 +100,7 @@ def diagnose(
             )
     except OSError as error:
         raise RunFolderError(f"{folder} cannot be written: {error.strerror}") from None
-    verdict = judge(measured, config)
+    verdict = judge(measured, whole)
     for line in [*measured_lines(measured, verdict), *verdict_lines(verdict)]:
         say(line)
     return verdict

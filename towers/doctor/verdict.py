@@ -204,8 +204,8 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
 
 
 def _input_advice(m, config):
-    is_streamed = config.input == "stream" or m.data_mb * 1e6 > MOST_RESIDENT_BYTES
-    may_be_resident = is_streamed and _is_another(config, input="resident")
+    is_resident = config.input == "auto" and 0 < m.data_mb * 1e6 <= MOST_RESIDENT_BYTES
+    may_be_resident = not is_resident and _is_another(config, input="resident")
     if m.kind == "GPU" and m.in_memory and may_be_resident:
         return "Try --input=resident, or a cheaper --augment."
     if m.in_memory:

@@ -118,7 +118,8 @@ def _grouped_convolution(layer):
     stock, settings = _class_and_settings(layer)
     groups, filters = settings.pop("groups"), settings.pop("filters")
     kernel, *bias = layer.get_weights()
-    if groups == filters and kernel.shape[2] == 1:
+    is_depthwise = groups == filters and kernel.shape[2] == 1
+    if is_depthwise and layer.strides[0] == layer.strides[1]:
         for name in ("initializer", "regularizer", "constraint"):
             settings[f"depthwise_{name}"] = settings.pop(f"kernel_{name}", None)
         kernel = kernel.reshape(*kernel.shape[:2], filters, 1)

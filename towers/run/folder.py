@@ -127,9 +127,8 @@ class RunFolder:
 
     def validate_teacher(self, teacher: str) -> None:
         """Raises ConfigError where the run would be its own teacher."""
-        if not teacher:
-            return
-        if os.path.realpath(RunFolder(teacher).path) == os.path.realpath(self.path):
+        path = os.path.realpath(os.path.expanduser(teacher))
+        if teacher and path == os.path.realpath(self.path):
             raise ConfigError(
                 f"teacher={teacher} is the run itself; choose another --workdir"
             )

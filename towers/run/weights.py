@@ -84,7 +84,8 @@ class Weights:
     def layer_names(self) -> set[str]:
         """Names of the layers in the file, without those of networks around them."""
         owners = {name.rpartition("/")[0] for name in self.named}
-        return {x.rpartition("/")[2] for x in (*owners, *self.ordered)}
+        owners |= {name for name in self.ordered if not name.startswith("/")}
+        return {x.rpartition("/")[2] for x in owners}
 
     def all(self) -> Iterator[Stored]:
         yield from self.named.values()

@@ -9,13 +9,14 @@ with its slice of one network. A tower on one device is a group of one.
 import functools
 from collections.abc import Callable, Sequence
 
+import keras
 import tensorflow as tf
 
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype
 from towers.parallel.sharding.device_tape import DeviceTape
-from towers.parallel.sharding.split import Shards
+from towers.parallel.sharding.split import Shards, check_channel_axis, rests
 from towers.parallel.sharding.sync_batch_norm import combined_moments
 from towers.parallel.sharding.walker import Walk
 from towers.parallel.tower import (
@@ -47,7 +48,7 @@ class ShardedNetwork:
             with most of them: activations forward and their gradients back.
 
     Raises:
-        ConfigError: a layer cannot be split.
+        ConfigError: a layer cannot be split, or not be normalized so.
     """
 
     def __init__(
@@ -70,6 +71,10 @@ class ShardedNetwork:
                 combined_moments, workers=workers, batch_size=batch_size
             )
         models = dict.fromkeys(phase.model for phase in phases)
+        for layer in (x for model in models for x in model.layers):
+            is_norm = isinstance(layer, keras.layers.BatchNormalization)
+            if self._combine_moments and is_norm and not rests(layer):
+                check_channel_axis(layer, "batch_norm=sync")
         self._shards = {model: Shards(model, len(grid[0])) for model in models}
         self.transferred_bytes = 0
 

@@ -132,9 +132,7 @@ class Walk:
         if split.normalizes_channels(layer) and not replicated:
             return self._normalize_channels(layer, tensors[0])
         if isinstance(layer, layers.BatchNormalization) and self._training:
-            rests = getattr(layer, "is_frozen", False) or not layer.trainable
-            if self._combine_moments is not None and not rests:
-                split.check_channel_axis(layer, "batch_norm=sync")
+            if self._combine_moments is not None and not split.rests(layer):
                 return self._synchronize(layer, tensors[0])
         values = [
             [
