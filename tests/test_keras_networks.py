@@ -143,7 +143,7 @@ def create(image_shape, num_classes):
 """
     model = create(written(tmp_path, text), (2, 5, 3))
     images = np.random.default_rng(0).normal(1, 2, (4, 2, 5, 3)).astype(np.float32)
-    ours = keras.Model(model.inputs, model.layers[1].output)(images)
+    ours = keras.Model(model.inputs, model.layers[1].output)([images])
     theirs = layers.Normalization(**options)(images)
     np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 
@@ -158,7 +158,8 @@ def create(image_shape, num_classes):
 """
     model = create(written(tmp_path, text), (1, 1, 3))
     models.adapt(model, lambda: [np.zeros((4, 1, 1, 3))])
-    ours = keras.Model(model.inputs, model.layers[1].output)(np.full((1, 1, 1, 3), 4.5))
+    images = np.full((1, 1, 1, 3), 4.5, np.float32)
+    ours = keras.Model(model.inputs, model.layers[1].output)([images])
     np.testing.assert_allclose(ours[0, 0, 0], np.array([0, -1, -2]) / 11.25**0.5, 1e-5)
 
 

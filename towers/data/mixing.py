@@ -110,7 +110,7 @@ def cutmix_shares(
     return masks, tf.reduce_mean(masks, [1, 2, 3])
 
 
-def beta_quantiles(alpha: float) -> tf.Tensor:
+def beta_quantiles(alpha: float) -> np.ndarray:
     """The quantiles k / NUM_QUANTILES of Beta(alpha, alpha), float32, k from 0 on.
 
     The first and the last are not 0 and 1 but those of half a `draw`'s smallest number,
@@ -118,13 +118,15 @@ def beta_quantiles(alpha: float) -> tf.Tensor:
     """
     wanted = np.arange(NUM_QUANTILES + 1) / NUM_QUANTILES
     wanted = np.clip(wanted, 2**-24, 1 - 2**-24)
-    parameter = tf.constant(alpha, tf.float64)
     low, high = np.zeros_like(wanted), np.ones_like(wanted)
-    for _ in range(60):
-        middle = (low + high) / 2
-        is_below = tf.math.betainc(parameter, parameter, middle).numpy() < wanted
-        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
-    return tf.constant(high, tf.float32)
+    with tf.device("CPU:0"):  # the same values for all kinds of devices
+        parameter = tf.constant(alpha, tf.float64)
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_below = tf.math.betainc(parameter, parameter, middle).numpy() < wanted
+            low = np.where(is_below, middle, low)
+            high = np.where(is_below, high, middle)
+    return high.astype(np.float32)
 
 
 def at_quantiles(quantiles: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
