@@ -34,8 +34,8 @@ STRATEGIES = {
     "async_towers": {"strategy": "async_towers", "num_towers": 2},
     "model_parallel": {"strategy": "model_parallel", "num_towers": 2, "group_size": 2},
 }
-# The steps of AdamW, LAMB and Muon do not depend on how gradients are scaled, Muon needs
-# whole kernels, depthwise convolutions are not split, nor three heads in two.
+# The steps of AdamW, LAMB and Muon do not depend on how gradients are scaled; Muon
+# needs whole kernels; depthwise convolutions are not split, nor three heads in two.
 REFUSED = {
     ("cifar10_convmixer", "async_towers"),
     ("cifar10_vit_tiny", "async_towers"),
