@@ -113,6 +113,14 @@ def test_nothing_is_compiled_by_xla(network):
     assert not {p.where for p in network.every if p.compiled}
 
 
+def test_no_update_asks_the_host_for_a_number():
+    """As the kernel of SegmentSum does, and waits: how many segments there are."""
+    fields = {"num_towers": 1, "model": "lenet", "input": "stream"}
+    [call] = traced.on_gpus(optimizer="lars", **fields).calls()
+    types = {p.op.type for p in placement.placements(call.graph) if p.on_gpu}
+    assert "UnsortedSegmentSum" in types and "SegmentSum" not in types
+
+
 def test_a_step_has_few_kernels_next_to_its_tower():
     """Each costs a launch; with a variable per parameter it had a thousand."""
     fields = {"num_towers": 1, "model": "resnet20", "input": "stream"}

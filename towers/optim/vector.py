@@ -154,7 +154,9 @@ class Layout:
                 continue
             places = [self._list[i].num_rows for i in members]
             segments = tf.constant(np.repeat(np.arange(len(members)), places))
-            totals.append(tf.math.segment_sum(rows, segments))
+            # For `segment_sum` a GPU asks the host how many there are.
+            total = tf.math.unsorted_segment_sum(rows, segments, len(members))
+            totals.append(total)
         order = list(itertools.chain.from_iterable(self.members))
         joined = tf.concat(totals, 0) if len(totals) > 1 else totals[0]
         if order == sorted(order):
