@@ -473,7 +473,7 @@ def create_feed(
     first = per_tower[0]
     if not runs_on(devices[0], first.process, first.stored_stream(0).element_spec):
         return Streams([own.stream for own in per_tower], devices)
-    if config.input == "auto" and _fits(batches.source):
+    if config.input == "auto" and fits_on_gpus(batches.source):
         return Resident(per_tower, devices)
     return Streams(
         [own.stored_stream for own in per_tower],
@@ -506,7 +506,8 @@ def runs_on(
     return True
 
 
-def _fits(source):
+def fits_on_gpus(source: Source) -> bool:
+    """Whether `input=auto` has GPUs hold the images."""
     size = num_bytes(source)
     return size is not None and size <= MOST_RESIDENT_BYTES
 
@@ -517,7 +518,7 @@ def create_eval_feed(batches: EvalBatches, trainer: Trainer) -> Feed:
     devices = trainer.devices[:: trainer.strategy.num_shards]
     per_tower = batches.split(len(devices))
     devices = devices[: len(per_tower)]
-    if "GPU" in devices[0] and _fits(batches.source):
+    if "GPU" in devices[0] and fits_on_gpus(batches.source):
         return Resident(per_tower, devices)
     datasets = [own.stream() for own in per_tower]
     return Streams([lambda _, x=x: x for x in datasets], devices)

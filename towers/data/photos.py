@@ -6,7 +6,7 @@ from typing import Any
 from PIL import Image
 
 from towers.data.class_folders import entries, find_folders, training_folder
-from towers.data.paths import ENDINGS, data_folder, is_folder
+from towers.data.paths import ENDINGS, data_folder, is_file, is_folder
 from towers.errors import DataError
 
 SAMPLE = 100  # images whose size is read
@@ -48,7 +48,7 @@ def _images(folder):
     return [
         x.path
         for x in entries(folder)
-        if x.name.lower().endswith(ENDINGS) and x.is_file()
+        if x.name.lower().endswith(ENDINGS) and is_file(x)
     ]
 
 

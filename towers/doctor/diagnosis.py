@@ -76,7 +76,8 @@ def diagnose(
         share = f"{images} of the {config.batch_size} images"
         words = f"one worker is measured, with {share}, without the others"
         _print([Check(words, False)])
-        config = dataclasses.replace(config, batch_size=images, repeats=1)
+        repeats = min(config.repeats, images)
+        config = dataclasses.replace(config, batch_size=images, repeats=repeats)
     config, started = without_learning(config), time.monotonic()
     parts = build.build(config, device_kind=devices.kind)
     _print(check_data(parts, time.monotonic() - started))

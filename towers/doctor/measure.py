@@ -118,6 +118,7 @@ def _input(config, parts):
     return {
         "data_mb": data_mb,
         "in_memory": in_memory,
+        "is_resident": config.input == "auto" and build.fits_on_gpus(source),
         "is_cached": is_cached and not in_memory,
     }
 

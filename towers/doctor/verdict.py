@@ -18,7 +18,6 @@ import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from towers.build import MOST_RESIDENT_BYTES
 from towers.config import Config
 from towers.errors import ConfigError
 
@@ -61,6 +60,7 @@ class Measured:
         data_mb: of the decoded training images; 0 where crops of files are decoded,
             which are not kept.
         in_memory: whether they lie in memory from the start.
+        is_resident: whether GPUs hold them.
         is_cached: whether they are decoded in the first epoch alone.
     """
 
@@ -80,6 +80,7 @@ class Measured:
     error: float = 0.0
     data_mb: float = 0.0
     in_memory: bool = True
+    is_resident: bool = False
     is_cached: bool = False
 
     @property
@@ -204,8 +205,7 @@ def _texts(m, config, secs, total) -> Iterator[tuple[str, str]]:
 
 
 def _input_advice(m, config):
-    is_resident = config.input == "auto" and 0 < m.data_mb * 1e6 <= MOST_RESIDENT_BYTES
-    may_be_resident = not is_resident and _is_another(config, input="resident")
+    may_be_resident = not m.is_resident and _is_another(config, input="resident")
     if m.kind == "GPU" and m.in_memory and may_be_resident:
         return "Try --input=resident, or a cheaper --augment."
     if m.in_memory:

@@ -23,6 +23,7 @@ from towers.models.layers import (
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
+    rests,
 )
 from towers.models.speedrun import Whitening
 
@@ -86,8 +87,7 @@ def _class_and_settings(layer):
     stock = next(cls for cls in type(layer).__mro__ if _package(cls) == "keras")
     settings = stock.get_config(layer)
     settings = {k: v for k, v in settings.items() if "towers>" not in str(v)}
-    trainable = layer.trainable and not getattr(layer, "is_frozen", False)
-    return stock, settings | {"dtype": "float32", "trainable": trainable}
+    return stock, settings | {"dtype": "float32", "trainable": not rests(layer)}
 
 
 def _with_values(layer: layers.Layer, values: Sequence[np.ndarray]) -> Callable:

@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers.models.attention import Attention
-from towers.models.cpu_kernels import conv2d_cpu
+from towers.models.cpu_kernels import conv2d_cpu, strided_pixels
 from towers.models.layers import Conv2D, Dense, FusedLayerNormalization, Gelu
 from towers.models.winograd import MANY_IMAGES, winograd_conv2d
 
@@ -96,12 +96,11 @@ class PointwiseConv2D(Conv2D):
     """`keras.layers.Conv2D` of 1x1 with strides: takes the pixels, then has stride 1.
 
     With strides and few channels oneDNN's gradient of the kernel overwrites memory
-    (docs/networks.md). The pixels are taken by a pool, because the gradient of a slice
-    is slow on a CPU.
+    (docs/networks.md).
     """
 
     def convolution_op(self, inputs, kernel):
-        pixels = tf.nn.avg_pool2d(inputs, 1, self.strides, "VALID")
+        pixels = strided_pixels(inputs, self.strides)
         return tf.nn.conv2d(pixels, tf.convert_to_tensor(kernel), 1, "VALID")
 
 

@@ -53,7 +53,7 @@ def give(model: keras.Model) -> tuple[str, str]:
         try:
             keras.models.model_from_json(architecture)
         except ValueError:  # two networks side by side need their numbers
-            architecture = _sorted(_NUMBERED.sub(_Numbers(), text))
+            architecture = _sorted(_numbered_anew(text))
             keras.models.model_from_json(architecture)
     except (KeyError, TypeError, ValueError) as error:
         console.warn(
@@ -70,18 +70,15 @@ def _sorted(text):
     return json.dumps(json.loads(text), sort_keys=True)
 
 
-class _Numbers:
-    """Numbers automatic names by the order in which they come."""
-
-    def __init__(self):
-        self._names, self._counts = {}, collections.Counter()
-
-    def __call__(self, match):
-        if match[0] not in self._names:
-            stem, count = match[1], self._counts[match[1]]
-            self._names[match[0]] = f'"{stem}_{count}"' if count else f'"{stem}"'
-            self._counts[stem] += 1
-        return self._names[match[0]]
+def _numbered_anew(text):
+    """With automatic names numbered by the order in which they come."""
+    names, counts = {}, collections.Counter()
+    for match in _NUMBERED.finditer(text):
+        if match[0] not in names:
+            stem, count = match[1], counts[match[1]]
+            names[match[0]] = f'"{stem}_{count}"' if count else f'"{stem}"'
+            counts[stem] += 1
+    return _NUMBERED.sub(lambda match: names[match[0]], text)
 
 
 def give_stored(name: str, path: pathlib.Path) -> None:

@@ -375,12 +375,9 @@ def _rescaling(layer, name, rank):
     scale, offset = 1 / deviation, -mean / deviation
     if layer.invert:
         scale, offset = deviation, mean
-    axes = sorted(axis % rank for axis in layer.axis)[-mean.ndim :] if mean.ndim else []
-    if axes not in ([], [rank - 1]):
-        shape = [1] * rank
-        for axis, size in zip(axes, mean.shape, strict=True):
-            shape[axis] = size
-        scale, offset = scale.reshape(shape), offset.reshape(shape)
-    return layers.Rescaling(
-        scale.tolist(), offset.tolist(), dtype=layer.dtype_policy, name=name
-    )
+    # The last of the moments' axes is that of the last axis, and so on.
+    shape, axes = [1] * rank, sorted(axis % rank for axis in layer.axis)
+    for axis, size in zip(reversed(axes), reversed(mean.shape), strict=False):
+        shape[axis] = size
+    scale, offset = (x.reshape(shape).tolist() for x in (scale, offset))
+    return layers.Rescaling(scale, offset, dtype=layer.dtype_policy, name=name)

@@ -13,6 +13,7 @@ from towers.models.cpu_kernels import (
     gelu,
     layer_normalization,
     local_response_normalization,
+    strided_pixels,
 )
 from towers.models.transformer_kernels import dense
 
@@ -187,6 +188,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
         moving.assign(moment)
 
 
+def rests(layer: keras.layers.Layer) -> bool:
+    """Whether training leaves a layer as it is; batch normalization then works as in
+    inference."""
+    return getattr(layer, "is_frozen", False) or not layer.trainable
+
+
 class Moment(NamedTuple):
     """A moment of a batch that is yet to move its moving average.
 
@@ -237,8 +244,8 @@ class GroupedConv2D(Conv2D):
     def convolution_op(self, inputs, kernel):
         padding, dilation = self.padding.upper(), self.dilation_rate
         strides = self.strides
-        if self.kernel_size == (1, 1) and max(strides) > 1:  # as PointwiseConv2D
-            inputs, strides = tf.nn.avg_pool2d(inputs, 1, strides, "VALID"), (1, 1)
+        if self.kernel_size == (1, 1) and max(strides) > 1:
+            inputs, strides = strided_pixels(inputs, strides), (1, 1)
         is_depthwise = self.groups == inputs.shape[-1] == self.filters
         if is_depthwise and strides[0] == strides[1]:  # TensorFlow has no others
             kernel = tf.reshape(kernel, [*self.kernel_size, self.filters, 1])

@@ -41,7 +41,8 @@ class Weights:
     Attributes:
         path: of the file, for messages.
         named: by their names.
-        ordered: by layer, in the layer's order, where they have no names of their own.
+        ordered: by layer, in the layer's order, where they have no names of their own;
+            by the place in the file, "/...", of layers that share a name.
         layers: name of a layer in the network -> its name in the file, where it may be
             another one; None where that is not known.
     """

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from towers.models.layers import rests
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype
 from towers.parallel.sharding.device_tape import DeviceTape
-from towers.parallel.sharding.split import Shards, check_channel_axis, rests
+from towers.parallel.sharding.split import Shards, check_channel_axis
 from towers.parallel.sharding.sync_batch_norm import combined_moments
 from towers.parallel.sharding.walker import Walk
 from towers.parallel.tower import (

@@ -86,11 +86,6 @@ def _name_of_activation(layer):
     return getattr(function, "__name__", type(function).__name__)
 
 
-def rests(layer: layers.BatchNormalization) -> bool:
-    """Whether batch normalization works as in inference in training, too."""
-    return getattr(layer, "is_frozen", False) or not layer.trainable
-
-
 def check_channel_axis(layer: keras.Operation, option: str) -> None:
     """Raises ConfigError where batch normalization is over another axis than the last;
     `option` begins the message."""
