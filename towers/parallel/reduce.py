@@ -1,12 +1,12 @@
 """Means over the towers: the shares of a batch, and all-reduce.
 
-What a strategy averages are vectors, per tower a list of them; where the mean goes are
-its targets. All algorithms are plain data flow in one graph: a copy to another device
-is an identity there. Every element of a sum is computed once and then copied, so that
-no two targets can round differently.
+A strategy averages vectors, a list of them per tower: `average_gradients` on one
+device, `all_reduce` on all. All algorithms are plain data flow in one graph: a copy to
+another device is an identity there. Every element of a sum is computed once and then
+copied, so that no two devices can round differently.
 
-    star    everything is sent to the first target, added there and handed out (the
-            `allreduce` of the from-scratch chapter); alone in taking any targets
+    star    everything is sent to the first device, added there and handed out (the
+            `allreduce` of the from-scratch chapter)
     tree    neighbors add up pairwise, in log2 rounds, then the sum goes back down
     ring    the tensor is cut into one piece per device; each piece travels once around
             to be added up and once more to be handed out (Patarasuk and Yuan 2009)
@@ -84,7 +84,9 @@ def scaled(tensor: tf.Tensor, factor: ArrayLike) -> tf.Tensor:
 def average_gradients(
     tower_grads: Sequence[Sequence[tf.Tensor]], weights: Sequence[float]
 ) -> list[tf.Tensor]:
-    """The gradient of the mean loss over the whole batch.
+    """The gradient of the mean loss over the whole batch, on the current device.
+
+    It is the function of TensorFlow's CIFAR-10 multi-GPU tutorial, weighted by images.
 
     Args:
         tower_grads: per tower, the gradients of its own mean loss, vectors.
@@ -148,18 +150,15 @@ class Wire(NamedTuple):
             return tf.cast(tensor, self.dtype)
 
 
-def star(tensors, devices, wire, targets):
-    dtype, home = tensors[0].dtype, targets[0]
-    sent = [
-        tensor if device == home else wire.part(tensor, device)
-        for tensor, device in zip(tensors, devices, strict=True)
-    ]
+def star(tensors, devices, wire):
+    dtype, home = tensors[0].dtype, devices[0]
+    sent = [tensors[0], *map(wire.part, tensors[1:], devices[1:])]
     with tf.device(home):
         total = wire.total(tf.add_n([tf.cast(x, dtype) for x in sent]), home)
-    return [to_device(total, target) for target in targets]
+    return [to_device(total, device) for device in devices]
 
 
-def tree(tensors, devices, wire, targets):
+def tree(tensors, devices, wire):
     partial, stride, parents = list(tensors), 1, {}
     while stride < len(devices):
         for low in range(0, len(devices) - stride, 2 * stride):
@@ -174,7 +173,7 @@ def tree(tensors, devices, wire, targets):
     return [sums[device] for device in range(len(devices))]
 
 
-def ring(tensors, devices, wire, targets):
+def ring(tensors, devices, wire):
     count, shape = len(devices), tensors[0].shape
     sizes = shares(shape.num_elements(), count)
     pieces = []  # [device][piece]
@@ -201,7 +200,7 @@ def ring(tensors, devices, wire, targets):
     return results
 
 
-def nccl(tensors, devices, wire, targets):
+def nccl(tensors, devices, wire):
     # An operation may have several results.
     reduced, name = [], f"{tensors[0].name}_all_reduce"
     for tensor, device in zip(tensors, devices, strict=True):
@@ -222,7 +221,7 @@ def nccl(tensors, devices, wire, targets):
         ]
 
 
-# (a tensor on each device, devices, wire, targets) -> the sum on each target.
+# (a tensor on each device, devices, wire) -> the sum on each device.
 ALGORITHMS: dict[str, Callable[..., list[tf.Tensor]]] = {
     "star": star,
     "tree": tree,
@@ -237,7 +236,6 @@ def all_reduce(
     *,
     weights: Sequence[float] | None = None,
     algorithm: str = "star",
-    targets: Sequence[str] | None = None,
     dtype: tf.DType | None = None,
 ) -> list[list[tf.Tensor]]:
     """Adds vectors up over devices.
@@ -248,18 +246,14 @@ def all_reduce(
         weights: per device what its tensors count, adding up to 1 for a mean; the sum
             by default.
         algorithm: a key of ALGORITHMS.
-        targets: devices that get the result, of `star` any; `devices` by default.
         dtype: what travels between devices, such as tf.bfloat16; additions are done in
             the tensors' own type. By default that type travels.
 
     Returns:
-        Per target the list of sums or means, the same bits on every one.
+        Per device the list of sums or means, the same bits on every one.
     """
-    targets = list(targets or devices)
-    if list(devices) == targets and len(devices) == 1:
-        return [list(vectors[0])]
     if len(devices) == 1:
-        return [[to_device(x, target) for x in vectors[0]] for target in targets]
+        return [list(vectors[0])]
     weights = [1.0] * len(devices) if weights is None else list(weights)
     # Equal weights scale the sum, once, instead of the summands on each device.
     equal = len(set(weights)) == 1
@@ -269,9 +263,9 @@ def all_reduce(
         if not equal:
             tensors = on_each(scaled, devices, tensors, weights)
         wire = Wire(dtype or own, weights[0] if equal else 1.0)
-        totals = ALGORITHMS[algorithm](tensors, devices, wire, targets)
-        sums.append(on_each(tf.cast, targets, totals, [own] * len(targets)))
-    return [list(of_target) for of_target in zip(*sums, strict=True)]
+        totals = ALGORITHMS[algorithm](tensors, devices, wire)
+        sums.append(on_each(tf.cast, devices, totals, [own] * len(devices)))
+    return [list(of_device) for of_device in zip(*sums, strict=True)]
 
 
 def check_algorithm(

@@ -2,9 +2,9 @@
 reads, and where the mean goes.
 
 All mean the same by a step: one update with the gradient of the mean loss over the
-whole batch. `towers` and `replicated` differ in copies, readers and targets: one copy
-on the parameter device, which all towers read and which alone gets the mean, or a copy
-on every device, read by its own tower, and the mean for all.
+whole batch. `towers` keeps one copy on the parameter device, which all towers read;
+`average_gradients` computes the mean there. `replicated` keeps a copy on every device,
+read by its own tower; `all_reduce` computes the mean for all.
 """
 
 import dataclasses
@@ -136,14 +136,20 @@ def towers(
     named = {"auto": automatic, "cpu": HOST, "gpu": devices[0]}
     home = named.get(parameter_device, parameter_device)
     sizes = shares(micro_batch_size, len(devices))
+    weights = tower_weights(sizes)
+
+    def mean(results):
+        """On the parameter device."""
+        with tf.device(home):
+            gradients = average_gradients([x.gradients for x in results], weights)
+        return _mean(results, [gradients], weights, [home])
+
     return Strategy(
         devices=devices,
         sizes=sizes,
         copies=[Copy(initial, update_fn, home)],
         readers=[0] * len(devices),
-        mean_fn=functools.partial(
-            _mean, devices=devices, weights=tower_weights(sizes), targets=[home]
-        ),
+        mean_fn=mean,
         description=[f"variables on {home}"],
     )
 
@@ -179,10 +185,9 @@ def replicated(
         copies=_copies(initial, update_fn, devices),
         readers=range(len(devices)),
         mean_fn=functools.partial(
-            _mean,
+            _mean_on_each,
             devices=devices,
             weights=tower_weights(sizes),
-            targets=devices,
             algorithm=algorithm,
             dtype=dtype,
         ),
@@ -242,7 +247,7 @@ def model_parallel(
         means, weights = [], tower_weights(sizes)
         for shard in range(group_size):
             peers = devices[shard::group_size]
-            means.append(_mean(results[shard::group_size], peers, weights, peers))
+            means.append(_mean_on_each(results[shard::group_size], peers, weights))
         groups = range(len(sizes))
         return means[0]._replace(
             gradients=[m.gradients[group] for group in groups for m in means],
@@ -308,7 +313,7 @@ def multi_worker(
     pack_mb = WORKER_PACK_MB if all_reduce_pack_mb < 0 else all_reduce_pack_mb
     if size == 1:
         mean_fn = functools.partial(
-            _mean, devices=devices, weights=tower_weights(sizes), targets=devices
+            _mean_on_each, devices=devices, weights=tower_weights(sizes)
         )
         description = (
             f"1 worker with {count} tower(s): as replicated; the options of the "
@@ -347,16 +352,20 @@ def _copies(initial, update_fn, devices):
     ]
 
 
-def _mean(results, devices, weights, targets, algorithm="star", dtype=None):
-    """The mean over the towers of this process, for each of the targets."""
+def _mean_on_each(results, devices, weights, algorithm="star", dtype=None):
+    """The mean over the towers of this process, on each of their devices."""
     gradients = all_reduce(
         [result.gradients for result in results],
         devices,
         weights=weights,
         algorithm=algorithm,
-        targets=targets,
         dtype=dtype,
     )
+    return _mean(results, gradients, weights, devices)
+
+
+def _mean(results, gradients, weights, targets):
+    """The mean gradients on each of the targets, with the means of all else there."""
     states = average_states([result.state for result in results], weights, targets)
     with tf.device(targets[0]):
         losses = tf.stack([result.loss for result in results])
