@@ -1,6 +1,5 @@
 """Image files: decoded as they are read, kept as far as they fit, faults named."""
 
-import dataclasses
 import itertools
 import threading
 import time
@@ -18,9 +17,7 @@ from towers.data.batches import TrainBatches
 from towers.data.cached import CachedSource, ImageCache, read_in_batches, settle_size
 from towers.data.crops import ATTEMPTS
 from towers.data.image_files import ImageOptions, Survey
-from towers.data.sources import DataSet
-from towers.errors import ConfigError, data_errors_of_tensorflow
-from towers.run.dataset_info import DatasetInfo
+from towers.errors import data_errors_of_tensorflow
 
 NUM_EXAMPLES = 11
 SHAPE = (8, 6, 3)
@@ -295,17 +292,3 @@ print("under way: 1")
     done = run("-c", script)
     assert done.stdout == "under way: 1\nunder way: 0\n", done.stderr
     assert done.returncode == 0
-
-
-def test_a_run_on_photos_that_another_version_resized_is_refused(files):
-    def info(pixels, image_size=8):
-        options = ImageOptions(image_size=image_size)
-        train = CachedSource(files, (8, 8, 3), options)
-        data_set = DataSet("x", train, train, ("a", "b"), (0.0,) * 3, (1.0,) * 3, "")
-        run = dataclasses.replace(DatasetInfo.of(data_set), pixels=pixels)
-        return run.validate_training(data_set)
-
-    info(None, image_size=0)
-    info(cached.PIXELS)
-    with pytest.raises(ConfigError, match="differ by 1 or 2 of 255.*allow_change=data"):
-        info(None)

@@ -124,7 +124,7 @@ def test_leftovers_are_removed_and_their_size_logged(tmp_path):
     (leftover / "trainer_state.json").write_bytes(bytes(234))
     path = save(tmp_path, 2)  # in a container every process may have the same id
     assert sorted(os.listdir(path)) == sorted(FILES)
-    shutil.copytree(path, tmp_path / ".tmp-step-00000003-4711")  # of a former version
+    shutil.copytree(path, tmp_path / ".tmp-step-00000003-4711")
     lines = []
     Checkpointer(tmp_path, lines.append).remove_leftovers()
     assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]

@@ -21,7 +21,7 @@ from towers.errors import MOST_CHARACTERS, ConfigError, TowersError, one_line
 from towers.run.checkpointer import Checkpointer
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, last_accuracy, read_metrics
-from towers.run.restore import carried_records, checkpointer_of, validate_changes
+from towers.run.restore import checkpointer_of, validate_changes
 
 STEPS = (2, 4, 6)
 NEWEST = "checkpoints/step-00000006"
@@ -73,7 +73,7 @@ def read_all(workdir):
         checkpoint = checkpointer.restore()
         validate_changes(CONFIG, folder, checkpoint, ())
         checkpointer.remove_leftovers()
-        carried = carried_records(checkpoint.trainer_state)
+        carried = checkpoint.trainer_state["records"]
         metrics = MetricsFile(folder.metrics, checkpoint.step, carried)
         metrics.flush()
         metrics.append({"step": MORE_STEPS})

@@ -242,7 +242,7 @@ def run_program(*command):
     "program,arguments,words",
     [
         ("run_train.py", ["--bach_size=3"], "'bach_size'.* batch_size \\?"),
-        ("run_train.py", ["--views=six"], "'views'.*it is called --tta now"),
+        ("run_train.py", ["--views=six"], "'views'. Did you mean: tta"),
         ("run_train.py", ["--batch_size=2.5"], "--batch_size=2.5"),
         ("run_train.py", ["quickstart"], "'quickstart' is no flag"),
         ("run_train.py", ["--num_towers=999"], "batch_size=128 with num_towers=999"),

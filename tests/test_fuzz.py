@@ -33,6 +33,7 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.metrics import MetricsFile, read_metrics
 from towers.run.restore import validate_trainer_state
+from towers.run.running_mean import RunningMean
 from towers.run.stopwatch import Stopwatch
 
 # Some inputs are meant to be as long as that.
@@ -155,7 +156,8 @@ def checkpoint(tmp_path):
     state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
     info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))
     state |= {"dataset_info": dataclasses.asdict(info)}
-    state |= dataclasses.asdict(Stopwatch())
+    state |= {"epoch_means": dataclasses.asdict(RunningMean())}
+    state |= {"num_worse": 0, "num_plateaus": 0} | dataclasses.asdict(Stopwatch())
     tensors = {"step": example_tensors(1)["step"]}
     path = Checkpointer(tmp_path).save(Snapshot(1, tensors, state))
     checkpoint = read_checkpoint(path)

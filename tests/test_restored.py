@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import small_runs
 import tensorflow as tf
-from engines.corruptions import resign
-from example_checkpoints import STATE
 from marks import slow
 from small_runs import CLASS_NAMES, NUM_TEST, NUM_TRAIN, arrays, saved, small_config
 
@@ -31,15 +29,6 @@ def lose_the_data(monkeypatch):
         raise DataError("moved away")
 
     monkeypatch.setattr(synthetic, "load", load)
-
-
-def without_info(workdir):
-    """Makes a run what an older version wrote."""
-    (workdir / "dataset_info.json").unlink()
-    path = saved(workdir).path
-    state = json.loads((path / STATE).read_text())
-    del state["dataset_info"]
-    resign(path, json.dumps(state))
 
 
 def test_without_the_data_the_logits_are_those_of_numpy(half_way, monkeypatch):
@@ -122,16 +111,6 @@ def test_a_file_of_the_user_that_is_missing_is_named(tmp_path, monkeypatch):
         pathlib.Path("aside.py").rename(f"{option}.py")
 
 
-def test_an_older_run_says_what_to_do_which_helps(half_way, monkeypatch):
-    without_info(half_way)
-    with pytest.raises(ConfigError, match="Continue it once.*run_train.py --workdir"):
-        load_run(half_way)
-    assert evaluate(half_way)["step"] == 5
-    train(half_way, RunFolder(half_way).stored_config())  # it is finished
-    lose_the_data(monkeypatch)
-    assert load_run(half_way).class_names == CLASS_NAMES
-
-
 def test_without_a_run_or_a_checkpoint_it_says_so(half_way, tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         load_run(tmp_path / "nothing")
@@ -161,12 +140,11 @@ def test_row_34_the_checkpoint_decides_what_its_classes_are(half_way):
     assert json.loads(path.read_text()) == stored  # and written anew
 
 
-def test_a_damaged_file_that_decides_is_refused_with_its_path(half_way):
-    without_info(half_way)
+def test_a_damaged_file_is_refused_with_its_path(half_way):
+    shutil.rmtree(half_way / "checkpoints")
     (half_way / "dataset_info.json").write_text("{")
-    for call in (load_run, evaluate):
-        with pytest.raises(ConfigError, match=r"dataset_info\.json: .*; remove it"):
-            call(half_way)
+    with pytest.raises(ConfigError, match=r"dataset_info\.json: .*; remove it"):
+        evaluate(half_way, eval_interval_secs=1)
 
 
 @pytest.mark.parametrize(

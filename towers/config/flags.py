@@ -110,9 +110,7 @@ def parse(
             raise ConfigError(f"give {' and '.join(needed)}") from None
         name = getattr(error, "flagname", "")
         meant = synonyms.meant(name, values)
-        if name in synonyms.RENAMED:
-            error = f"{error}; it is called --{synonyms.RENAMED[name]} now, see --help"
-        elif meant and isinstance(error, flags.UnrecognizedFlagError):
+        if meant and isinstance(error, flags.UnrecognizedFlagError):
             error = f"Unknown command line flag '{name}'. Did you mean: {meant} ?"
         raise ConfigError(one_line(error)) from None
     if len(rest) > 1 and not takes_paths:

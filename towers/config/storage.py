@@ -7,14 +7,6 @@ from typing import Any
 from towers.config.config import Config
 from towers.errors import ConfigError
 
-# Values of `views`, the former name of `tta`, in older files.
-_TTA_OF_VIEWS = {
-    "plain": "none",
-    "mirror": "mirror",
-    "six": "translate",
-    "six_unsure": "translate_unsure",
-}
-
 
 def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
@@ -42,15 +34,11 @@ def parse_json(content: str | bytes) -> Any:
 
 
 def from_values(values: Any) -> Config:
-    """The Config of a stored object of options, also of an older one.
+    """The Config of a stored object of options.
 
     Raises:
         ConfigError: it is no such object.
     """
     if not isinstance(values, dict):
         raise ConfigError("not a config.json: an object of options is expected")
-    if "views" in values:
-        views = values["views"]
-        tta = _TTA_OF_VIEWS.get(views, views) if isinstance(views, str) else views
-        values = {k: v for k, v in values.items() if k != "views"} | {"tta": tta}
     return Config(**values)

@@ -4,9 +4,6 @@ from collections.abc import Container, Iterable
 
 from towers.errors import nearest
 
-# Former name of a flag -> its name.
-RENAMED = {"views": "tta"}
-
 # Value of an option -> names that other programs have for it.
 VALUES = {
     "bfloat16": "bf16 mixed_bfloat16",
@@ -68,7 +65,7 @@ SYNONYMS = {
     "strategy": "distribution_strategy distribution parallel parallelism distributed",
     "summary_every_secs": "save_summaries_secs",
     "summary_every_steps": "save_summaries_steps",
-    "tta": "test_time_augmentation",
+    "tta": "views test_time_augmentation",
     "use_ema": "ema averaged use_averages",
     "validation_fraction": "val_split validation_split val_fraction",
     "warmup_epochs": "warmup warm_up num_warmup_epochs",

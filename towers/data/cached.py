@@ -41,9 +41,6 @@ BATCH_BYTES = 50_000_000
 
 MEGABYTE = 1_000_000
 
-# Raised where resized images become other pixels than before.
-PIXELS = 2
-
 # Of bad images, in a line.
 MOST_NAMED = 3
 
@@ -112,7 +109,6 @@ class CachedSource:
         cache: keeps what was read, but no crops.
 
     Attributes:
-        pixels: version of the resized images' pixels; None where none is resized.
         reads_crops: whether images are resized, so that a random crop of one can be of
             the file's pixels, see `read`.
     """
@@ -127,7 +123,6 @@ class CachedSource:
         self.num_examples = len(files)
         self.image_shape = image_shape
         self.reads_crops = bool(options.image_size)
-        self.pixels = PIXELS if options.image_size else None
         self._files = files
         self._options = options
         self._cache = cache or ImageCache(options.image_cache_mb)

@@ -136,7 +136,6 @@ class Subset:
         self.num_examples = len(indices)
         self.image_shape = source.image_shape
         self.reads_crops = getattr(source, "reads_crops", False)
-        self.pixels = getattr(source, "pixels", None)
         self._source = source
         self._places = indices
         with tf.device("CPU:0"):

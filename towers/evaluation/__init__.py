@@ -178,7 +178,7 @@ def _follow(folder, interval_secs, sleep):
 def _is_last(result, trainer_state, config, parts):
     """Whether the run ends at the step of the result: images decide, as the batch size
     of the config is that of the evaluation."""
-    if 0 < config.patience <= trainer_state.get("num_worse", 0):
+    if 0 < config.patience <= trainer_state["num_worse"]:
         return True
     last_image = num_images(config.num_epochs, parts.num_examples)
     return 0 < config.max_steps <= result["step"] or last_image <= result["images"]

@@ -25,7 +25,6 @@ from towers.run.dataset_info import DatasetInfo
 from towers.run.folder import RunFolder
 from towers.run.restore import (
     checkpointer_of,
-    dataset_info_of,
     validate_architecture,
 )
 
@@ -109,7 +108,7 @@ class RestoredRun:
             variables, {k: v for k, v in self.tensors.items() if k.startswith(saved)}
         )
         for name, variable in variables.items():
-            # The state is averaged too, but not in checkpoints of older versions.
+            # Integers of the state have no average.
             averaged = f"averages/{variable.path}"
             key = averaged if kind == AVERAGES and averaged in self.tensors else name
             variable.assign(self.tensors[key])
@@ -180,13 +179,7 @@ def read_run(
     checks.check_environment()
     folder = RunFolder(workdir)
     config, checkpoint = folder.stored_config(step), read_checkpoint(folder, step, log)
-    info = dataset_info_of(checkpoint.trainer_state) or folder.stored_dataset_info()
-    if info is None:
-        raise ConfigError(
-            f"{folder.path} has no {folder.dataset_info.name}: it was trained by an "
-            "older towers. Continue it once, which writes the file also where the run "
-            f"is finished: {program('train')} --workdir={folder.path}"
-        )
+    info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
     return RestoredRun(folder.path, checkpoint.step, config, info, checkpoint.tensors)
 
 

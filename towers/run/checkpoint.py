@@ -6,9 +6,6 @@ trainer_state.json              the rest of the run's state, the step, the
                                 architecture (ordered name, shape, dtype of the
                                 tensors) and the versions that wrote it
 MANIFEST.json                   name, size and sha256 of each of the above
-
-Format 1 has the names of `tf.train.Checkpoint`, params/conv1/kernel/.ATTRIBUTES/
-VARIABLE_VALUE, and is read as well.
 """
 
 import dataclasses
@@ -88,7 +85,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
     entries = [_entry(file) for file in sorted(path.iterdir())]
     text = json.dumps({"format": FORMAT, "files": entries}, indent=1)
     (path / _MANIFEST).write_text(text, encoding="utf-8")
-    restored = _read_tensors(path, list(tensors), FORMAT)
+    restored = _read_tensors(path, list(tensors))
     for name, tensor in tensors.items():
         if tensor.tobytes() != restored[name].tobytes():  # a NaN equals itself
             raise CheckpointError(
@@ -99,12 +96,11 @@ def write(path: Path, snapshot: Snapshot) -> None:
 def read(path: Path) -> Checkpoint:
     """Reads and verifies a folder; CheckpointError with the reason."""
     try:
-        version, entries = _manifest(path)
-        for name, entry in entries.items():
+        for name, entry in _manifest(path).items():
             _validate_file(path / name, entry)
         state = _json(path / _STATE)
         names = [name for name, *_ in state.pop("architecture")]
-        tensors = _read_tensors(path, names, version)
+        tensors = _read_tensors(path, names)
         del state["architecture_sha256"]
         return Checkpoint(_step(state), tensors, state, path)
     except _READ_ERRORS as error:
@@ -114,7 +110,7 @@ def read(path: Path) -> Checkpoint:
 def read_trainer_state(path: Path) -> dict[str, Any]:
     """The trainer state alone, verified; CheckpointError with the reason."""
     try:
-        _validate_file(path / _STATE, _manifest(path)[1][_STATE])
+        _validate_file(path / _STATE, _manifest(path)[_STATE])
         state = _json(path / _STATE)
         _step(state)
         return state
@@ -128,7 +124,7 @@ def validate_sizes(path: Path, step: int) -> None:
     if read_trainer_state(path)["step"] != step:
         raise CheckpointError(f"{path}: it holds another step")
     try:
-        for name, entry in _manifest(path)[1].items():
+        for name, entry in _manifest(path).items():
             _validate_size(path / name, entry)
     except _READ_ERRORS as error:
         raise CheckpointError(f"{path}: {error_reason(error)}") from error
@@ -179,31 +175,25 @@ def _entry(path):
     return {"name": path.name, "size": path.stat().st_size, "sha256": digest}
 
 
-def _read_tensors(path, names, version):
+def _read_tensors(path, names):
     # RestoreV2 would make TensorFlow's devices, before a run has chosen its own.
     reader = tf.train.load_checkpoint(str(path / _PREFIX))
-    keys = names
-    if version == 1:
-        escaped = (name.replace(".", "..") for name in names)
-        keys = [f"{name}/.ATTRIBUTES/VARIABLE_VALUE" for name in escaped]
-    tensors = (np.asarray(reader.get_tensor(key)) for key in keys)
-    return dict(zip(names, tensors, strict=True))
+    return {name: np.asarray(reader.get_tensor(name)) for name in names}
 
 
-def _manifest(path: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The format of a checkpoint, and name -> entry of its files, by its manifest."""
+def _manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """Name -> entry of the files of a checkpoint, by its manifest."""
     manifest = _json(path / _MANIFEST)
     try:
-        version = manifest["format"]
-        if version not in (1, FORMAT):
+        if manifest["format"] != FORMAT:
             raise OtherVersionError(
-                f"of format {version!r}, and towers {towers.__version__} reads 1 to "
-                f"{FORMAT}; continue with the version that wrote it"
+                f"of format {manifest['format']!r}, and towers {towers.__version__} "
+                f"reads {FORMAT}; continue with the version that wrote it"
             )
         entries = {entry["name"]: entry for entry in manifest["files"]}
         if entries.keys() != {_STATE, *_TENSOR_FILES}:
             raise ValueError(f"it lists {', '.join(entries) or 'no files'}")
-        return version, entries
+        return entries
     except OtherVersionError:
         raise
     except (KeyError, TypeError, ValueError) as error:

@@ -31,10 +31,9 @@ class DatasetInfo:
         image_shape: height, width, channels of its uint8 images, before augmentation.
         mean, deviation: mean and standard deviation of the training images, per
             channel, in units of 0..255.
-        num_train: training images; None in a run that did not store it.
+        num_train: training images; None without them, as in an evaluation.
         checksum: of the training images' labels or names, see `sources.checksum`; None
             where it is not known.
-        pixels: version of resized images' pixels, see `cached.PIXELS`.
     """
 
     name: str
@@ -44,7 +43,6 @@ class DatasetInfo:
     deviation: tuple[float, ...]
     num_train: int | None = None
     checksum: int | None = None
-    pixels: int | None = None
 
     @classmethod
     def of(cls, data: DataSet) -> "DatasetInfo":
@@ -56,7 +54,6 @@ class DatasetInfo:
             deviation=tuple(map(float, data.deviation)),
             num_train=None if data.train is None else data.train.num_examples,
             checksum=None if data.train is None else checksum(data.train),
-            pixels=getattr(data.train, "pixels", None),
         )
 
     @classmethod
@@ -66,10 +63,11 @@ class DatasetInfo:
         Raises:
             ConfigError: it is no such object.
         """
-        fields = ["name", "class_names", "image_shape", "mean", "deviation"]
+        fields = [field.name for field in dataclasses.fields(cls)]
         if not isinstance(values, dict) or not values.keys() >= set(fields):
             raise ConfigError(f"an object with {', '.join(fields)} is expected")
-        name, class_names, image_shape, *moments = (values[x] for x in fields)
+        name, class_names, image_shape, *moments = (values[x] for x in fields[:5])
+        counts = [values[x] for x in fields[5:]]
         texts = [name, *class_names] if isinstance(class_names, list) else [None]
         if not class_names or not all(isinstance(text, str) for text in texts):
             raise ConfigError("its name and class_names are not all texts")
@@ -82,13 +80,10 @@ class DatasetInfo:
         for numbers in moments:
             if not _is_list_of(numbers, float, image_shape[-1]):
                 raise ConfigError("its mean and deviation are not a number per channel")
-        counts = {
-            name: values.get(name) for name in ("num_train", "checksum", "pixels")
-        }
-        for count in counts.values():
+        for count in counts:
             if count is not None and not (type(count) is int and 0 <= count < 2**63):
                 raise ConfigError("its num_train or checksum is not a natural number")
-        return cls(name, *map(tuple, (class_names, image_shape, *moments)), **counts)
+        return cls(name, *map(tuple, (class_names, image_shape, *moments)), *counts)
 
     @classmethod
     def from_json(cls, content: bytes) -> "DatasetInfo":
@@ -120,10 +115,6 @@ class DatasetInfo:
         """
         other = DatasetInfo.of(data)
         differing = self._difference(other) or self.training_difference(other)
-        if not differing and self.pixels != other.pixels:
-            differing = (
-                "another version resized its images; the pixels differ by 1 or 2 of 255"
-            )
         moments = np.array([self.mean, self.deviation])
         theirs = np.array([other.mean, other.deviation])
         if not differing and not np.allclose(moments, theirs, _TOLERANCE, _TOLERANCE):
@@ -140,7 +131,7 @@ class DatasetInfo:
     def training_difference(self, other: "DatasetInfo") -> str:
         """The first difference in number, labels or names of the training images, in
         words; empty without one."""
-        if self.num_train not in (None, other.num_train):
+        if self.num_train != other.num_train:
             return (
                 f"it had {self.num_train:,} training images and has "
                 f"{other.num_train:,}, so their order is another one"

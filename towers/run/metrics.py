@@ -163,7 +163,7 @@ def last_accuracy(path: pathlib.Path, step: int) -> float | None:
     there are any; None if there was none, or the file cannot be read."""
     records, _ = read_metrics(path, step)
     for record in reversed(records):
-        for suffix in ("_ema", "_averaged", ""):  # the second by former versions
+        for suffix in ("_ema", ""):
             for split in ("validation", "test"):
                 accuracy = record.get(f"{split}_accuracy{suffix}")
                 if isinstance(accuracy, float):

@@ -52,8 +52,7 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
         )
         versions = state.get("versions")
         written = versions.get("towers") if isinstance(versions, dict) else None
-        # Former versions wrote "not installed".
-        if written in (None, "not installed", towers.__version__):
+        if written in (None, towers.__version__):
             raise CheckpointError(message) from error
         raise CheckpointError(
             f"{message}; towers {written} wrote it, and this is {towers.__version__}: "
@@ -63,12 +62,12 @@ def validate_trainer_state(checkpoint: Checkpoint) -> None:
 
 def _validate(state):
     from_values(state["config"])
-    dataset_info_of(state)
-    best, unfinished = state["best"], state.get("unfinished")
-    steps = [record["step"] for record in carried_records(state)]
+    DatasetInfo.from_values(state["dataset_info"])
+    best, unfinished = state["best"], state["unfinished"]
+    steps = [record["step"] for record in state["records"]]
     numbers = [state["images_seen"], *dataclasses.asdict(stopwatch_of(state)).values()]
-    steps += [state.get("num_worse", 0), state.get("num_plateaus", 0)]
-    if not all(map(math.isfinite, dataclasses.asdict(running_mean_of(state)).values())):
+    steps += [state["num_worse"], state["num_plateaus"]]
+    if not all(map(math.isfinite, vars(RunningMean(**state["epoch_means"])).values())):
         raise ValueError("its running means are not finite")
     if best is not None:
         steps.append(best["step"])
@@ -84,28 +83,10 @@ def _validate(state):
         raise ValueError(f"not all of {numbers} are finite numbers")
 
 
-def dataset_info_of(trainer_state: Mapping[str, Any]) -> DatasetInfo | None:
-    """Classes and preprocessing of the data set; None in a checkpoint of a run that was
-    trained before they were stored. ConfigError where they are no such values."""
-    values = trainer_state.get("dataset_info")
-    return None if values is None else DatasetInfo.from_values(values)
-
-
-def carried_records(trainer_state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The records of `metrics.jsonl` since the checkpoint before; in a checkpoint of a
-    former version those that could not be written."""
-    return trainer_state.get("records", trainer_state.get("unwritten", []))
-
-
 def stopwatch_of(trainer_state: Mapping[str, Any]) -> Stopwatch:
-    """The Stopwatch of a run; what an older run did not measure is zero."""
+    """The Stopwatch of a run."""
     names = [field.name for field in dataclasses.fields(Stopwatch)]
-    return Stopwatch(**{n: trainer_state[n] for n in names if n in trainer_state})
-
-
-def running_mean_of(trainer_state: Mapping[str, Any]) -> RunningMean:
-    """The means over the epoch; of no step in a checkpoint of a former version."""
-    return RunningMean(**trainer_state.get("epoch_means", {}))
+    return Stopwatch(**{name: trainer_state[name] for name in names})
 
 
 def validate_changes(
@@ -142,9 +123,8 @@ def validate_dataset(
     "dataset" or "data_dir" may change."""
     if checkpoint is None or {"dataset", "data_dir"} & set(allow_change):
         return
-    info = dataset_info_of(checkpoint.trainer_state)
-    if info is not None:
-        info.validate_training(data)
+    info = DatasetInfo.from_values(checkpoint.trainer_state["dataset_info"])
+    info.validate_training(data)
 
 
 def validate_architecture(model: Tensors, saved: Tensors) -> None:
@@ -178,26 +158,19 @@ def restore_fitting(tensors: Tensors, state: Tensors) -> dict[str, np.ndarray]:
 
     They may have been written with other options: the scale of the loss, which only
     float16 has, and the counts of skipped steps, which only on_nonfinite=skip has, stay
-    the trainer's where they lack them. Averages of the model state, which older
-    versions did not keep, begin with the state.
+    the trainer's where they lack them.
 
     Raises:
         CheckpointError: they are of another model, see `validate_architecture`.
     """
-    averages = {
-        f"averages/{name.removeprefix('state/')}": value
-        for name, value in tensors.items()
-        if name.startswith("state/")
-    }
-
-    def is_required(name):
-        return not name.startswith(("loss_scale/", "skipped/")) and name not in averages
-
+    optional = "loss_scale/", "skipped/"
     validate_architecture(
-        *({k: v for k, v in x.items() if is_required(k)} for x in (state, tensors))
+        *(
+            {name: x for name, x in each.items() if not name.startswith(optional)}
+            for each in (state, tensors)
+        )
     )
-    tensors = {**state, **averages, **tensors}
-    return {name: tensors[name] for name in state}
+    return {name: tensors.get(name, value) for name, value in state.items()}
 
 
 def load_trainer(
@@ -207,7 +180,7 @@ def load_trainer(
     `init_from` names, if any."""
     if checkpoint is not None:
         trainer.load(restore_fitting(checkpoint.tensors, trainer.state()))
-        scale_rate(trainer, config, checkpoint.trainer_state.get("num_plateaus", 0))
+        scale_rate(trainer, config, checkpoint.trainer_state["num_plateaus"])
     elif config.init_from:
         start_from(trainer, config)
 
@@ -218,17 +191,17 @@ def load_values(session: Session, checkpoint: Checkpoint | None) -> None:
     if checkpoint is not None:
         stored = checkpoint.trainer_state
         session.step = session.saved_step = checkpoint.step
-        session.best, session.open_record = stored["best"], stored.get("unfinished")
-        session.num_worse = stored.get("num_worse", 0)
-        session.num_plateaus = stored.get("num_plateaus", 0)
+        session.best, session.open_record = stored["best"], stored["unfinished"]
+        session.num_worse = stored["num_worse"]
+        session.num_plateaus = stored["num_plateaus"]
         session.stopwatch = stopwatch_of(stored)
-        session.means = running_mean_of(stored)
+        session.means = RunningMean(**stored["epoch_means"])
         console.line(f"restored step {session.step} from {checkpoint.path}")
 
 
 def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
     """Continues the metrics of a run where the checkpoint has them."""
-    carried = carried_records(checkpoint.trainer_state) if checkpoint else []
+    carried = checkpoint.trainer_state["records"] if checkpoint else []
     # A step whose record is unfinished is evaluated and logged once more.
     resume_step = session.step - bool(session.open_record)
     session.reports.open_metrics(resume_step, carried)
