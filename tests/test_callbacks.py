@@ -1,6 +1,5 @@
 """Callbacks and the trackers, which are read back by their own libraries."""
 
-import csv
 import dataclasses
 import json
 import os
@@ -123,43 +122,18 @@ def test_a_callback_that_hangs_is_not_called_again(small, tmp_path):
     assert calls == ["end"]
 
 
-def test_a_csv_file_has_every_number_once(small, tmp_path):
-    run, path = tmp_path / "run", tmp_path / "a.csv"
-    path.write_text("old")
-    for stop in (4, 7, 0):
-        config = dataclasses.replace(CONFIG, max_steps=stop)
-        train(run, config, callbacks=[callbacks.CSV(path)])
-        with open(path, "a") as file:
-            file.write("\n" if stop else "")
-    with open(path, newline="") as file:
-        assert next(file) == "step,name,value\n"
-        found = {(int(s), name): float(x) for s, name, x in csv.reader(file)}
-    expected = {}
-    for line in lines_of(run):
-        step, losses = line.pop("step"), line.pop("tower_losses", [])
-        line |= {f"tower_losses_{i}": x for i, x in enumerate(losses)}
-        expected |= {(step, name): x for name, x in line.items()}
-    assert found == expected
-
-
 @pytest.mark.parametrize(
     "wrong,message",
     [
         ([keras.callbacks.EarlyStopping()], "EarlyStopping object .* patience, "),
-        ([callbacks.CSV], "class 'towers.callbacks.CSV'.*: give a list of objects"),
-        (callbacks.CSV("a"), "callbacks.CSV object .*: give a list"),
+        ([Recorder], "class '.*Recorder'.*: give a list of objects"),
+        (Recorder(), "Recorder object .*: give a list"),
     ],
 )
 def test_what_is_no_list_of_callbacks_is_refused_at_once(tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=f"^callbacks: .*{message}"):
         train(tmp_path / "run", CONFIG, callbacks=wrong)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_csv_file_that_cannot_be_written_is_a_mistake(small, tmp_path):
-    path = tmp_path / "none" / "a.csv"
-    with pytest.raises(ConfigError, match=f"^CSV cannot begin: .*{path}"):
-        train(tmp_path / "run", CONFIG, callbacks=[callbacks.CSV(path)])
 
 
 class Stop(callbacks.Callback):
@@ -276,9 +250,9 @@ def test_the_search_of_the_page_prunes_and_finds_a_rate(tmp_path, monkeypatch):
         assert saved_steps(tmp_path / "runs" / "search" / str(trial.number))
 
 
-@pytest.mark.parametrize("text", ["mlflow", "neptune:x", "csv:"])
+@pytest.mark.parametrize("text", ["mlflow", "neptune:x", "wandb:"])
 def test_a_wrong_tracker_is_refused(text):
-    with pytest.raises(ConfigError, match=f"track={text}: give csv:FILE"):
+    with pytest.raises(ConfigError, match=f"track={text}: give mlflow:FOLDER"):
         callbacks.tracker(text)
 
 

@@ -1,10 +1,9 @@
 """Callbacks: what is called during a training, and ready ones that track it elsewhere.
 
-towers.train("runs/a", config, callbacks=[callbacks.CSV("runs/a.csv")])
+towers.train("runs/a", config, callbacks=[callbacks.MLflow()])
 """
 
 import contextlib
-import csv
 import numbers
 import os
 import pathlib
@@ -67,7 +66,7 @@ def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
         raise ConfigError(
             f"callbacks: {(wrong or listed)[0]}: give a list of objects, of classes "
             "derived from towers.callbacks.Callback. For those of Keras there are "
-            "patience, schedule=plateau, callbacks.CSV and others: see From Keras in "
+            "patience, schedule=plateau, metrics.jsonl and others: see From Keras in "
             "docs/python.md"
         )
     return listed
@@ -82,34 +81,6 @@ def _begins(name: str, way_out: str = ""):
         raise
     except Exception as error:
         raise ConfigError(f"{name} cannot begin: {error}{way_out}") from error
-
-
-class CSV(Callback):
-    """Writes metrics to a file, one a line: step, name, value.
-
-    Args:
-        path: of the file; lines of an earlier run are replaced. A run that is continued
-            adds to it.
-    """
-
-    def __init__(self, path: str | os.PathLike):
-        self._path = pathlib.Path(path)
-
-    @_begins("CSV")
-    def on_start(self, workdir, options, step):
-        rows = []
-        if step and self._path.exists():
-            with open(self._path, newline="", encoding="utf-8") as file:
-                rows = [row for row in csv.reader(file) if row and row[0].isdecimal()]
-        kept = [row for row in rows if int(row[0]) <= step]
-        self._write("w", [["step", "name", "value"], *kept])
-
-    def on_log(self, step, metrics):
-        self._write("a", [[step, *item] for item in _numbers(metrics).items()])
-
-    def _write(self, mode, rows):
-        with open(self._path, mode, newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 class MLflow(Callback):
@@ -232,17 +203,16 @@ class WandB(Callback):
 
 
 def tracker(text: str) -> Callback:
-    """The callback of --track: "csv:FILE", "mlflow:FOLDER" or its URI, or
-    "wandb:PROJECT".
+    """The callback of --track: "mlflow:FOLDER" or its URI, or "wandb:PROJECT".
 
     Raises:
         ConfigError: it is none of these, or its package is not installed.
     """
     kind, _, rest = text.partition(":")
-    trackers = {"csv": CSV, "mlflow": MLflow, "wandb": WandB}
+    trackers = {"mlflow": MLflow, "wandb": WandB}
     if kind not in trackers or not rest:
         raise ConfigError(
-            f"track={text}: give csv:FILE, mlflow:FOLDER, mlflow:URI or wandb:PROJECT"
+            f"track={text}: give mlflow:FOLDER, mlflow:URI or wandb:PROJECT"
         )
     return trackers[kind](rest)
 

@@ -60,7 +60,7 @@ def define_train_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_list(
         "track",
         [],
-        "Also write options and metrics to csv:FILE, mlflow:FOLDER or wandb:PROJECT.",
+        "Also write options and metrics to mlflow:FOLDER or wandb:PROJECT.",
         **where,
     )
     flags.DEFINE_bool(

@@ -242,8 +242,8 @@ def _run(content) -> Sequence[str]:
     options = [(name, str(value)) for name, value in content["options"].items()]
     table = page.table(["option", "value"], options)
     parts.append(page.details("Options that are not defaults", table))
-    links = '<a href="report.json">report.json</a>, <a href="report.csv">report.csv</a>'
-    parts.append(f'<p class="muted">The same as {links}</p>')
+    link = '<a href="report.json">report.json</a>'
+    parts.append(f'<p class="muted">The same as {link}</p>')
     speed = metric_series(content["curves"], "images_per_sec", "images per second", 4)
     if not speed:
         return parts

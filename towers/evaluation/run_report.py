@@ -1,4 +1,4 @@
-"""The report of a run: a web page in one file, and the same as JSON and CSV."""
+"""The report of a run: a web page in one file, and the same as JSON."""
 
 import os
 import pathlib
@@ -23,7 +23,6 @@ from towers.evaluation.figures import (
     worst_mistakes,
 )
 from towers.evaluation.report import result_of, to_json
-from towers.evaluation.report_csv import report_csv
 from towers.parallel.devices import gpu_names, num_cores, processor_name
 from towers.run.folder import RunFolder
 from towers.run.stopwatch import Stopwatch
@@ -94,7 +93,7 @@ def write_report(
     versions: Mapping[str, str],
     is_training: bool,
 ) -> pathlib.Path:
-    """Writes `report/index.html`, `report.json` and `report.csv` in a run's folder.
+    """Writes `report/index.html` and `report.json` in a run's folder.
 
     Args:
         folder: of the run.
@@ -148,7 +147,6 @@ def write_report(
     page = folder.report / "index.html"
     texts = {
         path: to_json(content),
-        folder.report / "report.csv": report_csv(content),
         page: report_page(content, pixels),
     }
     store.make_folders(folder.report)

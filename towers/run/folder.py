@@ -9,7 +9,7 @@ tensorboard/       event files
 result.json        the last evaluation by run_eval.py
 best               name of the checkpoint with the best accuracy on held-out images
 mistakes.csv       the test images that it predicts wrongly
-report/            index.html, report.json and report.csv; a comparison with other runs
+report/            index.html and report.json; a comparison with other runs
 """
 
 import contextlib
@@ -42,7 +42,7 @@ EVALUATION_BATCH_SIZE = 500
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
 _EVENTS = re.compile(r"events\.out\.tfevents\..*")
 _TRACE = re.compile(r".*\.(xplane\.pb|trace(\.json)?(\.gz)?)")
-_REPORT = re.compile(r"(index|compare)\.html|report\.(json|csv)")
+_REPORT = re.compile(r"(index|compare)\.html|report\.json")
 
 # The names of runs in trackers, see `callbacks`.
 _TRACKED = ".mlflow-run", ".wandb-run"
