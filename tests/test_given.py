@@ -230,7 +230,7 @@ def test_without_its_weights_a_network_is_asked_for(tmp_path):
 def test_the_same_images_in_another_form_are_the_same_data_set(same, tmp_path):
     config = dataclasses.replace(CONFIG, model="cnn", width=0.05, max_steps=1)
     results = [
-        train(tmp_path / name, config, data=(split, TEST), class_names="abcde")
+        train(tmp_path / name, config, data=(split, TEST), class_names=list("abcde"))
         for name, split in {"same": same, "arrays": TRAIN}.items()
     ]
     assert results[0].config.dataset == results[1].config.dataset

@@ -177,7 +177,7 @@ assert_type(run.config, Config)
 images = np.zeros((2, *run.image_shape), np.uint8)
 print(run.model(run.preprocess(images)), towers.__version__)
 labels = np.zeros(2, np.int64)
-train("runs/b", config, data=((images, labels), (images, [0, 1])), class_names="ab")
+train("runs/b", config, data=((images, labels), (images, [0, 1])), class_names=list("ab"))
 evaluate("runs/b", data=(images, labels))
 assert_type(export("runs/b", "keras"), pathlib.Path)
 

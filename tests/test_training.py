@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 
 import numpy as np
@@ -22,8 +23,10 @@ from small_runs import (
 from tensorflow.python.framework import config as tf_config
 from test_board import read_board
 
+import towers
 from towers import training
 from towers.config import FIELDS, Config
+from towers.config.options import bind_arguments
 from towers.data import synthetic
 from towers.errors import (
     CheckpointError,
@@ -291,6 +294,48 @@ def test_a_restart_of_the_same_job_overwrites_once(half_way, job, monkeypatch, c
     monkeypatch.setenv(job, "18")
     train(half_way, small_config(max_steps=1), overwrite=True)
     assert saved_steps(half_way) == [1]
+
+
+@pytest.mark.parametrize(
+    "name,wrong,right",
+    [
+        ("overwrite", "no", np.bool_(False)),
+        ("profile_steps", (1.5, 2), np.array([2, 3])),
+        ("progress", 1, np.str_("off")),
+        ("class_names", None, pathlib.PurePath().parts),
+        ("allow_change", "seed", ["seed"]),
+        ("config", {"seed": 1}, Config(seed=1)),
+    ],
+)
+def test_arguments_have_the_types_of_their_annotations(name, wrong, right):
+    given = {"workdir": "runs", "config": Config()}
+    with pytest.raises(ConfigError, match=f"^{name}="):
+        towers.train(**given | {name: wrong})
+    arguments = bind_arguments(train, (), given | {name: right}).arguments
+    is_list = isinstance(right, list | tuple | np.ndarray)
+    assert arguments[name] == (tuple(right) if is_list else right)
+    assert type(arguments[name]).__module__ != "numpy"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: towers.compare("runs/a"),
+        lambda: towers.evaluate("runs/a", step=True),
+        lambda: towers.evaluate("runs/a", {"batch_size": 5}),
+        lambda: towers.predict("runs/a", "a.png", top=2.5),
+        lambda: towers.load_run("runs/a", step=2.0),
+        lambda: towers.load_run(b"runs/a"),
+        lambda: towers.export("runs/a", "keras", overwrite="no"),
+        lambda: towers.dry_run("runs/a", Config(), overwrite=1),
+        lambda: towers.lr_range_test("runs/a", Config(), cluster="a:1"),
+        lambda: Config(batch_size=np.bool_(True)),
+    ],
+)
+def test_arguments_of_other_types_are_refused_in_a_line(call):
+    assert Config(data_dir=pathlib.Path("a"), deterministic=np.bool_(True))
+    with pytest.raises(ConfigError, match="^[a-z_]+=.*: must be [^\n]+$"):
+        call()
 
 
 def test_overwrite_removes_nothing_where_the_new_run_cannot_start(

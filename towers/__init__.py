@@ -70,7 +70,8 @@ _Function = TypeVar("_Function", bound=Callable)
 
 def _implemented_in(module: str) -> Callable[[_Function], _Function]:
     """The function of the same name in a module, which is imported when it is called,
-    with the signature and the docstring of the one that is decorated."""
+    with the signature and the docstring of the one that is decorated. The types of its
+    arguments are checked."""
 
     def decorate(function):
         names = dict.fromkeys(function.__annotations__)
@@ -78,9 +79,13 @@ def _implemented_in(module: str) -> Callable[[_Function], _Function]:
 
         @functools.wraps(function)
         def call(*args, **kwargs):
+            from towers.config.options import bind_arguments
+
             with quiet_imports():
                 implementation = importlib.import_module(module)
-            return getattr(implementation, function.__name__)(*args, **kwargs)
+            implementation = getattr(implementation, function.__name__)
+            bound = bind_arguments(implementation, args, kwargs)
+            return implementation(*bound.args, **bound.kwargs)
 
         return call
 
@@ -94,7 +99,7 @@ def train(
     *,
     model: "keras.Model | None" = None,
     data: "Data | None" = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str | int] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
@@ -156,7 +161,7 @@ def dry_run(
     *,
     model: "keras.Model | None" = None,
     data: "Data | None" = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str | int] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: "Cluster | None" = None,
@@ -178,7 +183,7 @@ def lr_range_test(
     *,
     model: "keras.Model | None" = None,
     data: "Data | None" = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str | int] = (),
     cluster: "Cluster | None" = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),

@@ -1,10 +1,16 @@
-"""An option, which is a field of Config with its help and bounds, and its check."""
+"""An option, which is a field of Config with its help and bounds, and its check; the
+check of the arguments of a function."""
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import math
 import numbers
 import os
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from towers.config import choices as tables
@@ -97,6 +103,65 @@ def check_option(field: dataclasses.Field, value: Any) -> Any:
     return value
 
 
+def bind_arguments(
+    function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call in the types that the function's annotations name:
+    scalars of NumPy become Python's, lists and arrays tuples, and paths may be texts.
+
+    Raises:
+        ConfigError: an argument has another type; names it.
+        TypeError: of Python, where one is missing or unknown.
+    """
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    hints = typing.get_type_hints(function)
+    for name, value in bound.arguments.items():
+        try:
+            bound.arguments[name] = _as_annotated(value, hints[name])
+        except TypeError:
+            is_dict = name == "config" and isinstance(value, Mapping)
+            raise ConfigError(
+                f"{name}={_short(value)}: must be {_words(hints[name])}"
+                f"{'; give Config(**config)' if is_dict else ''}"
+            ) from None
+    return bound
+
+
+def _as_annotated(value, hint):
+    """The value in the type of an annotation, or a TypeError."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        for part in parts:
+            with contextlib.suppress(TypeError):
+                return _as_annotated(value, part)
+        raise TypeError
+    if origin in (tuple, Sequence):
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+            raise TypeError
+        return tuple(_as_annotated(x, parts[0]) for x in value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # of NumPy
+    if hint is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    kind = {int: numbers.Integral, float: numbers.Real}.get(hint, origin or hint)
+    if not isinstance(value, kind) or isinstance(value, bool) != (hint is bool):
+        raise TypeError
+    return hint(value) if hint in (int, float, str) else value
+
+
+def _words(hint):
+    """An annotation in words."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(map(_words, parts))
+    if origin in (tuple, Sequence):
+        return f"a list of {_words(parts[0])}"
+    return "None" if hint is type(None) else (origin or hint).__name__
+
+
 def check_path(name: str, path: str | os.PathLike) -> None:
     """Refuses a text that can be no path, and no part of one.
 
@@ -121,17 +186,15 @@ def _with_type(field, value):
         raise ConfigError(
             f"{name}={_short(value)}: must be at least -2**63 and below 2**63"
         )
-    # Also NumPy's numbers are of these.
-    abstract = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
-    is_right = isinstance(value, abstract) and isinstance(value, bool) == (kind is bool)
-    if not is_right:
+    try:
+        value = _as_annotated(value, kind)
+    except TypeError:
         is_open = field.metadata["table"] not in ("", *tables.CLOSED)
         way_out = f"; give {tables.IN_A_FILE}" if is_open and callable(value) else ""
         raise ConfigError(
             f"{name}={_short(value)}: must be {kind.__name__}, "
             f"is {type(value).__name__}{way_out}"
-        )
-    value = kind(value)
+        ) from None
     if kind is float:
         if not math.isfinite(value):
             raise ConfigError(f"{name}={value}: must be finite")
@@ -149,7 +212,7 @@ def _with_type(field, value):
 def _short(value):
     """The value as Python writes it, cut where it is long."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).splitlines())
     except Exception:  # of thousands of digits or levels, or of the user's own class
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 60 else text[:57] + "..."

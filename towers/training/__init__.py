@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import keras
 import numpy as np
 
 from towers import build, console
-from towers.callbacks import Callback
 from towers.callbacks import validate as validate_callbacks
 from towers.config import FIELDS, Config, checks, non_defaults, to_json
 from towers.data.batches import EvalBatches
@@ -81,9 +79,9 @@ def train(
     workdir: str | os.PathLike,
     config: Config,
     *,
-    model: keras.Model | None = None,
+    model: Any = None,
     data: Any = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str | int] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,
@@ -92,7 +90,7 @@ def train(
     progress: str = "auto",
     profile_steps: Sequence[int] = (),
     report: bool = True,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Any = (),
     after_call: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TrainResult:

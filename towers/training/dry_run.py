@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -47,9 +46,9 @@ def dry_run(
     workdir: str | os.PathLike,
     config: Config,
     *,
-    model: keras.Model | None = None,
+    model: Any = None,
     data: Any = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str | int] = (),
     overwrite: bool = False,
     allow_change: tuple[str, ...] = (),
     cluster: Cluster | None = None,

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -133,9 +132,9 @@ def lr_range_test(
     workdir: str | os.PathLike,
     config: Config,
     *,
-    model: keras.Model | None = None,
+    model: Any = None,
     data: Any = None,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str | int] = (),
     cluster: Cluster | None = None,
     allow_public_address: bool = False,
     origins: Mapping[str, str] = MappingProxyType({}),
