@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,9 +17,19 @@ from small_runs import CLASS_NAMES, NUM_TEST, arrays, small_config
 from towers import load_run
 from towers.data.sources import ArraySource
 from towers.evaluation import evaluate
-from towers.evaluation.figures import figures, predictions_of, wilson_interval
-from towers.evaluation.report import mistakes_csv, table, to_json
+from towers.evaluation.figures import (
+    Predictions,
+    confusion_entries,
+    figures,
+    predictions_of,
+    reliability,
+    wilson_interval,
+    worst_confusion,
+)
+from towers.evaluation.report import mistakes_csv, result_of, table, to_json
+from towers.evaluation.run_page import report_page
 from towers.parallel.evaluator import AVERAGES, RAW
+from towers.run.stopwatch import Stopwatch
 
 
 def random_batch(num_images, num_classes, seed, scale=3.0):
@@ -51,16 +62,20 @@ def compare_with_sklearn(found, labels, logits, suffix="", prefix=""):
 
     classes, predictions = np.arange(logits.shape[1]), logits.argmax(1)
     expected = metrics.confusion_matrix(labels, predictions, labels=classes)
-    np.testing.assert_array_equal(value("confusion_matrix"), expected)
+    entries = np.array(value("confusion_matrix"))
+    pairs = np.argwhere(expected)
+    np.testing.assert_array_equal(entries, np.column_stack([pairs, expected[*pairs.T]]))
     columns = metrics.precision_recall_fscore_support(
         labels, predictions, labels=classes, zero_division=0
     )
+    columns += (np.bincount(predictions, minlength=len(classes)),)
     for name, column in zip(
-        ("precision", "recall", "f1", "images"), columns, strict=True
+        ("precision", "recall", "f1", "images", "predictions"), columns, strict=True
     ):
         ours = [row[name] for row in value("classes")]
         np.testing.assert_allclose(ours, column, rtol=1e-12, err_msg=name)
-    assert value("macro_f1") == pytest.approx(np.mean(columns[2]), rel=1e-12)
+    mean_f1 = metrics.f1_score(labels, predictions, average="macro", zero_division=0)
+    assert value("macro_f1") == pytest.approx(mean_f1, rel=1e-12)
     accuracy = metrics.accuracy_score(labels, predictions)
     assert value("accuracy") == pytest.approx(accuracy, rel=1e-12)
     losses = metrics.log_loss(labels, probabilities_of(logits), labels=classes)
@@ -84,6 +99,65 @@ def test_random_predictions_equal_sklearn(num_classes):
     compare_with_sklearn(found, labels, logits)
     assert found["classes"][-1]["recall"] == found["classes"][-2]["precision"] == 0
     assert found["images"] == 201 and 0 < found["correct"] < 201
+
+
+@pytest.mark.parametrize(
+    "labels, predictions",
+    [
+        ([0, 0, 1], [0, 0, 1]),  # class 2 has neither images nor predictions
+        ([0, 1, 1], [2, 2, 2]),  # nothing is right
+        ([1, 1], [1, 1]),
+        ([3, 0], [0, 3]),
+    ],
+)
+def test_the_mean_f1_leaves_out_classes_without_images_and_predictions(
+    labels, predictions
+):
+    logits = np.eye(4, dtype=np.float32)[predictions]
+    batch = {"logits": logits, "labels": np.array(labels), "loss": np.zeros(2)}
+    found = figures(of_one_kind([batch]), "abcd")
+    expected = metrics.f1_score(labels, predictions, average="macro", zero_division=0)
+    assert found["macro_f1"] == pytest.approx(expected, rel=1e-12)
+    rows = [line.split()[0] for line in table({RAW: found})[-5:]]
+    assert set(rows) & set("abcd") == {"abcd"[x] for x in {*labels, *predictions}}
+
+
+def test_the_worst_part_of_a_confusion_matrix_equals_a_plain_selection():
+    labels, predicted = np.random.default_rng(0).integers(0, 30, (2, 400))
+    whole = metrics.confusion_matrix(labels, predicted, labels=range(30))
+    entries = confusion_entries(labels, predicted, 30)
+    classes, counts, images = worst_confusion(entries, 30, 7)
+    wrong = whole.sum(0) + whole.sum(1) - 2 * np.diag(whole)
+    rest = [x for x in range(30) if x not in classes]
+    assert len(classes) == 7 and wrong[classes].min() >= wrong[rest].max()
+    np.testing.assert_array_equal(counts, whole[np.ix_(classes, classes)])
+    np.testing.assert_array_equal(images, whole.sum(1)[classes])
+    all_classes, counts, _ = worst_confusion(entries, 30, 120)
+    assert (*all_classes,) == (*range(30),) and (counts == whole).all()
+
+
+def test_files_and_memory_of_many_classes_are_not_quadratic():
+    """8,000 classes and 1,000 images: a whole matrix would take 512 MB."""
+    labels, classes = np.random.default_rng(0).integers(0, 8000, (2, 1000))
+    labels[:500] = 0
+    ones = np.ones(1000)
+    predictions = Predictions(labels, classes, ones, ones, ones > 1, ones[:0])
+    tracemalloc.start()
+    try:
+        found = figures(predictions, [f"class {i}" for i in range(8000)])
+        options = {"step": 1, "images": 1, "stopwatch": Stopwatch()}
+        result = result_of({RAW: found}, "test", **options)
+        content = {"run": "", "result": result, "reliability": reliability(predictions)}
+        content |= {"curves": {}, "mistakes": [], "most_confident": [], "versions": {}}
+        content |= {"command": "", "machine": "", "written": "", "options": {}}
+        content |= {"train_secs": 1.0, "start_secs": 1.0}
+        page = report_page(content, {})
+        texts = [page, to_json(content), *table({RAW: found})]
+        assert tracemalloc.get_traced_memory()[1] < 60e6
+    finally:
+        tracemalloc.stop()
+    assert max(map(len, texts)) < 3e6 and len(page) < 500_000
+    assert "<th>class 0" not in page and ">class 0</text>" in page
 
 
 @pytest.mark.parametrize("trials", [1, 7, 100, 10_000])
@@ -154,7 +228,7 @@ def test_the_table_says_whose_figures_are_reported(kinds):
     assert [(x[0], x[-1]) for x in found] == [
         (row["name"], f"{row['f1']:.4f}") for row in rows
     ]
-    most = np.max(np.array(last["confusion_matrix"]) * (1 - np.eye(3, dtype=int)))
+    most = max(n for label, other, n in last["confusion_matrix"] if label != other)
     assert re.match(rf"  most .* \({name}\): [^,]* {most}(,|$)", lines[-1])
 
 

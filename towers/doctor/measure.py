@@ -125,10 +125,8 @@ def _input(config, parts):
 
 def _picture_secs(parts):
     """Seconds of the picture of a confusion matrix, which each evaluation has."""
-    names, started = parts.data.class_names, time.perf_counter()
-    if len(names) > MOST_CLASSES:
-        return 0.0
-    confusion_matrix(np.eye(len(names), dtype=int), names)
+    names, started = parts.data.class_names[:MOST_CLASSES], time.perf_counter()
+    confusion_matrix(np.eye(len(names), dtype=int), np.ones(len(names)), names)
     return time.perf_counter() - started
 
 

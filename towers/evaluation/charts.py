@@ -26,8 +26,8 @@ logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font ca
 # Colors of series; further ones are dashed.
 NUM_COLORS = 6
 
-# A matrix of so many classes has counts in its cells, and names next to them.
-MOST_COUNTED, MOST_NAMED, MOST_CELLS = 20, 120, 200
+# Most classes of a confusion matrix, and of one with counts in its cells.
+MOST_CONFUSED, MOST_COUNTED = 120, 20
 
 # Classes of the chart of accuracies, and characters of their names.
 MOST_CLASSES, _MOST_CHARACTERS = 25, 22
@@ -143,46 +143,40 @@ def curves(
 
 @_chart
 def confusion(
-    matrix: Sequence[Sequence[int]], names: Sequence[str]
+    counts: np.ndarray, images: np.ndarray, names: Sequence[str]
 ) -> tuple[Figure, str]:
-    """The confusion matrix, a row per label: the larger the share of the label's images
-    the darker, on the diagonal and off it in two colors. Of more than MOST_NAMED
-    classes the numbers are shown, not the names; of more than MOST_CELLS each cell is
-    that of several classes."""
-    counts = np.asarray(matrix)
-    num_classes = len(counts)
-    block = -(-num_classes // MOST_CELLS)  # classes of a cell
-    if block > 1:
-        first = np.arange(0, num_classes, block)
-        counts = np.add.reduceat(np.add.reduceat(counts, first, 0), first, 1)
+    """A confusion matrix, a row per label: the larger the share of the label's images
+    the darker, on the diagonal and off it in two colors.
+
+    Args:
+        counts: int [n, n], n at most MOST_CONFUSED.
+        images: int [n], of the labels.
+        names: of the classes.
+    """
     count = len(counts)
-    is_named, is_counted = num_classes <= MOST_NAMED, count <= MOST_COUNTED
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    is_counted = count <= MOST_COUNTED
+    shares = counts / np.maximum(images[:, np.newaxis], 1)
     # Small shares are seen too.
     opacities = np.where(counts > 0, 0.08 + 0.92 * shares**0.7, 0)
     pixels = np.empty([count, count, 4])
     pixels[:] = np.array([192, 57, 43, 0]) / 255
     pixels[np.arange(count), np.arange(count), :3] = np.array([31, 95, 191]) / 255
     pixels[..., 3] = opacities
-    side = 34 if is_counted else max(10 if is_named else 1, 640 // count)
-    margin = 12 + 6 * max(len(_short(x)) for x in names) if is_named else 60
+    side = 34 if is_counted else max(10, 640 // count)
+    margin = 12 + 6 * max(len(_short(x)) for x in names)
     figure, axes = _figure(*[margin + 24 + max(count * side, 160)] * 2)
-    size = count * block
-    axes.imshow(
-        pixels, interpolation="none", extent=(-0.5, size - 0.5, size - 0.5, -0.5)
-    )
+    axes.imshow(pixels, interpolation="none")
     axes.set(xlabel="predicted class", ylabel="class")
     axes.xaxis.set_label_position("top")
     axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
-    if is_named:
-        size = None if is_counted else 7
-        places, labels = range(count), [_short(x) for x in names]
-        axes.set_xticks(places, labels, rotation=90, fontsize=size)
-        axes.set_yticks(places, labels, fontsize=size)
-        axes.tick_params(labelcolor=_COLORS["text"])
-        edges, style = np.arange(1, count) - 0.5, {"color": _COLORS["grid"]}
-        axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
-        axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
+    size = None if is_counted else 7
+    places, labels = range(count), [_short(x) for x in names]
+    axes.set_xticks(places, labels, rotation=90, fontsize=size)
+    axes.set_yticks(places, labels, fontsize=size)
+    axes.tick_params(labelcolor=_COLORS["text"])
+    edges, style = np.arange(1, count) - 0.5, {"color": _COLORS["grid"]}
+    axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
+    axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set(visible=True, color=_COLORS["grid"])
@@ -195,7 +189,7 @@ def confusion(
             axes.text(
                 column, row, text, ha="center", va="center", color=color, size=size
             )
-    return figure, f"confusion matrix of {num_classes} classes"
+    return figure, f"confusion matrix of {count} classes"
 
 
 @_chart

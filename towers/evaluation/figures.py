@@ -87,13 +87,41 @@ def softmax(logits: np.ndarray) -> np.ndarray:
         return powers / powers.sum(1, keepdims=True)
 
 
-def confusion_counts(
+def confusion_entries(
     labels: np.ndarray, classes: np.ndarray, num_classes: int
 ) -> np.ndarray:
-    """int64 [num_classes, num_classes]: a row per label, a column per prediction."""
-    matrix = np.zeros((num_classes, num_classes), np.int64)
-    np.add.at(matrix, (labels, classes), 1)
-    return matrix
+    """The entries of the confusion matrix that are not zero: int64 [m, 3], rows of
+    label, predicted class and number of images, in increasing order."""
+    pairs, counts = np.unique(labels * num_classes + classes, return_counts=True)
+    return np.stack([*np.divmod(pairs, num_classes), counts], 1)
+
+
+def frequent_mistakes(entries: np.ndarray, most: int) -> np.ndarray:
+    """The entries of pairs of different classes with the largest numbers of images."""
+    wrong = entries[entries[:, 0] != entries[:, 1]]
+    return wrong[np.argsort(-wrong[:, 2], kind="stable")[:most]]
+
+
+def worst_confusion(
+    entries: np.ndarray, num_classes: int, most: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The part of the confusion matrix of the classes with the most mistakes: images of
+    a class, or predictions of it, that are wrong.
+
+    Returns:
+        The classes, int64 [k] in increasing order, k <= most; the counts of their
+        predictions as each other, int64 [k, k]; the numbers of their images, int64 [k].
+    """
+    labels, predicted, counts = entries.T
+    wrong = counts * (labels != predicted)
+    images = np.bincount(labels, counts, num_classes).astype(np.int64)
+    mistakes = sum(np.bincount(x, wrong, num_classes) for x in (labels, predicted))
+    classes = np.sort(np.argsort(-mistakes, kind="stable")[:most])
+    place = np.full(num_classes, len(classes))  # other classes: outside of the result
+    place[classes] = np.arange(len(classes))
+    matrix = np.zeros([len(classes) + 1] * 2, np.int64)
+    matrix[place[labels], place[predicted]] = counts
+    return classes, matrix[:-1, :-1], images[classes]
 
 
 def worst_mistakes(
@@ -110,38 +138,50 @@ def figures(predictions: Predictions, class_names: Sequence[str]) -> dict[str, A
     """The figures of `result.json`, of Python's types.
 
     A ratio of nothing, such as the precision of a class that is never predicted, is 0,
-    as in scikit-learn with `zero_division=0`.
+    as in scikit-learn with `zero_division=0`. The mean F1 leaves out classes without
+    images and predictions, as scikit-learn does by default.
 
     Returns:
         "accuracy", "correct", "images", "loss" (the mean); "accuracy_interval";
         "top5_accuracy" and "top5_accuracy_interval" where there are more classes than
         TOP; "accuracy_tta" with test-time augmentation; "calibration_error";
         "macro_f1", the mean over the classes; "classes", a row of each class;
-        "confusion_matrix", a row of each label with the counts of its predictions.
+        "confusion_matrix", the entries that are not zero, see `confusion_entries`.
     """
     images, correct = len(predictions.labels), int(predictions.correct.sum())
-    matrix = confusion_counts(predictions.labels, predictions.classes, len(class_names))
-    counts = np.stack([np.diag(matrix), matrix.sum(1), matrix.sum(0)], 1).tolist()
+    labels, predicted = predictions.labels, predictions.classes
+    counts = [
+        np.bincount(x, minlength=len(class_names)).tolist()
+        for x in (labels[predictions.correct], labels, predicted)
+    ]
     classes = [
-        {"name": name, "images": labeled, "f1": 2 * hits / max(labeled + predicted, 1)}
-        | _ratio("precision", hits, predicted)
+        {"name": name, "images": labeled, "predictions": taken}
+        | {"f1": 2 * hits / max(labeled + taken, 1)}
+        | _ratio("precision", hits, taken)
         | _ratio("recall", hits, labeled)
-        for name, (hits, labeled, predicted) in zip(class_names, counts, strict=True)
+        for name, hits, labeled, taken in zip(class_names, *counts, strict=True)
     ]
     result = _ratio("accuracy", correct, images) | {
         "loss": float(predictions.losses.mean()),
         "correct": correct,
         "images": images,
         "calibration_error": _calibration_error(predictions),
-        "macro_f1": float(np.mean([row["f1"] for row in classes])),
+        "macro_f1": float(np.mean([row["f1"] for row in present(classes)])),
         "classes": classes,
-        "confusion_matrix": matrix.tolist(),
+        "confusion_matrix": confusion_entries(
+            labels, predicted, len(class_names)
+        ).tolist(),
     }
     if len(class_names) > TOP and predictions.in_top.size:
         result |= _ratio("top5_accuracy", int(predictions.in_top.sum()), images)
     if predictions.correct_tta.size:
         result["accuracy_tta"] = int(predictions.correct_tta.sum()) / images
     return result
+
+
+def present(classes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of classes that have images or predictions."""
+    return [row for row in classes if row["images"] or row["predictions"]]
 
 
 def _ratio(name, successes, trials):

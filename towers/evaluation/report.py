@@ -12,7 +12,7 @@ import numpy as np
 from towers.config import Config
 from towers.data.paths import shown
 from towers.data.sources import Source, place_of
-from towers.evaluation.figures import Predictions
+from towers.evaluation.figures import Predictions, frequent_mistakes, present
 from towers.evaluation.tables import MOST_CHARACTERS
 from towers.parallel.evaluator import AVERAGES, RAW
 from towers.run.stopwatch import Stopwatch
@@ -115,22 +115,20 @@ def _class_lines(figures, kind):
     """The classes with the lowest F1, and the most frequent mistakes."""
     classes = figures["classes"]
     names = [shown(row["name"], MOST_CHARACTERS) for row in classes]
-    lowest = np.argsort([row["f1"] for row in classes], kind="stable")[:MOST_LISTED]
+    lowest = sorted(present(classes), key=lambda row: row["f1"])[:MOST_LISTED]
     title = f"class ({kind})"
     if len(classes) > MOST_LISTED:
         title = f"lowest F1 of {len(classes)} classes ({kind})"
-    width = max(len(title), *(len(names[label]) for label in lowest))
+    shortened = [shown(row["name"], MOST_CHARACTERS) for row in lowest]
+    width = max(map(len, (title, *shortened)))
     yield f"  {title:{width}}  images  precision  recall      F1"
-    for label in lowest:
+    for name, row in zip(shortened, lowest, strict=True):
         cells = "{images:6}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}"
-        yield f"  {names[label]:{width}}  {cells.format(**classes[label])}"
-    counts = np.array(figures["confusion_matrix"])
-    np.fill_diagonal(counts, 0)
-    most = np.argsort(-counts, axis=None, kind="stable")[:MOST_LISTED]
+        yield f"  {name:{width}}  {cells.format(**row)}"
+    entries = np.array(figures["confusion_matrix"])
     mistakes = [
-        f"{names[label]} as {names[other]} {counts[label, other]}"
-        for label, other in zip(*np.unravel_index(most, counts.shape), strict=True)
-        if counts[label, other]
+        f"{names[label]} as {names[other]} {count}"
+        for label, other, count in frequent_mistakes(entries, MOST_LISTED)
     ]
     if mistakes:
         yield f"  most frequent mistakes ({kind}): {', '.join(mistakes)}"

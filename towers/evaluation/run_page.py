@@ -9,11 +9,12 @@ import numpy as np
 from towers.config.installation import program
 from towers.evaluation import charts, page
 from towers.evaluation.charts import Series
+from towers.evaluation.figures import frequent_mistakes, worst_confusion
 from towers.evaluation.report import of_reported
 from towers.run.display import duration
 
-# Pairs of classes that are listed.
-MOST_PAIRS = 15
+# Pairs of classes, and classes, that are listed.
+MOST_PAIRS, MOST_ROWS = 15, 200
 
 Content = Mapping[str, Any]
 
@@ -26,17 +27,16 @@ def report_page(content: Content, pixels: Mapping[int, np.ndarray]) -> str:
         pixels: index of an image -> uint8 [height, width, channels].
     """
     result = content["result"]
-    matrix = of_reported(result, "confusion_matrix")
     classes = of_reported(result, "classes")
     parts = [_head(content), page.section("Curves", page.grid(*_curves(content)))]
     if classes:
         accuracy = of_reported(result, "accuracy")
         parts += [
-            page.section("Confusion matrix", *_confusion(matrix, classes)),
+            page.section("Confusion matrix", *_confusion(result, classes)),
             page.section(
                 "Classes and calibration",
                 page.row(_classes(classes, accuracy), _calibration(content)),
-                page.details(f"All {len(classes)} classes", _class_table(classes)),
+                _class_table(classes),
             ),
         ]
     for title, name in (
@@ -152,20 +152,18 @@ def curve_chart(title: str, series: Sequence[Series]) -> str:
     )
 
 
-def _confusion(matrix, classes):
+def _confusion(result, classes):
+    entries = np.array(of_reported(result, "confusion_matrix"))
+    worst, counts, images = worst_confusion(entries, len(classes), charts.MOST_CONFUSED)
     names = [row["name"] for row in classes]
-    svg = charts.confusion(matrix, names)
+    svg = charts.confusion(counts, images, [names[label] for label in worst])
     title = "Rows: classes. Columns: predictions. Shades: shares of a class"
-    counts = np.array(matrix)
-    np.fill_diagonal(counts, 0)
-    order = np.argsort(-counts, axis=None, kind="stable")[:MOST_PAIRS]
-    pairs = []
-    for place in order.tolist():
-        label, other = divmod(place, len(names))
-        if counts[label, other]:
-            share = counts[label, other] / max(classes[label]["images"], 1)
-            cells = names[label], names[other], int(counts[label, other])
-            pairs.append((*cells, f"{share:.1%}"))
+    if len(worst) < len(classes):
+        title = f"The {len(worst)} classes with the most mistakes. {title}"
+    pairs = [
+        (names[label], names[other], count, f"{count / classes[label]['images']:.1%}")
+        for label, other, count in frequent_mistakes(entries, MOST_PAIRS).tolist()
+    ]
     head = ["class", "predicted as", "images", "share of the class"]
     chart = page.chart(title, svg, wide=True)
     if not pairs:
@@ -196,10 +194,13 @@ def _class_table(classes):
             row["precision"],
             row["f1"],
         )
-        for row in sorted(classes, key=lambda row: row["recall"])
+        for row in sorted(classes, key=lambda row: (not row["images"], row["recall"]))
     ]
+    title = f"All {len(classes)} classes"
+    if len(rows) > MOST_ROWS:
+        title = f"The {MOST_ROWS} least accurate of {len(rows)} classes"
     head = ["class", "images", "accuracy (recall)", "95 % interval", "precision", "F1"]
-    return page.table(head, rows)
+    return page.details(title, page.table(head, rows[:MOST_ROWS]))
 
 
 def _calibration(content):

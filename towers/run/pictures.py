@@ -10,12 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 # sharp texts), a gap, and a line of a caption.
 _WIDTH, _GAP, _LINE = 350, 4, 14
 
-# A matrix of more classes is not drawn.
-MOST_CLASSES = 1000
-
-# One of more classes has no names and no counts; pixels of its names, and of the
-# side of a cell that holds a count.
-_MOST_NAMED, _MARGIN, _CELL = 20, 110, 24
+# Most classes of a matrix; pixels of their names, and of the side of a cell.
+MOST_CLASSES, _MARGIN, _CELL = 20, 110, 24
 
 
 def captioned_images(
@@ -59,27 +55,25 @@ def captioned_images(
     return np.asarray(canvas)
 
 
-def confusion_matrix(counts: np.ndarray, class_names: Sequence[str]) -> np.ndarray:
+def confusion_matrix(
+    counts: np.ndarray, images: np.ndarray, class_names: Sequence[str]
+) -> np.ndarray:
     """A matrix with a row per label and a column per prediction, shaded by the share of
     the label's images.
 
     Args:
-        counts: whole numbers [classes, classes].
+        counts: whole numbers [classes, classes], of at most MOST_CLASSES.
+        images: whole numbers [classes], of the labels.
 
     Returns:
         uint8 [height, width, 3].
     """
     count = len(counts)
-    is_named = count <= _MOST_NAMED
-    side = max(1, _WIDTH // count)
-    if is_named:
-        side = max(_CELL, (_WIDTH - _MARGIN) // count)
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    side = max(_CELL, (_WIDTH - _MARGIN) // count)
+    shares = counts / np.maximum(images[:, np.newaxis], 1)
     shades = np.stack([255 * (1 - shares * x) for x in (0.85, 0.55, 0.15)], 2)
     cells = Image.fromarray(shades.round().astype(np.uint8))
     cells = cells.resize((count * side, count * side), Image.Resampling.NEAREST)
-    if not is_named:
-        return np.asarray(cells)
     font, margin = ImageFont.load_default(12), max(_MARGIN, _WIDTH - cells.width)
     canvas = Image.new("RGB", (margin + cells.width, margin + cells.height), "white")
     canvas.paste(cells, (margin, margin))

@@ -7,7 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build
-from towers.evaluation.figures import confusion_counts, worst_mistakes
+from towers.evaluation.figures import (
+    confusion_entries,
+    worst_confusion,
+    worst_mistakes,
+)
 from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
 from towers.run.pictures import MOST_CLASSES, confusion_matrix
 from towers.run.session import Session
@@ -58,7 +62,9 @@ def report_evaluation(
     reports.scalars(session.step, values, split)
 
     def draw_matrix():
-        return confusion_matrix(confusion_counts(labels, classes, len(names)), names)
+        entries = confusion_entries(labels, classes, len(names))
+        worst, *counts = worst_confusion(entries, len(names), MOST_CLASSES)
+        return confusion_matrix(*counts, [names[label] for label in worst])
 
     def draw_mistakes():
         images, _ = source.read(tf.constant(worst, tf.int64))
@@ -67,8 +73,9 @@ def report_evaluation(
     labels, classes = predictions[:, :2].T.astype(int)
     worst = worst_mistakes(labels, classes, predictions[:, 2], MOST_IMAGES)
     about = "A row per label, a column per prediction, shaded by the share of the label"
-    if len(names) <= MOST_CLASSES:
-        reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
+    if len(names) > MOST_CLASSES:
+        about += f"; the {MOST_CLASSES} classes with the most mistakes"
+    reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
         about = "The mistakes with the largest loss"
         reports.picture(session.step, "mistakes", draw_mistakes, about, split)
