@@ -65,6 +65,16 @@ def test_the_picture_shows_ten_images_of_each_class(run, tmp_path):
     assert (picture[:2] == 128).all()
 
 
+@pytest.mark.row(48, 53)
+def test_a_picture_replaces_its_own_kind_alone(run, tmp_path):
+    assert run("--grid=drawn.png")[0] == run("--grid=drawn.png")[0] == 0
+    for content in (png(random_pixels(0, 8, 6)), b"notes"):
+        (tmp_path / "mine.png").write_bytes(content)
+        code, _, lines = run("--grid=mine.png")
+        assert code == 2 and "mine.png: another program wrote" in lines[-1]
+        assert (tmp_path / "mine.png").read_bytes() == content
+
+
 def test_large_images_are_shrunk_in_the_picture(run, root, tmp_path):
     """600x400 pixels: every third is drawn."""
     content = png(random_pixels(0, 600, 400))

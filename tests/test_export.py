@@ -105,6 +105,44 @@ def test_an_export_stays_until_it_is_overwritten(
     assert os.listdir(half_way / "export") == [path.name]
 
 
+@pytest.mark.row(53)
+def test_files_of_the_user_stay_in_a_saved_model(half_way, same_process, capsys):
+    path = export(half_way, "saved_model")
+    mine = ["assets.extra/tf_serving_warmup_requests", "notes.txt", "variables/a.txt"]
+    for name in mine:
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(name)
+    written = {p for p in path.rglob("*") if p.is_file()}
+    # Another process was killed when the export had lost its name.
+    path.rename(path.with_name(".tmp-replaced-saved_model"))
+    train(half_way, small_config())
+    capsys.readouterr()
+    export(half_way, "saved_model", overwrite=True)
+    stay = [x for x in capsys.readouterr().out.splitlines() if " stays: " in x]
+    named = "assets.extra", "notes.txt", "variables/a.txt"
+    assert [x.split()[0] for x in stay] == [f"{path / name}" for name in named]
+    assert all((path / name).read_text() == name for name in mine)
+    assert {p for p in path.rglob("*") if p.is_file()} == written
+    images = arrays(small_runs.NUM_TEST, 1)[0]
+    logits, _ = predict_here("saved_model", path, images)
+    expected = numpy_logits(half_way, images)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.row(51, 53)
+def test_what_killed_exports_left_is_removed(half_way, same_process, capsys):
+    """Not what a living process, or another program, has there."""
+    folder = half_way / "export"
+    left = ".tmp-99999999-model.keras", ".tmp-99999999-model.keras-a1b2c3d4"
+    others = f".tmp-{os.getppid()}-model.keras", ".tmp-99999999-mine"
+    for name in (*left, *others):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("1234")
+    export(half_way, "keras")
+    assert {*os.listdir(folder)} == {"model.keras", *others}
+    assert capsys.readouterr().out.count("left by an interrupted export: 4 bytes") == 2
+
+
 @pytest.mark.parametrize("precision,most", [slow("float16", 0.01), ("int8", 0.05)])
 def test_fewer_bits_change_the_logits_a_little(half_way, same_process, precision, most):
     path = export(half_way, "tflite", precision=precision)
@@ -340,6 +378,12 @@ def test_an_export_that_cannot_be_loaded_says_why(tmp_path):
         comparison.predict_in_new_process("onnx", tmp_path / "a.onnx", np.zeros(1))
 
 
+def other_saved_model(path):
+    """Of another program, which also stores names."""
+    path.mkdir()
+    (path / "saved_model.pb").write_bytes(b"class_names")
+
+
 @pytest.mark.parametrize(
     "name,make,words",
     [
@@ -347,6 +391,7 @@ def test_an_export_that_cannot_be_loaded_says_why(tmp_path):
         ("a.keras", os.mkdir, "is no such export"),
         ("a", lambda p: shutil.copytree("docs", p), "is no such export"),
         ("a", lambda p: p.write_text("mine"), "is no such export"),
+        ("a", other_saved_model, "is no such export"),
         ("a.keras", lambda p: p.write_text("mine"), "is no such export"),
         ("a.h5", lambda p: None, "must end with .keras"),
         ("a/b.keras", lambda p: p.parent.write_text("mine"), "a is a file"),

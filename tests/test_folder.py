@@ -179,7 +179,7 @@ def test_clear_removes_what_runs_write_and_nothing_else(folder):
     written = [folder.config, folder.dataset_info, folder.metrics, folder.result]
     written += [folder.path / ".mlflow-run", folder.path / ".wandb-run"]
     written += [folder.checkpoints / "step-00000001" / "MANIFEST.json"]
-    written += [folder.tensorboard / "train" / "events.out.tfevents.1.host"]
+    written += [folder.tensorboard / "train" / "events.out.tfevents.1.host.17"]
     notes = [folder.path / "notes.txt", folder.path / "figures" / "loss.png"]
     for path in written + notes:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,6 +192,24 @@ def test_clear_removes_what_runs_write_and_nothing_else(folder):
     assert not folder.checkpoints.exists() and not folder.tensorboard.exists()
     assert all(path.read_text() == "{}" for path in notes)
     folder.clear()
+
+
+@pytest.mark.row(53)
+def test_clear_names_what_users_put_between_the_files_of_a_run(folder):
+    events = "events.out.tfevents.1700000000.a.host"
+    mine = [
+        *(folder.report / "notes.md", folder.best / "model.keras"),
+        *(folder.boards[0] / f"{events}.17.0.v2", folder.boards[0] / f"{events}.17.3"),
+        folder.tensorboard / "baseline" / f"{events}.17",
+    ]
+    written = [folder.report / "index.html", folder.boards[0] / f"{events}.17"]
+    for path in (*mine, *written):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    named = {*mine[:1], *mine[2:4], folder.best, folder.tensorboard / "baseline"}
+    assert {*folder.clear()} == named
+    assert all(path.exists() for path in mine)
+    assert not any(path.exists() for path in written)
 
 
 @pytest.mark.row(38)

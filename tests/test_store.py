@@ -70,6 +70,46 @@ def test_a_folder_is_the_old_one_or_gone_or_the_new_one(tmp_path):
     assert os.listdir(tmp_path) == ["folder"]
 
 
+@pytest.mark.row(53)
+def test_what_others_put_into_a_folder_is_kept_at_every_moment(tmp_path):
+    (tmp_path / "folder" / "below" / "deep").mkdir(parents=True)
+    for name in ("file", "mine", "below/deep/mine"):
+        (tmp_path / "folder" / name).write_bytes(OLD)
+
+    def act():
+        with store.aside(tmp_path / "folder") as new:
+            (new / "below").mkdir(parents=True)
+            (new / "file").write_bytes(NEW)
+            kept = store.keep_others(tmp_path / "folder", new)
+        assert kept == [tmp_path / "folder/below/deep", tmp_path / "folder/mine"]
+
+    def content_of(tree):
+        folders = [x for x in tree if x in ("folder", ".tmp-replaced-folder")]
+        for name in ("mine", "below/deep/mine"):
+            assert OLD in {tree.get(f"{folder}/{name}") for folder in folders}
+        return tree.get("folder/file")
+
+    contents = contents_after_power_cuts(tmp_path, act, content_of)
+    assert {OLD, NEW} <= contents and os.listdir(tmp_path) == ["folder"]
+
+
+@pytest.mark.row(53)
+def test_links_and_what_is_no_file_are_kept(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+    (old / "secret").write_bytes(OLD)
+    (old / "secret").chmod(0)
+    (old / "nowhere").symlink_to("nothing")
+    (old / "etc").symlink_to("/etc")
+    os.mkfifo(old / "fifo")
+    names = {path.name for path in store.keep_others(old, new)}
+    store.replace(new, old)
+    assert names == {*os.listdir(old)} == {"secret", "nowhere", "etc", "fifo"}
+    assert os.readlink(old / "etc") == "/etc" and (old / "fifo").is_fifo()
+    assert (old / "secret").stat().st_mode & 0o777 == 0
+
+
 def test_after_an_error_the_old_one_stays_and_nothing_else(tmp_path):
     (tmp_path / "file").write_bytes(OLD)
     with pytest.raises(KeyError), store.aside(tmp_path / "file") as temporary:

@@ -7,8 +7,9 @@ OSErrors.
 import contextlib
 import os
 import pathlib
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 
 def write_aside(path: str | os.PathLike, content: bytes | str) -> None:
@@ -39,7 +40,10 @@ def replace(path: pathlib.Path, target: pathlib.Path) -> None:
     """Flushes a file or folder and gives it its final name. What had that name is
     removed, but stays where this fails."""
     for part in [*path.rglob("*"), path]:
-        sync(part)
+        # Files of the user, see `keep_others`, may be unreadable, or anything.
+        if not part.is_symlink() and (part.is_file() or part.is_dir()):
+            with contextlib.suppress(PermissionError):
+                sync(part)
     before = target.with_name(f".tmp-replaced-{target.name}")
     is_moved = path.is_dir() and os.path.lexists(target)
     if is_moved:  # a folder is not replaced in one piece
@@ -57,13 +61,70 @@ def replace(path: pathlib.Path, target: pathlib.Path) -> None:
             remove(before)
 
 
-def recover(folder: pathlib.Path) -> None:
-    """Gives folders their names again where a `replace` was killed when what it
-    replaced had lost its name, and the new one had none yet."""
-    for before in folder.glob(".tmp-replaced-*"):
+def recover(folder: pathlib.Path, name: str = "*") -> None:
+    """Gives folders, by default all in a folder, their names again where a `replace`
+    was killed when what it replaced had lost its name, and the new one had none yet."""
+    for before in folder.glob(f".tmp-replaced-{name}"):
         target = folder / before.name.removeprefix(".tmp-replaced-")
         if not os.path.lexists(target):
             os.rename(before, target)
+
+
+def keep_others(folder: pathlib.Path, new: pathlib.Path) -> list[pathlib.Path]:
+    """Links what a folder has and a new version of it lacks into the new one, or copies
+    it where the disk takes no links; returns the paths in the folder."""
+    kept = []
+    for path in sorted(folder.iterdir()):
+        target = new / path.name
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not os.path.lexists(target):
+            if is_folder:
+                shutil.copytree(path, target, symlinks=True, copy_function=_link)
+            else:
+                _link(path, target)
+            kept.append(path)
+        elif is_folder and target.is_dir():
+            kept += keep_others(path, target)
+    return kept
+
+
+def _link(path, target):
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(path, target, follow_symlinks=False)
+
+
+def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
+    """What killed processes of this machine have left for a path: see `aside` and
+    `replace`, and temporary folders whose names go on with a hyphen."""
+    name = re.escape(path.name)
+    pattern = re.compile(rf"\.tmp-(?:([0-9]+)-{name}(?:-\w+)?|replaced-{name})")
+    matches = ((x, pattern.fullmatch(x.name)) for x in path.parent.glob(".tmp-*"))
+    return [x for x, match in matches if match and not _is_alive(match[1])]
+
+
+def _is_alive(pid):
+    try:
+        os.kill(int(pid or ""), 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError, ValueError):
+        return False
+    return True
+
+
+def remove_leftovers(
+    paths: Iterable[pathlib.Path], of: str, log: Callable[[str], None]
+) -> None:
+    """Removes what interrupted processes left, and logs its size."""
+    for path in sorted(paths):
+        try:
+            size = num_bytes(path)
+            remove(path)
+            log(f"removed {path}, left by an interrupted {of}: {size:,} bytes")
+        except OSError as error:  # it takes room but does no harm
+            log(f"cannot remove {path}: {error}")
 
 
 def append(path: str | os.PathLike, content: bytes) -> None:

@@ -1,13 +1,14 @@
 """Inspection of every image of a data set before training."""
 
 import dataclasses
+import io
 import os
 import pathlib
 import re
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
+from PIL import Image, PngImagePlugin
 
 from towers import console, data, store
 from towers.config.choices import MAX_IMAGE_PIXELS
@@ -76,6 +77,10 @@ def check(
     if data_dir and is_checked and is_inside(folder):
         raise ConfigError(
             f"--grid={grid_path}: is among the images of --data_dir; choose another"
+        )
+    if os.path.lexists(grid_path) and not _is_picture(grid_path):
+        raise ConfigError(
+            f"--grid={grid_path}: another program wrote what is there; choose another"
         )
     if not os.access(os.path.dirname(grid_path), os.W_OK):
         raise ConfigError(f"--grid={grid_path}: cannot be written to that folder")
@@ -229,9 +234,21 @@ def _pixel_step(image_shape):
 
 
 def _write(path, picture):
+    content, about = io.BytesIO(), PngImagePlugin.PngInfo()
+    about.add_text("Software", __name__)
+    Image.fromarray(picture).save(content, "PNG", pnginfo=about)
     try:
-        store.write_aside(path, tf.io.encode_png(picture).numpy())
+        store.write_aside(path, content.getvalue())
     except OSError as error:
         raise ConfigError(
             f"--grid={path}: cannot be written: {error.strerror}"
         ) from error
+
+
+def _is_picture(path):
+    """Whether a file is a picture that `_write` wrote."""
+    try:
+        with Image.open(path, formats=["PNG"]) as picture:
+            return picture.info.get("Software") == __name__
+    except (OSError, Image.DecompressionBombError):
+        return False

@@ -64,6 +64,7 @@ def export(
         from towers.exporting.stock import stock_network
         from towers.exporting.writers import WRITERS
         from towers.parallel.devices import show_gpus
+    staging.recover(output)
     staging.validate_output(output, suffix, overwrite)
 
     show_gpus()  # none: they may be training

@@ -60,7 +60,7 @@ def predict_in_new_process(
     Raises:
         ExportError: it cannot be loaded there.
     """
-    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as folder:
         given, result = f"{folder}/images.npy", f"{folder}/logits.npz"
         np.save(given, images)
         # Without the folder of the program on its path, whose modules are named alike.

@@ -1,6 +1,7 @@
 """An output that gets its name when it is whole: a file, or a folder."""
 
 import contextlib
+import glob
 import os
 import pathlib
 import re
@@ -9,8 +10,16 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers import store
+from towers import console, store
 from towers.errors import ConfigError, ExportError, one_line, out_of_memory
+
+
+def recover(output: pathlib.Path) -> None:
+    """Gives an export its name again where an earlier process was killed while it
+    replaced it, and removes what killed processes left for this output."""
+    with contextlib.suppress(OSError):  # of a folder that cannot be written
+        store.recover(output.parent, glob.escape(output.name))
+        store.remove_leftovers(store.leftovers(output), "export", console.line)
 
 
 def validate_output(output: pathlib.Path, suffix: str, overwrite: bool) -> None:
@@ -48,7 +57,8 @@ def _is_export(output, suffix):
         return False
     member = {".keras": "class_names.json", ".tflite": "labels.txt"}.get(suffix)
     if member is None:
-        return b"class_names" in file.read_bytes()
+        content = file.read_bytes()
+        return b"class_names" in content and b"probabilities" in content
     if not zipfile.is_zipfile(file):
         return False
     with zipfile.ZipFile(file) as archive:
@@ -60,7 +70,8 @@ def staged(
     output: pathlib.Path, suffix: str, overwrite: bool
 ) -> Iterator[pathlib.Path]:
     """A temporary path next to the output, see `store.aside`. What is written there
-    gets the name of the output at the end, if there was no error and it still may.
+    gets the name of the output at the end, if there was no error and it still may. Of
+    a folder that it replaces, what no export wrote stays at its place, and is printed.
 
     Raises:
         ConfigError: its folder cannot be made; or see `validate_output`.
@@ -76,6 +87,9 @@ def staged(
         with store.aside(output) as path:
             yield path
             validate_output(output, suffix, overwrite)  # minutes later
+            kept = store.keep_others(output, path) if output.is_dir() else []
+        for part in kept:
+            console.line(f"{part} stays: no export wrote it")
     except (OSError, tf.errors.OpError) as error:
         if out_of_memory(error):
             raise

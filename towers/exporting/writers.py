@@ -135,7 +135,7 @@ def write_tflite(
             ranges of activations.
     """
     # Only a SavedModel has signatures that the converter keeps.
-    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=path.parent) as source:
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}-", dir=path.parent) as source:
         write_saved_model(pathlib.Path(source), network, run)
         content = _converted(source, precision, calibration)
     path.write_bytes(content)

@@ -206,15 +206,7 @@ class Checkpointer:
 
     def remove_leftovers(self) -> None:
         """Removes what interrupted saves left (`.tmp-*`) and logs its size."""
-        for path in sorted(self._folder.glob(".tmp-*")):
-            try:
-                num_bytes = store.num_bytes(path)
-                store.remove(path)
-                self._log(
-                    f"removed {path}, left by an interrupted save: {num_bytes:,} bytes"
-                )
-            except OSError as error:  # it takes room but does no harm
-                self._log(f"cannot remove {path}: {error}")
+        store.remove_leftovers(self._folder.glob(".tmp-*"), "save", self._log)
 
     def _remove_old(self, best_step):
         """Deletes all but the newest, and the best one. One that lacks files or bytes

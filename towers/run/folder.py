@@ -40,7 +40,8 @@ EVALUATION_BATCH_SIZE = 500
 
 # What a run writes in its folders; anything else there is its user's own.
 _CHECKPOINT = re.compile(r"step-[0-9]{8,}|\.tmp-.*")
-_EVENTS = re.compile(r"events\.out\.tfevents\..*")
+# Those of other writers end with one more number, or with a version.
+_EVENTS = re.compile(r"events\.out\.tfevents\.\d+\.(?!.*\.\d+\.\d+$).+\.\d+")
 _TRACE = re.compile(r".*\.(xplane\.pb|trace(\.json)?(\.gz)?)")
 _REPORT = re.compile(r"(index|compare)\.html|report\.json")
 
@@ -176,7 +177,10 @@ class RunFolder:
         try:
             kept = [path for x in written.items() for path in _clear(*x)]
             for path in (*self.files(), *map(self.path.joinpath, _TRACKED)):
-                store.remove(path)
+                if _is_folder(path):
+                    kept.append(path)
+                else:
+                    store.remove(path)
         except OSError as error:
             raise ConfigError(
                 f"{error.filename} cannot be removed: {error.strerror}; remove it "
@@ -365,10 +369,15 @@ def _clear(folder, written):
         return []
     kept = []
     for path in sorted(folder.iterdir()):
-        if written and written.fullmatch(path.name):
+        is_written = written and written.fullmatch(path.name)
+        if is_written and (written == _CHECKPOINT or not _is_folder(path)):
             store.remove(path)
         else:
             kept.append(path)
     if not kept and not folder.is_symlink():
         folder.rmdir()
     return kept
+
+
+def _is_folder(path):
+    return path.is_dir() and not path.is_symlink()
