@@ -1,22 +1,15 @@
-"""The files of docs/cluster/ and the Dockerfile.
-
-The manifests are read with the models of the official clients of Kubernetes and of
-Kubeflow, which are generated from the published OpenAPI documents.
-"""
+"""The files of docs/cluster/ and the Dockerfile."""
 
 import ast
-import json
 import os
 import pathlib
 import re
 import shlex
 import subprocess
-import types
 
 import pytest
 import yaml
 from absl import flags
-from kubeflow.training.api_client import ApiClient
 from test_docs import FLAGS
 
 from towers import errors
@@ -27,7 +20,6 @@ from towers.run.cluster_spec import find_cluster
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLUSTER = ROOT / "docs" / "cluster"
-MANIFESTS = sorted(CLUSTER.glob("*.yaml"))
 BATCH_SCRIPT = CLUSTER / "slurm.sbatch"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
@@ -37,55 +29,34 @@ FINAL = {code for code, may_pass in errors.MAY_PASS.items() if code and not may_
 
 # Kubernetes.
 
-MODELS = {
-    ("v1", "PersistentVolumeClaim"): "V1PersistentVolumeClaim",
-    ("v1", "Service"): "V1Service",
-    ("batch/v1", "Job"): "V1Job",
-    ("kubeflow.org/v1", "TFJob"): "KubeflowOrgV1TFJob",
-    ("networking.k8s.io/v1", "NetworkPolicy"): "V1NetworkPolicy",
-}
-
 
 def documents_of(path):
     return list(yaml.safe_load_all(path.read_text()))
 
 
-def test_manifests_fit_the_published_models():
-    """As objects of the models and back they are the same: no field is unknown, missing
-    or of another type."""
-    api, kinds = ApiClient(), set()
-    for path in MANIFESTS:
-        for document in documents_of(path):
-            key = document["apiVersion"], document["kind"]
-            content = types.SimpleNamespace(data=json.dumps(document))
-            parsed = api.deserialize(content, MODELS[key])
-            assert api.sanitize_for_serialization(parsed) == document, path.name
-            kinds.add(key)
-    assert kinds == set(MODELS)
-
-
-# The workers of a manifest.
-
-
-def read(name, kind):
-    """The document of this kind in docs/cluster/NAME."""
-    [found] = [d for d in documents_of(CLUSTER / name) if d["kind"] == kind]
-    return found
-
-
-JOB = read("kubernetes-job.yaml", "Job")
-TF_JOB = read("kubeflow-tfjob.yaml", "TFJob")
+# Kind -> its document.
+DOCUMENTS = {d["kind"]: d for d in documents_of(CLUSTER / "kubernetes-job.yaml")}
+JOB, SERVICE = DOCUMENTS["Job"], DOCUMENTS["Service"]
 POD = JOB["spec"]["template"]["spec"]
-TF_WORKERS = TF_JOB["spec"]["tfReplicaSpecs"]["Worker"]
-TF_POD = TF_WORKERS["template"]["spec"]
-each_pod = pytest.mark.parametrize("pod", [POD, TF_POD], ids=["Job", "TFJob"])
+[CONTAINER] = POD["containers"]
+[PORT] = CONTAINER["ports"]
 
 
-def environment(pod, index):
-    """The variables of the pod's container as the kubelet sets them in a Job."""
+def test_each_document_is_of_a_kind_of_kubernetes():
+    groups = {"Job": "batch/v1", "NetworkPolicy": "networking.k8s.io/v1"}
+    for path in CLUSTER.glob("*.yaml"):
+        for document in documents_of(path):
+            kind = document["kind"]
+            assert document["apiVersion"] == groups.get(kind, "v1")
+            assert kind in {*groups, "PersistentVolumeClaim", "Service"}
+            assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
+
+
+def environment(index):
+    """The variables of the container as the kubelet sets them in a Job."""
     job_sets = {"metadata.annotations['batch.kubernetes.io/job-completion-index']"}
     found = {}
-    for variable in pod["containers"][0]["env"]:
+    for variable in CONTAINER["env"]:
         if "value" in variable:
             above = re.sub(
                 r"\$\((\w+)\)", lambda m: found.get(m[1], m[0]), variable["value"]
@@ -100,60 +71,41 @@ def environment(pod, index):
 def test_tf_config_names_the_pods_of_the_job(monkeypatch):
     import tensorflow as tf
 
-    spec, service = JOB["spec"], read("kubernetes-job.yaml", "Service")
-    name, port = JOB["metadata"]["name"], service["spec"]["ports"][0]["port"]
+    spec, name = JOB["spec"], JOB["metadata"]["name"]
+    port = SERVICE["spec"]["ports"][0]["port"]
     # A pod's host name is that of the job with its index; the headless service of the
     # name in `subdomain` puts it into the cluster's DNS.
     assert spec["completionMode"] == "Indexed"
-    assert service["spec"]["clusterIP"] == "None"
-    assert POD["subdomain"] == service["metadata"]["name"]
+    assert SERVICE["spec"]["clusterIP"] == "None"
+    assert POD["subdomain"] == SERVICE["metadata"]["name"]
     count = spec["completions"]
     assert spec["parallelism"] == count > 1
     hosts = [f"{name}-{i}.{POD['subdomain']}:{port}" for i in range(count)]
     for index in range(count):
-        variables = environment(POD, index)
+        variables = environment(index)
         monkeypatch.setenv("TF_CONFIG", variables["TF_CONFIG"])
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         assert resolver.cluster_spec().as_dict() == {"worker": hosts}
         assert (resolver.task_type, resolver.task_id) == ("worker", index)
         place = find_cluster(environ=variables)
         assert (place.addresses, place.index) == (tuple(hosts), index)
-    [port_of_container] = POD["containers"][0]["ports"]
-    assert port_of_container["containerPort"] == port
+    assert PORT["containerPort"] == port
 
 
-def test_the_operator_sets_tf_config_only_for_these_names():
-    container = TF_POD["containers"][0]
-    assert container["name"] == "tensorflow"
-    assert container["ports"][0]["name"] == "tfjob-port"
-    assert TF_WORKERS["replicas"] > 1
-    assert set(TF_JOB["spec"]["tfReplicaSpecs"]) == {"Worker"}
-
-
-@pytest.mark.parametrize(
-    "name,label,job,pod",
-    [
-        ("kubernetes-job.yaml", "batch.kubernetes.io/job-name", JOB, POD),
-        ("kubeflow-tfjob.yaml", "training.kubeflow.org/job-name", TF_JOB, TF_POD),
-    ],
-)
-def test_only_the_workers_reach_the_port(name, label, job, pod):
-    policy = read(name, "NetworkPolicy")["spec"]
-    workers = {"matchLabels": {label: job["metadata"]["name"]}}
-    [port] = pod["containers"][0]["ports"]
-    assert policy == {
+def test_only_the_workers_reach_the_port():
+    labels = {"batch.kubernetes.io/job-name": JOB["metadata"]["name"]}
+    workers = {"matchLabels": labels}
+    assert DOCUMENTS["NetworkPolicy"]["spec"] == {
         "podSelector": workers,
         "policyTypes": ["Ingress"],
         "ingress": [
             {
                 "from": [{"podSelector": workers}],
-                "ports": [{"protocol": "TCP", "port": port["containerPort"]}],
+                "ports": [{"protocol": "TCP", "port": PORT["containerPort"]}],
             }
         ],
     }
-    if name == "kubernetes-job.yaml":
-        selector = read(name, "Service")["spec"]["selector"]
-        assert selector == workers["matchLabels"]
+    assert SERVICE["spec"]["selector"] == labels
 
 
 def test_the_job_ends_or_starts_again_by_the_exit_code():
@@ -162,7 +114,7 @@ def test_the_job_ends_or_starts_again_by_the_exit_code():
     for rule in rules:
         if codes := rule.get("onExitCodes"):
             assert codes["operator"] == "In"
-            assert codes["containerName"] == POD["containers"][0]["name"]
+            assert codes["containerName"] == CONTAINER["name"]
             actions |= dict.fromkeys(codes["values"], rule["action"])
     again = {errors.Preempted.exit_code}
     assert actions == dict.fromkeys(FINAL, "FailJob") | dict.fromkeys(again, "Ignore")
@@ -171,27 +123,19 @@ def test_the_job_ends_or_starts_again_by_the_exit_code():
     assert JOB["spec"]["podReplacementPolicy"] == "Failed"
 
 
-def test_a_tf_job_starts_again_after_every_exit_code_but_0():
-    # With ExitCode it would not do so after codes below 128, which 75 is.
-    assert TF_WORKERS["restartPolicy"] == "OnFailure"
-    assert TF_JOB["spec"]["successPolicy"] == ""
-
-
-@each_pod
-def test_claims_exist_and_the_run_is_on_one(pod):
+def test_claims_exist_and_the_run_is_on_one():
     claims = {
         d["metadata"]["name"]: d["spec"]
         for d in documents_of(CLUSTER / "kubernetes-storage.yaml")
     }
     assert all(claim["accessModes"] == ["ReadWriteMany"] for claim in claims.values())
     volumes = {
-        v["name"]: v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]
+        v["name"]: v["persistentVolumeClaim"]["claimName"] for v in POD["volumes"]
     }
     assert set(volumes.values()) == set(claims)
-    container = pod["containers"][0]
-    mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+    mounts = {m["mountPath"]: m for m in CONTAINER["volumeMounts"]}
     assert {m["name"] for m in mounts.values()} == set(volumes)
-    values = dict(argument.split("=", 1) for argument in container["args"])
+    values = dict(argument.split("=", 1) for argument in CONTAINER["args"])
     assert str(pathlib.PurePath(values["--workdir"]).parent) in mounts
     assert values["--data_dir"] in mounts
 
@@ -211,19 +155,17 @@ def check_arguments(arguments):
     assert config.strategy == "multi_worker"
 
 
-@each_pod
-def test_a_container_runs_run_train_as_the_user_of_the_image_without_privileges(pod):
-    container = pod["containers"][0]
-    check_arguments(container["args"])
+def test_a_container_runs_run_train_as_the_user_of_the_image_without_privileges():
+    check_arguments(CONTAINER["args"])
     user = re.search(r"^USER (\d+):(\d+)$", DOCKERFILE, re.MULTILINE)
-    context = pod["securityContext"]
+    context = POD["securityContext"]
     assert [str(context["runAsUser"]), str(context["runAsGroup"])] == [*user.groups()]
     assert context["runAsNonRoot"] is True
-    assert container["securityContext"] == {
+    assert CONTAINER["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert "command" not in container  # the image's, run_train.py
+    assert "command" not in CONTAINER  # the image's, run_train.py
 
 
 # Slurm.
