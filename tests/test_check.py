@@ -129,7 +129,7 @@ def test_row_23_every_image_that_cannot_be_used_is_named(run, root):
 
 @pytest.mark.row(23)
 def test_row_23_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
-    (root / "train" / "cat" / "x.jp2").touch()
+    (root / "train" / "cat" / "x.svg").touch()
     (root / "train" / "cat" / "gone.png").symlink_to(root / "nowhere")
     (root / "train" / "more" / "deep").mkdir(parents=True)
     (root / "train" / "more" / "deep" / "notes.txt").touch()
@@ -138,7 +138,7 @@ def test_row_23_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
     code, lines, (error,) = run()
     assert code == 3 and "images      16 training, 3 test" in lines
     assert faults_in(lines, root) == [
-        f"train/{name}" for name in ("cat/gone.png", "cat/x.jp2", "more/deep", "y.png")
+        f"train/{name}" for name in ("cat/gone.png", "cat/x.svg", "more/deep", "y.png")
     ]
     assert error.startswith("towers.data: 4 of 23 images of image_folder cannot be")
 

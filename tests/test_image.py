@@ -58,6 +58,12 @@ def smooth(height, width):
         ("TIFF", RGB, {"compression": "tiff_lzw"}),
         ("TIFF", RGB.convert("CMYK"), {}),
         ("AVIF", smooth(24, 40), {"quality": 90}),
+        *(("PPM", RGBA.convert(mode), {}) for mode in ("1", "L", "RGB")),
+        *(("TGA", RGBA.convert(mode), {}) for mode in ("L", "P", "RGB", "RGBA")),
+        *((kind, RGB, {}) for kind in ("DIB", "PCX", "SGI", "QOI", "DDS")),
+        ("JPEG2000", RGB, {}),
+        ("ICO", RGBA, {"sizes": [(7, 9)]}),
+        ("ICO", RGBA, {"sizes": [(7, 9)], "bitmap_format": "bmp"}),
     ],
     ids=lambda x: x.mode if isinstance(x, Image.Image) else x if x else "",
 )
@@ -75,6 +81,11 @@ def test_row_23_every_mode_is_read_as_pillow_reads_it(kind, image, options):
 def test_of_16_bits_the_upper_8_are_kept(kind):
     expected = np.asarray(DEEP)[..., None].repeat(3, 2) >> 8
     np.testing.assert_array_equal(decode(file_of(DEEP, kind)), expected)
+    pgm = b"P5 # gray\n7 9 65535\n" + np.asarray(DEEP).astype(">u2").tobytes()
+    np.testing.assert_array_equal(decode(pgm), expected)
+    twelve = np.asarray(DEEP) % 4096
+    pgm = b"P5 7 9 4095\n" + twelve.astype(">u2").tobytes()
+    np.testing.assert_allclose(decode(pgm, 1)[..., 0], twelve / 4095 * 255, atol=1)
     deep = random_pixels(1, channels=3, dtype=np.uint16)
     np.testing.assert_array_equal(decode(png(deep)), deep >> 8)
     with pytest.raises(ValueError, match="pixels of 32 bits"):
@@ -94,7 +105,10 @@ def test_files_are_read_nearly_as_tensorflow_reads_them(mode):
         assert np.abs(decode(content).astype(int) - expected).max() <= most
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"])
+COMMON = "PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"
+
+
+@pytest.mark.parametrize("kind", [*COMMON, "PPM", "TGA", "DIB", "JPEG2000", "SGI"])
 def test_a_file_that_breaks_off_is_refused(kind):
     content = file_of(RGB, kind)
     for cut in (1, 4, 12, 20, len(content) // 2):
@@ -117,8 +131,10 @@ def test_a_changed_bit_of_a_png_file_never_changes_pixels_in_silence():
 
 @pytest.mark.row(40)
 def test_row_40_no_other_decoder_of_pillow_is_reached():
-    for content in (b"P6 1 1 255 abc", file_of(RGB, "ICO"), file_of(RGB, "PCX")):
-        with pytest.raises(ValueError, match="cannot be decoded: "):
+    contents = [file_of(RGB, kind) for kind in ("EPS", "ICNS", "SPIDER")]
+    windows_metafile = b"\xd7\xcd\xc6\x9a" + bytes(40)
+    for content in (*contents, windows_metafile, b"SIMPLE  = T", b"\x89HDF\r\n\x1a\n"):
+        with pytest.raises(ValueError, match="cannot be decoded: it is no JPEG"):
             decode(content)
 
 
@@ -159,13 +175,21 @@ def test_row_40_a_huge_image_is_refused_at_once(content, words):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF", "TIFF"])
+@pytest.mark.parametrize("kind", [*COMMON, "PPM", "TGA", "PCX", "JPEG2000", "QOI"])
 @pytest.mark.row(40)
 def test_row_40_a_file_of_more_pixels_is_refused_with_both_numbers(kind):
     content = file_of(RGB, kind)
     read_image(content, (4, 4, 3), max_pixels=63)
     with pytest.raises(ValueError, match="has 63 pixels, and at most .*pixels=62 "):
         read_image(content, (4, 4, 3), max_pixels=62)
+
+
+@pytest.mark.row(40)
+def test_row_40_an_icon_is_measured_by_the_image_in_it():
+    png = png_file(20_000, 20_000, 8, 2, b"\0" * 60_001)
+    icon = b"\0\0\1\0\1\0" + struct.pack("<4B2H2I", 8, 8, 0, 0, 1, 32, len(png), 22)
+    with pytest.raises(ValueError, match="400,?000,?000 pixels"):
+        read_image(icon + png, (8, 8, 3))
 
 
 # Orientation.

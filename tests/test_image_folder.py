@@ -10,6 +10,7 @@ import small_runs
 import tensorflow as tf
 from marks import slow
 from pictures import png, random_pixels, write_folder
+from PIL import Image
 from prepared_sets import all_of
 from prepared_sets import message as line_of
 
@@ -90,6 +91,29 @@ def test_endings_in_any_case_links_and_jpeg_files_are_read(root):
     np.testing.assert_array_equal(images[labels == 1][4], random_pixels([0, 0, 4]))
 
 
+@pytest.mark.row(23)
+def test_row_23_all_that_pillow_reads_is_read_and_names_may_lack_endings(root):
+    cats, image = root / "train" / "cat", Image.fromarray(np.full((8, 6, 3), 77, "u1"))
+    kinds = "PPM DIB PCX TGA JPEG2000 ICO SGI QOI DDS PNG".split()
+    names = "x.ppm x.dib x.pcx x.TGA x.jp2 x.ico x.sgi x.qoi x.dds IMG_0001".split()
+    for kind, name in zip(kinds, names, strict=True):
+        image.save(cats / name, kind, **({"sizes": [(6, 8)]} if kind == "ICO" else {}))
+    (cats / "x.pgm").write_bytes(b"P5 6 8 65535\n" + bytes([77, 200]) * 48)
+    for name in ("photo.1", "photo.jpg?w=60"):
+        image.save(cats / name, "JPEG")
+    (cats / "notes").write_text("words")
+    images, labels = all_of(load(root).train)
+    assert (labels == 1).sum() == 5 + 10 + 3
+    assert (
+        np.abs(images[labels == 1].astype(int) - 77).max((1, 2, 3)) <= 1
+    ).sum() == 13
+    assert "; 1 other file(s) or empty folder(s), as " in load(root).origin
+    for name in ("x.eps", "x.nef", "x.icns"):
+        (cats / name).touch()
+        assert message(root).startswith(f"{cats / name}: is of a format that is not re")
+        (cats / name).unlink()
+
+
 def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
     """Which is not the order of their bytes."""
     names = ["\U00010000.png", "\uffee.png", "a.png"]
@@ -164,7 +188,7 @@ def test_row_23_stray_files_and_empty_folders_are_skipped_and_counted(root):
 
 @pytest.mark.row(23)
 def test_row_23_bad_images_are_left_out_and_named(root):
-    names = "train/dog/x.jp2", "train/cat/03.png", "train/dog/00.png", "test/ant/01.png"
+    names = "train/dog/x.svg", "train/cat/03.png", "train/dog/00.png", "test/ant/01.png"
     contents = b"", b"", b"\x89PNG\r\n\x1a\n" + bytes(99), png(random_pixels(0))[:60]
     for name, content in zip(names, contents, strict=True):
         (root / name).write_bytes(content)
@@ -216,7 +240,7 @@ def only(counts):
             "has no folder train/; an image folder has train/CLASS/*.jpg",
         ),
         (touch("train/x.png"), "train/x.png", "is an image of no class"),
-        (touch("train/cat/x.JP2"), "train/cat/x.JP2", "only JPEG, PNG, "),
+        (touch("train/cat/x.SVG"), "train/cat/x.SVG", "of a format that is n"),
         (folder_of_an_image, "train/cat/x.png", "is a folder in the folder of a"),
         (
             lambda root: (root / "train/cat/x.png").symlink_to("x.png"),

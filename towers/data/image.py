@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from PIL import ExifTags, Image
+from PIL.IcoImagePlugin import IcoFile
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TgaImagePlugin import TgaImageFile
 
 from towers.config.choices import MAX_IMAGE_PIXELS
-from towers.data.paths import FORMATS, FORMATS_TEXT
+from towers.data.paths import FORMATS_TEXT, HEIF_HINT, format_of, is_heif
 from towers.data.streams import Memory
 from towers.errors import one_line
 
@@ -39,6 +41,11 @@ SIDEWAYS = (5, 6, 7, 8)  # their rows and columns are exchanged
 
 # Metadata that are damaged turn nothing, and are not warned about.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+class Refused(ValueError):
+    """An image that is not read; the reason follows its name."""
+
 
 # (height, width) of an image -> top, left, height, width of a part of it.
 Crop = Callable[[int, int], Sequence[float]]
@@ -89,7 +96,7 @@ def read_image(
             pixels = _pixels(image, channels)
             return np.asarray(_upright(pixels, orientation)).reshape(shape)
         if not resize:
-            raise ValueError(
+            raise Refused(
                 f"is {full_size[0]}x{full_size[1]} (height x width) where "
                 f"{height}x{width} is expected; --image_size=N resizes and crops all "
                 "images"
@@ -129,45 +136,51 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """An image whose header is read, in the part of the memory that it may take.
 
     Raises:
-        ValueError: it is no image, has too many pixels, or is damaged; what the block
-            raises, too.
+        Refused: it is no image, has too many pixels, or is damaged.
     """
     if not content:
-        raise ValueError("the file is empty")
+        raise Refused("the file is empty")
     try:
         with _opened(content) as image:
             num_pixels = image.width * image.height
             if num_pixels > max_pixels:
-                raise ValueError(
+                raise Refused(
                     f"has {num_pixels:,} pixels, and at most max_image_pixels="
                     f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
                 )
             with memory.taking(4 * num_pixels):
                 yield image
-    except (ValueError, MemoryError) as error:
+    except (Refused, MemoryError) as error:
         raise error from None
     except Exception as error:  # of any class where a file is damaged
-        raise ValueError(f"cannot be decoded: {one_line(error, 200)}") from None
+        raise Refused(f"cannot be decoded: {one_line(error, 200)}") from None
 
 
 def _opened(content):
     # Not Image.open, which has a limit of pixels of its own.
-    for name in FORMATS:
-        create, accepts = Image.OPEN[name]
-        if accepts(content[:16]) is True:
-            return create(io.BytesIO(content), "")
-    raise ValueError(
-        f"cannot be decoded: it is no {FORMATS_TEXT} file, or its header is damaged"
-    )
+    name, file = format_of(content), io.BytesIO(content)
+    if name == "ICO":  # IcoImageFile decodes before its size is known
+        return IcoFile(file).frame(0)
+    if name:
+        return Image.OPEN[name][0](file, "")
+    if is_heif(content):
+        raise Refused(HEIF_HINT)
+    try:
+        return TgaImageFile(file, "")
+    except SyntaxError:
+        words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
+        raise Refused(f"cannot be decoded: {words}") from None
 
 
 def _pixels(image, channels):
     """The image decoded, in 8 bits, gray or in colors, as stored."""
     image.load()
-    if image.mode.startswith("I;16"):
+    # Pillow brings PGM files of more than 8 bits to 16, in integers of 32.
+    is_pgm = image.format == "PPM" and image.mode == "I"
+    if image.mode.startswith("I;16") or is_pgm:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError("has pixels of 32 bits; only those of 8 and 16 bits are read")
+        raise Refused("has pixels of 32 bits; only those of 8 and 16 bits are read")
     image.info.pop("transparency", None)
     mode = "L" if channels == 1 else "RGB"
     return image if image.mode == mode else image.convert(mode)

@@ -17,13 +17,13 @@ from towers.data.cached import (
 from towers.data.class_folders import LAYOUT, entries, find_folders, training_folder
 from towers.data.image_files import FolderFiles, ImageOptions, Survey
 from towers.data.paths import (
-    ENDINGS,
     FORMATS_TEXT,
+    HEIF_HINT,
     OTHER_IMAGES,
     data_folder,
     is_file,
     is_folder,
-    is_image_name,
+    is_image,
     shown,
 )
 from towers.data.sources import TEST_FRACTION, DataSet, Source, Trained, split_off_test
@@ -78,7 +78,7 @@ class Listing:
                     names[entry.name] = b"".join(files)
                 else:
                     self.skip(entry.path)
-            elif is_image_name(entry.name):
+            elif is_image(entry):
                 self.refuse(entry.path, f"is an image of no class; {LAYOUT}")
             else:
                 self.skip(entry.path)
@@ -86,10 +86,12 @@ class Listing:
 
     def _images(self, folder):
         for entry in entries(folder):
-            # The listing has the kind of each entry; no file is inspected.
-            if entry.name.lower().endswith(ENDINGS) and is_file(entry):
+            # The listing has the kind of each entry; few files are opened.
+            name = entry.name.lower()
+            is_read = is_file(entry) and not name.endswith(OTHER_IMAGES)
+            if is_read and is_image(entry):
                 yield entry.name
-            elif entry.name.lower() in JUNK or _is_empty_folder(entry):
+            elif name in JUNK or _is_empty_folder(entry):
                 self.skip(entry.path)
             elif is_folder(entry):
                 self.refuse(
@@ -97,11 +99,10 @@ class Listing:
                     "is a folder in the folder of a class, which holds images only; "
                     "move them up, or the folder away",
                 )
-            elif entry.name.lower().endswith(OTHER_IMAGES):
-                self.refuse(
-                    entry.path,
-                    f"only {FORMATS_TEXT} files are read; convert it, or move it away",
-                )
+            elif name.endswith(OTHER_IMAGES):
+                words = "is of a format that is not read; convert it, or move it away"
+                is_heic = name.endswith((".heic", ".heif", ".hif"))
+                self.refuse(entry.path, HEIF_HINT if is_heic else words)
             elif entry.is_symlink() and not os.path.exists(entry.path):
                 self.refuse(entry.path, "is a link that leads nowhere")
             else:

@@ -1,24 +1,47 @@
 """Paths of image files, and the formats that Pillow reads. Imports no TensorFlow."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from PIL import Image
 
+from towers.data.files import open_data_file
 from towers.errors import DataError, one_line, printable
 
+with contextlib.suppress(ImportError):  # the extra `heif`
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+
 Image.init()
-_BUILT = set(Image.EXTENSION.values())
-# Formats that are read, and the endings of their names.
-FORMATS = tuple(
+_COMMON = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
+# Not read, of what Pillow opens: other programs draw EPS and WMF; BLP, FITS and ICNS
+# hold files whose size their headers do not tell; CUR begins as some TGA files do;
+# MCIDAS is of satellites; the others have no decoder.
+_NOT_READ = "BLP BUFR CUR EPS FITS GRIB HDF5 ICNS MCIDAS MPEG WMF".split()
+# Formats that are recognized by the first bytes of a file, the common ones first.
+_RECOGNIZED = tuple(
     name
-    for name in ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "HEIF")
-    if name in _BUILT
+    for name in dict.fromkeys((*_COMMON, *Image.OPEN))
+    if name in Image.OPEN and Image.OPEN[name][1] and name not in _NOT_READ
 )
-FORMATS_TEXT = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-ENDINGS = tuple(x for x, name in Image.EXTENSION.items() if name in FORMATS)
+FORMATS_TEXT = f"{', '.join(x for x in _COMMON if x in _RECOGNIZED)} or other image"
+ENDINGS = tuple(
+    ending
+    for ending, name in Image.EXTENSION.items()
+    if name in (*_RECOGNIZED, "MPO", "TGA")
+)
 # Images of other formats, which are named and not silently skipped.
-OTHER_IMAGES = (".avif", ".heic", ".heif", ".ico", ".jp2", ".jxl", ".ppm")
+_OTHER_IMAGES = (
+    ".arw .avif .blp .cr2 .cr3 .cur .dng .emf .eps .fit .fits .heic .heif .hif .icns "
+    ".im .jxl .nef .orf .pam .pcd .ps .raf .rw2 .svg .wmf"
+)
+OTHER_IMAGES = tuple(x for x in _OTHER_IMAGES.split() if x not in ENDINGS)
+HEIF_HINT = (
+    "is a HEIC photo; install what reads it, the extra heif (python -m pip install "
+    "pillow-heif), or convert it"
+)
 
 # Characters of a path in a message, so that the rest of it is read.
 MOST_SHOWN = 200
@@ -63,19 +86,46 @@ def check_paths(paths: Paths) -> list[str]:
     return paths
 
 
+def format_of(start: bytes) -> str | None:
+    """The format of the files that begin with these 16 bytes; None where it is not
+    read, or is TGA, whose files begin with nothing of their own."""
+    start = start[:16].ljust(16, b"\0")
+    return next((x for x in _RECOGNIZED if Image.OPEN[x][1](start) is True), None)
+
+
+def is_heif(start: bytes) -> bool:
+    """Whether a file that begins with these bytes is a HEIC photo."""
+    return start[4:8] == b"ftyp" and start[8:11] in (b"hei", b"hev", b"mif", b"msf")
+
+
 def is_image_name(name: str) -> bool:
     """Whether a name ends like that of an image file, of a format that is read or
     not."""
     return name.lower().endswith((*ENDINGS, *OTHER_IMAGES))
 
 
+def is_image(entry: os.DirEntry) -> bool:
+    """Whether an entry of a folder is named like an image or, where its name has no
+    ending of letters (IMG_0001, photo.1), is a file that begins like one."""
+    if is_image_name(entry.name):
+        return True
+    if os.path.splitext(entry.name)[1][1:].isalpha() or not is_file(entry):
+        return False
+    try:
+        with open_data_file(entry.path) as file:
+            start = file.read(16)
+    except OSError:
+        return False
+    return format_of(start) is not None or is_heif(start)
+
+
 def walk(paths: Iterable[str], fail: Callable[[str, str], None]) -> Iterator[str]:
     """The image files of paths, in their order.
 
-    Of a folder these are the files in it and below whose names end like those of
-    images, in the order of the names; names that begin with a dot are skipped. Links
-    are followed. A path of a file is taken whatever its name. The names of one folder
-    and those above it are in memory.
+    Of a folder these are the files in it and below that `is_image` tells, in the order
+    of the names; names that begin with a dot are skipped. Links are followed. A path of
+    a file is taken whatever its name. The names of one folder and those above it are in
+    memory.
 
     Args:
         paths: files and folders.
@@ -117,7 +167,7 @@ def _entries(folder):
                 continue
             if is_folder(entry):
                 folders.add(entry.name)
-            elif not is_image_name(entry.name):
+            elif not is_image(entry):
                 continue
             names.append(entry.name)
     names.sort()

@@ -6,7 +6,7 @@ from typing import Any
 from PIL import Image
 
 from towers.data.class_folders import entries, find_folders, training_folder
-from towers.data.paths import ENDINGS, data_folder, is_file, is_folder
+from towers.data.paths import data_folder, is_file, is_folder, is_image
 from towers.errors import DataError
 
 SAMPLE = 100  # images whose size is read
@@ -45,11 +45,7 @@ def _image_size(side: float, num_images: int) -> int:
 
 
 def _images(folder):
-    return [
-        x.path
-        for x in entries(folder)
-        if x.name.lower().endswith(ENDINGS) and is_file(x)
-    ]
+    return [x.path for x in entries(folder) if is_file(x) and is_image(x)]
 
 
 def _size(path):
