@@ -117,6 +117,33 @@ def test_a_file_that_breaks_off_is_refused(kind):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.row(23)
+def test_row_23_a_jpeg_that_lacks_its_end_marker_alone_is_read(mode):
+    content = file_of(smooth(150, 260).convert(mode), "JPEG", quality=90)
+    for cut in (1, 2):
+        np.testing.assert_array_equal(decode(content[:-cut]), decode(content))
+        small = read_image(content[:-cut], (16, 16, 3))
+        np.testing.assert_array_equal(small, read_image(content, (16, 16, 3)))
+    if mode != "CMYK":
+        read = tf.io.decode_jpeg(content[:-2], 3, try_recover_truncated=True).numpy()
+        assert np.abs(read.astype(int) - decode(content[:-2])).max() <= 5
+    for cut in (4, 40, len(content) // 2):
+        with pytest.raises(ValueError, match="image file is truncated"):
+            decode(content[:-cut])
+
+
+def test_a_progressive_jpeg_of_whole_scans_that_breaks_off_is_refused():
+    content = file_of(smooth(150, 260), "JPEG", progressive=True)
+    scans = [i for i in range(len(content)) if content[i : i + 2] == b"\xff\xda"]
+    assert len(scans) > 5
+    for scan in scans[1:]:
+        tables = content.rfind(b"\xff\xc4", 0, scan)
+        for end in (scan, tables if tables > scans[0] else scan):
+            with pytest.raises(ValueError, match="image file is truncated"):
+                decode(content[:end])
+
+
 def test_a_changed_bit_of_a_png_file_never_changes_pixels_in_silence():
     content = png(random_pixels(0))
     for place in range(8, len(content)):

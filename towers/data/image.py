@@ -149,7 +149,7 @@ def opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
                     f"{max_pixels} are decoded; shrink it, or raise --max_image_pixels"
                 )
             with memory.taking(4 * num_pixels):
-                yield image
+                yield _completed(image, content)
     except (Refused, MemoryError) as error:
         raise error from None
     except Exception as error:  # of any class where a file is damaged
@@ -170,6 +170,27 @@ def _opened(content):
     except SyntaxError:
         words = f"it is no {FORMATS_TEXT} file, or its header is damaged"
         raise Refused(f"cannot be decoded: {words}") from None
+
+
+def _completed(image, content):
+    """With its end marker a JPEG file that lacks nothing else: whatever bits stand in
+    place of what may be missing, the pixels are the same."""
+    end = b"\xff\xd9"
+    if not isinstance(image, JpegImageFile) or content.endswith(end):
+        return image
+    scan = content.rfind(b"\xff\xda")
+    is_ended = end in content[scan:]
+    # Of several scans the last ones may be missing.
+    is_one_scan = content[scan + 4 : scan + 5] == bytes([image.layers])
+    if is_ended or not is_one_scan or "progressive" in image.info:
+        return image
+
+    def read(bits):
+        content_and_bits = content.removesuffix(b"\xff") + 999 * bits + end
+        return JpegImageFile(io.BytesIO(content_and_bits), "")
+
+    pixels = {read(bits).tobytes() for bits in (b"", b"\x55", b"\xaa")}
+    return read(b"") if len(pixels) == 1 else image
 
 
 def _pixels(image, channels):
