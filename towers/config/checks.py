@@ -1,7 +1,6 @@
 """Checks of a Config: contradictions, options without effect, and the environment."""
 
 import os
-import resource
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -19,10 +18,6 @@ _NEEDED = {
     "distillation_temperature": "teacher",
     "distillation_weight": "teacher",
 }
-
-# Bytes of addresses that TensorFlow and its threads take for the smallest network.
-# With less it aborts the process.
-_LEAST_ADDRESSES = 3_000_000_000
 
 
 def check_together(config: "Config") -> None:
@@ -224,7 +219,7 @@ def ignored_options(config: "Config") -> list[str]:
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
     """Refuses settings of Keras under which the networks would not be TensorFlow's, and
-    limits of the shell (`ulimit`) under which TensorFlow cannot be imported."""
+    a machine without a folder for temporary files, as under `ulimit -f 0`."""
     backend = environ.get("KERAS_BACKEND", "tensorflow")
     if backend != "tensorflow":
         raise ConfigError(
@@ -235,12 +230,6 @@ def check_environment(environ: Mapping[str, str] = os.environ) -> None:
         raise ConfigError(
             "TF_USE_LEGACY_KERAS is set: towers needs Keras 3, which TensorFlow would "
             "then replace by Keras 2; unset it"
-        )
-    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if 0 <= memory < _LEAST_ADDRESSES:
-        raise ConfigError(
-            f"ulimit -v allows {memory:,} bytes, and TensorFlow needs at least "
-            f"{_LEAST_ADDRESSES:,}; raise it, or set ulimit -v unlimited"
         )
     try:
         tempfile.gettempdir()

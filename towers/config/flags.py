@@ -142,7 +142,6 @@ def run(
         program: begins each line; by default the name of the file.
     """
     console.has_flags = True
-    _with_utf8()
     _keep_closed_streams()
     program = program or os.path.basename(sys.argv[0])
     module = sys.modules[main.__module__]
@@ -182,14 +181,6 @@ def run(
 
     logging.set_verbosity(logging.WARNING)
     app.run(main_or_end, flags_parser=parse_or_end)
-
-
-def _with_utf8():
-    """Starts the program again in the UTF-8 mode of Python where names of files have
-    another encoding: TensorFlow takes them in UTF-8 alone."""
-    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
-        os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _keep_closed_streams():

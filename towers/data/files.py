@@ -1,7 +1,6 @@
 """Files of data, which may be anything that stands at a path.
 
-A link is followed. Only a regular file is read: a FIFO or a device is neither waited
-for nor read without an end.
+A link is followed. Only a regular file is read, not a FIFO or a device.
 """
 
 import errno
@@ -25,16 +24,13 @@ def open_data_file(path: str, most_bytes: int | None = None) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, is larger, or is no regular file.
     """
-    file = open(path, "rb", opener=_open_at_once)
-    try:
-        size = _regular_size(file, path)
-        if most_bytes is not None and size > most_bytes:
-            words = f"has {size:,} bytes, and at most {most_bytes:,} are read"
-            raise OSError(errno.EFBIG, words, path)
-    except BaseException:
-        file.close()
-        raise
-    return file
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is no file", path)
+    if most_bytes is not None and status.st_size > most_bytes:
+        words = f"has {status.st_size:,} bytes, and at most {most_bytes:,} are read"
+        raise OSError(errno.EFBIG, words, path)
+    return open(path, "rb")
 
 
 def read_data_file(path: str, most_bytes: int) -> bytes:
@@ -68,25 +64,6 @@ def open_lock_file(path: str) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is a link or another thing than a file.
     """
-
-    def open_no_link(path, flags):
-        return _open_at_once(path, flags | os.O_NOFOLLOW)
-
-    file = open(path, "ab", opener=open_no_link)
-    try:
-        _regular_size(file, path)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _open_at_once(path, flags):
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
-
-
-def _regular_size(file, path):
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode):
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError(errno.EINVAL, "is no file", path)
-    return status.st_size
+    return open(path, "ab")

@@ -2,8 +2,8 @@
 
 While TensorFlow waits for workers, no signal is served and no time limit holds (tried
 with 2.21: it keeps the interpreter's lock). So it is called only when every worker is
-known to be there: each listens at its port, greets with a checksum of the list of
-workers and its own number, and looks whether the others do.
+known to be there: each listens at its port, greets with its number, and looks whether
+the others do.
 """
 
 import contextlib
@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -58,8 +57,8 @@ def connect(
         say: takes a line for the user.
 
     Raises:
-        ConfigError: this worker cannot listen, or another one has another list or the
-            number of another.
+        ConfigError: this worker cannot listen, or another program, or another worker,
+            listens at the address of a worker.
         WorkerLostError: not all workers came, or the server did not start.
     """
     wait_for_all(addresses, index, wait_secs, say)
@@ -116,14 +115,10 @@ def wait_for_all(
 ) -> None:
     """Waits until every worker listens at its address; arguments and errors are those
     of `connect`."""
-    checksum = zlib.crc32(",".join(addresses).encode())
-    greetings = [f"towers {checksum:08x} {i}\n".encode() for i in range(len(addresses))]
     begun, announced = time.monotonic(), False
     missing = [i for i in range(len(addresses)) if i != index]
-    with _answering(_split(addresses[index])[1], greetings[index]):
-        while missing := [
-            i for i in missing if not _is_there(i, addresses[i], greetings)
-        ]:
+    with _answering(_split(addresses[index])[1], _greeting(index)):
+        while missing := [i for i in missing if not _is_there(i, addresses[i])]:
             waited = time.monotonic() - begun
             names = ", ".join(f"{i} ({addresses[i]})" for i in missing[:5])
             if waited > wait_secs:
@@ -134,6 +129,10 @@ def wait_for_all(
                 say(f"waiting for worker {names}, up to {wait_secs:g} s")
                 announced = True
             time.sleep(0.1)
+
+
+def _greeting(index):
+    return f"worker {index} of towers\n".encode()
 
 
 def _split(address):
@@ -172,31 +171,21 @@ def _answering(port, greeting):
         listener.close()
 
 
-def _is_there(index, address, greetings):
-    """Whether a worker waits, or its TensorFlow has started.
-
-    Raises:
-        ConfigError: it is another worker, waits for others than this one, or is none.
-    """
+def _is_there(index, address):
+    """Whether a worker waits, or its TensorFlow has started. ConfigError where it is
+    another worker, or none."""
     try:
         with socket.create_connection(_split(address), 1) as probe:
             if probe.getsockname() == probe.getpeername():
                 return False  # on loopback a probe can find itself
-            heard = probe.recv(max(map(len, greetings)))
+            heard = probe.recv(100)
     except OSError:
         return False
     is_grpc = heard[3:4] == b"\x04"  # HTTP/2 begins with a frame of settings
-    if not heard or heard == greetings[index] or is_grpc:
+    if not heard or heard == _greeting(index) or is_grpc:
         return bool(heard)
-    if heard in greetings:
-        error = (
-            f"says that it is worker {greetings.index(heard)}; give every machine its "
-            "own --task_index, or index in TF_CONFIG"
-        )
-    elif heard.startswith(b"towers "):
-        error = (
-            "has another list of workers; give all of them the same, in the same order"
-        )
-    else:
-        error = "is a server, but not TensorFlow; give the ports of the workers"
-    raise ConfigError(f"worker {index} ({address}) {error}")
+    text = one_line(heard.decode(errors="replace").strip(), 60)
+    raise ConfigError(
+        f"worker {index} ({address}) says that it is {text!r}; give every machine the "
+        "same list of workers, and its own --task_index, or index in TF_CONFIG"
+    )
