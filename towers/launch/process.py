@@ -12,10 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from towers.errors import ConfigError, Preempted, StuckError
-from towers.launch.output import MOST_BYTES, write
+from towers.launch.output import copy
 
 # How long output is waited for after the end: another process may hold the pipe.
 _LATE_SECS = 1.0
+# Half of the output that waits to be printed at most.
+_BUFFER_BYTES = 2**20
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -33,27 +35,26 @@ class Share:
     cores: tuple[int, ...] = ()
 
 
-class Process(asyncio.SubprocessProtocol):
+class Process(asyncio.subprocess.SubprocessStreamProtocol):
     """A worker process in a process group of its own, whose lines are printed behind
     its number.
 
     Attributes:
         index: number of the worker.
-        ended: a task, done once it has ended and its lines are printed; the rest of
-            its process group is killed then.
+        ended: a task, done once it has ended and its lines are printed, or had a second
+            for that; the rest of its process group is killed then.
         code: its exit code, once it has ended: as a shell gives it, but where it was
             killed by a signal that `send` had sent 75, or 6 of SIGKILL, which it gets
             when it does not end in time.
     """
 
-    def __init__(self, index: int):
+    def __init__(self, index: int, loop: asyncio.AbstractEventLoop):
+        super().__init__(limit=_BUFFER_BYTES, loop=loop)
         self.index = index
         self.code: int | None = None
         self._end = "is running"
         self._sent: set[int] = set()
-        self._prefix = b"[%d] " % index
-        self._lines = {1: b"", 2: b""}  # the beginning of one
-        self._exited, self._closed = asyncio.Event(), asyncio.Event()
+        self._exited = asyncio.Event()
 
     @classmethod
     async def start(
@@ -74,10 +75,11 @@ class Process(asyncio.SubprocessProtocol):
         Raises:
             ConfigError: it cannot be started.
         """
+        loop = asyncio.get_running_loop()
         gpus = {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         try:
-            transport, self = await asyncio.get_running_loop().subprocess_exec(
-                functools.partial(cls, index),
+            transport, self = await loop.subprocess_exec(
+                functools.partial(cls, index, loop),
                 *command,
                 stdin=subprocess.DEVNULL,
                 env=os.environ | environ | gpus,
@@ -86,7 +88,8 @@ class Process(asyncio.SubprocessProtocol):
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise ConfigError(f"cannot start worker {index}: {error}") from None
-        self._transport = transport
+        self._child, prefix = transport, b"[%d] " % index
+        self._copies = [copy(self.stdout, 1, prefix), copy(self.stderr, 2, prefix)]
         self.ended = asyncio.create_task(self._until_end())
         return self
 
@@ -100,7 +103,7 @@ class Process(asyncio.SubprocessProtocol):
         self._sent.add(number)
         if not self._exited.is_set():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._transport.get_pid(), number)
+                os.kill(self._child.get_pid(), number)
         return True
 
     async def kill(self) -> None:
@@ -112,13 +115,9 @@ class Process(asyncio.SubprocessProtocol):
     async def _until_end(self):
         await self._exited.wait()
         self._kill_group()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closed.wait(), _LATE_SECS)
-        self._transport.close()
-        for stream, line in self._lines.items():
-            if line:
-                write(stream, self._prefix + line + b"\n")
-        code = self._transport.get_returncode()
+        await asyncio.wait(self._copies, timeout=_LATE_SECS)
+        code = self._child.get_returncode()
+        self._child.close()
         self._end = f"ended with exit code {code}"
         if code < 0:
             number, code = -code, 128 - code
@@ -132,22 +131,12 @@ class Process(asyncio.SubprocessProtocol):
 
     def _kill_group(self):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+            os.killpg(self._child.get_pid(), signal.SIGKILL)
 
-    # Called by the event loop.
-
-    def pipe_data_received(self, stream, data):
-        *lines, rest = (self._lines[stream] + data).split(b"\n")
-        if len(rest) > MOST_BYTES:
-            lines, rest = [*lines, rest], b""
-        self._lines[stream] = rest
-        write(stream, b"".join(self._prefix + line + b"\n" for line in lines))
-
-    def process_exited(self):
+    def process_exited(self) -> None:
+        """Called by the event loop."""
+        super().process_exited()
         self._exited.set()
-
-    def connection_lost(self, error):
-        self._closed.set()
 
 
 def _in_child(parent, cores):
