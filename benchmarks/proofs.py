@@ -14,11 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import measure, trainers
-from benchmarks.graphs import executed, traced
+from benchmarks.graphs import executed, placement, traced
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step, summed
 from towers import build
 from towers.config import Config
-from towers.doctor import placement
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices, configure, enable_determinism, show_gpus
 

@@ -15,9 +15,8 @@ import pytest
 import tensorflow as tf
 
 from benchmarks import accuracy, gpu, measure, proofs, step, trainers
-from benchmarks.graphs import executed
+from benchmarks.graphs import executed, placement
 from towers.config.choices import STRATEGIES
-from towers.doctor import placement
 from towers.errors import TowersError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"

@@ -9,7 +9,7 @@ from recipes import (
     have_steps_of_gpus,
 )
 
-from towers.doctor import placement
+from benchmarks.graphs import placement
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
 

@@ -11,11 +11,9 @@ import pytest
 import tensorflow as tf
 from small_runs import small_config
 
-from benchmarks.graphs.traced import on_gpus
 from towers import build
 from towers.config import Config
-from towers.doctor import gpus, steps
-from towers.doctor.checks import check_kernels
+from towers.doctor import steps
 from towers.doctor.constant_feed import ConstantFeed
 from towers.doctor.diagnosis import diagnose
 from towers.doctor.verdict import Measured, judge
@@ -194,77 +192,6 @@ def test_a_batch_in_memory_is_repeated_to_its_size():
     [piece] = ConstantFeed(batch, [7], ["/CPU:0"]).batches_of(0)
     np.testing.assert_array_equal(piece["labels"], [0, 1, 2, 0, 1, 2, 0])
     np.testing.assert_array_equal(piece["images"][3], [0, 1])
-
-
-# GPUs.
-
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV18\tSYS\tPXB\t0-55\t0
-GPU1\tNV18\t X \tSYS\tPXB\t0-55\t0
-GPU2\tSYS\tSYS\t X \tSYS\t56-111\t1
-NIC0\tPXB\tPXB\tSYS\t X \t\t
-
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-"""
-
-
-def test_links_between_gpus_are_read():
-    assert gpus.read_links(TOPOLOGY) == {(0, 1): "NV18", (0, 2): "SYS", (1, 2): "SYS"}
-    fine, slow = gpus.check_links(TOPOLOGY)
-    assert fine.is_fine and "NV18, SYS" in fine.text
-    assert (
-        not slow.is_fine and "GPU 0 and 2 are connected through the link" in slow.text
-    )
-    assert list(gpus.check_links("no such command")) == []
-
-
-@pytest.mark.parametrize(
-    "path,version,word",
-    [
-        ("/venv/lib/libcudnn.so.9", (9, 3, 0), None),
-        ("/venv/lib/libcudnn.so.8", (8, 9, 7), "does not fit cudnn 9.3"),
-        ("/venv/lib/libcudnn.so.9", (9, 1, 0), "does not fit cudnn 9.3"),
-        ("/usr/local/cuda/lib64/libcudnn.so.9", (9, 5, 0), "LD_LIBRARY_PATH"),
-    ],
-)
-def test_libraries_that_clash_are_named(path, version, word):
-    loaded = {"cudnn": (path, version)}
-    _, *others = gpus.compare_cuda("12.5.1", "9.3", loaded, "/venv")
-    assert [word in x.text and path in x.text for x in others] == [True] * bool(word)
-
-
-SERIALIZING = """
-import dataclasses
-import tensorflow as tf
-from towers.data.augment import none
-
-
-def serializing(image_shape, mean, deviation):
-    augment = none(image_shape, mean, deviation)
-
-    def train(images, draw):
-        text = tf.io.serialize_tensor(images)
-        read = tf.io.parse_tensor(text, images.dtype)
-        return augment.train(tf.ensure_shape(read, images.shape), draw)
-
-    return dataclasses.replace(augment, train=train)
-"""
-
-
-def test_operations_without_a_kernel_are_named_where_there_is_no_gpu(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(SERIALIZING)
-    small = {"model": "lenet", "num_towers": 2, "device": "auto"}
-    [fine] = check_kernels(on_gpus(small_config(**small)).trainer)
-    assert fine.is_fine
-    own = small | {"augment": f"{file}:serializing"}
-    found = list(check_kernels(on_gpus(small_config(**own)).trainer))
-    assert found and not any(check.is_fine for check in found)
-    assert any("SerializeTensor" in check.text for check in found)
 
 
 # Real runs.

@@ -15,6 +15,7 @@ import tensorflow as tf
 from marks import slow
 from recipes import Recipe, create_trainer
 
+from benchmarks.graphs.kernels import GPU, find_kernel
 from towers import build
 from towers.config.choices import AUGMENTS
 from towers.data.augment import create_augment
@@ -24,7 +25,6 @@ from towers.data.mixing import create_mix
 from towers.data.part import shares
 from towers.data.resident import Resident
 from towers.data.sources import ArraySource
-from towers.doctor.kernels import GPU, find_kernel
 from towers.errors import ConfigError
 from towers.parallel import compilation, strategies
 from towers.parallel.feed import Streams

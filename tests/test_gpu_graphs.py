@@ -8,10 +8,10 @@ import tensorflow as tf
 import traced
 from marks import slow
 
+from benchmarks.graphs import placement
 from benchmarks.graphs.crossings import HOST_MEMORY
+from benchmarks.graphs.operations import running
 from towers.config import choices
-from towers.doctor import placement
-from towers.doctor.graphs import running
 
 CONVOLUTIONS = (
     "Conv2D",

@@ -10,8 +10,8 @@ import tensorflow as tf
 import traced
 from engines.pairs import pairwise
 
+from benchmarks.graphs import placement
 from towers.config import Config, choices
-from towers.doctor import placement
 from towers.errors import ConfigError
 
 # Of the slow cases.

@@ -1,11 +1,10 @@
 """Trainers traced for GPUs that are not there."""
 
-from benchmarks.graphs import traced
+from benchmarks.graphs import placement, traced
+from benchmarks.graphs.operations import called
 from towers import build
 from towers.config import Config
 from towers.data.batches import EvalBatches
-from towers.doctor import placement
-from towers.doctor.graphs import called
 
 SMALL = {"dataset": "synthetic", "augment": "none", "batch_size": 8, "num_towers": 2}
 LOOPS = ("While", "StatelessWhile")

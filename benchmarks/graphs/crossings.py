@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from towers.doctor.graphs import called, inherited, is_compiled, running, short
-from towers.doctor.kernels import find_kernel, host_arguments
-from towers.doctor.placement import DEFAULT_DEVICE, num_bytes
+from benchmarks.graphs.kernels import find_kernel, host_arguments
+from benchmarks.graphs.operations import called, inherited, is_compiled, running, short
+from benchmarks.graphs.placement import DEFAULT_DEVICE, num_bytes
 from towers.parallel.devices import HOST
 
 # The host's memory; GPUs are named as devices are.

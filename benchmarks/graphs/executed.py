@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from towers.doctor.graphs import called
+from benchmarks.graphs.operations import called
 from towers.parallel.devices import Devices
 
 # Kinds of heavy operations, the first one counts that is part of a type's name: oneDNN

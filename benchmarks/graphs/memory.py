@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from towers.doctor.graphs import called, running, short
+from benchmarks.graphs.operations import called, running, short
 from towers.parallel.devices import share_memory
 from towers.parallel.trainer import Trainer
 

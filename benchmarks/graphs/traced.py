@@ -6,10 +6,10 @@ from unittest import mock
 import tensorflow as tf
 
 from benchmarks.graphs.crossings import Crossing, crossings
+from benchmarks.graphs.placement import Call
 from towers import build
 from towers.config import Config
 from towers.data.resident import Resident
-from towers.doctor.placement import Call
 from towers.parallel.asynchronous import AsynchronousTrainer
 from towers.parallel.devices import Devices
 from towers.parallel.trainer import Trainer

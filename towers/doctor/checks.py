@@ -1,24 +1,18 @@
-"""Checks before anything is timed: versions, processor, data set, disk, kernels."""
+"""Checks before anything is timed: versions, processor, data set."""
 
 import os
 import pathlib
 import platform
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 import towers
-from towers import store
 from towers.build import Parts
 from towers.data.sources import num_bytes
-from towers.doctor.gpus import Check
-from towers.doctor.placement import without_kernel
 from towers.parallel.devices import Devices, num_cores
-from towers.parallel.trainer import SynchronousTrainer, Trainer
 
 # Settings with which TensorFlow is slower, the value that does no harm, and why.
 SETTINGS = {
@@ -28,9 +22,12 @@ SETTINGS = {
     "CUDA_LAUNCH_BLOCKING": ("0", "the host waits for each kernel"),
 }
 
-# A file of this size, and how long it may take until it is on the disk.
-SMALL_FILE_BYTES, SLOW_FILE_SECS = 4096, 0.1
-NUM_FILES = 5
+
+class Check(NamedTuple):
+    """A line of the report; `is_fine` is False where something should be looked at."""
+
+    text: str
+    is_fine: bool = True
 
 
 def check_versions() -> Iterator[Check]:
@@ -67,46 +64,6 @@ def check_data(parts: Parts, secs: float) -> Iterator[Check]:
         f"data set {data.name}: {parts.num_examples:,} training and "
         f"{data.test.num_examples:,} test images, {where}, after {secs:.1f} s"
     )
-
-
-def check_disk(folder: pathlib.Path, checkpoint_bytes: int) -> Iterator[Check]:
-    """Room and speed of the disk of a folder.
-
-    Args:
-        folder: that is there.
-        checkpoint_bytes: of all checkpoints that a run keeps.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
-    free = shutil.disk_usage(folder).free
-    yield Check(
-        f"disk of {folder}: {free / 1e6:,.0f} MB free; checkpoints will take "
-        f"{checkpoint_bytes / 1e6:,.1f}",
-        free > checkpoint_bytes,
-    )
-    times = []
-    with tempfile.TemporaryDirectory(prefix=".towers-doctor-", dir=folder) as inside:
-        for number in range(NUM_FILES):
-            path, started = pathlib.Path(inside, str(number)), time.perf_counter()
-            path.write_bytes(bytes(SMALL_FILE_BYTES))
-            store.sync(path)
-            times.append(time.perf_counter() - started)
-    secs = sorted(times)[NUM_FILES // 2]
-    text = f"a small file is on it after {1e3 * secs:.2g} ms"
-    yield Check(text, secs < SLOW_FILE_SECS)
-
-
-def check_kernels(trainer: Trainer) -> Iterator[Check]:
-    """Operations of the traced step that a GPU cannot compute: each is computed on the
-    host, and its inputs are copied there."""
-    if "GPU" not in trainer.devices[0] or not isinstance(trainer, SynchronousTrainer):
-        return
-    groups = [x for graph in trainer.trace() for x in without_kernel(graph)]
-    if not groups:
-        yield Check("every operation of the step has a kernel for GPUs")
-    for group in groups:
-        yield Check(f"no kernel for GPUs: {group}", False)
 
 
 def _quota() -> float | None:

@@ -9,14 +9,7 @@ from collections.abc import Iterable
 from towers import build, console
 from towers.config import Config
 from towers.config.checks import check_environment
-from towers.doctor.checks import (
-    check_data,
-    check_disk,
-    check_kernels,
-    check_processor,
-    check_versions,
-)
-from towers.doctor.gpus import Check, check_gpus
+from towers.doctor.checks import Check, check_data, check_processor, check_versions
 from towers.doctor.measure import MEASURE_SECS, measure
 from towers.doctor.steps import without_learning
 from towers.doctor.verdict import (
@@ -83,11 +76,6 @@ def diagnose(
     _print(check_data(parts, time.monotonic() - started))
     trainer = build.create_trainer(config, parts, devices)
     try:
-        num_bytes = sum(array.nbytes for array in trainer.state().values())
-        _print(check_disk(folder, num_bytes * (config.keep_checkpoints + 1)))
-        if devices.kind == "GPU":
-            _print(check_gpus(len(devices.towers)))
-        _print(check_kernels(trainer))
         say("measuring")
         with data_errors_of_tensorflow():
             measured = measure(

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from towers.doctor.graphs import called, inherited, is_compiled, running, short
-from towers.doctor.kernels import GPU, XLA_ON_GPU, find_kernel, type_attributes
+from benchmarks.graphs.kernels import GPU, XLA_ON_GPU, find_kernel, type_attributes
+from benchmarks.graphs.operations import called, inherited, is_compiled, running, short
 
 # Operations without a kernel for GPUs that are asked onto the host, and why.
 HOST_OPERATIONS = {
