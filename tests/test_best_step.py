@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import small_runs
 from marks import slow
 from processes import ROOT, Program
 from small_runs import (
@@ -20,9 +21,10 @@ from small_runs import (
 )
 
 import towers
-from towers import callbacks
+from towers import callbacks, training
 from towers.errors import ConfigError
-from towers.evaluation import evaluate, load_run
+from towers.evaluation import accuracies, evaluate, load_run
+from towers.run.session import is_better
 from towers.training import train
 
 EVALUATED = [3, 6, 9, 12, 15, 18]  # steps
@@ -42,25 +44,37 @@ PLATEAU = small_config(
 )
 
 
+# The loss falls while the accuracy is the same, then grows while the accuracy does.
+TIED = dataclasses.replace(PATIENT, learning_rate=0.01, seed=2)
+BY_LOSS = dataclasses.replace(TIED, best_by="loss")
+
+
+def figures_of(config):
+    """Accuracy and loss of each evaluation of a run that patience does not end."""
+    lines = uninterrupted(dataclasses.replace(config, patience=0)).records
+    names = "validation_accuracy_ema", "validation_loss_ema"
+    return [tuple(x[k] for k in names) for x in lines if names[0] in x]
+
+
 def best_and_end(config):
     """The best step, and that after which two evaluations were no better."""
-    lines = uninterrupted(dataclasses.replace(config, patience=0)).records
-    accuracies = [
-        x["validation_accuracy_ema"] for x in lines if "validation_accuracy_ema" in x
-    ]
-    assert len(accuracies) == len(EVALUATED)
-    for place in range(2, len(accuracies)):
-        best = int(np.argmax(accuracies[: place + 1]))  # the first of equals
+    order = [(accuracy, -loss) for accuracy, loss in figures_of(config)]
+    if config.best_by == "loss":
+        order = [-figures[1] for figures in figures_of(config)]
+    assert len(order) == len(EVALUATED)
+    for place in range(2, len(order)):
+        best = max(range(place + 1), key=order.__getitem__)
         if place - best == 2:
-            assert place < 5, "the run is not shorter: the test says nothing"
             return EVALUATED[best], EVALUATED[place]
-    raise AssertionError(accuracies)
+    raise AssertionError(order)
 
 
 @every_strategy
-def test_a_run_ends_after_evaluations_without_a_better_accuracy(strategy):
-    config = dataclasses.replace(PATIENT, **strategy)
+@pytest.mark.parametrize("config", [PATIENT, BY_LOSS], ids=["accuracy", "loss"])
+def test_a_run_ends_after_evaluations_that_are_not_better(strategy, config):
+    config = dataclasses.replace(config, **strategy)
     best, end = best_and_end(config)
+    assert end < 18, "the run is not shorter: the test says nothing"
     run = uninterrupted(config)
     assert saved_steps(run.path) == [best, end]
     # Until there it is the run that goes on.
@@ -68,34 +82,90 @@ def test_a_run_ends_after_evaluations_without_a_better_accuracy(strategy):
     assert run.records == [line for line in whole if line["step"] <= end]
 
 
+def test_of_equal_accuracies_the_lower_loss_is_better():
+    (accuracy, loss), (equal, lower), *_ = figures_of(TIED)
+    assert accuracy == equal and loss > lower, "the test says nothing"
+    best, end = best_and_end(TIED)
+    assert best > EVALUATED[0] and end > EVALUATED[2]  # where the first one counts
+    assert best != best_and_end(BY_LOSS)[0]
+    assert saved_steps(uninterrupted(TIED).path) == [best, end]
+
+
+def test_a_loss_that_is_not_finite_is_the_worst(small, tmp_path, monkeypatch):
+    def without_loss(counts):
+        return {k: x | {"loss": np.nan} for k, x in accuracies(counts).items()}
+
+    for loss, best_by, is_expected in (
+        (None, "accuracy", False),
+        (None, "loss", False),
+        (9.0, "accuracy", True),
+        (9.0, "loss", True),
+    ):
+        stored = {"accuracy": 0.5, "loss": None}
+        assert is_better({**stored, "loss": loss}, stored, best_by) is is_expected
+    assert is_better({"accuracy": 0.6, "loss": None}, {**stored, "loss": 1}, "accuracy")
+    monkeypatch.setattr(training, "accuracies", without_loss)
+    config = dataclasses.replace(TIED, patience=0)
+    train(tmp_path, dataclasses.replace(config, max_steps=3))
+    assert saved(tmp_path).trainer_state["best"]["loss"] is None
+    monkeypatch.undo()
+    small_runs.use(monkeypatch)
+    train(tmp_path, dataclasses.replace(config, max_steps=6))
+    (_, _), (accuracy, loss), *_ = figures_of(TIED)
+    best = saved(tmp_path).trainer_state["best"]
+    assert best == {"step": 6, "accuracy": accuracy, "loss": loss}
+
+
+def test_what_makes_a_step_the_best_may_change_unless_the_rate_depends_on_it(
+    small, tmp_path
+):
+    config = dataclasses.replace(TIED, patience=0)
+    train(tmp_path / "run", dataclasses.replace(config, max_steps=9))
+    train(tmp_path / "run", dataclasses.replace(config, best_by="loss"))
+    losses = [loss for _, loss in figures_of(TIED)]
+    best = saved(tmp_path / "run").trainer_state["best"]
+    assert best["step"] == EVALUATED[losses.index(min(losses))]
+    plateau = shutil.copytree(uninterrupted(PLATEAU).path, tmp_path / "plateau")
+    with pytest.raises(ConfigError, match="best_by was 'accuracy' and is 'loss'"):
+        train(plateau, dataclasses.replace(PLATEAU, best_by="loss"))
+
+
+@pytest.mark.parametrize("config", [PATIENT, BY_LOSS], ids=["accuracy", "loss"])
 @pytest.mark.parametrize("stops", [(4, 8), slow((3, 6, 9))], ids=str)
-def test_a_run_that_is_stopped_ends_at_the_same_step(small, tmp_path, capfd, stops):
-    expected = uninterrupted(PATIENT)
+def test_a_run_that_is_stopped_ends_at_the_same_step(
+    small, tmp_path, capfd, stops, config
+):
+    expected = uninterrupted(config)
     for stop in stops:
-        train(tmp_path, dataclasses.replace(PATIENT, max_steps=stop))
-    assert_equal_states(train(tmp_path, PATIENT).state, expected.state)
+        train(tmp_path, dataclasses.replace(config, max_steps=stop))
+    assert_equal_states(train(tmp_path, config).state, expected.state)
     assert records(tmp_path) == expected.records
-    best, end = best_and_end(PATIENT)
+    best, end = best_and_end(config)
     out = capfd.readouterr().out
-    assert f"step {end} of 18, after 2 evaluations without a better accuracy," in out
+    words = f"after 2 evaluations without a better {config.best_by},"
+    assert f"step {end} of 18, {words}" in out
     assert f"best: step {best}, validation accuracy" in out
     # It is finished, and goes on with more patience.
-    assert train(tmp_path, PATIENT).step == end
+    assert train(tmp_path, config).step == end
     assert "is finished" in capfd.readouterr().out
-    patient = dataclasses.replace(PATIENT, patience=9)
-    whole = uninterrupted(dataclasses.replace(PATIENT, patience=0))
+    patient = dataclasses.replace(config, patience=9)
+    whole = uninterrupted(dataclasses.replace(config, patience=0))
     assert_equal_states(train(tmp_path, patient).state, whole.state)
 
 
 def factors_of_plateaus(config):
-    """Epochs, and the factor on the rate from there on, by the run's accuracies."""
-    best, num_worse, factors = 0.0, 0, {}
+    """Epochs, and the factor on the rate from there on, by the run's evaluations."""
+    best, num_worse, factors = (0.0, 0.0), 0, {}
+    if config.best_by == "loss":
+        best = (-np.inf,)
     for line in uninterrupted(config).records:
-        accuracy = line.get("validation_accuracy_ema", best + 1)
         if "validation_accuracy_ema" not in line or line["step"] == 15:
             continue
-        num_worse = 0 if accuracy > best else num_worse + 1
-        best = max(best, accuracy)
+        figures = line["validation_accuracy_ema"], -line["validation_loss_ema"]
+        if config.best_by == "loss":
+            figures = figures[1:]
+        num_worse = 0 if figures > best else num_worse + 1
+        best = max(best, figures)
         if num_worse and num_worse % config.plateau_patience == 0:
             epoch = line["step"] // 3
             factors[epoch] = config.decay_factor ** (len(factors) + 1)
@@ -104,8 +174,9 @@ def factors_of_plateaus(config):
 
 
 @every_strategy
-def test_plateau_trains_as_pieces_that_begin_where_no_accuracy_was_better(strategy):
-    config = dataclasses.replace(PLATEAU, **strategy)
+@pytest.mark.parametrize("best_by", ["accuracy", "loss"])
+def test_plateau_trains_as_pieces_that_begin_where_none_was_better(strategy, best_by):
+    config = dataclasses.replace(PLATEAU, **strategy, best_by=best_by)
     pieces = dataclasses.replace(
         config, schedule="piecewise", epoch_factors=factors_of_plateaus(config)
     )
@@ -250,6 +321,9 @@ def test_without_held_out_images_the_last_step_is_used_and_none_ends_a_run(
         train(tmp_path, config)
     with pytest.raises(ConfigError, match="patience=2 with eval_every_epochs=0"):
         small_config(patience=2)
+    config = small_config(eval_every_epochs=1.0, best_by="loss")
+    with pytest.raises(ConfigError, match="best_by=loss: .*--validation_fraction"):
+        train(tmp_path, config)
     config = small_config(eval_every_epochs=1.0, schedule="plateau")
     with pytest.raises(ConfigError, match="schedule=plateau: .*--validation_fraction"):
         train(tmp_path / "plateau", config)

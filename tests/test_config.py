@@ -31,6 +31,7 @@ FREE = """
     summary_every_steps summary_every_secs eval_every_epochs checkpoint_every_secs
     checkpoint_every_steps
     keep_checkpoints stuck_after_secs tta on_nonfinite patience
+    best_by
 """.split()
 
 LISTS = {

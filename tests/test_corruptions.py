@@ -206,7 +206,7 @@ def assert_usable(trainer_state):
     numbers = [trainer_state.get(name, 0) for name in times]
     numbers.append(trainer_state["images_seen"])
     if trainer_state["best"] is not None:
-        numbers += [trainer_state["best"][name] for name in ("step", "accuracy")]
+        numbers += [x or 0 for x in trainer_state["best"].values()]
     assert all(math.isfinite(number) for number in numbers), numbers
     json.dumps(trainer_state, indent=1)  # as the next save does
 

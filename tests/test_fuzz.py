@@ -152,7 +152,8 @@ def test_any_metrics_give_records_and_are_continued(fuzz, tmp_path):
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder as a run writes it."""
-    state = {"images_seen": 64, "best": {"step": 1, "accuracy": 0.5}, "records": []}
+    state = {"images_seen": 64, "records": []}
+    state |= {"best": {"step": 1, "accuracy": 0.5, "loss": 0.1}}
     state |= {"config": dataclasses.asdict(Config()), "unfinished": {"step": 1}}
     info = DatasetInfo("x", ("a", "b"), (2, 3, 1), (100.5,), (20.0,))
     state |= {"dataset_info": dataclasses.asdict(info)}

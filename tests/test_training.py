@@ -364,11 +364,16 @@ def test_the_best_step_on_held_out_images_stays():
     lines = [line for line in held_out.records if "validation_accuracy" in line]
     assert [line["step"] for line in lines] == [3, 6, 9, 12, 15]
     accuracies = {line["step"]: line["validation_accuracy_ema"] for line in lines}
-    best = max(accuracies, key=accuracies.get)  # the first of equals
+    losses = {line["step"]: line["validation_loss_ema"] for line in lines}
+    best = max(accuracies, key=lambda step: (accuracies[step], -losses[step]))
     assert best < 15, "the last step was the best: the test says nothing"
     assert saved_steps(held_out.path) == [best, 15]
     stored = saved(held_out.path).trainer_state["best"]
-    assert stored == {"step": best, "accuracy": accuracies[best]}
+    assert stored == {
+        "step": best,
+        "accuracy": accuracies[best],
+        "loss": losses[best],
+    }
     assert not [name for line in lines for name in line if "test" in name]
 
 

@@ -360,8 +360,9 @@ def load_run(workdir: str | os.PathLike, *, step: int | str = "best") -> "Restor
 
     Args:
         workdir: the run's folder.
-        step: of the checkpoint; "best" for that with the best accuracy on held-out
-            images, in a run without these the last; or "last", the newest valid one.
+        step: of the checkpoint; "best" for that of the best evaluation on held-out
+            images, see `Config.best_by`, in a run without these the last; or "last",
+            the newest valid one.
 
     Returns:
         `model` and `model_ema`, Keras models with the raw parameters and their moving

@@ -29,16 +29,17 @@ def check_together(config: "Config") -> None:
 
 def validate_without_validation(config: "Config") -> None:
     """Raises ConfigError where an option needs held-out images, and there are none."""
-    for name in _read_accuracy(config):
+    for name in _read_evaluations(config):
         raise ConfigError(
             f"{name}={getattr(config, name)}: no images are held out that it could go "
             "by; set --validation_fraction, or add a folder val/ to the data"
         )
 
 
-def _read_accuracy(config):
-    """The options that go by the accuracy on held-out images."""
-    names = ["patience"] if config.patience else []
+def _read_evaluations(config):
+    """The options that go by evaluations on held-out images."""
+    names = ["patience"] * bool(config.patience)
+    names += ["best_by"] * (config.best_by != "accuracy")
     return names + ["schedule"] * config.choice_of("schedule").by_accuracy
 
 
@@ -69,7 +70,7 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
             "the warm-up is longer than the run",
         )
 
-    for name in _read_accuracy(config):
+    for name in _read_evaluations(config):
         if not config.eval_every_epochs:
             yield (
                 (name, "eval_every_epochs"),

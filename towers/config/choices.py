@@ -357,7 +357,7 @@ SCHEDULES = {
     ),
     "plateau": Choice(
         "optim.schedules:plateau",
-        "lowered where the accuracy on held-out images is no longer better",
+        "lowered where evaluations on held-out images are no longer better",
         by_accuracy=True,
     ),
 }

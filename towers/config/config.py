@@ -103,6 +103,13 @@ class Config:
         "out; the evaluations during training then use it, and the best step is kept.",
         BELOW_1,
     )
+    best_by: str = free_option(
+        "accuracy",
+        "Figure on held-out images that makes a step the best, and that --patience and "
+        "schedule plateau go by: the highest accuracy, and of equal ones the lowest "
+        "loss; or the lowest loss.",
+        choices=("accuracy", "loss"),
+    )
     sampler: str = option(
         "shuffle",
         "Order of an epoch: every image once (shuffle), or as many drawn with "
@@ -355,8 +362,8 @@ class Config:
     )
     plateau_patience: int = option(
         5,
-        "Of the plateau schedule: evaluations on held-out images without a better "
-        "accuracy after which the rate is lowered.",
+        "Of the plateau schedule: evaluations on held-out images in a row, none the "
+        "best so far, after which the rate is lowered.",
         AT_LEAST_1,
         read_by="schedule",
     )
@@ -522,8 +529,8 @@ class Config:
     )
     patience: int = free_option(
         0,
-        "Evaluations on held-out images without a better accuracy after which the run "
-        "ends; 0 for never.",
+        "Evaluations on held-out images in a row, none the best so far, after which "
+        "the run ends; 0 for never.",
         NOT_NEGATIVE,
     )
     tta: str = free_option(
@@ -627,7 +634,7 @@ def changed_mathematics(stored: Config, new: Config) -> dict[str, tuple[Any, Any
         is_free = field.metadata["free"]
         if name == "num_epochs":
             is_free = new.length_is_free
-        if name == "eval_every_epochs":  # a plateau is counted in evaluations
+        if name in ("eval_every_epochs", "best_by"):  # what plateaus are counted by
             is_free = not new.choice_of("schedule").by_accuracy
         if before != after and not is_free:
             changed[name] = (before, after)

@@ -27,6 +27,7 @@ SYNONYMS = {
     "gradient_accumulation gradient_accumulation_steps",
     "augment": "aug augmentation augmentations transform transforms data_augmentation",
     "batch_size": "bs b batch batchsize train_batch_size global_batch_size",
+    "best_by": "monitor best_metric metric_for_best_model checkpoint_metric",
     "checkpoint_every_secs": "save_secs save_interval save_interval_secs",
     "checkpoint_every_steps": "save_every save_every_steps save_steps save_freq",
     "clip_norm": "clip clip_grad clip_grad_norm grad_clip gradient_clip max_grad_norm",

@@ -7,7 +7,7 @@ network.json       the network, where Python gave it
 metrics.jsonl      a line per step that was logged
 tensorboard/       event files
 result.json        the last evaluation by run_eval.py
-best               name of the checkpoint with the best accuracy on held-out images
+best               name of the checkpoint of the best evaluation on held-out images
 mistakes.csv       the test images that it predicts wrongly
 report/            index.html and report.json; a comparison with other runs
 """

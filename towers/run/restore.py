@@ -71,7 +71,7 @@ def _validate(state):
         raise ValueError("its running means are not finite")
     if best is not None:
         steps.append(best["step"])
-        numbers.append(best["accuracy"])
+        numbers += [best["accuracy"], 0 if best["loss"] is None else best["loss"]]
     if unfinished:
         steps.append(unfinished["step"])
         for value in unfinished.values():

@@ -1,6 +1,7 @@
 """A training under way, and how it is saved."""
 
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
@@ -47,7 +48,8 @@ class Session:
         means: of the loss and accuracy over the epoch.
         stopped: whether they agreed to stop before the last step.
         step: steps taken.
-        best: step and accuracy of the best evaluation on held-out images.
+        best: "step", "accuracy" and "loss" of the best evaluation on held-out images,
+            see `is_better`.
         num_worse: evaluations since then.
         num_plateaus: how often the plateau schedule has lowered the rate.
         accuracy: of the last evaluation.
@@ -98,7 +100,7 @@ class Session:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the run ends here, as its accuracy has long been no better."""
+        """Whether the run ends here, as evaluations have long been no better."""
         return 0 < self.config.patience <= self.num_worse
 
     @property
@@ -110,6 +112,27 @@ class Session:
         """Prints a line about the run, once for all workers."""
         if self.workers.is_chief:
             console.line(line)
+
+
+def is_better(
+    evaluation: Mapping[str, Any], best: Mapping[str, Any] | None, best_by: str
+) -> bool:
+    """Whether an evaluation is better than the best one so far.
+
+    Args:
+        evaluation, best: with "accuracy" and "loss"; a loss that is not finite is None,
+            and worse than any other.
+        best_by: "accuracy", where the loss decides among equal ones, or "loss".
+    """
+    if best is None:
+        return True
+    order = [
+        (x["accuracy"], -math.inf if x["loss"] is None else -x["loss"])
+        for x in (evaluation, best)
+    ]
+    if best_by == "loss":
+        order = [x[::-1] for x in order]
+    return order[0] > order[1]
 
 
 def scale_rate(trainer: Trainer, config: Config, num_plateaus: int) -> None:

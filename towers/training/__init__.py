@@ -47,6 +47,7 @@ from towers.run.session import (
     as_lists,
     call,
     call_of_checkpoints,
+    is_better,
     save,
     scale_rate,
 )
@@ -209,9 +210,10 @@ def train(
                     profile.end(session.step)
             reports.end(parts.eval_split[0])
             session.say(f"done: {standing(session)} is saved in {folder.path}")
-            if session.best:
-                step, accuracy = session.best["step"], session.best["accuracy"]
-                session.say(f"best: step {step}, validation accuracy {accuracy:.4f}")
+            if best := session.best:
+                words = "best: step {step}, validation accuracy {accuracy:.4f}, loss "
+                loss = "not finite" if best["loss"] is None else f"{best['loss']:.4g}"
+                session.say(words.format(**best) + loss)
             if is_chief and report:
                 try_to_write(lambda: watchdog.run(report_run, session, parts))
         else:
@@ -397,17 +399,20 @@ def _evaluate(session: Session, parts: build.Parts) -> bool:
     epoch = _epoch_of_evaluation(session, parts)
     session.say(accuracy_line(f"epoch {epoch:g}", evaluations, split, session.config))
     call(session, "on_evaluation", session.step, as_lists(record))
-    session.accuracy = evaluations[kinds[-1]]["accuracy"]
+    accuracy, loss = (evaluations[kinds[-1]][name] for name in ("accuracy", "loss"))
+    session.accuracy = accuracy
     session.evaluated = session.step, evaluations
     if split != "validation":
         return False
-    if session.best and session.accuracy <= session.best["accuracy"]:
+    loss = loss if abs(loss) < 2**63 else None
+    evaluation = {"step": session.step, "accuracy": accuracy, "loss": loss}
+    if not is_better(evaluation, session.best, session.config.best_by):
         session.num_worse += 1
         by_accuracy = session.config.choice_of("schedule").by_accuracy
         if by_accuracy and session.num_worse % session.config.plateau_patience == 0:
             session.num_plateaus += 1
             scale_rate(session.trainer, session.config, session.num_plateaus)
         return False
-    session.best = {"step": session.step, "accuracy": session.accuracy}
+    session.best = evaluation
     session.num_worse = 0
     return True

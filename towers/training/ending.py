@@ -114,7 +114,8 @@ def standing(session: Session) -> str:
         return f"step {session.step}, beyond {session.last_step}"
     words = f"step {session.step} of {session.last_step}"
     if session.is_out_of_patience:
-        words += f", after {session.num_worse} evaluations without a better accuracy,"
+        words += f", after {session.num_worse} evaluations without a better "
+        words += f"{session.config.best_by},"
     return words
 
 
