@@ -259,6 +259,8 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": (TRAIN[0], TRAIN[1] - 1)}, "labels go from -1"),
         ({"data": (TRAIN[0], TRAIN[1][1:])}, "50 training images with 49 labels"),
         ({"data": (TRAIN[0].reshape(50, -1), TRAIN[1])}, "images are .50, 192."),
+        ({"data": (TRAIN[0][:, :0], TRAIN[1])}, "images are .50, 0, .*none of them 0"),
+        ({"data": (TRAIN[0][..., :0], TRAIN[1])}, ", 0.; .*none of them 0"),
         ({"data": (TRAIN,) * 4}, "4 parts"),
         ({"data": ()}, "0 parts"),
         ({"data": dict(x=TRAIN[0], y=TRAIN[1])}, "data: dict; give .x, y."),

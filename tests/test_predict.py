@@ -341,6 +341,13 @@ def test_only_a_few_images_are_read_ahead(photos):
     files.close()
 
 
+@pytest.mark.parametrize("channels", [2, 4, 5])
+def test_a_network_that_takes_no_image_files_says_so_once(photos, channels):
+    files = read_files(sorted_files(photos), (8, 8, channels), MAX_IMAGE_PIXELS)
+    with pytest.raises(ConfigError, match=f"images of {channels} channels, and"):
+        next(files)
+
+
 def test_the_label_is_the_class_whose_name_the_folder_has():
     labels, paths = Labels(["cat", "dog"]), ("dog/1.png", "/x/cat/y.jpg", "x.png")
     assert [labels(path) for path in (*paths, "dogs/dog")] == [1, 0, -1, -1]

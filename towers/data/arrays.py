@@ -153,10 +153,10 @@ def _read(dataset, name):
 def _images(images, name):
     if images.ndim == 3:
         images = images[..., None]
-    if images.ndim != 4:
+    if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(
             f"data: the {name} images are {list(images.shape)}; they should be "
-            "[n, height, width, channels]"
+            "[n, height, width, channels], none of them 0"
         )
     if images.dtype == np.uint8 or not images.size:
         return images.astype(np.uint8, copy=False)

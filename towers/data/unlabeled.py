@@ -16,6 +16,7 @@ from towers.data import streams
 from towers.data.files import read_image_file
 from towers.data.image import read_image
 from towers.data.paths import reason, shown
+from towers.errors import ConfigError
 
 # Images that are read ahead, for each reader.
 AHEAD = 4
@@ -49,7 +50,15 @@ def read_files(
             on; see `image.read_image`.
         max_pixels: limits pixels and bytes.
         center_crop: see `image.read_image`.
+
+    Raises:
+        ConfigError: the network takes images of other than 1 or 3 channels.
     """
+    if image_shape[-1] not in (1, 3):
+        raise ConfigError(
+            f"the network takes images of {image_shape[-1]} channels, and image files "
+            "are read with 1 or 3; give arrays in Python: towers.load_run(DIR).model"
+        )
     options = {"max_pixels": max_pixels, "center_crop": center_crop}
 
     def read(path):
