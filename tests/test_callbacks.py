@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import struct
+import sys
 import threading
 
 import keras
@@ -20,7 +21,12 @@ from small_runs import (
 )
 
 from towers import callbacks
-from towers.errors import ConfigError, Preempted, StuckError
+from towers.errors import (
+    CheckpointError,
+    ConfigError,
+    Preempted,
+    StuckError,
+)
 from towers.training import train
 
 CONFIG = small_config(**HELD_OUT, num_towers=2)
@@ -99,6 +105,52 @@ def test_what_a_callback_raises_ends_the_run_saved(small, tmp_path, method):
     assert 6 <= step <= 8 and ends == [(step, raised.value, step)] * 2
     expected = uninterrupted(CONFIG)
     assert_equal_states(train(tmp_path, CONFIG).state, expected.state)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(SystemExit(3), KeyboardInterrupt(), Preempted("stopped")),
+        # Of another run, which the callback reads.
+        *(CheckpointError("damaged"), RuntimeError("DataError: of other data")),
+    ],
+)
+@pytest.mark.row(54)
+def test_the_error_of_a_callback_is_none_of_the_run(small, tmp_path, error):
+    told = []
+
+    class Raises(callbacks.Callback):
+        def on_log(self, step, metrics):
+            if step == 8:
+                raise error
+
+        def on_exception(self, step, error):
+            told.append(error)
+            sys.exit(4)
+
+    with pytest.raises(type(error)) as raised:
+        train(tmp_path, small_config(), callbacks=[Raises()])
+    assert told == [raised.value] == [error] and saved_steps(tmp_path) == [8]
+    expected = uninterrupted(small_config()).state
+    assert_equal_states(train(tmp_path, small_config()).state, expected)
+
+
+@pytest.mark.row(35, 54)
+def test_a_tracker_that_cannot_write_is_a_warning(small, tmp_path, capsys):
+    class Tracks(callbacks.Tracker):
+        def on_log(self, step, metrics):
+            with open("/dev/full" if step < 6 else os.devnull, "w") as file:
+                file.write(f"{step}")
+
+        def on_end(self, step):
+            raise ValueError("no server")
+
+    state = train(tmp_path, small_config(), callbacks=[Tracks()]).state
+    assert_equal_states(state, uninterrupted(small_config()).state)
+    said = [x for x in "".join(capsys.readouterr()).splitlines() if "Tracks" in x]
+    assert len(said) == 4 and "No space left on device" in said[0]
+    assert "3 report(s) are lost" in said[1] and "no server" in said[2]
+    assert "1 report(s)" in said[3]
 
 
 @pytest.mark.slow

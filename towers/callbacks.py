@@ -20,8 +20,8 @@ class Callback:
     """The base of callbacks, which does nothing; override what you need.
 
     The methods are called by the chief alone, between steps, in the thread that trains;
-    it waits for them. What they raise ends the run: it is saved, and the error is that
-    of `towers.train`.
+    it waits for them. What they raise ends the run: it is saved, and `towers.train`
+    raises the same error, also SystemExit and KeyboardInterrupt.
 
     Metrics are floats by the names in `metrics.jsonl`, such as "epoch", "loss" and
     "validation_accuracy", and lists of floats, "tower_losses".
@@ -58,6 +58,12 @@ class Callback:
         where a callback hangs."""
 
 
+class Tracker(Callback):
+    """The base of callbacks that write a run elsewhere. After `on_start` what they
+    raise does not end a run: like a report that cannot be written, it is a warning, and
+    the next call is tried again."""
+
+
 def validate(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
     """The argument of `towers.train`. ConfigError where it holds something else."""
     listed = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
@@ -83,7 +89,7 @@ def _begins(name: str, way_out: str = ""):
         raise ConfigError(f"{name} cannot begin: {error}{way_out}") from error
 
 
-class MLflow(Callback):
+class MLflow(Tracker):
     """Tracks a run with MLflow: options as parameters, and metrics.
 
     Args:
@@ -151,7 +157,7 @@ class MLflow(Callback):
             self._client.set_terminated(run, status)
 
 
-class WandB(Callback):
+class WandB(Tracker):
     """Tracks a run with Weights & Biases: options as its config, and metrics.
 
     WANDB_MODE=offline writes into the run's folder alone.

@@ -46,26 +46,26 @@ class Reports:
     def open_metrics(self, resume_step: int, carried: Sequence[Mapping]) -> None:
         """Continues `metrics.jsonl`, see `MetricsFile`."""
         self.metrics = MetricsFile(self._folder.metrics, resume_step, carried)
-        self._attempt(_METRICS, self.metrics.flush)
+        self.attempt(_METRICS, self.metrics.flush)
 
     def record(self, record: Mapping[str, object]) -> None:
         """A line of `metrics.jsonl`."""
         self.metrics.append(record)
-        self._attempt(_METRICS, self.metrics.flush)
+        self.attempt(_METRICS, self.metrics.flush)
 
     def scalars(
         self, step: int, values: Mapping[str, float | np.ndarray], writer: str = ""
     ) -> None:
         """Curves, see `Board`."""
         board = self._board(writer or self._writer)
-        self._attempt(_BOARD, lambda: board.scalars(step, values))
+        self.attempt(_BOARD, lambda: board.scalars(step, values))
 
     def histograms(
         self, step: int, values: Mapping[str, np.ndarray | tf.Tensor], group: str
     ) -> None:
         """Histograms, see `Board`."""
         board = self._board(self._writer)
-        self._attempt(_BOARD, lambda: board.histograms(step, values, group))
+        self.attempt(_BOARD, lambda: board.histograms(step, values, group))
 
     def picture(
         self,
@@ -77,25 +77,25 @@ class Reports:
     ) -> None:
         """A picture, see `Board`; `draw` gives it."""
         board = self._board(writer or self._writer)
-        self._attempt(_BOARD, lambda: board.picture(step, name, draw(), about))
+        self.attempt(_BOARD, lambda: board.picture(step, name, draw(), about))
 
     def begin(
         self, writer: str, options: Mapping[str, Any], hparams: Sequence[str]
     ) -> None:
         """The options of the run, see `Board`."""
-        self._attempt(_BOARD, lambda: self._board(writer).begin(options, hparams))
+        self.attempt(_BOARD, lambda: self._board(writer).begin(options, hparams))
 
     def end(self, writer: str) -> None:
         """The run is complete, see `Board`."""
-        self._attempt(_BOARD, lambda: self._board(writer).end())
+        self.attempt(_BOARD, lambda: self._board(writer).end())
 
     def file(self, path: pathlib.Path, text: str) -> None:
         """Writes a small file."""
-        self._attempt(path.name, lambda: store.write_aside(path, text))
+        self.attempt(path.name, lambda: store.write_aside(path, text))
 
     def sync(self) -> None:
         """Flushes `metrics.jsonl` to the disk, before a checkpoint is committed."""
-        self._attempt(_METRICS, self.metrics.sync)
+        self.attempt(_METRICS, self.metrics.sync)
 
     def records(self) -> list[Mapping[str, Any]]:
         """All records of `metrics.jsonl`, as far as it can be read."""
@@ -122,18 +122,28 @@ class Reports:
                 what += f": {count - num_kept} lost"
             console.warn(what)
 
-    def _attempt(self, name, write):
-        """Writes; says where that begins to fail, and to succeed again."""
+    def attempt(
+        self,
+        name: str,
+        write: Callable[[], None],
+        errors: type[Exception] = OSError,
+    ) -> None:
+        """Writes; says where that begins to fail, and to succeed again.
+
+        Args:
+            name: of what is written.
+            write: raises one of `errors` where that fails.
+        """
         is_queued = name == _METRICS
         try:
             self._check()
             write()
         except RunFolderError:
             return  # the run checks the folder as well, and ends
-        except OSError as error:
+        except errors as error:
             if name not in self._num_failed:
                 free = store.free_space(self._folder.path)
-                reason = one_line(error.strerror or error, 200)
+                reason = one_line(getattr(error, "strerror", None) or error, 200)
                 where = f"{free} in {self._folder.path}"
                 console.warn(f"{name} cannot be written: {reason} ({where})")
             num_failed = self._num_failed.get(name, 0) + 1
@@ -175,5 +185,5 @@ class NoReports(Reports):
     def records(self):
         return []
 
-    def _attempt(self, name, write):
+    def attempt(self, name, write, errors=OSError):
         pass

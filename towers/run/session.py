@@ -1,6 +1,7 @@
 """A training under way, and how it is saved."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from towers import console
-from towers.callbacks import Callback
+from towers.callbacks import Callback, Tracker
 from towers.config import Config
 from towers.errors import CheckpointError, NumericError, RunFolderError, one_line
 from towers.parallel.feed import Feed
@@ -60,7 +61,7 @@ class Session:
         open_record: that of the last step until it is evaluated and written. A run that
             was stopped before that begins with it.
         callbacks: of the user.
-        is_calling: whether one of them is called, or has raised.
+        is_calling: whether one of them is called.
         committed: steps and folders of checkpoints that they are not told yet.
         eval_feed: of every evaluation, from the first on. TensorFlow traces the
             functions of each data set that is made, and never frees all of that.
@@ -199,12 +200,38 @@ def save_and_wait(session: Session) -> None:
         session.background.wait()
 
 
+class CallbackError(BaseException):
+    """Carries what a callback of the user has raised, of any type, past the handlers of
+    errors of the run itself.
+
+    Attributes:
+        error: what was raised.
+    """
+
+    def __init__(self, error: BaseException):
+        self.error = error
+
+
 def call(session: Session, method: str, *args: Any) -> None:
-    """Calls a method of all callbacks."""
+    """Calls a method of all callbacks.
+
+    Raises:
+        CallbackError: one of them raised an error; not one of a tracker that has begun,
+            which is a report that cannot be written.
+    """
     session.is_calling = True
-    for callback in session.callbacks:
-        getattr(callback, method)(*args)
-    session.is_calling = False
+    try:
+        for callback in session.callbacks:
+            bound = functools.partial(getattr(callback, method), *args)
+            if isinstance(callback, Tracker) and method != "on_start":
+                name = f"{type(callback).__name__}.{method}"
+                session.reports.attempt(name, bound, Exception)
+            else:
+                bound()
+    except BaseException as error:
+        raise CallbackError(error) from error
+    finally:
+        session.is_calling = False
 
 
 def call_of_checkpoints(session: Session) -> None:
@@ -224,11 +251,12 @@ def call_of_exception(session: Session, error: BaseException) -> None:
     for callback in session.callbacks:
         try:
             callback.on_exception(session.step, error)
-        except Exception as other:
-            console.warn(f"{type(callback).__name__}: {one_line(other)}")
+        except BaseException as other:
+            reason = one_line(f"{type(other).__name__}: {other}")
+            console.warn(f"{type(callback).__name__}: {reason}")
 
 
-def try_to_save(session: Session, because: Exception) -> None:
+def try_to_save(session: Session, because: BaseException) -> None:
     """Saves before a run ends because of an error; says why where that fails for
     another reason."""
     try:

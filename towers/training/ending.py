@@ -18,6 +18,7 @@ from towers.evaluation.run_report import Evaluated, write_report
 from towers.run.checkpoint import versions
 from towers.run.peers import how_far, wait_for_chief
 from towers.run.session import (
+    CallbackError,
     Session,
     call_of_exception,
     end_callbacks,
@@ -33,14 +34,21 @@ def callbacks_at_the_end(session: Session) -> Iterator[None]:
     try:
         yield
         session.watchdog.run(end_callbacks, session)
-    except BaseException as error:
-        # One that hangs is not waited for again.
-        if not (session.is_calling and isinstance(error, StuckError)):
-            try:
-                session.watchdog.run(call_of_exception, session, error)
-            except StuckError as stuck:
-                console.line(str(stuck))
-        raise
+        return
+    except CallbackError as raised:
+        error = raised.error
+    except BaseException as raised:
+        error = raised
+    # One that hangs is not waited for again.
+    if not (session.is_calling and isinstance(error, StuckError)):
+        try:
+            session.watchdog.run(call_of_exception, session, error)
+        except StuckError as stuck:
+            console.line(str(stuck))
+    try:
+        raise error
+    finally:
+        del error  # and with its traceback the state of the run
 
 
 @contextlib.contextmanager
@@ -65,7 +73,7 @@ def saved_at_the_end(session: Session, overwrite: bool) -> Iterator[None]:
     except WorkerLostError as error:
         watchdog.run(try_to_save, session, error)
         raise WorkerLostError(f"{error}; {how_far(session)}") from None
-    except Exception as error:
+    except BaseException as error:
         if is_between_steps(session.trainer):
             try:
                 watchdog.run(try_to_save, session, error)
