@@ -116,13 +116,8 @@ def test_a_browser_shows_the_curves_and_pictures_of_a_report(run, tmp_path, widt
         page.open((run / "report/index.html").as_uri())
         page.save(tmp_path / "report.png")
         widths = page.run(IMAGES)
-        assert len(widths) == num_pictures > 0 and min(widths) > 0
         # Loss, accuracy, learning rate; confusion matrix, classes, calibration; speed.
-        sizes = page.run(
-            "[...document.querySelectorAll('figure > svg')].map(svg => Math.min("
-            "...[...svg.querySelectorAll('path')].map(x => x.getTotalLength())))"
-        )
-        assert len(sizes) == 7 and min(sizes) > 0
+        assert len(widths) == num_pictures + 7 and min(widths) > 0
         assert page.run("document.documentElement.scrollWidth <= innerWidth")
         assert page.errors() == []
 
@@ -140,7 +135,7 @@ def test_tensorboard_shows_curves_and_pictures(run, tmp_path):
         page.wait_until(lambda: tags <= set(page.run(names)))
         page.save(tmp_path / "curves.png")
         page.open(f"{address}?tagFilter=pictures")
-        page.wait_until(lambda: len(page.run(IMAGES)) == 3)
+        page.wait_until(lambda: len(page.run(IMAGES)) == 2)
         page.wait_until(lambda: min(page.run(IMAGES)) > 0)
         page.save(tmp_path / "pictures.png")
         assert page.errors() == []

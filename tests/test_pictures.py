@@ -1,9 +1,9 @@
-"""Pictures for TensorBoard and the report."""
+"""Pictures for TensorBoard."""
 
 import numpy as np
 
 from towers.run.board import batch_picture
-from towers.run.pictures import captioned_images, confusion_matrix
+from towers.run.pictures import captioned_images
 
 
 def test_images_are_enlarged_in_whole_pixels_and_those_of_floats_stretched():
@@ -32,27 +32,3 @@ def test_mixed_labels_are_shares():
     mixed = batch_picture(images, np.array([[0.25, 0.75, 0.0]]), names)
     words = captioned_images(images, [["75% dog", "25% cat"]])
     np.testing.assert_array_equal(mixed, words)
-
-
-def test_a_cell_is_darker_the_larger_its_share_of_the_label():
-    counts = np.random.default_rng(1).integers(0, 50, (20, 20))
-    counts[7] = 0  # a class without images
-    images = counts.sum(1) + np.arange(20)  # some are of classes that are not drawn
-    picture = confusion_matrix(counts, images, [""] * 20)
-    side = (picture.shape[0] - 110) // 20
-    cells = picture[112::side, 112::side].astype(int).sum(2)
-    shares = counts / np.maximum(images[:, np.newaxis], 1)
-    order = np.argsort(shares.ravel())
-    assert np.all(np.diff(cells.ravel()[order]) <= 3)  # up to rounding
-
-
-def test_a_matrix_of_few_classes_has_names_and_counts_in_the_width_of_tensorboard():
-    pictures = [
-        confusion_matrix(np.array([[10 * n, n], [0, 10]]), np.array([11, 10]), names)
-        for n, names in ((1, "ab"), (2, "ab"), (1, "ac"))
-    ]
-    first, doubled, renamed = pictures
-    assert first.shape == (350, 350, 3)
-    differs = np.any(first != doubled, axis=2)
-    assert differs[110:230, 110:].any() and not differs[230:].any()
-    assert np.any(first != renamed, axis=2)[230:, :110].any()

@@ -152,7 +152,6 @@ def test_tensorboard_shows_curves_histograms_and_pictures(tmp_path):
     assert list(train_curves["optimizer/update_ratio"]) == [5, 9]
     for curves, name in (
         (train_curves, "training_batch"),
-        (test_curves, "confusion_matrix"),
         (test_curves, "mistakes"),
     ):
         for width, height, png in curves[f"pictures/{name}"].values():

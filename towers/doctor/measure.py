@@ -23,7 +23,6 @@ from towers.parallel.trainer import Trainer
 from towers.run.background import Background
 from towers.run.checkpoint import Snapshot
 from towers.run.checkpointer import Checkpointer
-from towers.run.pictures import MOST_CLASSES, confusion_matrix
 
 # For all rounds together, after tracing; the part of it for one thing in a round, and
 # for evaluations and checkpoints each.
@@ -79,7 +78,6 @@ def measure(
     eval_secs = 0.0
     if config.eval_every_epochs:
         eval_secs = evaluation_secs(config, parts, trainer, secs=OTHERS * secs)
-        eval_secs += _picture_secs(parts)
     say("timing checkpoints")
     checkpoint_secs = _checkpoint_secs(
         config, trainer, timed[steps.INPUT], step_secs, folder, OTHERS * secs
@@ -121,13 +119,6 @@ def _input(config, parts):
         "is_resident": config.input == "auto" and build.fits_on_gpus(source),
         "is_cached": is_cached and not in_memory,
     }
-
-
-def _picture_secs(parts):
-    """Seconds of the picture of a confusion matrix, which each evaluation has."""
-    names, started = parts.data.class_names[:MOST_CLASSES], time.perf_counter()
-    confusion_matrix(np.eye(len(names), dtype=int), np.ones(len(names)), names)
-    return time.perf_counter() - started
 
 
 def _checkpoint_secs(config, trainer, timed, step_secs, folder, most_secs):

@@ -1,14 +1,10 @@
-"""Charts of a report as SVG, by Matplotlib.
+"""Charts of a report, by Matplotlib: SVG images on white. Texts stay texts."""
 
-Their colors are variables of the page's style sheet, so that one picture is right on a
-light and on a dark page. Texts stay texts.
-"""
-
+import base64
 import functools
 import html
 import io
 import logging
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +20,7 @@ from towers.data.paths import shown
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # "building the font cache"
 
 # Colors of series; further ones are dashed.
-NUM_COLORS = 6
+COLORS = "#1f5fbf", "#c2540a", "#1a7f4b", "#8b3fa8", "#8a6d00", "#c02670"
 
 # Most classes of a confusion matrix, and of one with counts in its cells.
 MOST_CONFUSED, MOST_COUNTED = 120, 20
@@ -35,24 +31,21 @@ MOST_CLASSES, _MOST_CHARACTERS = 25, 22
 # Pixels of an inch, and the width of a chart.
 _DPI, _WIDTH = 96, 380
 
-# The color that Matplotlib draws with, and the variable that replaces it.
-_VARIABLES = ("text", "muted", "grid", "wrong", *(f"c{i}" for i in range(NUM_COLORS)))
-_COLORS = {name: f"#0000{i + 1:02x}" for i, name in enumerate(_VARIABLES)}
+_MUTED, _GRID = "#59636e", "#d8dee4"
 _STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 8.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _COLORS["muted"],
-    "axes.labelcolor": _COLORS["muted"],
+    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": _MUTED,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": _COLORS["grid"],
+    "grid.color": _GRID,
     "grid.linewidth": 0.8,
-    "text.color": _COLORS["text"],
-    "xtick.color": _COLORS["muted"],
-    "ytick.color": _COLORS["muted"],
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
@@ -64,7 +57,7 @@ class Series(NamedTuple):
     Attributes:
         name: in the legend.
         x, y: floats [n]; NaN leaves a gap.
-        color: number of a color; from NUM_COLORS on the curve is dashed.
+        color: number of a color; from len(COLORS) on the curve is dashed.
         is_faint: for values of single steps.
     """
 
@@ -76,38 +69,22 @@ class Series(NamedTuple):
 
 
 def _chart(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., str]:
-    """Makes SVG of the figure and the description that a function returns."""
+    """Makes an element of HTML of the figure and the description that a function
+    returns."""
 
     @functools.wraps(draw)
     def draw_svg(*args, **options):
-        buffer = io.StringIO()
+        buffer = io.BytesIO()
         with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # glyphs that only the browser has
             figure, about = draw(*args, **options)
             about_file = dict.fromkeys(["Creator", "Date", "Format", "Type"])
-            figure.savefig(buffer, format="svg", transparent=True, metadata=about_file)
-        _, _, svg = buffer.getvalue().partition("<svg ")
-        head, _, body = svg.partition(">")
-        box = re.search(r'viewBox="[^"]*"', head)[0]
-        width = round(figure.get_figwidth() * _DPI)
-        for name, color in _COLORS.items():
-            body = re.sub(rf"(?<=: ){color}(?=[;\"])", f"var(--{name})", body)
-        # Ids are those of the whole page.
-        body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.S)
-        body = re.sub(r" font-family: [^;\"]*;", "", body)
-        prefix = f"f{next(_numbers)}-"
-        body = re.sub(r'((?: id|xlink:href)="#?|url\(#)', rf"\g<1>{prefix}", body)
-        body = body.replace(f'xlink:href="{prefix}data:', 'xlink:href="data:')
-        label = html.escape(about)
-        return (
-            f'<svg {box} role="img" aria-label="{label}" style="width:{width}px" '
-            f'xmlns:xlink="http://www.w3.org/1999/xlink">{body}'
-        )
+            figure.savefig(buffer, format="svg", metadata=about_file)
+        data = base64.b64encode(buffer.getvalue()).decode()
+        source = f"data:image/svg+xml;base64,{data}"
+        return f'<img alt="{html.escape(about)}" src="{source}">'
 
     return draw_svg
-
-
-_numbers = iter(range(10**9))
 
 
 def _figure(width=_WIDTH, height=230, **options) -> tuple[Figure, Axes]:
@@ -126,8 +103,8 @@ def curves(
         axes.plot(
             x,
             y,
-            color=_COLORS[f"c{color % NUM_COLORS}"],
-            linestyle="--" if color >= NUM_COLORS else "-",
+            color=COLORS[color % len(COLORS)],
+            linestyle="--" if color >= len(COLORS) else "-",
             linewidth=0.9 if is_faint else None,
             alpha=0.45 if is_faint else None,
             marker="o" if few else None,
@@ -173,17 +150,16 @@ def confusion(
     places, labels = range(count), [_short(x) for x in names]
     axes.set_xticks(places, labels, rotation=90, fontsize=size)
     axes.set_yticks(places, labels, fontsize=size)
-    axes.tick_params(labelcolor=_COLORS["text"])
-    edges, style = np.arange(1, count) - 0.5, {"color": _COLORS["grid"]}
+    axes.tick_params(labelcolor="black")
+    edges, style = np.arange(1, count) - 0.5, {"color": _GRID}
     axes.hlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
     axes.vlines(edges, -0.5, count - 0.5, linewidth=0.5, **style)
     axes.grid(visible=False)
     for spine in axes.spines.values():
-        spine.set(visible=True, color=_COLORS["grid"])
+        spine.set(visible=True, color=_GRID)
     if is_counted:
         for row, column in np.argwhere(counts):
-            dark = opacities[row, column] > 0.85
-            color = "white" if dark else _COLORS["text"]
+            color = "white" if opacities[row, column] > 0.85 else "black"
             text = str(counts[row, column])
             size = 8 if len(text) < 5 else 6.5
             axes.text(
@@ -205,12 +181,12 @@ def class_accuracies(
     places = np.arange(len(rows))
     values = np.array([row["recall"] for row in rows])
     low, high = np.array([row["recall_interval"] for row in rows]).T
-    axes.axvline(accuracy, color=_COLORS["muted"], linewidth=1, linestyle=":")
-    axes.hlines(places, low, high, color=_COLORS["c0"], linewidth=2.5, alpha=0.45)
-    dots = {"color": _COLORS["c0"], "markersize": 5, "clip_on": False}
+    axes.axvline(accuracy, color=_MUTED, linewidth=1, linestyle=":")
+    axes.hlines(places, low, high, color=COLORS[0], linewidth=2.5, alpha=0.45)
+    dots = {"color": COLORS[0], "markersize": 5, "clip_on": False}
     axes.plot(values, places, "o", **dots)
     axes.set_yticks(places, [_short(row["name"]) for row in rows])
-    axes.tick_params(axis="y", length=0, labelcolor=_COLORS["text"])
+    axes.tick_params(axis="y", length=0, labelcolor="black")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(max(0, np.floor(10 * low.min()) / 10), 1.01)
     axes.set_xlabel("accuracy, with 95 % interval; dotted: all classes")
@@ -230,9 +206,9 @@ def reliability(rows: Sequence[Mapping[str, Any]]) -> tuple[Figure, str]:
         height=360, nrows=2, sharex=True, height_ratios=[4, 1]
     )
     filled = [row for row in rows if row["images"]]
-    color, probabilities = _COLORS["c0"], [row["probability"] for row in filled]
+    color, probabilities = COLORS[0], [row["probability"] for row in filled]
     low, high = np.array([row["accuracy_interval"] for row in filled]).T
-    axes.plot([0, 1], [0, 1], color=_COLORS["muted"], linewidth=1, linestyle=":")
+    axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=":")
     axes.vlines(probabilities, low, high, color=color, linewidth=2.5, alpha=0.45)
     dots = {"color": color, "markersize": 5, "clip_on": False}
     axes.plot(probabilities, [row["accuracy"] for row in filled], "o", **dots)

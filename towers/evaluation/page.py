@@ -9,19 +9,17 @@ import numpy as np
 from PIL import Image
 
 from towers.data.paths import shown
-from towers.evaluation.charts import NUM_COLORS, Series
+from towers.evaluation.charts import COLORS, Series
 
 # Pixels of the longer side of a picture; smaller images stay as they are.
 _LONGEST, _SMALL = 160, 64
 
 _STYLE = """\
 :root { color-scheme: light dark; --page: #fff; --text: #1b1f24; --muted: #59636e;
-  --grid: #d8dee4; --panel: #f6f8fa; --wrong: #b42318; --c0: #1f5fbf; --c1: #c2540a;
-  --c2: #1a7f4b; --c3: #8b3fa8; --c4: #8a6d00; --c5: #c02670; }
+  --grid: #d8dee4; --panel: #f6f8fa; --wrong: #b42318; --link: #1f5fbf; }
 @media (prefers-color-scheme: dark) { :root { --page: #14171c; --text: #e6e9ed;
   --muted: #9aa4af; --grid: #343b44; --panel: #1d2229; --wrong: #ff8a80;
-  --c0: #6ca6ff; --c1: #ff9d57; --c2: #5ccb8f; --c3: #cf94ea; --c4: #d9bd4a;
-  --c5: #ff85b6; } }
+  --link: #6ca6ff; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1400px; padding: 16px clamp(14px, 2.5vw, 36px) 40px;
   background: var(--page); color: var(--text);
@@ -30,7 +28,7 @@ h1 { font-size: 20px; margin: 0 0 8px; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 36px 0 10px; padding-top: 12px;
   border-top: 1px solid var(--grid); }
 p { margin: 4px 0; max-width: 75ch; overflow-wrap: anywhere; }
-a { color: var(--c0); }
+a { color: var(--link); }
 .muted { color: var(--muted); }
 .figure { font-size: 44px; line-height: 1.1; font-weight: 650; margin: 6px 0; }
 .figure small { font-size: 17px; font-weight: 400; display: inline-block;
@@ -52,8 +50,8 @@ figcaption b { font-weight: 600; }
   vertical-align: bottom; }
 .key i { display: inline-block; width: 16px; border-top: 3px solid; margin-right: 5px;
   vertical-align: middle; }
-svg { display: block; max-width: 100%; height: auto; stroke-linejoin: round; }
-.wide { overflow-x: auto; } .wide svg { max-width: none; }
+img { display: block; max-width: 100%; height: auto; border-radius: 4px; }
+.wide { overflow-x: auto; } .wide img { max-width: none; }
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--grid); overflow-wrap: break-word; max-width: 60ch; }
@@ -130,18 +128,18 @@ def tiles(values: Iterable[tuple[str, str, str]]) -> Html:
     return f'<dl class="tiles">{cells}</dl>'
 
 
-def chart(title: str, svg: Html, series: Sequence[Series] = (), wide=False) -> Html:
+def chart(title: str, image: Html, series: Sequence[Series] = (), wide=False) -> Html:
     """A chart with its title and legend; a wide one scrolls."""
     kind = ' class="wide"' if wide else ""
     caption = f"<figcaption><b>{text(title)}</b>{legend(series)}</figcaption>"
-    return f"<figure{kind}>{caption}{svg}</figure>"
+    return f"<figure{kind}>{caption}{image}</figure>"
 
 
 def legend(series: Sequence[Series]) -> Html:
     """The names of curves, with their colors."""
     return "".join(
-        f'<span class="key"><i style="color:var(--c{s.color % NUM_COLORS})'
-        f"{';border-top-style:dashed' if s.color >= NUM_COLORS else ''}"
+        f'<span class="key"><i style="color:{COLORS[s.color % len(COLORS)]}'
+        f"{';border-top-style:dashed' if s.color >= len(COLORS) else ''}"
         f'{";border-top-width:1px" if s.is_faint else ""}"></i>{text(s.name)}</span>'
         for s in series
     )

@@ -1,4 +1,4 @@
-"""Pictures of images with captions and of confusion matrices, drawn with Pillow."""
+"""Pictures of images with captions, drawn with Pillow."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,6 @@ from PIL import Image, ImageDraw, ImageFont
 # Pixels: the width to which TensorBoard scales every picture (one of this width has
 # sharp texts), a gap, and a line of a caption.
 _WIDTH, _GAP, _LINE = 350, 4, 14
-
-# Most classes of a matrix; pixels of their names, and of the side of a cell.
-MOST_CLASSES, _MARGIN, _CELL = 20, 110, 24
 
 
 def captioned_images(
@@ -52,47 +49,6 @@ def captioned_images(
         for row, line in enumerate(lines):
             place = left, top + height + row * _LINE
             draw.text(place, _fitting(line, font, room), "black", font)
-    return np.asarray(canvas)
-
-
-def confusion_matrix(
-    counts: np.ndarray, images: np.ndarray, class_names: Sequence[str]
-) -> np.ndarray:
-    """A matrix with a row per label and a column per prediction, shaded by the share of
-    the label's images.
-
-    Args:
-        counts: whole numbers [classes, classes], of at most MOST_CLASSES.
-        images: whole numbers [classes], of the labels.
-
-    Returns:
-        uint8 [height, width, 3].
-    """
-    count = len(counts)
-    side = max(_CELL, (_WIDTH - _MARGIN) // count)
-    shares = counts / np.maximum(images[:, np.newaxis], 1)
-    shades = np.stack([255 * (1 - shares * x) for x in (0.85, 0.55, 0.15)], 2)
-    cells = Image.fromarray(shades.round().astype(np.uint8))
-    cells = cells.resize((count * side, count * side), Image.Resampling.NEAREST)
-    font, margin = ImageFont.load_default(12), max(_MARGIN, _WIDTH - cells.width)
-    canvas = Image.new("RGB", (margin + cells.width, margin + cells.height), "white")
-    canvas.paste(cells, (margin, margin))
-    draw = ImageDraw.Draw(canvas)
-    columns = Image.new("RGB", (margin, cells.width), "white")  # to be rotated
-    draw_column = ImageDraw.Draw(columns).text
-    for label, name in enumerate(class_names):
-        middle = label * side + side // 2
-        name = _fitting(name, font, margin - 8)
-        draw.text((margin - 6, margin + middle), name, "black", font, anchor="rm")
-        draw_column((6, middle), name, "black", font, anchor="lm")
-        for other in np.flatnonzero(counts[label]):
-            place = margin + other * side + side // 2, margin + middle
-            color = "white" if shares[label, other] > 0.5 else "black"
-            draw.text(place, f"{counts[label, other]}", color, font, anchor="mm")
-    canvas.paste(columns.transpose(Image.Transpose.ROTATE_90), (margin, 0))
-    draw.text((4, 4), "rows: labels", "black", font)
-    draw.text((4, 20), "columns:", "black", font)
-    draw.text((4, 36), "predictions", "black", font)
     return np.asarray(canvas)
 
 

@@ -7,13 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers import build
-from towers.evaluation.figures import (
-    confusion_entries,
-    worst_confusion,
-    worst_mistakes,
-)
+from towers.evaluation.figures import worst_mistakes
 from towers.run.board import MOST_IMAGES, batch_picture, mistakes_picture
-from towers.run.pictures import MOST_CLASSES, confusion_matrix
 from towers.run.session import Session
 
 
@@ -55,16 +50,11 @@ def log_update(session: Session) -> None:
 def report_evaluation(
     session: Session, parts: build.Parts, record: dict[str, Any], predictions
 ) -> None:
-    """Curves, the confusion matrix and the worst mistakes."""
+    """Curves and the worst mistakes."""
     split, source = parts.eval_split
     reports, names = session.reports, parts.data.class_names
     values = {k.removeprefix(f"{split}_"): v for k, v in record.items()}
     reports.scalars(session.step, values, split)
-
-    def draw_matrix():
-        entries = confusion_entries(labels, classes, len(names))
-        worst, *counts = worst_confusion(entries, len(names), MOST_CLASSES)
-        return confusion_matrix(*counts, [names[label] for label in worst])
 
     def draw_mistakes():
         images, _ = source.read(tf.constant(worst, tf.int64))
@@ -72,10 +62,6 @@ def report_evaluation(
 
     labels, classes = predictions[:, :2].T.astype(int)
     worst = worst_mistakes(labels, classes, predictions[:, 2], MOST_IMAGES)
-    about = "A row per label, a column per prediction, shaded by the share of the label"
-    if len(names) > MOST_CLASSES:
-        about += f"; the {MOST_CLASSES} classes with the most mistakes"
-    reports.picture(session.step, "confusion_matrix", draw_matrix, about, split)
     if len(worst):
         about = "The mistakes with the largest loss"
         reports.picture(session.step, "mistakes", draw_mistakes, about, split)
