@@ -1,12 +1,16 @@
 """python -m towers.data: what it says, what it draws, and how it ends."""
 
+import shutil
+
 import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 from pictures import png, png_file, random_pixels, write_folder
+from PIL import Image
 
 from towers.config.choices import DATASETS
+from towers.data import duplicates
 from towers.data.__main__ import main
 from towers.data.cached import progress
 
@@ -96,6 +100,50 @@ def test_the_progress_of_a_long_check_is_said():
         "read        2,000 of 1,100,000 images",
         "read        4,000 of 1,100,000 images",
     ]
+
+
+def test_images_in_two_splits_or_classes_are_named(run, root):
+    small = Image.fromarray(random_pixels(7, 4, 3))
+    photo = small.resize((60, 80), Image.Resampling.BICUBIC)
+    photo.save(root / "train/cat/p.png")
+    photo.save(root / "test/cat/p.jpg", quality=75)
+    photo.resize((45, 60)).point(lambda x: 0.9 * x + 9).save(root / "test/cat/p.bmp")
+    shutil.copy(root / "train/ant/01.png", root / "train/cat/x.png")
+    for name in ("00", "02"):
+        shutil.copy(root / f"train/ant/{name}.png", root / f"test/ant/x{name}.png")
+    for name in ("train/cat", "test/ant"):  # flat: no picture of anything
+        gray = 99 if name == "test/ant" else 100
+        Image.new("L", (6, 8), gray).save(root / name / "flat.png")
+    code, lines, errors = run("--image_size=32")
+    assert (code, errors) == (0, [])
+    at = f"{root}/train/", f"{root}/test/"
+    assert [x for x in lines if x.startswith(("identical", "similar"))] == [
+        f"identical   1 training image(s) also in another class, such as {at[0]}cat/"
+        f"x.png is {at[0]}ant/01.png",
+        f"identical   2 test image(s) also in training, such as {at[1]}ant/x00.png is "
+        f"{at[0]}ant/00.png, {at[1]}ant/x02.png is {at[0]}ant/02.png",
+        f"similar     2 test image(s) also in training, such as {at[1]}cat/p.bmp is "
+        f"{at[0]}cat/p.png, {at[1]}cat/p.jpg is {at[0]}cat/p.png",
+    ]
+
+
+def test_of_many_images_copies_with_noise_are_found_and_no_others():
+    """The pairs are those of all comparisons, in float64."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3000, 8, 8, 1)).astype(np.uint8)
+    images[2000:] = np.clip(
+        images[:1000] + rng.integers(-6, 7, (1000, 8, 8, 1)), 0, 255
+    )
+    flat = images.reshape(3000, -1) / 1.0
+    flat = (flat - flat.mean(1)[:, None]) / flat.std(1)[:, None]
+    correlations = np.triu(flat @ flat.T / 64, 1)
+    expected = np.argwhere(correlations > 1 - 0.1**2 / 2)
+    assert len(expected) > 900
+    prints = duplicates.prints_of(images, np.arange(3000))
+    [(heading, text)] = duplicates.lines({"training": prints}, lambda _, i: str(i))
+    count = int(text.split()[0].replace(",", ""))
+    assert heading == "similar" and abs(count - len(expected)) <= 10
+    assert text.endswith("such as 2000 is 0, 2001 is 1, 2002 is 2")
 
 
 def faults_in(lines, root):

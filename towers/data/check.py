@@ -12,9 +12,11 @@ from PIL import Image, PngImagePlugin
 
 from towers import console, data, store
 from towers.config.choices import MAX_IMAGE_PIXELS
+from towers.data import duplicates
 from towers.data.cached import progress, read_in_batches
 from towers.data.image_files import Survey
-from towers.data.sources import DataSet, Source, channel_counts, moments
+from towers.data.paths import shown
+from towers.data.sources import DataSet, Source, channel_counts, moments, place_of
 from towers.errors import ConfigError, DataError
 
 # The picture: so many classes at most, so many images of each, and pixels of their
@@ -39,11 +41,13 @@ class Statistics:
         values: float64 [channels, 256], how often each value stands in each channel.
         samples: label -> the first images of the class; of large ones every second,
             third, ... pixel.
+        prints: fingerprints of all images.
     """
 
     labels: np.ndarray
     values: np.ndarray
     samples: dict[int, list[np.ndarray]]
+    prints: duplicates.Prints
 
 
 def check(
@@ -57,8 +61,8 @@ def check(
 ) -> None:
     """Reads every image once, says what there is, and draws some.
 
-    Memory is bounded, whatever the number of images, but for a line for each fault:
-    see `cached.read_in_batches`.
+    Memory is bounded, whatever the number of images, but for a line for each fault, and
+    76 bytes for each image, by which duplicates are found.
 
     Args:
         name, data_dir, image_size, max_image_pixels: see `data.load`.
@@ -109,6 +113,13 @@ def check(
     _write(grid_path, grid(train, data_set.train.image_shape))
     for line in report(data_set, statistics, survey):
         say(line)
+
+    def place(split, index):
+        return shown(place_of(sources[split], index)) or f"{split} image {index}"
+
+    prints = {name: x.prints for name, x in statistics.items()}
+    for heading, text in duplicates.lines(prints, place):
+        say(f"{heading:11} {text}")
     say(f"picture     {grid_path}: a row for each of {len(train.samples)} classes")
     count = len(survey.faults) + len(survey.misplaced)
     if count:
@@ -137,9 +148,10 @@ def read_through(
     counts = np.zeros(num_classes, np.int64)
     values = np.zeros((source.image_shape[-1], 256))
     samples = {label: [] for label in range(min(num_classes, GRID_CLASSES))}
-    step = _pixel_step(source.image_shape)
+    step, prints = _pixel_step(source.image_shape), []
     for images, labels in read_in_batches(source, BATCH_SIZE):
         count_read(len(labels))
+        prints.append(duplicates.prints_of(images, labels))
         images, labels = images[labels >= 0], labels[labels >= 0]
         if (largest := labels.max(initial=0)) >= num_classes:
             raise DataError(
@@ -153,7 +165,8 @@ def read_through(
             # Copies: a view would keep its whole batch in memory.
             for place in np.flatnonzero(labels == label)[:missing]:
                 examples.append(images[place, ::step, ::step].copy())
-    return Statistics(counts, values, samples)
+    joined = map(np.concatenate, zip(*prints, strict=True))
+    return Statistics(counts, values, samples, duplicates.Prints(*joined))
 
 
 def report(
