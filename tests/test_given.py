@@ -31,6 +31,20 @@ CONFIG = Config(
 )
 TRAIN, TEST = arrays(50, 0), arrays(23, 1)
 GRAY = TRAIN[0][..., 0]
+FAR = np.where(TRAIN[1] == 3, 2**40, TRAIN[1].astype(np.int64))
+
+
+def counted(count):
+    """A data set that says how many examples it has."""
+    dataset = tf.data.Dataset.from_tensor_slices((TRAIN[0], TRAIN[1]))
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def jpegs():
+    """One image, and one that is cut short."""
+    whole = tf.io.encode_jpeg(np.zeros((4, 4, 3), np.uint8)).numpy()
+    files = tf.data.Dataset.from_tensor_slices(([whole, whole[:-99]], [0, 1]))
+    return files.map(lambda x, y: (tf.io.decode_jpeg(x, channels=3), y))
 
 
 def sequential():
@@ -151,11 +165,28 @@ def test_the_same_call_continues_also_with_models_of_other_automatic_names(tmp_p
     result = train(tmp_path / "half", CONFIG, model=functional(), data=data)
     assert_equal_states(result.state, whole.state)
     assert records(tmp_path / "half") == records(tmp_path / "whole")
-    with pytest.raises(ConfigError, match="model was 'given:.* and is 'given:"):
+    with pytest.raises(ConfigError, match="another run: model has other layers"):
         train(tmp_path / "half", CONFIG, model=sequential(), data=data)
     other = (TRAIN[0], TRAIN[1][::-1]), TEST
-    with pytest.raises(ConfigError, match="dataset was 'given:.* and is 'given:"):
+    with pytest.raises(ConfigError, match="another run: data has other images"):
         train(tmp_path / "half", CONFIG, model=model, data=other)
+    for given, name in ({"model": model}, "data"), ({"data": data}, "model"):
+        with pytest.raises(ConfigError, match=f"config, {name}=...") as caught:
+            train(tmp_path / "half", CONFIG, **given)
+        assert "allow_change" not in str(caught.value)
+
+
+def test_a_data_set_that_shuffles_is_the_same_one_and_a_run_on_it_resumes(tmp_path):
+    dataset = tf.data.Dataset.from_tensor_slices(TRAIN).shuffle(50, seed=None)
+    config = dataclasses.replace(CONFIG, model="cnn", width=0.05)
+    whole = train(tmp_path / "whole", config, data=(dataset, TEST), report=False)
+    half = dataclasses.replace(config, max_steps=1)
+    train(tmp_path / "half", half, data=(dataset.batch(7), TEST), report=False)
+    result = train(tmp_path / "half", config, data=(dataset, TEST), report=False)
+    assert_equal_states(result.state, whole.state)
+    flipped = dataset.map(lambda x, y: (tf.image.random_flip_left_right(x), y))
+    with pytest.raises(ConfigError, match="random augmentation"):
+        train(tmp_path / "half", config, data=(flipped, TEST))
 
 
 def test_a_new_process_has_the_network_and_asks_for_the_data(tmp_path):
@@ -222,10 +253,9 @@ def test_without_its_weights_a_network_is_asked_for(tmp_path):
         (TRAIN[0].astype(np.float32), TRAIN[1][:, None]),
         (TRAIN[0].astype(np.int64), np.eye(5)[TRAIN[1]]),
         (TRAIN[0].tolist(), TRAIN[1].tolist()),
-        tf.data.Dataset.from_tensor_slices(TRAIN),
-        tf.data.Dataset.from_tensor_slices(TRAIN).batch(7),
+        (TRAIN[0].astype(np.float16), TRAIN[1]),
     ],
-    ids=["column", "one-hot", "lists", "elements", "batches"],
+    ids=["column", "one-hot", "lists", "float16"],
 )
 def test_the_same_images_in_another_form_are_the_same_data_set(same, tmp_path):
     config = dataclasses.replace(CONFIG, model="cnn", width=0.05, max_steps=1)
@@ -256,10 +286,37 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         ({"data": (TRAIN[0] / 255, TRAIN[1])}, "float64 from 0 to 1; .* 0 to 255"),
         ({"data": (TRAIN[0] - 128.0, TRAIN[1])}, "from -128 to .* 0 to 255"),
         ({"data": (TRAIN[0], TRAIN[1] / 2)}, "labels are float64"),
+        ({"data": (TRAIN[0] / 255 * 1.01, TRAIN[1])}, "2 shades .* the division"),
+        ({"data": (TRAIN[0] / 127.5, TRAIN[1])}, "from 0 to 2; .* the division"),
+        ({"data": (TRAIN[0] / 127.5 - 1, TRAIN[1])}, "from -1 to 1; .* the division"),
+        ({"data": (TRAIN[0] // 128, TRAIN[1])}, "uint8 from 0 to 1; .* by 255"),
+        ({"data": (TRAIN[0] > 127, TRAIN[1])}, "bool from 0 to 1; .* by 255"),
+        ({"data": (TRAIN[0] * 257.0, TRAIN[1])}, "divide them, such as by 257"),
+        ({"data": (TRAIN[0] * 1.04 - 4, TRAIN[1])}, "clip"),
+        ({"data": (TRAIN[0] + 1j, TRAIN[1])}, "complex128 .* real numbers"),
+        ({"data": (np.where(GRAY > 9, GRAY, np.nan), TRAIN[1])}, "not finite"),
+        ({"data": (TRAIN[0].astype(object), TRAIN[1])}, "object .* np.stack"),
+        ({"data": (["a.png"] * 50, TRAIN[1])}, "files of images"),
+        ({"data": ([TRAIN[0], TRAIN[0]], TRAIN[1])}, "list of inputs; .* one array"),
+        ({"data": ({"a": TRAIN[0]}, TRAIN[1])}, "dict of inputs; .* one array"),
+        ({"data": (np.moveaxis(TRAIN[0], 3, 1), TRAIN[1])}, "moveaxis.images, 1, -1"),
+        ({"data": (TRAIN[0], TRAIN[1] + 1)}, "go from 1 to 5, .* subtract 1"),
+        (
+            {"data": (TRAIN[0], TRAIN[1] + 1), "class_names": list("abcde")},
+            "go from 1 to 5, .* subtract 1",
+        ),
+        ({"data": (TRAIN[0], FAR)}, "go from 0 to 1099511627776, of 50 images"),
+        (
+            {"data": (TRAIN[0], FAR), "class_names": list("abcde")},
+            "to 1099511627776, .* below 5",
+        ),
         ({"data": (TRAIN[0], TRAIN[1] - 1)}, "labels go from -1"),
         ({"data": (TRAIN[0], TRAIN[1][1:])}, "50 training images with 49 labels"),
-        ({"data": (TRAIN[0].reshape(50, -1), TRAIN[1])}, "images are .50, 192."),
-        ({"data": (TRAIN[0][:, :0], TRAIN[1])}, "images are .50, 0, .*none of them 0"),
+        (
+            {"data": (TRAIN[0].reshape(50, -1), TRAIN[1])},
+            "uint8 .50, 192.; .*n, height",
+        ),
+        ({"data": (TRAIN[0][:, :0], TRAIN[1])}, "uint8 .50, 0, .*none of them 0"),
         ({"data": (TRAIN[0][..., :0], TRAIN[1])}, ", 0.; .*none of them 0"),
         ({"data": (TRAIN,) * 4}, "4 parts"),
         ({"data": ()}, "0 parts"),
@@ -283,6 +340,13 @@ def test_two_pairs_are_for_testing_three_for_validation_too(tmp_path):
         (
             {"data": tf.data.Dataset.from_tensor_slices(TRAIN).filter(lambda *_: True)},
             "is unknown; .*assert_cardinality",
+        ),
+        ({"data": counted(7)}, "cannot be read: Input .* contain 7 elements"),
+        ({"data": counted(99)}, "cannot be read: Input .* contain 99 elements"),
+        ({"data": jpegs()}, "part cannot be read: .*Invalid JPEG"),
+        (
+            {"data": jpegs().take(1).concatenate(counted(50))},
+            "images that differ in shape",
         ),
         ({"data": (GRAY, TRAIN[1]), "model": functional()}, "takes images"),
         ({"model": lambda: None}, "model is function; give a Functional"),

@@ -254,6 +254,71 @@ def test_row_21_labels_outside_of_the_classes(tmp_path, kind, train, test, words
     assert "expected 0 to 9 for 10 classes" in str(caught.value)
 
 
+WRONG = """
+import numpy as np
+import tensorflow as tf
+from towers.data.sources import ArraySource, DataSet
+
+images, labels = np.arange(180, dtype=np.uint8).reshape(30, 2, 1, 3), np.arange(30) % 3
+
+class Own:
+    def __init__(self, read, **changes):
+        self.num_examples, self.image_shape, self.read = 30, (2, 1, 3), read
+        vars(self).update(changes)
+
+def right(indices):
+    return tf.gather(images, indices), tf.gather(labels, indices)
+
+source = ArraySource(images, labels)
+fields = dict(name="mine", train=source, test=source, class_names=tuple("abc"),
+              mean=(9.0,) * 3, deviation=(5.0,) * 3, origin="here")
+
+def load():
+    return DataSet(**fields | dict({change}))
+"""
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ("test=ArraySource(images[:, :1], labels)", "test images are .1, 1, 3."),
+        ("validation=ArraySource(images[:0], labels[:0])", "num_examples=0 of the val"),
+        ("train=None", "no training images"),
+        ("test=None", "no test images"),
+        ("name=5", "name=5"),
+        ("class_names=(0, 1, 2)", "class_names=.0, 1, 2. should be texts"),
+        ("class_names='abc'", "class_names='abc' should be texts"),
+        ("mean=9.0", "mean=9.0 should be"),
+        ("deviation=(5.0, 5.0)", "deviation=.5.0, 5.0. should be"),
+        ("mean=(float('nan'),) * 3", "mean=.nan"),
+        ("mean=(0.5,) * 3, deviation=(0.2,) * 3", "multiply both by 255"),
+        ("train=Own(right, image_shape=(2, 1))", "image_shape=.2, 1. should be"),
+        ("train=Own(right, labels=labels[:5])", "array of 30 integers"),
+        ("train=Own(right, labels=labels / 2)", "array of 30 integers"),
+        ("test=Own(lambda i: (images[i], labels[i]))", "`read` of the test.*TensorF"),
+        ("train=Own(right, num_examples=60)", r"`read` .*59 is not in \[0, 30\)"),
+        ("train=Own(lambda i: (right(i)[0] / 2, right(i)[1]))", "gives float"),
+        ("train=Own(lambda i: (right(i)[0], i / 2))", r"integers \[2\]"),
+        ("train=Own(lambda i: (right(i)[0][0], i))", r"expected are uint8 \[2, 2, 1"),
+    ],
+)
+def test_a_data_set_of_ones_own_that_contradicts_itself_is_refused(
+    change, words, tmp_path
+):
+    path = tmp_path / "mine.py"
+    path.write_text(WRONG.replace("{change}", change))
+    with pytest.raises(DataError, match=f"mine: .*{words}|name=5"):
+        data.load(f"{path}:load")
+
+
+def test_a_data_set_of_ones_own_may_call_numpy(tmp_path):
+    path, call = tmp_path / "mine.py", "tf.numpy_function(lambda i: {}[i], [i], {})"
+    read = f"({call.format('images', 'tf.uint8')}, {call.format('labels', 'tf.int64')})"
+    change = f"train=Own(lambda i: {read}, labels=labels), class_names=list('abc')"
+    path.write_text(WRONG.replace("{change}", change))
+    assert data.load(f"{path}:load").class_names == ["a", "b", "c"]
+
+
 # Sources.
 
 NUM = 11

@@ -62,6 +62,8 @@ _WANTED = re.compile(
     r"|(?<=allocat)\w* .{0,40}?(\d[\d.]* ?(?:[KMGTPE]i?B|B|bytes))\b"
 )
 _NODE = re.compile(r"\{\{.*?\}\} ?")
+# In the others: what says nothing about their cause.
+_PLACES = re.compile(r"\{\{.*?\}\} |Error in user.* \w*Iterator::\S+: | ?\[Op:.*")
 _DEVICE = re.compile(r"[CG]PU:\d+|device ordinal \d+")
 
 
@@ -175,6 +177,13 @@ def out_of_memory(error: BaseException | str) -> str:
     place = f" on {devices[-1]}" if devices else ""
     size = (wanted[1] or wanted[0]) if wanted else _NODE.sub("", lines[0])
     return f"out of memory{place}: {one_line(size, 150)}"
+
+
+def cause(error: Exception) -> str:
+    """The first line of an error in code of the user, with its type, or of one of
+    TensorFlow's, without nodes and operations."""
+    text = getattr(error, "message", f"{type(error).__name__}: {error}")
+    return one_line(_PLACES.sub("", text.strip().splitlines()[0]), 200)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -5,8 +5,8 @@ Importing the package does not import TensorFlow; loading a data set does.
 
 from typing import TYPE_CHECKING, Any
 
-from towers.config import factories
-from towers.errors import ConfigError
+from towers.config import choices, factories
+from towers.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from towers.data.sources import DataSet, Trained
@@ -37,7 +37,8 @@ def load(
         ConfigError: a function in a file gives no DataSet.
     """
     from towers.data.image_files import ImageOptions
-    from towers.data.sources import DataSet, validate_labels
+    from towers.data.sources import DataSet
+    from towers.data.validate import validate, validate_labels
 
     options = ImageOptions(**image_options)
     data_set = factories.create(
@@ -53,5 +54,9 @@ def load(
             f"dataset={name}: gave {type(data_set).__name__}; return a "
             "towers.data.sources.DataSet"
         )
+    choice = choices.find("dataset", name)
+    validate(data_set, reads=choice.is_in_a_file or choice.is_given)
+    if data_set.train is None and trained is None:
+        raise DataError(f"{data_set.name}: it has no training images")
     validate_labels(data_set, known_alone=options.survey is not None)
     return data_set

@@ -1,7 +1,9 @@
 """Data sets of arrays in memory, as Keras' `fit` takes them."""
 
+import contextlib
+import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,18 @@ import tensorflow as tf
 
 from towers.config import factories
 from towers.data.sources import ArraySource, DataSet, channel_moments, split_off_test
-from towers.errors import DataError, one_line
+from towers.errors import DataError, cause, one_line
 
 ORIGIN = "given in Python"
 
+# Classes without names: at most so many, and ten for each image.
+MOST_CLASSES = 1000
 
-def give(data: Any, class_names: Sequence[str] = ()) -> str:
+# Fractions up to this value cannot be meant to be from 0 to 255.
+MOST_FRACTIONS = 4
+
+
+def give(data: Any, class_names: Sequence[str | int] = ()) -> str:
     """Makes arrays a data set of `--dataset`; where no images are for testing, a tenth
     is held out.
 
@@ -32,15 +40,11 @@ def give(data: Any, class_names: Sequence[str] = ()) -> str:
     names = ("training", "validation", "test")
     if len(splits) == 2:
         names = "training", "test"
-    arrays = [_arrays(x, name) for x, name in zip(splits, names, strict=False)]
-    shapes = {images.shape[1:] for images, _ in arrays}
+    arrays = {name: _arrays(x, name) for x, name in zip(splits, names, strict=False)}
+    shapes = {images.shape[1:] for images, _ in arrays.values()}
     if len(shapes) > 1:
         raise DataError(f"data: the images of its parts differ in shape: {shapes}")
-    if not len(class_names):
-        class_names = getattr(splits[0], "class_names", None) or range(
-            1 + max(int(labels.max()) for _, labels in arrays)
-        )
-    return _give(dict(zip(names, arrays, strict=False)), class_names)
+    return _give(arrays, class_names or getattr(splits[0], "class_names", None))
 
 
 def give_test_set(data: Any, class_names: Sequence[str]) -> str:
@@ -50,13 +54,33 @@ def give_test_set(data: Any, class_names: Sequence[str]) -> str:
 
 def _give(arrays, class_names):
     """Without TensorFlow, whose devices are chosen later."""
-    class_names = tuple(map(str, class_names))
+    labels = np.concatenate([labels for _, labels in arrays.values()])
+    class_names = _class_names(labels, tuple(map(str, class_names or ())))
     crc = zlib.crc32(repr((class_names, list(arrays))).encode())
-    for images, labels in arrays.values():
-        crc = zlib.crc32(labels, zlib.crc32(images, crc))
+    for name, (images, labels) in arrays.items():
+        arrays[name] = images, labels.astype(np.int32)
+        crc = zlib.crc32(arrays[name][1], zlib.crc32(images, crc))
     name = factories.given_name(crc)
     factories.give("dataset", name, lambda: _data_set(arrays, class_names))
     return name
+
+
+def _class_names(labels, class_names):
+    """The names, by default the numbers, of the classes of all labels."""
+    low, high = int(labels.min()), int(labels.max())
+    begin = f"data: the labels go from {low} to {high}"
+    if low > 0 and (not class_names or low == 1 and high == len(class_names)):
+        raise DataError(
+            f"{begin}, and none is 0; subtract {low}, or give class_names of all "
+            "classes, in the order of the labels"
+        )
+    most = len(class_names) or MOST_CLASSES + 10 * len(labels)
+    if low < 0 or high >= most:
+        raise DataError(
+            f"{begin}, of {len(labels)} images; they should be at least 0 and below "
+            f"{most}, as np.unique(labels, return_inverse=True)[1] gives them"
+        )
+    return class_names or tuple(map(str, range(high + 1)))
 
 
 def _data_set(arrays, class_names):
@@ -103,8 +127,9 @@ def _is_part(value):
 
 
 def _arrays(split, name):
-    """uint8 images [n, height, width, channels] and int32 labels [n]."""
-    if isinstance(split, tf.data.Dataset):
+    """uint8 images [n, height, width, channels] and integer labels [n]."""
+    is_data_set = isinstance(split, tf.data.Dataset)
+    if is_data_set:
         split = _read(split, name)
     try:
         images, labels = split
@@ -113,13 +138,17 @@ def _arrays(split, name):
             f"data: the {name} part should be a pair, (images, labels), or a "
             "tf.data.Dataset of them"
         ) from None
-    try:
-        images, labels = np.asarray(images), np.asarray(labels)
-    except ValueError as error:  # lists of different lengths
-        raise DataError(f"data: the {name} part: {one_line(error)}") from None
-    images, labels = _images(images, name), _labels(labels, name)
+    images = pixels(images, f"data: the {name} images")
+    labels = _labels(labels, name)
     if not len(images) or len(images) != len(labels):
         raise DataError(f"data: {len(images)} {name} images with {len(labels)} labels")
+    if is_data_set:  # it may shuffle: an order that the examples alone decide
+        digests = [
+            hashlib.blake2b(image.tobytes() + str(label).encode()).digest()
+            for image, label in zip(images, labels, strict=True)
+        ]
+        order = sorted(range(len(images)), key=digests.__getitem__)
+        images, labels = images[order], labels[order]
     return np.ascontiguousarray(images), labels
 
 
@@ -142,35 +171,96 @@ def _read(dataset, name):
     is_one_hot = image.rank == 3 and label.rank == 1 and image[0] != label[0]
     if label.rank == 0 or is_one_hot:  # not batched
         dataset = dataset.batch(256)
-    try:
+    with reading(f"data: the {name} part"):
         images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
         return np.concatenate(images), np.concatenate(labels)
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
-        words = one_line(error, 100)
-        raise DataError(f"data: the {name} images differ in shape: {words}") from None
 
 
-def _images(images, name):
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4 or 0 in images.shape[1:]:
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Errors of a `tf.data.Dataset` as a DataError; `what` begins its message."""
+    try:
+        yield
+    except (ValueError, tf.errors.OpError) as error:
+        words = cause(error)
+        differ = isinstance(error, ValueError) or "Cannot batch" in words
+        problem = "has images that differ in shape" if differ else "cannot be read"
+        raise DataError(f"{what} {problem}: {words}") from None
+
+
+def pixels(images: Any, what: str) -> np.ndarray:
+    """Images in memory as uint8 [n, height, width, channels].
+
+    Args:
+        images: numbers from 0 to 255, [n, height, width, channels], or [n, height,
+            width] of gray images.
+        what: begins a message, such as "data: the test images".
+
+    Raises:
+        DataError: they have another form, or values that are not of this range.
+    """
+    first = images[0] if isinstance(images, list | tuple) and len(images) else None
+    if isinstance(images, Mapping) or getattr(first, "ndim", 0) >= 4:
         raise DataError(
-            f"data: the {name} images are {list(images.shape)}; they should be "
-            "[n, height, width, channels], none of them 0"
+            f"{what} are a {type(images).__name__} of inputs; a network has one: give "
+            "one array, [n, height, width, channels]"
         )
-    if images.dtype == np.uint8 or not images.size:
-        return images.astype(np.uint8, copy=False)
-    low, high = images.min(), images.max()
-    if not (low >= 0 and high <= 255) or (images.dtype.kind == "f" and high <= 1):
+    try:
+        images = np.asarray(images)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"{what} differ in shape: {one_line(error)}") from None
+    if images.dtype.name == "bfloat16":  # NumPy has none
+        images = images.astype(np.float32)
+    shape, hint = images.shape[1:], ""
+    if images.size and isinstance(images.flat[0], str | bytes):
+        hint = "; files of images are a data set by data_dir"
+    elif images.dtype.kind == "O":
+        hint = "; of arrays of one shape np.stack makes one"
+    elif images.ndim == 4 and shape[0] in (1, 3) and min(shape[1:]) > 4:
+        hint = "; np.moveaxis(images, 1, -1) moves their channels to the end"
+    elif images.ndim in (3, 4) and images.dtype.kind in "biuf" and np.all(shape):
+        return _in_bytes(images if images.ndim == 4 else images[..., None], what)
+    raise DataError(
+        f"{what} are {images.dtype} {list(images.shape)}; they should be real numbers "
+        f"[n, height, width, channels], none of them 0{hint}"
+    )
+
+
+def _in_bytes(images, what):
+    """Images as uint8, or a DataError where their values are not from 0 to 255."""
+    if not images.size:
+        return images.astype(np.uint8)
+    low, high, kind = float(images.min()), float(images.max()), images.dtype.kind
+    hint = ""
+    if not np.isfinite([low, high]).all():
+        hint = "some are not finite: replace them, or leave these images out"
+    elif -64 < low < 0 and high > 64 or kind == "f" and 255 < high < 320:
+        hint = "np.clip(images, 0, 255) limits what a filter has added"
+    elif low < 0 or kind == "f" and 0 < high <= 1:
+        hint = (
+            "leave out the division: they are standardized in training and in "
+            "evaluations"
+        )
+    elif high > 255:
+        hint = f"divide them, such as by {np.ceil(high / 255):g}"
+    elif kind == "f" and 0 < high <= MOST_FRACTIONS and (images % 1).any():
+        hint = f"{high + 1:.0f} shades of gray would be left; leave out the division"
+    elif kind != "f" and high == 1 and len(images) > 1:
+        hint = "multiply drawings by 255; leave out a division of photos"
+    if hint:
         raise DataError(
-            f"data: the {name} images are {images.dtype} from {low:g} to {high:g}; "
-            "they should be from 0 to 255. Leave out the division: they are "
-            "standardized in training and in evaluations"
+            f"{what} are {images.dtype} from {low:g} to {high:g}; they should be from "
+            f"0 to 255: {hint}"
         )
-    return np.round(images).astype(np.uint8)
+    images = np.round(images) if kind == "f" else images
+    return images.astype(np.uint8, copy=False)
 
 
 def _labels(labels, name):
+    try:
+        labels = np.asarray(labels)
+    except ValueError as error:  # lists of different lengths
+        raise DataError(f"data: the {name} labels: {one_line(error)}") from None
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 2 and ((labels == 0) | (labels == 1)).all():
@@ -181,6 +271,4 @@ def _labels(labels, name):
             f"data: the {name} labels are {labels.dtype} {list(labels.shape)}; they "
             "should be integers [n], or one-hot [n, classes]"
         )
-    if labels.size and not 0 <= labels.min() <= labels.max() < 2**31:
-        raise DataError(f"data: the {name} labels go from {labels.min()}, not from 0")
-    return labels.astype(np.int32)
+    return labels

@@ -8,15 +8,10 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from towers.data.paths import shown
-from towers.errors import DataError, data_errors_of_tensorflow
+from towers.errors import DataError
 
 # Held out of a data set that has no images for testing.
 TEST_FRACTION = 0.1
-
-# Examples whose labels are read where a source does not list them; read at once.
-NUM_SAMPLED = 1000
-NUM_READ = 50
 
 
 class Source(Protocol):
@@ -239,52 +234,15 @@ class DataSet:
         there are no others."""
         return (self.test if self.train is None else self.train).image_shape
 
-
-def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
-    """Refuses labels outside of the classes.
-
-    Those of a source that has no `labels` are read of NUM_SAMPLED examples, at equal
-    distances, or with `known_alone` of none.
-
-    Raises:
-        DataError: names the first one and the number of classes.
-    """
-    num_classes = len(data_set.class_names)
-    for split, source in (
-        ("training", data_set.train),
-        ("validation", data_set.validation),
-        ("test", data_set.test),
-    ):
-        is_known = hasattr(source, "labels")
-        if source is None or (known_alone and not is_known):
-            continue
-        indices = np.arange(source.num_examples)
-        if is_known:
-            labels = source.labels
-            if labels is None:
-                continue
-        else:
-            indices = indices[:: max(1, len(indices) // NUM_SAMPLED)]
-            labels = _read_labels(source, indices)
-        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-        if wrong.size:
-            index, label = int(indices[wrong[0]]), labels[wrong[0]]
-            place = place_of(source, index)
-            raise DataError(
-                f"{data_set.name}: {split} image {index} (counted from 0"
-                f"{f', {shown(place)}' if place else ''}) has the label {label}, "
-                f"expected 0 to {num_classes - 1} for {num_classes} classes"
-                + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")
-            )
-
-
-def _read_labels(source, indices):
-    labels = []
-    with data_errors_of_tensorflow(), tf.device("CPU:0"):
-        for first in range(0, len(indices), NUM_READ):
-            some = tf.constant(indices[first : first + NUM_READ], tf.int64)
-            labels.append(source.read(some)[1].numpy())
-    return np.concatenate(labels) if labels else np.zeros(0, np.int32)
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Split -> its source, of those that there are."""
+        splits = {
+            "training": self.train,
+            "validation": self.validation,
+            "test": self.test,
+        }
+        return {split: x for split, x in splits.items() if x is not None}
 
 
 def split_off_test(

@@ -11,7 +11,13 @@ import numpy as np
 
 import towers
 from towers import console
-from towers.config import Config, changed_mathematics, check_names, from_values
+from towers.config import (
+    Config,
+    changed_mathematics,
+    check_names,
+    factories,
+    from_values,
+)
 from towers.data.sources import DataSet
 from towers.errors import CheckpointError, ConfigError
 from towers.parallel.trainer import Trainer
@@ -30,6 +36,13 @@ _OF_WRONG_VALUES = (
     *(KeyError, TypeError, ValueError),
     *(AttributeError, OverflowError, RecursionError),
 )
+
+# What was given in Python, and is given again, and differs.
+_GIVEN_ANEW = {
+    "dataset": "data has other images, labels or class_names (a tf.data.Dataset should "
+    "give the same ones each time: leave random augmentation to the config)",
+    "model": "model has other layers",
+}
 
 
 def checkpointer_of(
@@ -105,11 +118,14 @@ def validate_changes(
     trained = from_values(checkpoint.trainer_state["config"])
     changed = changed_mathematics(trained, config)
     refused = {k: v for k, v in changed.items() if k not in allow_change}
+    words = {k: f"{k} was {x!r} and is {y!r}" for k, (x, y) in refused.items()}
+    for name, text in _GIVEN_ANEW.items():
+        if name in refused and trained.choice_of(name).is_given:
+            if not config.choice_of(name).is_given:
+                raise factories.asks_for(name, refused[name][0])
+            words[name] = text
     if refused:
-        listed = ", ".join(
-            f"{name} was {before!r} and is {after!r}"
-            for name, (before, after) in refused.items()
-        )
+        listed = ", ".join(words.values())
         raise ConfigError(
             f"{folder.path} holds another run: {listed}. Choose another --workdir, "
             f"start again with --overwrite, or --allow_change={','.join(refused)}"

@@ -1,0 +1,142 @@
+"""Refusal of data sets whose parts do not fit each other."""
+
+import itertools
+import numbers
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from towers.data.paths import shown
+from towers.data.sources import DataSet, known_labels, place_of
+from towers.data.streams import plain
+from towers.errors import DataError, TowersError, cause, data_errors_of_tensorflow
+
+# Examples whose labels are read where a source does not list them; read at once.
+NUM_SAMPLED = 1000
+NUM_READ = 50
+
+
+def validate(data_set: DataSet, reads: bool = False) -> None:
+    """Refuses a data set whose parts do not fit each other.
+
+    Args:
+        reads: whether the first and the last image of each source are read as well, in
+            a graph.
+
+    Raises:
+        DataError: the first problem.
+    """
+    problems = [_problems(data_set), _problems_of_reads(data_set)]
+    for problem in itertools.chain(*problems[: 1 + reads]):
+        raise DataError(f"{data_set.name}: {problem}")
+
+
+def _problems(data_set: DataSet) -> Iterator[str]:
+    names, shape = data_set.class_names, None
+    if not isinstance(data_set.name, str):
+        yield f"name={data_set.name!r:.60} should be a text"
+    is_list = isinstance(names, tuple | list) and names
+    if not is_list or not all(isinstance(name, str) for name in names):
+        yield f"class_names={names!r:.60} should be texts, in the order of the labels"
+    if data_set.test is None:
+        yield "it has no test images"
+    for split, source in data_set.sources.items():
+        count, shape = source.num_examples, source.image_shape
+        if not isinstance(count, numbers.Integral) or count < 1:
+            yield f"num_examples={count} of the {split} images should be 1 or more"
+        is_shape = isinstance(shape, tuple | list) and len(shape) == 3
+        if not is_shape or not all(
+            isinstance(x, numbers.Integral) and x for x in shape
+        ):
+            yield f"image_shape={shape!r:.60} should be (height, width, channels)"
+        if tuple(shape) != tuple(data_set.image_shape):
+            yield (
+                f"the {split} images are {list(shape)} and the training images "
+                f"{list(data_set.image_shape)}; they should have one shape"
+            )
+        labels = known_labels(source)
+        if labels is not None and (
+            not isinstance(labels, np.ndarray)
+            or labels.shape != (count,)
+            or labels.dtype.kind not in "iu"
+        ):
+            yield f"the {split} labels should be a NumPy array of {count} integers"
+    for name in ("mean", "deviation"):
+        values = getattr(data_set, name)
+        try:
+            moments = np.array(values, np.float64)
+        except (TypeError, ValueError):
+            moments = np.array(np.nan)
+        if moments.shape != (shape[2],) or not np.isfinite(moments).all():
+            yield f"{name}={values!r:.60} should be a finite number for each channel"
+    if all(0 < x < 1 for x in (*data_set.mean, *data_set.deviation)):
+        yield "mean and deviation should be in units of 0..255: multiply both by 255"
+
+
+def _problems_of_reads(data_set: DataSet) -> Iterator[str]:
+    for split, source in data_set.sources.items():
+        begin = f"`read` of the {split} images"
+        indices = np.array([0, source.num_examples - 1])
+        try:
+            with data_errors_of_tensorflow(), tf.device("CPU:0"):
+                elements = tf.data.Dataset.from_tensors(indices).map(plain(source.read))
+                images, labels = elements.get_single_element()
+        except TowersError:
+            raise
+        except Exception as error:
+            yield (
+                f"{begin} fails: {cause(error)}; it should be made of TensorFlow "
+                "operations, or call tf.numpy_function"
+            )
+        shape = [2, *source.image_shape]
+        is_right = images.dtype == tf.uint8 and labels.dtype.is_integer
+        if not is_right or [*images.shape] != shape or [*labels.shape] != [2]:
+            yield (
+                f"{begin} gives {images.dtype.name} {[*images.shape]} and "
+                f"{labels.dtype.name} {[*labels.shape]} for 2 indices; expected are "
+                f"uint8 {shape} and integers [2]"
+            )
+
+
+def validate_labels(data_set: DataSet, known_alone: bool = False) -> None:
+    """Refuses labels outside of the classes.
+
+    Those of a source that has no `labels` are read of NUM_SAMPLED examples, at equal
+    distances, or with `known_alone` of none.
+
+    Raises:
+        DataError: names the first one and the number of classes.
+    """
+    num_classes = len(data_set.class_names)
+    for split, source in data_set.sources.items():
+        is_known = hasattr(source, "labels")
+        if known_alone and not is_known:
+            continue
+        indices = np.arange(source.num_examples)
+        if is_known:
+            labels = source.labels
+            if labels is None:
+                continue
+        else:
+            indices = indices[:: max(1, len(indices) // NUM_SAMPLED)]
+            labels = _read_labels(source, indices)
+        wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+        if wrong.size:
+            index, label = int(indices[wrong[0]]), labels[wrong[0]]
+            place = place_of(source, index)
+            raise DataError(
+                f"{data_set.name}: {split} image {index} (counted from 0"
+                f"{f', {shown(place)}' if place else ''}) has the label {label}, "
+                f"expected 0 to {num_classes - 1} for {num_classes} classes"
+                + (f"; {wrong.size - 1:,} more are wrong" if wrong.size > 1 else "")
+            )
+
+
+def _read_labels(source, indices):
+    labels = []
+    with data_errors_of_tensorflow(), tf.device("CPU:0"):
+        for first in range(0, len(indices), NUM_READ):
+            some = tf.constant(indices[first : first + NUM_READ], tf.int64)
+            labels.append(source.read(some)[1].numpy())
+    return np.concatenate(labels) if labels else np.zeros(0, np.int32)
