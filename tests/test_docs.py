@@ -52,13 +52,16 @@ OTHERS = {
 }
 OTHERS = {flag: before for before, x in OTHERS.items() for flag in x.split()}
 
-# Those of the launchers and of the doctor, by what defines them.
+# Those of other programs, by what defines them.
 LAUNCHERS = "".join(
     (ROOT / "towers" / path).read_text()
-    for path in ("launch/__main__.py", "on_ray.py", "doctor/__main__.py")
+    for path in (
+        "launch/__main__.py",
+        "on_ray.py",
+        "doctor/__main__.py",
+        "data/__main__.py",
+    )
 )
-# That of `python -m towers.data`.
-CHECK = (ROOT / "towers" / "data" / "__main__.py").read_text()
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 each_strategy = pytest.mark.parametrize("name", STRATEGIES)
@@ -164,7 +167,7 @@ def test_flags_exist_and_take_the_values_that_are_named(page):
             line = text[text.rfind("\n", 0, flag.start()) + 1 : flag.start()]
             assert OTHERS[name] in line, name
             continue
-        if f'"{name}"' in LAUNCHERS or f'"--{name}"' in CHECK:
+        if f'"{name}"' in LAUNCHERS:
             continue
         if page.name == "export.md" and name == "precision":
             assert value in TOLERANCES  # that of run_export.py
