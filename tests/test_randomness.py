@@ -129,22 +129,6 @@ def test_some_rows_of_a_draw_are_those_of_all(ranges):
     np.testing.assert_array_equal(drawn, wanted)
 
 
-def test_a_counter_that_overflows_carries(monkeypatch):
-    """The first word of Philox' counter, of 64 bits, is likely to be near its end in
-    one run of 2**40."""
-    real = tf.raw_ops.StatelessRandomGetKeyCounter
-
-    def near_the_end(seed):
-        counter = tf.constant([2**64 - 3, 11], tf.uint64)
-        return real(seed=seed)._replace(counter=counter)
-
-    monkeypatch.setattr(tf.raw_ops, "StatelessRandomGetKeyCounter", near_the_end)
-    counter = tf.constant(0, tf.int64)
-    whole = uniform_rows(7, "noise", counter, (4,), [range(9)])
-    late = uniform_rows(7, "noise", counter, (4,), [range(5, 9)])
-    np.testing.assert_array_equal(late, whole[5:])
-
-
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_compiled_function_draws_the_same_numbers(jit_compile):
     """Under XLA TensorFlow itself makes other floats of the same random bits."""

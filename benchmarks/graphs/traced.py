@@ -45,7 +45,7 @@ class Traced:
         captured = {id(placeholder) for _, placeholder in graph.captures}
         resources = (x for x in graph.inputs if x.dtype == tf.resource)
         iterators = [id(x) for x in resources if id(x) not in captured]
-        return dict(zip(iterators, self.trainer._feed._devices, strict=False))
+        return dict(zip(iterators, self.trainer._feed.devices, strict=False))
 
     def _homes(self):
         """Id of a variable's handle -> the device that it was asked onto."""
@@ -57,7 +57,8 @@ class Traced:
             if isinstance(value, tf.Variable):
                 homes[id(value.handle)] = trainer.guard.device
         if isinstance(feed, Resident):
-            homes |= {id(v.handle): home for home, v in feed._orders.items()}
+            orders = feed._orders.items()
+            homes |= {id(v.handle): home for home, pair in orders for v in pair}
             for batches in feed._batches:
                 source = batches.source
                 homes |= {id(v.handle): source._device for v in source.variables}

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +25,19 @@ from towers.data.sources import Source, Subset, known_labels, place_of
 from towers.errors import ConfigError, data_errors_of_tensorflow
 
 Batch = dict[str, tf.Tensor]
+
+
+class Orders(NamedTuple):
+    """The orders of some epochs, one after the other.
+
+    Attributes:
+        examples: int64 [n], of the positions that follow `begin`.
+        begin: int64 scalar, the first position.
+    """
+
+    examples: tf.Tensor
+    begin: tf.Tensor
+
 
 # Images from which layers such as whitening take their state, as in the public
 # speedruns.
@@ -60,12 +74,12 @@ class TrainBatches:
     order: Callable[[int, tf.Tensor], tf.Tensor] | None = None
     repeats: int = 1
 
-    def __call__(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> Batch:
+    def __call__(self, step: tf.Tensor, orders: Orders | None = None) -> Batch:
         """The batch of a step.
 
         Args:
             step: int64 scalar, 0 for the first.
-            orders: `orders` of the step's first epoch; None to draw them here.
+            orders: of the epochs of the step; None to draw them here.
 
         Returns:
             "images" float32 [n, height, width, channels]; "labels" int32 [n], or
@@ -80,25 +94,24 @@ class TrainBatches:
         part = self.part or Part.all_of(sum(sizes))
         return [dataclasses.replace(self, part=part) for part in part.split(sizes)]
 
-    def first_epoch(self, step: tf.Tensor) -> tf.Tensor:
-        """int64: the epoch of the first example of a step."""
-        return step * self._num_drawn // self.source.num_examples
+    def epochs(self, step: int, num_steps: int) -> range:
+        """The epochs from which some steps take their examples."""
+        length, drawn = self.source.num_examples, self._num_drawn
+        end = step + num_steps
+        return range(step * drawn // length, (end * drawn - 1) // length + 1)
 
-    def orders(self, epoch: tf.Tensor) -> tf.Tensor:
-        """int64 [epochs, num_examples]: the orders of an epoch and of those after it
-        that a batch which begins in this epoch may reach."""
-        most_epochs = (self._num_drawn - 2) // self.source.num_examples + 2
-        return tf.stack([self._order(epoch + k) for k in range(most_epochs)])
+    def orders(self, first_epoch: tf.Tensor, num_epochs: int) -> Orders:
+        """The orders of an epoch and of the ones after it."""
+        orders = [self._order(first_epoch + k) for k in range(num_epochs)]
+        return Orders(tf.concat(orders, 0), first_epoch * self.source.num_examples)
 
-    def indices(self, step: tf.Tensor, orders: tf.Tensor | None = None) -> tf.Tensor:
+    def indices(self, step: tf.Tensor, orders: Orders | None = None) -> tf.Tensor:
         """int64 [images that are read]: the examples of a step."""
-        length = self.source.num_examples
-        positions = self._positions(step)
-        first_epoch = self.first_epoch(step)
         if orders is None:
-            orders = self.orders(first_epoch)
-        in_orders = [positions // length - first_epoch, positions % length]
-        return tf.gather_nd(orders, tf.stack(in_orders, 1))
+            length = self.source.num_examples
+            most_epochs = (self._num_drawn - 2) // length + 2
+            orders = self.orders(step * self._num_drawn // length, most_epochs)
+        return tf.gather(orders.examples, self._positions(step) - orders.begin)
 
     def stream(
         self, first_step: int, share: Callable[[Batch], list[Batch]] | None = None
@@ -130,7 +143,7 @@ class TrainBatches:
         """Augments and mixes the examples of a step.
 
         Args:
-            step: int64 scalar, best on the host.
+            step: int64 scalar.
             stored: "indices" int64 [n], "images" uint8 [n, height, width, channels] and
                 "labels", integers [n], of the examples that are read.
 
@@ -311,7 +324,7 @@ class EvalBatches:
 
     def _read(self, first):
         rows = self._rows
-        positions = first + tf.range(rows.start, rows.stop, dtype=tf.int64)
+        positions = first + np.arange(rows.start, rows.stop)
         counts = positions < self.source.num_examples
         positions = tf.where(counts, positions, 0)
         return *self.source.read(positions), counts, positions

@@ -136,8 +136,9 @@ def _matrices(operations, values, height, width):
 def _places(matrices, height, width, first):
     """Columns and rows [n, height, width] of the image from which pixels come; `first`
     is the place of the first ones."""
-    a, b, c, d, e, f = tf.unstack(matrices[..., None, None])
-    # On a GPU int32 is computed by the host.
+    # On a GPU the host computes Unpack of int64, and everything of int32. New axes in
+    # the slices of a Pack are lost by Grappler (TensorFlow 2.21).
+    a, b, c, d, e, f = (tf.reshape(matrices[i], [-1, 1, 1]) for i in range(6))
     x, y = (first + tf.range(count, dtype=matrices.dtype) for count in (width, height))
     x, y = x[None, None, :], y[None, :, None]
     return a * x + b * y + c, d * x + e * y + f

@@ -292,7 +292,8 @@ def crop_rand_augment(
 def _chosen(numbers, counts):
     """int64 [n] each: whole numbers below the counts, from numbers [n, counts]."""
     places = tf.cast(choose(numbers, tf.constant([*counts], tf.float32)), tf.int64)
-    return tf.unstack(places, axis=1)
+    # On a GPU the host computes Unpack of int64.
+    return [places[:, number] for number in range(len(counts))]
 
 
 def _numbers_of(names):

@@ -17,15 +17,29 @@ _PHILOX = 1  # its number in raw operations
 
 
 def key(seed: int, purpose: str, counter: tf.Tensor) -> tf.Tensor:
-    """int64 [2]: the key of one draw; other purposes and counters give other draws.
-
-    It is computed on the host, where the kernels of GPUs want it.
-    """
+    """int64 [2]: the seed of one draw; other purposes and counters give other draws."""
     purpose_and_seed = (zlib.crc32(purpose.encode()) << 31) ^ seed
-    with tf.device("CPU:0"):
-        return tf.stack(
-            [tf.constant(purpose_and_seed, tf.int64), tf.cast(counter, tf.int64)]
-        )
+    return tf.stack(
+        [tf.constant(purpose_and_seed, tf.int64), tf.cast(counter, tf.int64)]
+    )
+
+
+def _key_and_counter(seed):
+    """uint64 [1] each: the key of Philox and the upper half of its counter, whose lower
+    half is 0, for a seed, int64 [2].
+
+    TensorFlow's StatelessRandomGetKeyCounter computes the same, in host memory.
+    """
+    mix = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[4],
+        key=tf.constant([0x02461E293EC8F720], tf.uint64),
+        counter=tf.cast(seed, tf.uint64),
+        alg=_PHILOX,
+        dtype=tf.uint32,
+    )
+    low, high = tf.cast(mix[::2], tf.uint64), tf.cast(mix[1::2], tf.uint64)
+    both = low | tf.bitwise.left_shift(high, tf.constant(32, tf.uint64))
+    return both[:1], both[1:]
 
 
 def uniform(
@@ -56,8 +70,7 @@ def uniform_rows(
     shape: Sequence[int],
     rows: Sequence[range],
 ) -> tf.Tensor:
-    """Some rows of `uniform`; no others are drawn. Not under XLA, which makes another
-    key of a seed.
+    """Some rows of `uniform`; no others are drawn.
 
     Philox makes four numbers of each value of a counter that it counts up (Salmon et
     al. 2011), so that drawing can begin anywhere.
@@ -70,20 +83,14 @@ def uniform_rows(
         float32 [number of rows, *shape].
     """
     length = math.prod(shape)
-    with tf.device("CPU:0"):
-        seeds = key(seed, purpose, counter)
-        philox = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds)
+    philox_key, high = _key_and_counter(key(seed, purpose, counter))
     pieces = []
     for some in rows:
         skipped = some.start * length // 4
-        with tf.device("CPU:0"):
-            low, high = tf.unstack(philox.counter)
-            begin = low + tf.constant(skipped, tf.uint64)
-            high += tf.cast(begin < low, tf.uint64)  # the carry
-            begin = tf.stack([begin, high])
+        begin = tf.concat([tf.constant([skipped], tf.uint64), high], 0)
         bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=[some.stop * length - 4 * skipped],
-            key=philox.key,
+            key=philox_key,
             counter=begin,
             alg=_PHILOX,
             dtype=tf.uint32,

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.data.batches import Batch, EvalBatches, TrainBatches
+from towers.data.batches import Batch, EvalBatches, Orders, TrainBatches
 from towers.data.sources import DeviceSource
 
 
 class Resident:
     """Implements the protocol `towers.parallel.feed.Feed`.
 
-    The host draws the order of an epoch when the epoch begins, and sends it. In a step
-    it sends the step's number and the keys of the random numbers alone.
+    The host draws the orders of the epochs before the loop that needs them, and sends
+    nothing in a step.
 
     Args:
         batches: per tower; their source is in memory.
@@ -28,7 +28,7 @@ class Resident:
     def __init__(
         self, batches: Sequence[TrainBatches | EvalBatches], devices: Sequence[str]
     ):
-        self._devices = devices
+        self.devices = devices
         sources = {
             home: DeviceSource(batches[0].source, home)
             for home in dict.fromkeys(map(_memory, devices))
@@ -37,55 +37,43 @@ class Resident:
             dataclasses.replace(own, source=sources[_memory(device)])
             for own, device in zip(batches, devices, strict=True)
         ]
-        self._orders = {}
+        self._orders, self._epochs = {}, range(0)
         if isinstance(batches[0], TrainBatches):
-            with tf.device("CPU:0"):
-                self._epoch = _variable(tf.constant(-1, tf.int64))
-                orders = batches[0].orders(tf.constant(0, tf.int64))
             for home in sources:
                 with tf.device(home):
-                    self._orders[home] = _variable(tf.zeros_like(orders))
+                    self._orders[home] = Orders(_variable([None]), _variable([]))
 
     def spec(self) -> None:
         """There is no iterator."""
 
-    def start(self, step: int) -> None:
-        """There is no iterator."""
-
-    def wait(self, iterators: None, step: tf.Tensor) -> Batch:
-        """Has the orders on the devices that the batches of a step take their images
-        from.
-
-        Variables keep them, because drawing one costs more than a batch.
-        """
+    def start(self, step: int, num_steps: int) -> None:
+        """Has the orders of the epochs of these steps on the devices that hold the
+        images."""
+        if not self._orders:
+            return
+        epochs = self._batches[0].epochs(step, num_steps)
+        if epochs[0] in self._epochs and epochs[-1] in self._epochs:
+            return
         with tf.device("CPU:0"):
-            if not self._orders:
-                return {"step": tf.identity(step)}
-            epoch = self._batches[0].first_epoch(step)
-            drawn = tf.cond(
-                epoch == self._epoch, lambda: epoch, lambda: self._draw(epoch)
-            )
-            return {"epoch": drawn}
+            first = tf.constant(epochs[0], tf.int64)
+            orders = self._batches[0].orders(first, len(epochs))
+        for variables in self._orders.values():
+            for variable, value in zip(variables, orders, strict=True):
+                variable.assign(value)
+        self._epochs = epochs
 
-    def _draw(self, epoch):
-        orders, sent = self._batches[0].orders(epoch), []
-        for home, variable in self._orders.items():
-            with tf.device(home):
-                sent.append(variable.assign(orders, read_value=False))
-        with tf.control_dependencies(sent):
-            assigned = self._epoch.assign(epoch, read_value=False)
-        with tf.control_dependencies([assigned]):
-            return tf.identity(epoch)
+    def wait(self, iterators: None) -> list:
+        """A step waits for nothing."""
+        return []
 
-    def batches(self, awaited: Batch, step: tf.Tensor) -> list[Batch]:
+    def batches(self, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
         """Per tower its batch; labels that are not mixed are int64."""
         batches = []
-        with tf.control_dependencies(list(awaited.values())):
-            for own, device in zip(self._batches, self._devices, strict=True):
-                with tf.device(device):
-                    orders = self._orders.get(_memory(device))
-                    more = [] if orders is None else [orders.read_value()]
-                    batches.append(own(step, *more))
+        for own, device, step in zip(self._batches, self.devices, steps, strict=True):
+            with tf.device(device):
+                orders = self._orders.get(_memory(device))
+                more = [] if orders is None else [Orders(*map(tf.identity, orders))]
+                batches.append(own(step, *more))
         return batches
 
     def restart(self) -> None:
@@ -93,8 +81,9 @@ class Resident:
 
     def batches_of(self, step: int) -> list[Batch]:
         """Those of one step, not in a graph."""
-        number = tf.constant(step, tf.int64)
-        return self.batches(self.wait(None, number), number)
+        self.start(step, 1)
+        steps = [tf.constant(step, tf.int64)] * len(self.devices)
+        return self.batches([], steps)
 
 
 def _memory(device):
@@ -102,5 +91,6 @@ def _memory(device):
     return "/CPU:0" if "CPU" in device else device
 
 
-def _variable(value):
-    return tf.Variable(value, trainable=False)
+def _variable(shape):
+    value = tf.zeros([0] * len(shape), tf.int64)
+    return tf.Variable(value, trainable=False, shape=shape)

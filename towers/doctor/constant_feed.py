@@ -19,7 +19,7 @@ class ConstantFeed:
     """
 
     def __init__(self, batch: Batch, sizes: Sequence[int], devices: Sequence[str]):
-        self._devices, self._batches = devices, []
+        self.devices, self._batches = devices, []
         for size, device in zip(sizes, devices, strict=True):
             with tf.device(HOST):
                 rows = tf.range(size) % batch["images"].shape[0]
@@ -34,19 +34,18 @@ class ConstantFeed:
     def spec(self) -> None:
         """There is no iterator."""
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, num_steps: int) -> None:
         """There is no iterator."""
 
-    def wait(self, iterators: None, step: tf.Tensor) -> Batch:
-        """The number of the step: nothing is computed before its turn."""
-        with tf.device(HOST):
-            return {"step": tf.identity(step)}
+    def wait(self, iterators: None) -> list:
+        """A step waits for nothing."""
+        return []
 
-    def batches(self, awaited: Batch, step: tf.Tensor) -> list[Batch]:
-        """Per tower its batch."""
+    def batches(self, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
+        """Per tower its batch; nothing is computed before the turn of the step."""
         batches = []
-        for piece, device in zip(self._batches, self._devices, strict=True):
-            with tf.device(device), tf.control_dependencies([awaited["step"]]):
+        for piece, device, step in zip(self._batches, self.devices, steps, strict=True):
+            with tf.device(device), tf.control_dependencies([step]):
                 batches.append({name: tf.identity(x) for name, x in piece.items()})
         return batches
 
@@ -55,4 +54,4 @@ class ConstantFeed:
 
     def batches_of(self, step: int) -> list[Batch]:
         """Those of one step, not in a graph."""
-        return self.batches({"step": tf.constant(step, tf.int64)}, step)
+        return self.batches([], [tf.constant(step, tf.int64)] * len(self.devices))

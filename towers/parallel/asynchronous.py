@@ -168,7 +168,8 @@ class AsynchronousTrainer(Trainer):
     def _next_batches(self):
         """Every tower's part of the next batch, on its device."""
         number = tf.constant(self._num_drawn, tf.int64)
-        batches = self._feed.batches(self._feed.wait(self._iterators, number), number)
+        numbers = [number] * len(self.devices)
+        batches = self._feed.batches(self._feed.wait(self._iterators), numbers)
         self._num_drawn += 1
         for tower, device in enumerate(self.devices):
             with tf.device(device):
@@ -238,7 +239,7 @@ class AsynchronousTrainer(Trainer):
     def train(self, num_steps):
         before = self.step
         self._compile()
-        self._iterators = self._feed.start(before)
+        self._iterators = self._feed.start(before, num_steps)
         self._is_training = True
         self._sums[:] = 0
         self._phase, num_steps = steps_within(self.phases, before, num_steps)

@@ -15,7 +15,7 @@ from towers.optim.phases import phases_of
 from towers.parallel import compilation
 from towers.parallel.copies import Values, copies_on
 from towers.parallel.devices import HOST
-from towers.parallel.feed import Feed
+from towers.parallel.feed import Feed, add_on_each
 from towers.parallel.loop import while_loop
 from towers.parallel.reduce import shares, split_batch
 from towers.parallel.sharding.network import ShardedNetwork
@@ -85,7 +85,7 @@ class Evaluator:
             these classes.
         """
         feed.restart()
-        iterators, count_batches = feed.start(0), self._calls(feed, tuple(kinds))
+        iterators, count_batches = feed.start(0, 0), self._calls(feed, tuple(kinds))
         totals, rows, done, num = None, [], 0, 1
         while done < num_batches:
             # Sums over workers are told apart by their turn in a call.
@@ -138,12 +138,16 @@ class Evaluator:
         on_cpus = all("CPU" in device for device in self._devices)
 
         def count_batches(iterators, first, num_batches):
-            def add(done, totals, predictions):
-                pieces = feed.batches(feed.wait(iterators, first + done), first + done)
+            def add(done, totals, predictions, numbers):
+                awaited = feed.wait(iterators)
+                with tf.device(HOST):
+                    of_host = [first + done] * len(feed.devices)
+                pieces = feed.batches(awaited, numbers or of_host)
                 counts, rows = (count if on_cpus else count.python_function)(pieces)
                 with tf.device(HOST):
                     predictions = predictions.write(tf.cast(done, tf.int32), rows)
-                return done + 1, _added(totals, counts), predictions
+                numbers = add_on_each(gpus, numbers, 1)
+                return done + 1, _added(totals, counts), predictions, numbers
 
             with tf.device(HOST):
                 names = ["correct", "images", "loss"]
@@ -151,8 +155,11 @@ class Evaluator:
                 zeros = [{k: tf.zeros([], tf.float64) for k in names} for _ in kinds]
                 size = tf.cast(num_batches, tf.int32)
                 rows = tf.TensorArray(tf.float64, size, infer_shape=False)
-                begin = tf.zeros([], tf.int64), zeros, rows
-                _, totals, rows = while_loop(
+                # Each GPU counts the batches: a number of the host would drain it.
+                gpus = [] if on_cpus else feed.devices
+                numbers = add_on_each(gpus, [first] * len(gpus), 0)
+                begin = tf.zeros([], tf.int64), zeros, rows, numbers
+                _, totals, rows, _ = while_loop(
                     lambda done, *_: done < num_batches, add, begin
                 )
                 return totals, rows.stack()

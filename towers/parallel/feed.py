@@ -17,21 +17,30 @@ class Feed(Protocol):
 
     In the graph of a step `wait` comes first, while no update is under way: it alone
     may take long or fail. Then the step computes on what `batches` gives.
+
+    Attributes:
+        devices: per tower, makes its batches.
     """
+
+    devices: Sequence[str]
 
     def spec(self) -> Any:
         """The types of the iterators, for tracing."""
 
-    def start(self, step: int) -> Any:
-        """Called before the loop, to go on at a step; its iterators, if it has any."""
+    def start(self, step: int, num_steps: int) -> Any:
+        """Called before the loop of some steps; its iterators, if it has any."""
 
-    def wait(self, iterators: Any, step: tf.Tensor) -> Any:
-        """In the graph: tensors that a step has to wait for. `iterators` are those of
-        `start`, `step` an int64 scalar on the host."""
+    def wait(self, iterators: Any) -> Any:
+        """In the graph: tensors that a step has to wait for. `iterators` are the
+        result of `start`."""
 
-    def batches(self, awaited: Any, step: tf.Tensor) -> list[Batch]:
-        """In the graph: per tower its images of the batch of a step; `awaited` is what
-        `wait` gave."""
+    def batches(self, awaited: Any, steps: Sequence[tf.Tensor]) -> list[Batch]:
+        """In the graph: per tower its images of the batch of a step.
+
+        Args:
+            awaited: the result of `wait`.
+            steps: per tower the number of the step, an int64 scalar on its device.
+        """
 
     def restart(self) -> None:
         """Forgets what is held; the next `start` may be at any step."""
@@ -57,7 +66,7 @@ class Streams:
         devices: Sequence[str],
         processes: Sequence[Callable[[tf.Tensor, Batch], Batch]] | None = None,
     ):
-        self._streams, self._devices = streams, devices
+        self._streams, self.devices = streams, devices
         self._processes = processes or [lambda _, batch: batch for _ in devices]
         self._on_gpus = "GPU" in devices[0]
         self._iterators = self._specs = None
@@ -72,7 +81,7 @@ class Streams:
                     dataset.map(_without_int32).apply(
                         tf.data.experimental.prefetch_to_device(device, 2)
                     )
-                    for dataset, device in zip(datasets, self._devices, strict=True)
+                    for dataset, device in zip(datasets, self.devices, strict=True)
                 ]
             elif isinstance(datasets[0].element_spec, dict):
                 datasets = [tf.data.Dataset.zip(tuple(datasets))]
@@ -85,26 +94,26 @@ class Streams:
             self._specs = [tf.data.IteratorSpec(x.element_spec) for x in datasets]
         return self._specs
 
-    def start(self, step):
+    def start(self, step, num_steps):
         if self._iterators is None:
             self._iterators = [iter(dataset) for dataset in self._datasets(step)]
         return self._iterators
 
-    def wait(self, iterators, step):
+    def wait(self, iterators):
         if not self._on_gpus:
             with tf.device(HOST):
                 return list(next(iterators[0]))
         elements = []
-        for iterator, device in zip(iterators, self._devices, strict=True):
+        for iterator, device in zip(iterators, self.devices, strict=True):
             # The next elements have the iterator's device, which no name tells.
             with tf.device(device):
                 elements.append(tf.nest.map_structure(tf.identity, next(iterator)))
         return elements
 
-    def batches(self, awaited, step):
+    def batches(self, awaited, steps):
         batches = []
-        for process, device, elements in zip(
-            self._processes, self._devices, awaited, strict=True
+        for process, device, elements, step in zip(
+            self._processes, self.devices, awaited, steps, strict=True
         ):
             with tf.device(device):
                 batches.append(process(step, elements))
@@ -114,9 +123,20 @@ class Streams:
         self._iterators = None
 
     def batches_of(self, step):
-        number = tf.constant(step, tf.int64)
         iterators = [iter(dataset) for dataset in self._datasets(step)]
-        return self.batches(self.wait(iterators, number), number)
+        steps = [tf.constant(step, tf.int64)] * len(self.devices)
+        return self.batches(self.wait(iterators), steps)
+
+
+def add_on_each(
+    devices: Sequence[str], numbers: Sequence[tf.Tensor], addend: int
+) -> list[tf.Tensor]:
+    """Per device its number, an int64 scalar, and the addend, there."""
+    sums = []
+    for device, number in zip(devices, numbers, strict=True):
+        with tf.device(device):
+            sums.append(number + tf.constant(addend, tf.int64))
+    return sums
 
 
 def _without_int32(elements):

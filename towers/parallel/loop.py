@@ -10,16 +10,17 @@ from tensorflow.python.framework.auto_control_deps import AutomaticControlDepend
 
 from towers.parallel.compilation import Compilation
 from towers.parallel.devices import HOST
-from towers.parallel.feed import Feed
+from towers.parallel.feed import Feed, add_on_each
 
 # The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
-IDLE, TRACING, WAITING, COMPUTING, COMPUTING_FIRST = range(5)
+IDLE, TRACING, WAITING, COMPUTING, COMPUTING_FIRST, COMPUTING_OR_WAITING = range(6)
 ACTIVITIES = (
     "idle",
     "tracing the step",
     "waiting for data",
     "computing",
     "computing the first steps",
+    "computing or waiting for data",  # a loop on GPUs does not tell the host
 )
 
 # These may take long where nothing is wrong.
@@ -79,8 +80,9 @@ class Loop:
         """
         self._phase = phase
         self._number.assign(first)
-        self._activity.assign(WAITING)
-        iterators = self.feed.start(first)
+        on_cpus = self._compilation.on_cpus
+        self._activity.assign(WAITING if on_cpus else COMPUTING_OR_WAITING)
+        iterators = self.feed.start(first, num_steps)
         if not self._is_compiled[phase]:
             self._activity.assign(TRACING)
             # Not left to the call: TensorFlow warns of calls that trace.
@@ -88,7 +90,9 @@ class Loop:
         with tf.device(HOST):
             arguments = tf.constant(first, tf.int64), tf.constant(num_steps)
         with self._compilation.loop_options():
-            begun, _, wait_secs, metrics = self.compiled(phase, iterators, *arguments)
+            begun, _, wait_secs, metrics, _ = self.compiled(
+                phase, iterators, *arguments
+            )
         self._is_compiled[phase] = True
         metrics = tf.nest.map_structure(lambda x: x.numpy(), metrics)
         result = int(begun), float(wait_secs), metrics
@@ -117,53 +121,62 @@ class Loop:
         activity = int(self._activity)
         if activity == IDLE and not any(self._is_compiled):
             activity = TRACING
-        elif activity == COMPUTING and not self._is_compiled[self._phase]:
+        elif activity >= COMPUTING and not self._is_compiled[self._phase]:
             activity = COMPUTING_FIRST  # which compiles kernels, and chooses them
         return int(self._number), ACTIVITIES[activity]
 
     def _steps(self, phase, iterators, first, num_steps):
-        def wanted(begun, taken, wait_secs, metrics):
+        on_cpus, devices = self._compilation.on_cpus, self.feed.devices
+
+        def wanted(begun, taken, *_):
             with tf.device(HOST):
                 return (begun < num_steps) & taken & ~self._stop.read_value()
 
-        def body(begun, taken, wait_secs, metrics):
+        def body_on_cpus(begun, taken, wait_secs, metrics, _):
             with tf.device(HOST):
-                # The activity changes only once the step before is finished.
                 number = first + tf.cast(begun, tf.int64)
-                with tf.control_dependencies([number, taken]):
-                    waiting = self._activity.assign(WAITING, read_value=False)
-                    numbered = self._number.assign(number, read_value=False)
-                with tf.control_dependencies([waiting, numbered]):
-                    since = _clock()
-                with tf.control_dependencies([since]):
-                    awaited = self.feed.wait(iterators, number)
-                # Those of a GPU would have the host wait for the step before.
-                flat = tf.nest.flatten(awaited)
-                on_host = [x for x in flat if "GPU" not in x.device]
-                with tf.control_dependencies(on_host):
-                    wait_secs += _clock() - since
-                with tf.control_dependencies([wait_secs]):
-                    computing = self._activity.assign(COMPUTING, read_value=False)
-                with tf.control_dependencies([computing]):
-                    number = tf.identity(number)
-            with tf.control_dependencies([computing]):
-                awaited = tf.nest.map_structure(_colocated_identity, awaited)
-            batches = self.feed.batches(awaited, number)
-            if self._compilation.on_cpus:
-                with tf.device(HOST), self._compilation.step_options():
-                    is_taken, metrics = self._step_call(phase, batches, metrics)
-            else:
-                is_taken, metrics = self._train_step(phase, batches, metrics)
+                awaited, number, secs = self._await(iterators, number, taken)
+            batches = self.feed.batches(awaited, [number] * len(devices))
+            with tf.device(HOST), self._compilation.step_options():
+                taken, metrics = self._step_call(phase, batches, metrics)
+                return begun + 1, taken, wait_secs + secs, metrics, []
+
+        def body(begun, taken, wait_secs, metrics, steps):
+            # Nothing goes from the host to the GPUs, not even a control edge: a copy
+            # of 8 bytes is issued when the step before is enqueued, and drains the GPU.
+            # The host goes on as if all steps were taken.
             with tf.device(HOST):
-                # Where the host must not wait, it goes on as if all were taken.
-                taken = is_taken if self._compilation.on_cpus else taken
-                return begun + 1, taken, wait_secs, metrics
+                number = first + tf.cast(begun, tf.int64)
+                self._number.assign(number, read_value=False)
+                begun += 1
+            batches = self.feed.batches(self.feed.wait(iterators), steps)
+            _, metrics = self._train_step(phase, batches, metrics)
+            return begun, taken, wait_secs, metrics, add_on_each(devices, steps, 1)
 
         # A loop's condition is where the loop is, its variables where they begin.
         with tf.device(HOST):
             begin = tf.constant(0), tf.constant(True), tf.zeros([], tf.float64)
-            begin = [*begin, self._zero_metrics()]
-            return while_loop(wanted, body, begin)
+            steps = [] if on_cpus else add_on_each(devices, [first] * len(devices), 0)
+            begin = [*begin, self._zero_metrics(), steps]
+            return while_loop(wanted, body_on_cpus if on_cpus else body, begin)
+
+    def _await(self, iterators, number, taken):
+        """What the feed waits for, and the number of the step, once all of it is there;
+        how long that took. The step before is finished when the activity changes."""
+        with tf.control_dependencies([number, taken]):
+            waiting = self._activity.assign(WAITING, read_value=False)
+            numbered = self._number.assign(number, read_value=False)
+        with tf.control_dependencies([waiting, numbered]):
+            since = _clock()
+        with tf.control_dependencies([since]):
+            awaited = self.feed.wait(iterators)
+        with tf.control_dependencies(tf.nest.flatten(awaited)):
+            secs = _clock() - since
+        with tf.control_dependencies([secs]):
+            computing = self._activity.assign(COMPUTING, read_value=False)
+        with tf.control_dependencies([computing]):
+            awaited = tf.nest.map_structure(_colocated_identity, awaited)
+            return awaited, tf.identity(number), secs
 
 
 def while_loop(

@@ -117,7 +117,7 @@ def plain_line(
     parts = [f"step {step}/{status.last_step}"]
     if secs_left is not None:
         parts.append(f"{duration(secs_left)} left")
-    elif activity != "computing":
+    elif activity not in ("computing", "computing or waiting for data"):
         parts.append(activity)
     return _fitting([*parts, *_figures(status)], _WIDTH)
 
