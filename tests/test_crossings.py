@@ -99,13 +99,13 @@ def test_an_asynchronous_tower_fetches_once_and_returns_its_gradients_once():
 
 
 @pytest.mark.parametrize("source", ["resident", slow("stream")])
-def test_a_batch_costs_the_host_next_to_nothing_in_a_step(source):
+def test_a_batch_costs_the_host_nothing_in_a_step(source):
     """Streamed images are copied before, by `tf.data`."""
     trained = traced.on_gpus(
         strategy="replicated", input=source, augment="pad_crop_flip", batch_size=64
     )
     crossed = summed(bytes_per_step(trained))
-    assert 0 < crossed["host to GPU"] < 1000, crossed
+    assert not crossed["host to GPU"], crossed
 
 
 # The counting itself, on graphs whose bytes are known.

@@ -250,7 +250,7 @@ class FromFiles:
 def test_auto_is_resident_on_gpus_for_images_in_memory(
     monkeypatch, device, wanted, in_memory, runs, is_resident, is_processed
 ):
-    """What a GPU cannot augment the host does."""
+    """What a GPU cannot augment the host does; asynchronous towers share a stream."""
     monkeypatch.setattr(build, "runs_on", lambda *_: runs)
     monkeypatch.setattr(build, "Resident", lambda *_: "resident")
     batches = create_batches()
@@ -259,6 +259,10 @@ def test_auto_is_resident_on_gpus_for_images_in_memory(
     config = small_runs.small_config(input=wanted)
     feed = build.create_feed(config, batches, [device], [MICRO_BATCH_SIZE])
     assert (feed == "resident") == is_resident
+    if wanted == "auto":
+        config = small_runs.small_config(input=wanted, strategy="async_towers")
+        shared = build.create_feed(config, batches, [device], [MICRO_BATCH_SIZE])
+        assert shared != "resident"
     if not is_resident:
         [stream] = feed._streams
         assert ("indices" in stream(0).element_spec) == is_processed

@@ -8,7 +8,7 @@ import tensorflow as tf
 import traced
 from marks import slow
 
-from benchmarks.graphs import placement
+from benchmarks.graphs import optimized, placement
 from benchmarks.graphs.crossings import HOST_MEMORY
 from benchmarks.graphs.operations import running
 from towers.config import choices
@@ -193,3 +193,27 @@ def test_the_host_waits_for_no_gpu(strategy, source, options):
         assert len(scalars) == 2 * len(("loss", "correct")), scalars
     else:
         assert not vectors + scalars
+
+
+POLICIES = [{"policy": name} for name in choices.POLICIES if name != "none"]
+WITH_STREAM = {"input": "stream"}
+AUGMENTED = {"augment": "random_resized_crop", "color_jitter": 0.4, "mixup": 0.2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        WITH_STREAM,
+        {"policy": "augmix"},
+        *map(slow, [{"strategy": "replicated", "num_towers": 2}, GUARDED, AUGMENTED]),
+        *map(slow, POLICIES),
+    ],
+)
+def test_no_gpu_waits_for_the_host(options):
+    """Within a step, as Grappler leaves it, nothing goes from the host to a GPU, which
+    would wait for it, nor back; not even a control edge."""
+    fields = {"model": "lenet", "augment": "pad_crop_flip", "input": "resident"}
+    fields |= {"num_towers": 1}
+    step = optimized.optimized(traced.on_gpus(**fields | options))
+    assert not step.to_gpu + step.to_host

@@ -473,7 +473,8 @@ def create_feed(
     first = per_tower[0]
     if not runs_on(devices[0], first.process, first.stored_stream(0).element_spec):
         return Streams([own.stream for own in per_tower], devices)
-    if config.input == "auto" and fits_on_gpus(batches.source):
+    is_asynchronous = config.choice_of("strategy").asynchronous
+    if not is_asynchronous and config.input == "auto" and fits_on_gpus(batches.source):
         return Resident(per_tower, devices)
     return Streams(
         [own.stored_stream for own in per_tower],

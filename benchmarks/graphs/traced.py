@@ -22,6 +22,11 @@ class Traced:
     config: Config
     trainer: Trainer
 
+    @property
+    def num_gpus(self) -> int:
+        """The GPUs of the trainer."""
+        return len(self.trainer.devices)
+
     def calls(self) -> list[Call]:
         """The compiled calls of training."""
         graphs = self.trainer.trace()

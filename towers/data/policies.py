@@ -246,7 +246,7 @@ def three_augment(images: tf.Tensor, draw: Draw, on_gpu: bool = False) -> tf.Ten
     n = images.shape[0]
     numbers = draw("three_augment", [n, 6])
     three = "color", "solarize", "blur"
-    which, order = _chosen(tf.gather(numbers, [0, 2], axis=1), [3, 6])
+    which, order = _chosen(numbers[:, 0:3:2], [3, 6])
     radii = LEAST_BLUR + (MOST_BLUR - LEAST_BLUR) * tf.cast(numbers[:, 1], tf.float64)
     values = _look_up(np.array([0, SOLARIZED_FROM, 0]), which)
     values = tf.where(which == three.index("blur"), radii, values)

@@ -64,17 +64,15 @@ class Resident:
 
     def wait(self, iterators: None) -> list:
         """A step waits for nothing."""
-        return []
+        return [()] * len(self.devices)
 
-    def batches(self, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
-        """Per tower its batch; labels that are not mixed are int64."""
-        batches = []
-        for own, device, step in zip(self._batches, self.devices, steps, strict=True):
-            with tf.device(device):
-                orders = self._orders.get(_memory(device))
-                more = [] if orders is None else [Orders(*map(tf.identity, orders))]
-                batches.append(own(step, *more))
-        return batches
+    def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
+        """The batch of a tower; labels that are not mixed are int64."""
+        device = self.devices[tower]
+        with tf.device(device):
+            orders = self._orders.get(_memory(device))
+            more = [] if orders is None else [Orders(*map(tf.identity, orders))]
+            return self._batches[tower](step, *more)
 
     def restart(self) -> None:
         """Nothing to do: the orders are functions of the epoch."""
@@ -82,8 +80,8 @@ class Resident:
     def batches_of(self, step: int) -> list[Batch]:
         """Those of one step, not in a graph."""
         self.start(step, 1)
-        steps = [tf.constant(step, tf.int64)] * len(self.devices)
-        return self.batches([], steps)
+        number = tf.constant(step, tf.int64)
+        return [self.batch(tower, (), number) for tower in range(len(self.devices))]
 
 
 def _memory(device):

@@ -39,19 +39,17 @@ class ConstantFeed:
 
     def wait(self, iterators: None) -> list:
         """A step waits for nothing."""
-        return []
+        return [()] * len(self.devices)
 
-    def batches(self, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
-        """Per tower its batch; nothing is computed before the turn of the step."""
-        batches = []
-        for piece, device, step in zip(self._batches, self.devices, steps, strict=True):
-            with tf.device(device), tf.control_dependencies([step]):
-                batches.append({name: tf.identity(x) for name, x in piece.items()})
-        return batches
+    def batch(self, tower: int, awaited: tuple, step: tf.Tensor) -> Batch:
+        """The batch of a tower; nothing is computed before the turn of the step."""
+        with tf.device(self.devices[tower]), tf.control_dependencies([step]):
+            return tf.nest.map_structure(tf.identity, self._batches[tower])
 
     def restart(self) -> None:
         """Nothing to do."""
 
     def batches_of(self, step: int) -> list[Batch]:
         """Those of one step, not in a graph."""
-        return self.batches([], [tf.constant(step, tf.int64)] * len(self.devices))
+        number = tf.constant(step, tf.int64)
+        return [self.batch(tower, (), number) for tower in range(len(self.devices))]

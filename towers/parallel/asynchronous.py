@@ -75,10 +75,14 @@ class AsynchronousTrainer(Trainer):
             return
         copy = self._copy
         values = Values(*map(_specs, (copy.params, copy.state, copy.integers)))
-        batches = [
-            {name: tf.TensorSpec(x.shape, x.dtype) for name, x in batch.items()}
-            for batch in self._feed.batches_of(0)
+        awaited = self._feed.wait(self._feed.start(self.step, 1))
+        self._feed.restart()
+        number = tf.TensorSpec([], tf.int64)
+        self._batch_calls = [
+            _traced(functools.partial(self._feed.batch, tower), _specs(x), number)
+            for tower, x in enumerate(awaited)
         ]
+        batches = [_specs(call.structured_outputs) for call in self._batch_calls]
         self._fetch_calls = [
             _traced(lambda device=device: copy.fetch().copied_to(device))
             for device in self.devices
@@ -167,13 +171,12 @@ class AsynchronousTrainer(Trainer):
 
     def _next_batches(self):
         """Every tower's part of the next batch, on its device."""
-        number = tf.constant(self._num_drawn, tf.int64)
-        numbers = [number] * len(self.devices)
-        batches = self._feed.batches(self._feed.wait(self._iterators), numbers)
-        self._num_drawn += 1
+        number, batches = tf.constant(self._num_drawn, tf.int64), []
+        awaited = self._feed.wait(self._iterators)
         for tower, device in enumerate(self.devices):
             with tf.device(device):
-                batches[tower] = tf.nest.map_structure(tf.identity, batches[tower])
+                batches.append(self._batch_calls[tower](awaited[tower], number))
+        self._num_drawn += 1
         return batches
 
     def _run_tower(self, tower):
@@ -317,5 +320,6 @@ def _traced(call, *specs):
     return tf.function(call, autograph=False).get_concrete_function(*specs)
 
 
-def _specs(variables):
-    return [tf.TensorSpec(v.shape, v.dtype) for v in variables]
+def _specs(tensors):
+    """The specs of tensors or variables, in the same structure."""
+    return tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), tensors)

@@ -15,7 +15,7 @@ from towers.optim.phases import phases_of
 from towers.parallel import compilation
 from towers.parallel.copies import Values, copies_on
 from towers.parallel.devices import HOST
-from towers.parallel.feed import Feed, add_on_each
+from towers.parallel.feed import Feed, add_on_each, make_batches
 from towers.parallel.loop import while_loop
 from towers.parallel.reduce import shares, split_batch
 from towers.parallel.sharding.network import ShardedNetwork
@@ -138,11 +138,14 @@ class Evaluator:
         on_cpus = all("CPU" in device for device in self._devices)
 
         def count_batches(iterators, first, num_batches):
+            with tf.device(HOST):  # where the arguments are
+                first = tf.identity(first)
+
             def add(done, totals, predictions, numbers):
                 awaited = feed.wait(iterators)
                 with tf.device(HOST):
                     of_host = [first + done] * len(feed.devices)
-                pieces = feed.batches(awaited, numbers or of_host)
+                pieces = make_batches(feed, awaited, numbers or of_host)
                 counts, rows = (count if on_cpus else count.python_function)(pieces)
                 with tf.device(HOST):
                     predictions = predictions.write(tf.cast(done, tf.int32), rows)

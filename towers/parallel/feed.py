@@ -30,16 +30,16 @@ class Feed(Protocol):
     def start(self, step: int, num_steps: int) -> Any:
         """Called before the loop of some steps; its iterators, if it has any."""
 
-    def wait(self, iterators: Any) -> Any:
-        """In the graph: tensors that a step has to wait for. `iterators` are the
-        result of `start`."""
+    def wait(self, iterators: Any) -> list:
+        """In the graph: per tower the tensors that a step has to wait for. `iterators`
+        are the result of `start`."""
 
-    def batches(self, awaited: Any, steps: Sequence[tf.Tensor]) -> list[Batch]:
-        """In the graph: per tower its images of the batch of a step.
+    def batch(self, tower: int, awaited: Any, step: tf.Tensor) -> Batch:
+        """In the graph: the images of a tower of the batch of a step.
 
         Args:
-            awaited: the result of `wait`.
-            steps: per tower the number of the step, an int64 scalar on its device.
+            awaited: the tower's entry of `wait`.
+            step: int64 scalar, on the device of the tower.
         """
 
     def restart(self) -> None:
@@ -110,14 +110,9 @@ class Streams:
                 elements.append(tf.nest.map_structure(tf.identity, next(iterator)))
         return elements
 
-    def batches(self, awaited, steps):
-        batches = []
-        for process, device, elements, step in zip(
-            self._processes, self.devices, awaited, steps, strict=True
-        ):
-            with tf.device(device):
-                batches.append(process(step, elements))
-        return batches
+    def batch(self, tower, awaited, step):
+        with tf.device(self.devices[tower]):
+            return self._processes[tower](step, awaited)
 
     def restart(self):
         self._iterators = None
@@ -125,7 +120,14 @@ class Streams:
     def batches_of(self, step):
         iterators = [iter(dataset) for dataset in self._datasets(step)]
         steps = [tf.constant(step, tf.int64)] * len(self.devices)
-        return self.batches(self.wait(iterators), steps)
+        return make_batches(self, self.wait(iterators), steps)
+
+
+def make_batches(feed: Feed, awaited: list, steps: Sequence[tf.Tensor]) -> list[Batch]:
+    """Per tower its images of the batch of a step; arguments per tower as of
+    `Feed.batch`."""
+    towers = range(len(feed.devices))
+    return [feed.batch(*x) for x in zip(towers, awaited, steps, strict=True)]
 
 
 def add_on_each(

@@ -10,7 +10,7 @@ from tensorflow.python.framework.auto_control_deps import AutomaticControlDepend
 
 from towers.parallel.compilation import Compilation
 from towers.parallel.devices import HOST
-from towers.parallel.feed import Feed, add_on_each
+from towers.parallel.feed import Feed, add_on_each, make_batches
 
 # The activity of a trainer: a number in a tf.Variable, and its name in `progress`.
 IDLE, TRACING, WAITING, COMPUTING, COMPUTING_FIRST, COMPUTING_OR_WAITING = range(6)
@@ -127,6 +127,8 @@ class Loop:
 
     def _steps(self, phase, iterators, first, num_steps):
         on_cpus, devices = self._compilation.on_cpus, self.feed.devices
+        with tf.device(HOST):  # where the arguments are
+            first = tf.identity(first)
 
         def wanted(begun, taken, *_):
             with tf.device(HOST):
@@ -136,7 +138,7 @@ class Loop:
             with tf.device(HOST):
                 number = first + tf.cast(begun, tf.int64)
                 awaited, number, secs = self._await(iterators, number, taken)
-            batches = self.feed.batches(awaited, [number] * len(devices))
+            batches = make_batches(self.feed, awaited, [number] * len(devices))
             with tf.device(HOST), self._compilation.step_options():
                 taken, metrics = self._step_call(phase, batches, metrics)
                 return begun + 1, taken, wait_secs + secs, metrics, []
@@ -149,7 +151,7 @@ class Loop:
                 number = first + tf.cast(begun, tf.int64)
                 self._number.assign(number, read_value=False)
                 begun += 1
-            batches = self.feed.batches(self.feed.wait(iterators), steps)
+            batches = make_batches(self.feed, self.feed.wait(iterators), steps)
             _, metrics = self._train_step(phase, batches, metrics)
             return begun, taken, wait_secs, metrics, add_on_each(devices, steps, 1)
 
