@@ -58,6 +58,7 @@ def smooth(height, width):
         ("TIFF", RGB, {"compression": "tiff_lzw"}),
         ("TIFF", RGB.convert("CMYK"), {}),
         ("AVIF", smooth(24, 40), {"quality": 90}),
+        *(("HEIF", smooth(24, 40).convert(x), {"quality": 90}) for x in ("L", "RGB")),
         *(("PPM", RGBA.convert(mode), {}) for mode in ("1", "L", "RGB")),
         *(("TGA", RGBA.convert(mode), {}) for mode in ("L", "P", "RGB", "RGBA")),
         *((kind, RGB, {}) for kind in ("DIB", "PCX", "SGI", "QOI", "DDS")),
@@ -162,6 +163,15 @@ def test_row_40_no_other_decoder_of_pillow_is_reached():
     windows_metafile = b"\xd7\xcd\xc6\x9a" + bytes(40)
     for content in (*contents, windows_metafile, b"SIMPLE  = T", b"\x89HDF\r\n\x1a\n"):
         with pytest.raises(ValueError, match="cannot be decoded: it is no JPEG"):
+            decode(content)
+
+
+def test_without_the_extra_a_heic_photo_names_it():
+    if "HEIF" in Image.OPEN:
+        pytest.skip("pillow-heif is installed")
+    for brands in (b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0heix", b"hevc\0\0\0\0mif1"):
+        content = struct.pack(">I", 8 + len(brands)) + b"ftyp" + brands + bytes(99)
+        with pytest.raises(ValueError, match="HEIC photo; .*extra heif .*pillow-heif"):
             decode(content)
 
 

@@ -241,6 +241,7 @@ def only(counts):
         ),
         (touch("train/x.png"), "train/x.png", "is an image of no class"),
         (touch("train/cat/x.SVG"), "train/cat/x.SVG", "of a format that is n"),
+        (touch("train/cat/x.HEIC"), "train/cat/x.HEIC", "pillow-heif"),
         (folder_of_an_image, "train/cat/x.png", "is a folder in the folder of a"),
         (
             lambda root: (root / "train/cat/x.png").symlink_to("x.png"),

@@ -163,9 +163,11 @@ def load(
         folder = training_folder(root, folders)
         names = listing.classes(folder)
         if len(names) < 2:
+            misplaced = options.survey.misplaced if options.survey else {}
+            first = [f"; {path} {words}" for path, words in misplaced.items()][:1]
             raise DataError(
                 f"{folder}: {len(names)} folder(s) with {FORMATS_TEXT} files, and at "
-                f"least two classes are needed; {LAYOUT}"
+                f"least two classes are needed; {LAYOUT}{''.join(first)}"
             )
         classes = list(names)
         files = FolderFiles(folder, names, options.max_image_pixels)

@@ -87,15 +87,19 @@ def check_paths(paths: Paths) -> list[str]:
 
 
 def format_of(start: bytes) -> str | None:
-    """The format of the files that begin with these 16 bytes; None where it is not
-    read, or is TGA, whose files begin with nothing of their own."""
+    """The format of a file that begins with these bytes, 64 or more; None where it is
+    not read, or is TGA, whose files begin with nothing of their own."""
+    if is_heif(start):
+        return "HEIF" if "HEIF" in Image.OPEN else None
     start = start[:16].ljust(16, b"\0")
     return next((x for x in _RECOGNIZED if Image.OPEN[x][1](start) is True), None)
 
 
 def is_heif(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is a HEIC photo."""
-    return start[4:8] == b"ftyp" and start[8:11] in (b"hei", b"hev", b"mif", b"msf")
+    """Whether a file that begins with these bytes is a HEIC photo. Of AVIF, too, the
+    first brand may be mif1."""
+    brands = start[8 : int.from_bytes(start[:4])] if start[4:8] == b"ftyp" else b""
+    return b"hei" in brands or b"hev" in brands
 
 
 def is_image_name(name: str) -> bool:
@@ -113,7 +117,7 @@ def is_image(entry: os.DirEntry) -> bool:
         return False
     try:
         with open_data_file(entry.path) as file:
-            start = file.read(16)
+            start = file.read(64)
     except OSError:
         return False
     return format_of(start) is not None or is_heif(start)
