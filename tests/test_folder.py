@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import pathlib
 import subprocess
 import threading
 import time
@@ -13,6 +14,9 @@ from processes import Program
 import towers
 from towers import store
 from towers.config import Config, to_json
+from towers.config.recipes import config_of_flags
+from towers.data.check import check
+from towers.data.paths import check_paths, data_folder
 from towers.errors import ConfigError, DataError, RunFolderError, WorkerLostError
 from towers.exporting import export
 from towers.run.folder import RunFolder
@@ -173,6 +177,46 @@ def test_a_text_that_is_no_path_is_refused(tmp_path, wrong):
             call()
     with pytest.raises(DataError, match="there is no such file or folder"):
         towers.predict(tmp_path, path)
+
+
+@pytest.mark.row(49, 55)
+@pytest.mark.parametrize(
+    "path",
+    ["gs://bucket/a", "S3://a", pathlib.Path("hf://a/b"), "file:///a", "~nosuch/a"],
+)
+def test_urls_and_homes_of_nobody_are_refused_before_anything(
+    tmp_path, monkeypatch, path
+):
+    """In every place that takes a path."""
+    monkeypatch.chdir(tmp_path)
+    text, config = os.fspath(path), Config()
+    calls = [
+        lambda: towers.train(path, config),
+        lambda: towers.dry_run(path, config),
+        lambda: towers.evaluate(path),
+        lambda: towers.load_run(path),
+        lambda: towers.compare([path, "b"]),
+        lambda: towers.predict(path, __file__),
+        lambda: towers.predict("a", __file__, output=path),
+        lambda: export(path, "keras"),
+        lambda: export("a", "keras", path),
+        *(
+            lambda name=name: Config(**{name: text})
+            for name in ("data_dir", "init_from", "teacher")
+        ),
+        lambda: config_of_flags(None, tmp_path, {}, workdir=text),
+        lambda: config_of_flags(f"{text}.py", tmp_path, {}),
+    ]
+    if "~" not in text:
+        calls += [
+            lambda: check_paths([__file__, path]),
+            lambda: data_folder(text),
+            lambda: check("embedded", "", grid_path=text),
+        ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=f"^[a-z_]+='?{text}.*; give "):
+            call()
+    assert not list(tmp_path.iterdir())
 
 
 def test_clear_removes_what_runs_write_and_nothing_else(folder):

@@ -186,6 +186,21 @@ def cause(error: Exception) -> str:
     return one_line(_PLACES.sub("", text.strip().splitlines()[0]), 200)
 
 
+def refuse_url(name: str, path: str | os.PathLike) -> None:
+    """Refuses a URL where a local path is expected, also one whose two slashes
+    `pathlib` has made one.
+
+    Raises:
+        ConfigError: it is one; names the option.
+    """
+    if re.match(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/", os.fsdecode(path)):
+        raise ConfigError(
+            f"{name}={one_line(os.fsdecode(path), 150)}: is a URL, and only local "
+            "files are read and written; give a local path, such as that of a mounted "
+            "bucket"
+        )
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """'did you mean ...? ' for the nearest of some names, or nothing."""
     close = difflib.get_close_matches(str(name), list(names), n=1)

@@ -15,7 +15,7 @@ from typing import Any
 
 from towers.config import choices as tables
 from towers.config.synonyms import suggestion
-from towers.errors import ConfigError
+from towers.errors import ConfigError, refuse_url
 
 # Of integers, which become int64.
 _INT64 = 2**63
@@ -163,11 +163,12 @@ def _words(hint):
 
 
 def check_path(name: str, path: str | os.PathLike) -> None:
-    """Refuses a text that can be no path, and no part of one.
+    """Refuses a text that can be no local path, and no part of one.
 
     Raises:
         ConfigError: it has a zero character, or one that the encoding of the names of
-            files lacks; names the option.
+            files lacks, is a URL, or begins with the home of an unknown user; names
+            the option.
     """
     try:
         is_possible = b"\0" not in os.fsencode(path)
@@ -177,6 +178,13 @@ def check_path(name: str, path: str | os.PathLike) -> None:
         raise ConfigError(
             f"{name}={_short(os.fspath(path))}: has a character that no path can have, "
             "a zero or half of a pair; leave it out"
+        )
+    refuse_url(name, path)
+    home = os.fsdecode(path).partition(os.sep)[0]
+    if home.startswith("~") and os.path.expanduser(home) == home:
+        raise ConfigError(
+            f"{name}={_short(os.fsdecode(path))}: there is no user {home[1:]!r}; "
+            "give the whole path, or begin that of a folder here with ./"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from towers.config.config import FIELDS, Config, non_defaults
 from towers.config.factories import function_in_file
-from towers.config.options import check_option
+from towers.config.options import check_option, check_path
 from towers.errors import ConfigError, nearest, one_line
 
 # The recipes of a command without --config: of one that names no data set, and of one
@@ -77,6 +77,7 @@ def config_of_flags(
     stem = pathlib.Path(name).stem if name else "default"
     if workdir == "":
         raise ConfigError("--workdir is empty; give a folder, or leave it away")
+    check_path("workdir", workdir or "")
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
     stored = None if recipe else stored_config(path)
     remark = ""
@@ -116,7 +117,10 @@ def load_recipe(name: str, folder: pathlib.Path) -> Config:
     Raises:
         ConfigError: there is no such recipe, or it gives no Config.
     """
-    path = pathlib.Path(name) if name.endswith(".py") else folder / f"{name}.py"
+    check_path("config", name)
+    path = pathlib.Path(os.path.expanduser(name))
+    if not name.endswith(".py"):
+        path = folder / f"{name}.py"
     if not os.path.isfile(path):
         recipes = recipe_names(folder)
         raise ConfigError(

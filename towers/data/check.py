@@ -17,7 +17,7 @@ from towers.data.cached import progress, read_in_batches
 from towers.data.image_files import Survey
 from towers.data.paths import shown
 from towers.data.sources import DataSet, Source, channel_counts, moments, place_of
-from towers.errors import ConfigError, DataError
+from towers.errors import ConfigError, DataError, refuse_url
 
 # The picture: so many classes at most, so many images of each, and pixels of their
 # longer side; larger images would take gigabytes.
@@ -74,7 +74,9 @@ def check(
             all named in the report.
         ConfigError: the picture cannot be written.
     """
-    is_checked = bool(grid_path) or name == "image_folder"
+    refuse_url("grid", grid_path)
+    grid_path, is_checked = os.path.expanduser(grid_path), bool(grid_path)
+    is_checked |= name == "image_folder"
     grid_path = os.path.abspath(grid_path or f"{re.sub('[:/]', '-', name)}.png")
     is_inside = pathlib.Path(os.path.realpath(grid_path)).is_relative_to
     folder = os.path.realpath(os.path.expanduser(data_dir))

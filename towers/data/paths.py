@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from PIL import Image
 
 from towers.data.files import open_data_file
-from towers.errors import DataError, one_line, printable
+from towers.errors import DataError, one_line, printable, refuse_url
 
 with contextlib.suppress(ImportError):  # the extra `heif`
     import pillow_heif
@@ -61,8 +61,10 @@ def data_folder(data_dir: str) -> str:
     """The absolute path of the folder that --data_dir means, which may be missing.
 
     Raises:
+        ConfigError: it is a URL.
         DataError: it is a file.
     """
+    refuse_url("data_dir", data_dir)
     root = os.path.abspath(os.path.expanduser(data_dir or "data"))
     if os.path.exists(root) and not os.path.isdir(root):
         raise DataError(f"{root} is not a folder; --data_dir names the folder it is in")
@@ -73,6 +75,7 @@ def check_paths(paths: Paths) -> list[str]:
     """The paths as texts.
 
     Raises:
+        ConfigError: one is a URL.
         DataError: there are none, or there is nothing at one.
     """
     if isinstance(paths, str | os.PathLike):
@@ -81,6 +84,7 @@ def check_paths(paths: Paths) -> list[str]:
         raise DataError("no images: give files, or folders of files")
     paths = list(map(os.fspath, paths))
     for path in paths:
+        refuse_url("paths", path)
         if not os.path.exists(path):
             raise DataError(f"{printable(path)}: there is no such file or folder")
     return paths

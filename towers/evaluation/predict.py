@@ -81,8 +81,8 @@ def predict(
     if features and form not in ("", "table"):
         raise ConfigError(f"features={features} with form={form}: one of the two")
     paths = image_paths.check_paths(paths)
-    output = os.fspath(output) or ("features.npz" if features else "")
     check_path("output", output)
+    output = os.path.expanduser(output) or ("features.npz" if features else "")
     if image_paths.is_image_name(output):
         raise ConfigError(
             f"output={output}: is the name of an image, which would be replaced; "
