@@ -12,7 +12,11 @@ from keras import layers
 
 from towers.data.streams import without_tuning
 from towers.models import build_network, create_model, keras_settings, noise_shapes
-from towers.models.layers import Dropout, LocalResponseNormalization
+from towers.models.layers import (
+    BatchNormalization,
+    Dropout,
+    LocalResponseNormalization,
+)
 from towers.parallel.copies import Initial, NetworkLayout, Values
 from towers.parallel.feed import Streams
 
@@ -85,7 +89,8 @@ def plain_network(dtype: str = "float32") -> Network:
 def residual_network(
     dtype: str = "float32", image_shape: tuple[int, int, int] = IMAGE_SHAPE
 ) -> Network:
-    """A residual block with batch normalisation, and global average pooling."""
+    """A residual block with batch normalisation, the second one with a momentum that is
+    ramped, and global average pooling."""
 
     def create():
         images = keras.Input(image_shape, name="images")
@@ -93,7 +98,7 @@ def residual_network(
         x = layers.BatchNormalization(momentum=0.9, name="norm1")(x)
         shortcut = layers.ReLU(name="relu1")(x)
         x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="conv2")(shortcut)
-        x = layers.BatchNormalization(momentum=0.75, name="norm2")(x)
+        x = BatchNormalization(momentum=0.99, name="norm2")(x)
         x = layers.Add(name="add2")([shortcut, x])
         x = layers.ReLU(name="relu2")(x)
         x = layers.GlobalAveragePooling2D(name="pool2")(x)
@@ -106,7 +111,7 @@ def residual_network(
         layer("batch_norm", "norm1", momentum=0.9),
         layer("relu", "relu1"),
         layer("conv", "conv2"),
-        layer("batch_norm", "norm2", momentum=0.75),
+        layer("batch_norm", "norm2", momentum=0.99),
         layer("add", "add2", inputs=("relu1", "norm2")),
         layer("relu", "relu2"),
         layer("global_average_pool", "pool2"),

@@ -98,7 +98,7 @@ def replay(network, recipe, batches, num_towers, record, scale_gradients=True):
             reports.append(None)
             continue
         found = oracle.loss_and_gradients(
-            network.described,
+            oracle.ramp_momentum(network.described, num_updates // num_towers),
             seen_params,
             seen_state,
             images[share],

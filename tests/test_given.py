@@ -87,7 +87,7 @@ def adapted():
 
 def normalized_twice():
     """Its moving averages move twice in a step."""
-    norm = layers.BatchNormalization(momentum=0.7)
+    norm = layers.BatchNormalization()
     images = keras.Input((8, 8, 3))
     x = layers.ReLU()(norm(layers.Conv2D(4, 3)(images)))
     x = layers.Flatten()(norm(layers.Conv2D(4, 3)(x)))
@@ -121,6 +121,9 @@ def test_a_step_is_that_of_keras(create, tmp_path):
     for ours, theirs in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)  # it stays as it is
 
+    for layer in model._flatten_layers():
+        if isinstance(layer, layers.BatchNormalization):
+            layer.momentum = (1 + 0) / (10 + 0)  # the ramp in step 0
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05), loss)
     model.train_on_batch(standardized(TRAIN[0]), TRAIN[1])
@@ -131,6 +134,20 @@ def test_a_step_is_that_of_keras(create, tmp_path):
     logits = model(standardized(TEST[0]), training=False)
     accuracy = (np.argmax(logits, 1) == TEST[1]).mean()
     assert evaluate(tmp_path, data=TEST)["test_accuracy"] == pytest.approx(accuracy)
+
+
+def test_ramped_moments_go_on_in_another_run(tmp_path):
+    model, values = sequential(), []
+    for folder, ends in {"whole": [4], "resumed": [1, 4]}.items():
+        for end in ends:
+            config = dataclasses.replace(
+                CONFIG, num_epochs=4.0, max_steps=end, num_towers=2
+            )
+            data = {"model": model, "data": (TRAIN, TEST)}
+            result = train(tmp_path / folder, config, progress="off", **data)
+        values.append(result.model.get_weights())
+    for ours, theirs in zip(*values, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_shared_moments_are_of_layers_that_train(tmp_path):

@@ -9,7 +9,7 @@ import traced
 from marks import slow
 
 from benchmarks.graphs import optimized, placement
-from benchmarks.graphs.crossings import HOST_MEMORY
+from benchmarks.graphs.crossings import HOST_MEMORY, per_step
 from benchmarks.graphs.operations import running
 from towers.config import choices
 
@@ -131,6 +131,28 @@ def test_a_step_has_few_kernels_next_to_its_tower():
         if "/tower_0/" not in op.name and "GPU" in op.device and op.type not in FREE
     ]
     assert len(kernels) <= 61
+
+
+NORMALIZED = """
+import keras
+from keras import layers
+
+def create_model(image_shape, num_classes):
+    norm = layers.BatchNormalization(momentum={momentum})
+    return keras.Sequential([
+        keras.Input(image_shape), norm, layers.Flatten(), layers.Dense(num_classes)
+    ])
+"""
+
+
+def test_a_ramped_momentum_comes_from_no_host(tmp_path):
+    crossed = []
+    for momentum in (0.9, 0.999):  # the first one is not ramped
+        file = tmp_path / f"network_{momentum}.py"
+        file.write_text(NORMALIZED.format(momentum=momentum))
+        trained = traced.on_gpus(strategy="replicated", model=f"{file}:create_model")
+        crossed.append(per_step(trained.crossings()))
+    assert crossed[0] == crossed[1]
 
 
 def test_a_tower_computes_no_float64_but_single_numbers(network):

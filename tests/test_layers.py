@@ -14,7 +14,9 @@ from towers.models.layers import (
     GroupedConv2D,
     LocalResponseNormalization,
     PadChannels,
+    ramping,
 )
+from towers.optim.update import ramp
 
 # Far enough from 0 that the order of the summands does not matter in 1e-5.
 SHAPE = (2, 3, 4, 12)
@@ -217,6 +219,49 @@ def test_what_the_fused_kernel_does_not_compute_is_left_to_keras(options, shape)
         params, state = params_and_state(channels=shape[options.get("axis", -1)])
     for ours, theirs in zip(*map(tf.nest.flatten, outputs), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 4, 3), (24, 3)])
+def test_a_ramped_momentum_forgets_the_initial_moments(shape):
+    """By the weights of the ramp, in float64; from step 890 on the momentum is that of
+    Keras, and what is left of the difference decays with it."""
+    num_steps, momentum = 2000, 0.99
+    images = tf.constant(random_images(shape=shape) + 3)
+    axes = tuple(range(len(shape) - 1))
+    means, variance = images.numpy().mean(axes), images.numpy().var(axes)
+
+    def train(kind, momentum):
+        layer = kind(momentum=momentum)
+        layer.build(shape)
+
+        @tf.function(autograph=False)
+        def step(number, *state):
+            x = images + tf.sin(tf.cast(number, tf.float32))
+            with ramping(ramp(number)):
+                _, state = layer.stateless_call(
+                    layer.trainable_variables, state, x, training=True
+                )
+            return state
+
+        state, states = [tf.zeros(3), tf.ones(3)], []
+        for number in tf.range(num_steps, dtype=tf.int64):
+            state = step(number, *state)
+            states.append(np.stack(state))
+        return np.array(states)
+
+    ours, keras_own = (
+        train(kind, momentum)
+        for kind in (BatchNormalization, keras.layers.BatchNormalization)
+    )
+    expected = np.stack([np.zeros(3), np.ones(3)])
+    for n in range(num_steps):
+        m = min(momentum, (1 + n) / (10 + n))
+        moments = np.stack([means + np.sin(n), variance])
+        expected = m * expected + (1 - m) * moments
+        np.testing.assert_allclose(ours[n], expected, rtol=2e-5)
+    assert np.abs(ours[100] - keras_own[100]).max() > 0.3
+    np.testing.assert_allclose(ours[-1], keras_own[-1], rtol=1e-4)
+    np.testing.assert_array_equal(train(BatchNormalization, 1.0)[-1, 1], np.ones(3))
 
 
 # Convolutions in groups.

@@ -522,6 +522,19 @@ def move_averages(
 # Training.
 
 
+def ramp_momentum(network: Network, step: int) -> list[Layer]:
+    """Batch normalization with a momentum above 0.9 (and below 1, with which nothing
+    moves) forgets the values that it began with by the same ramp."""
+    nodes = []
+    for node in network:
+        momentum = node.options.get("momentum", 0.0)
+        if node.kind == "batch_norm" and 0.9 < momentum < 1:
+            ramped = {"momentum": min(momentum, (1.0 + step) / (10.0 + step))}
+            node = node._replace(options={**node.options, **ramped})
+        nodes.append(node)
+    return nodes
+
+
 def train(
     network: Network,
     params: Arrays,
@@ -563,7 +576,7 @@ def train(
     for step, batch in enumerate(batches):
         batch = Batch(*batch)
         found = batch_gradients(
-            network,
+            ramp_momentum(network, step),
             params,
             state,
             batch,

@@ -353,7 +353,8 @@ def _replace_inside(layer):
     for inner in layer._flatten_layers():
         kind = type(inner)
         if kind is layers.BatchNormalization:
-            inner.__class__, inner.is_frozen = BatchNormalization, False
+            inner._momentum, inner.is_frozen = inner.momentum, False
+            inner.__class__ = BatchNormalization
         elif kind is layers.Conv2D and inner.groups > 1:
             if inner.data_format == "channels_last":
                 inner.__class__ = GroupedConv2D

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers.models.cpu_kernels import (
@@ -138,6 +139,15 @@ class BatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**kwargs)
         self.is_frozen = is_frozen
 
+    @property
+    def momentum(self) -> float | tf.Tensor:
+        """The momentum of the moving averages, see `ramped`."""
+        return self._moving_weights()[0]
+
+    @momentum.setter
+    def momentum(self, value: float):
+        self._momentum = value
+
     def get_config(self):
         return super().get_config() | {"is_frozen": self.is_frozen}
 
@@ -171,21 +181,58 @@ class BatchNormalization(keras.layers.BatchNormalization):
         self._move(self.moving_variance, variance, (count - 1) / count)
         return outputs
 
+    def _moving_weights(self):
+        ramp = getattr(_local, "ramp", None)
+        return ramped(self._momentum, ramp, self.variable_dtype)
+
     def _move(self, moving, moment, factor):
         moment = tf.stop_gradient(moment)
         taken = getattr(_local, "taken", None)
         if taken is None or isinstance(factor, tf.Tensor):
-            moment *= factor
-            moment = moving * self.momentum + moment * (1.0 - self.momentum)
+            moment = self._moved(moving, moment * factor)
         elif moving.path not in taken:
-            taken[moving.path] = Moment(self.momentum, factor)
-        elif self.momentum < 1:  # called again: one moment that moves as all do
-            before, stays = taken[moving.path], self.momentum
-            after = before.momentum * stays
-            parts = (1 - before.momentum) * stays * before.factor, (1 - stays) * factor
-            moment = (moving * parts[0] + moment * parts[1]) / (1 - after)
-            taken[moving.path] = Moment(after, 1.0)
+            average = tf.convert_to_tensor(moving)
+            taken[moving.path] = Moment(self._momentum, factor, average)
+        else:  # called again: the average moves here, once for each call
+            before = taken[moving.path]
+            average = tf.convert_to_tensor(moving)
+            if before.average is not None:
+                average = self._moved(before.average, average * before.factor)
+            moment = self._moved(average, moment * factor)
+            taken[moving.path] = Moment()
         moving.assign(moment)
+
+    def _moved(self, average, moment):
+        stays, rest = self._moving_weights()
+        return average * stays + moment * rest
+
+
+def ramped(
+    momentum: float | np.ndarray, ramp: tf.Tensor | None, dtype: tf.DType | str
+) -> tuple:
+    """The weights of moving averages and of new moments in a step.
+
+    A momentum above 0.9, as in Keras' networks, is at most the ramp: after a few steps
+    nothing is left of the initial 0 and 1. A momentum of 1 keeps them.
+
+    Args:
+        momentum: of a layer, or of many as a column.
+        ramp: `optim.update.ramp` of the step; None for no ramp.
+        dtype: of the averages.
+
+    Returns:
+        The momentum and 1 - momentum; tensors where the ramp concerns them.
+    """
+    stays, rest = momentum, 1.0 - momentum
+    is_ramped = (momentum > 0.9) & (momentum < 1)
+    if ramp is None or not np.any(is_ramped):
+        return stays, rest
+    limit, least = tf.cast(ramp, dtype), tf.cast(1 - ramp, dtype)
+    stays, rest = tf.constant(stays, dtype), tf.constant(rest, dtype)
+    return (
+        tf.where(is_ramped, tf.minimum(stays, limit), stays),
+        tf.where(is_ramped, tf.maximum(rest, least), rest),
+    )
 
 
 def rests(layer: keras.layers.Layer) -> bool:
@@ -195,18 +242,32 @@ def rests(layer: keras.layers.Layer) -> bool:
 
 
 class Moment(NamedTuple):
-    """A moment of a batch that is yet to move its moving average.
+    """A moment of a batch that is yet to move its moving average; by default a new
+    value of the average itself.
 
     Attributes:
-        momentum: what stays of the average.
+        momentum: of the layer, without the ramp.
         factor: on the moment.
+        average: before it moves.
     """
 
-    momentum: float
-    factor: float
+    momentum: float = 0.0
+    factor: float = 1.0
+    average: tf.Tensor | None = None
 
 
-_local = threading.local()  # `taken`: path of a moving average -> Moment
+# `taken`: path of a moving average -> Moment; `ramp`: as in `ramped`.
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def ramping(ramp: tf.Tensor | None) -> Iterator[None]:
+    """Inside, the momentum of `BatchNormalization` is that of a step, see `ramped`."""
+    _local.ramp = ramp
+    try:
+        yield
+    finally:
+        _local.ramp = None
 
 
 @contextlib.contextmanager

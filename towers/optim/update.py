@@ -32,6 +32,13 @@ def clip_by_global_norm(
     return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
 
+def ramp(step: tf.Tensor) -> tf.Tensor:
+    """Largest decay of a moving average in a step (int64, 0 for the first one), a
+    float64 scalar: (1 + step) / (10 + step)."""
+    step = tf.cast(step, tf.float64)
+    return (1 + step) / (10 + step)
+
+
 def moving_averages(
     averages: Sequence[tf.Tensor],
     values: Sequence[tf.Tensor],
@@ -40,10 +47,9 @@ def moving_averages(
 ) -> Vectors:
     """The averages after step number `step` (int64, 0 for the first one).
 
-    The decay is ramped as the tutorial's is: min(ema_decay, (1 + step) / (10 + step)).
+    The decay is min(ema_decay, ramp(step)), as the tutorial's is.
     """
-    step = tf.cast(step, tf.float64)
-    decay = tf.minimum(tf.constant(ema_decay, tf.float64), (1 + step) / (10 + step))
+    decay = tf.minimum(tf.constant(ema_decay, tf.float64), ramp(step))
     dtypes = dict.fromkeys(average.dtype for average in averages)
     rest = {dtype: tf.cast(1 - decay, dtype) for dtype in dtypes}
     return [

@@ -74,7 +74,8 @@ class AsynchronousTrainer(Trainer):
         if self._is_compiled:
             return
         copy = self._copy
-        values = Values(*map(_specs, (copy.params, copy.state, copy.integers)))
+        parts = copy.params, copy.state, copy.integers, [copy.step]
+        values = Values(*map(_specs, parts))
         awaited = self._feed.wait(self._feed.start(self.step, 1))
         self._feed.restart()
         number = tf.TensorSpec([], tf.int64)

@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import NumericError
-from towers.models.layers import Moment
+from towers.models.layers import Moment, ramped
 from towers.models.variables import variable_names
-from towers.optim.update import Update
+from towers.optim.update import Update, ramp
 from towers.optim.vector import Layout
 from towers.parallel.reduce import scaled
 
@@ -40,16 +40,21 @@ class Initial(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Parameters and model state on one device."""
+    """Parameters, model state and the number of steps on one device."""
 
     params: list[tf.Tensor]  # vectors
     state: list[tf.Tensor]  # vectors of the float entries
     integers: list[tf.Tensor]  # its other entries
+    step: list[tf.Tensor] = []  # the steps taken, int64; empty for inference alone
 
     def copied_to(self, device: str) -> "Values":
         """The same values on another device."""
         with tf.device(device):
             return Values(*([tf.identity(x) for x in part] for part in self))
+
+    def ramp(self) -> tf.Tensor | None:
+        """The ramp of the step, see `optim.update.ramp`; None in inference."""
+        return ramp(*self.step) if self.step else None
 
     def read(self) -> "Values":
         """The tensors, where these are variables."""
@@ -93,20 +98,21 @@ class NetworkLayout:
         old: Sequence[tf.Tensor],
         new: Sequence[tf.Tensor],
         moments: Mapping[str, Moment],
+        ramp: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """The new vectors of the state, where entries that are in `moments` are moments
-        of a batch, and move what was there before."""
+        of a batch, and move what was there before; for the ramp see `ramped`."""
         if not moments:
             return list(new)
-        entries = [moments.get(name, Moment(0.0, 1.0)) for name in self.state.places]
-        numbers = [(m.momentum, m.factor, 1.0 - m.momentum) for m in entries]
-        columns = [self.state.columns(column) for column in zip(*numbers, strict=True)]
-        return [
-            scaled(before, stays) + scaled(scaled(moment, factor), rest)
-            for before, moment, stays, factor, rest in zip(
-                old, new, *columns, strict=True
-            )
-        ]
+        entries = [moments.get(name, Moment()) for name in self.state.places]
+        numbers = zip(*((x.momentum, x.factor) for x in entries), strict=True)
+        columns = map(self.state.columns, numbers)
+        moved = []
+        for before, moment, momentum, factor in zip(old, new, *columns, strict=True):
+            stays, rest = ramped(momentum, ramp, before.dtype)
+            moment = scaled(scaled(moment, factor), rest)
+            moved.append(scaled(before, stays) + moment)
+        return moved
 
 
 def copies_on(
@@ -181,11 +187,12 @@ class Copy:
             return [variable.value() for variable in variables]
 
     def fetch(self, use_averages: bool = False) -> Values:
-        """Parameters and model state, or the averages of both, on this device."""
+        """Parameters and model state, or the averages of both, and the number of steps,
+        on this device."""
         params, state = self.params, self.state
         if use_averages:
             params, state = self._split_averages()
-        return Values(*map(self.read, (params, state, self.integers)))
+        return Values(*map(self.read, (params, state, self.integers, [self.step])))
 
     def variables(self) -> list[tf.Variable]:
         """All of them."""

@@ -77,8 +77,8 @@ def weighted_mean(tensors: Sequence[tf.Tensor], weights: Sequence[float]) -> tf.
 
 
 def scaled(tensor: tf.Tensor, factor: ArrayLike) -> tf.Tensor:
-    """The tensor times a constant, in its own type."""
-    return tensor * tf.constant(factor, tensor.dtype)
+    """The tensor times a constant, or a tensor of its type, in its own type."""
+    return tensor * tf.convert_to_tensor(factor, tensor.dtype)
 
 
 def average_gradients(

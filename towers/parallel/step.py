@@ -277,7 +277,7 @@ def accumulate(
     # would go to the first GPU, so it is put next to the results of the first turn.
     def add(micro_batch, totals):
         current = [
-            Values(values.params, total.state, total.integers)
+            values._replace(state=total.state, integers=total.integers)
             for values, total in zip(fetched, totals, strict=True)
         ]
         results = compute(current, part_of(micro_batch))

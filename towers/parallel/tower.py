@@ -11,7 +11,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.models.layers import taking_moments
+from towers.models.layers import ramping, taking_moments
 from towers.optim.losses import LossFn
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.compilation import Compilation, TracedOnce, optimized_for_cpu
@@ -109,7 +109,8 @@ def tower_gradients(
             tf.stop_gradient(view) if name in phase.frozen else view
             for name, view in zip(layout.params.places, views, strict=True)
         ]
-        with taking_moments() as moments:
+        limit = values.ramp()
+        with ramping(limit), taking_moments() as moments:
             loss, correct, new_state = tower_loss(
                 phase.model, loss_fn, params, layout.state_views(values), batch
             )
@@ -124,7 +125,7 @@ def tower_gradients(
     if loss_scale is not None:
         gradients = unscaled(gradients, loss_scale)
     state, integers = layout.pack_state(new_state)
-    state = layout.move(values.state, state, moments)
+    state = layout.move(values.state, state, moments, limit)
     return TowerResult(gradients, state, integers, loss, correct)
 
 

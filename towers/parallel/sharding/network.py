@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from towers.models.layers import rests
+from towers.models.layers import ramping, rests
 from towers.optim.phases import Phase, resize_to_phase
 from towers.parallel.copies import NetworkLayout
 from towers.parallel.reduce import in_dtype
@@ -87,7 +87,10 @@ class ShardedNetwork:
             with tf.device(devices[0]):
                 batch = self._teach(batches[group], group)
                 batches[group] = resize_to_phase(batch, model)
-        logits = walk.forward(batches)
+        with tf.device(self._grid[0][0]):
+            limit = fetched[0].ramp()
+        with ramping(limit):
+            logits = walk.forward(batches)
 
         # The loss of each group, on its first device.
         factors = self._loss_factors(batches, loss_scale)
