@@ -192,15 +192,15 @@ def test_row_23_what_is_no_image_is_named_and_the_rest_is_checked(run, root):
     (root / "train" / "cat" / "x.svg").touch()
     (root / "train" / "cat" / "gone.png").symlink_to(root / "nowhere")
     (root / "train" / "more" / "deep").mkdir(parents=True)
-    (root / "train" / "more" / "deep" / "notes.txt").touch()
+    (root / "train" / "more" / "deep" / "1.png").write_bytes(png(random_pixels(1)))
     (root / "train" / "more" / "0.png").write_bytes(png(random_pixels(0)))
     (root / "train" / "y.png").touch()
     code, lines, (error,) = run()
-    assert code == 3 and "images      16 training, 3 test" in lines
+    assert code == 3 and "images      17 training, 3 test" in lines
     assert faults_in(lines, root) == [
-        f"train/{name}" for name in ("cat/gone.png", "cat/x.svg", "more/deep", "y.png")
+        f"train/{name}" for name in ("cat/gone.png", "cat/x.svg", "y.png")
     ]
-    assert error.startswith("towers.data: 4 of 23 images of image_folder cannot be")
+    assert error.startswith("towers.data: 3 of 23 images of image_folder cannot be")
 
 
 @pytest.mark.row(40)
@@ -270,7 +270,10 @@ def test_the_images_for_validation_are_checked_too(run, root):
             ["--dataset=image_folder", "--data_dir=P", "--grid=P/a/2.png"],
             "P/a/2.png: is among the images",
         ),
-        (["--data_dir=."], "image_folder.png: is among the images"),
+        (
+            ["--dataset=image_folder", "--data_dir=."],
+            "image_folder.png: is among the images",
+        ),
     ],
 )
 @pytest.mark.row(17)

@@ -18,7 +18,9 @@ from towers import build, data, evaluation, training
 from towers.config import Config
 from towers.data import image_folder
 from towers.data.image_files import FolderFiles, ImageOptions
+from towers.data.photos import photo_options
 from towers.data.sources import ArraySource, split_off_test
+from towers.data.unlabeled import Labels
 from towers.errors import ConfigError, DataError
 from towers.exporting.examples import images_of
 from towers.run.dataset_info import DatasetInfo
@@ -124,7 +126,7 @@ def test_names_of_any_bytes_are_kept_in_the_order_of_strings(tmp_path):
             place = tmp_path / "train" / class_name / name
             place.write_bytes(png(random_pixels(0)))
     listed = image_folder.Listing(None).classes(str(tmp_path / "train"))
-    files = FolderFiles("root", listed)
+    files = FolderFiles("root", dict(listed.values()))
     expected = [f"root/{c}/{name}" for c in ("b", "\u00e4") for name in sorted(names)]
     assert [files.place(i) for i in range(len(files))] == expected
     assert files.labels.tolist() == [0] * 5 + [1] * 5
@@ -209,11 +211,6 @@ def touch(name):
     return lambda root: (root / name).touch()
 
 
-def folder_of_an_image(root):
-    (root / "train/cat/x.png").mkdir()
-    (root / "train/cat/x.png/0.png").touch()
-
-
 def empty_test(root):
     shutil.rmtree(root / "test")
     (root / "test" / "cat").mkdir(parents=True)
@@ -232,17 +229,16 @@ def only(counts):
 @pytest.mark.parametrize(
     "spoil,place,words",
     [
-        (only({"ant": 2}), "train", "1 folder(s) with JPEG, PNG"),
+        (only({"ant": 2}), "train", "one class folder, ant/"),
         (shutil.rmtree, "", "there is no such folder; an image folder has train/CL"),
         (
-            lambda root: shutil.move(root / "train", root / "training"),
+            lambda root: shutil.move(root / "train", root / "photos"),
             "",
-            "has no folder train/; an image folder has train/CLASS/*.jpg",
+            "has no folder train/; --data_dir=",
         ),
         (touch("train/x.png"), "train/x.png", "is an image of no class"),
         (touch("train/cat/x.SVG"), "train/cat/x.SVG", "of a format that is n"),
         (touch("train/cat/x.HEIC"), "train/cat/x.HEIC", "pillow-heif"),
-        (folder_of_an_image, "train/cat/x.png", "is a folder in the folder of a"),
         (
             lambda root: (root / "train/cat/x.png").symlink_to("x.png"),
             "train/cat/x.png",
@@ -253,7 +249,7 @@ def only(counts):
             "test/eel",
             "there is no such class in train/",
         ),
-        (empty_test, "test", "holds no images"),
+        (empty_test, "test", "has no images"),
         (only({"ant": 1, "cat": 1}), "train", "no class has two images"),
     ],
 )
@@ -262,6 +258,125 @@ def test_row_23_what_is_wrong_is_named(root, spoil, place, words):
     spoil(root)
     text = message(root)
     assert text.startswith(f"{root / place}") and words in text
+
+
+@pytest.mark.row(56)
+def test_row_56_other_layouts_are_said_with_the_nearest_that_fits(tmp_path):
+    write_folder(tmp_path / "near/photos", ".", {"cat": 3, "dog": 2})
+    write_folder(tmp_path / "one", ".", {"cat": 3})
+    write_folder(tmp_path / "vehicles", ".", {"train": 3, "bus": 2})
+    write_folder(tmp_path / "deep/data", "train", {"cat": 3, "dog": 2})
+    write_folder(tmp_path / "deep", ".", {"more": 1})
+    write_folder(tmp_path / "mixed", ".", {"cat/train": 3, "cat/test": 1, "dog": 2})
+    (tmp_path / "text/cat").mkdir(parents=True)
+    (tmp_path / "text/cat/0").touch()
+    fits = f"--data_dir={tmp_path}/near/photos "
+    for folder, words in {
+        "near": ("5 images in one class folder, photos/", fits),
+        "near/photo": ("there is no such folder; did you mean 'photos'",),
+        "near/photos/cat": ("3 images, but no class folders", fits),
+        "one": ("3 images in one class folder, cat/",),
+        "vehicles": ("train: 3 images, but no class folders", "if train is a class"),
+        "text": ("only 1 other files, such as cat/0",),
+        "deep": ("deep/data: is no class", f"--data_dir={tmp_path}/deep/data "),
+        "mixed": ("mixed/cat: is no class",),
+    }.items():
+        text = message(tmp_path / folder)
+        assert all(word in text for word in (*words, "an image folder has")), text
+        if folder not in ("deep", "mixed"):  # found when the images are listed
+            assert line_of(photo_options, str(tmp_path / folder)) == text
+
+
+def test_folders_of_splits_have_the_names_that_archives_give_them(tmp_path):
+    for number, (train, val, test) in enumerate(
+        [
+            ("Training", "", "Testing"),
+            ("train_images", "Validation Data", "TEST-SET"),
+            ("trainset", "dev", "test/test"),
+            ("seg_train/seg_train", "seg_val", "seg_test/seg_test"),
+            ("TRAIN", "eval", "testing_images"),
+        ]
+    ):
+        root = tmp_path / str(number)
+        write_folder(root, train, {"b": 4, "a": 3})
+        write_folder(root, test, {"a": 2, "b": 2}, seed=1)
+        if val:
+            write_folder(root, val, {"b": 1}, seed=2)
+        data_set = load(root)
+        assert (data_set.train.num_examples, data_set.test.num_examples) == (7, 4)
+        assert (data_set.validation is not None) == bool(val)
+        assert data_set.class_names == ("a", "b")
+        assert photo_options(str(root))["num_epochs"] == 100
+    # Short names come first, as before, and a class may be a steam_train.
+    write_folder(tmp_path / "0", "train", {"a": 2, "b": 2, "c": 1})
+    assert load(tmp_path / "0").class_names == ("a", "b", "c")
+    write_folder(tmp_path / "trains", ".", {"steam_train": 3, "toy_train": 3})
+    assert load(tmp_path / "trains").class_names == ("steam_train", "toy_train")
+
+
+def test_folders_inside_a_class_are_read_and_flat_ones_keep_their_order(tmp_path):
+    """In the order of torchvision's ImageFolder where each folder is flat."""
+    pixels = write_folder(tmp_path, "train", {"cat": 2, "cat/wild/big": 2, "dog": 3})
+    (tmp_path / "train/dog/loop").symlink_to(tmp_path / "train/dog")
+    text = message(tmp_path)
+    assert "dog/loop: is a link to a folder that it is in" in text
+    (tmp_path / "train/dog/loop").unlink()
+    (tmp_path / "train/dog/more").symlink_to(tmp_path / "train/cat/wild")
+    write_folder(tmp_path, "test", {"cat/any": 1, "dog/train": 1})
+    data_set = load(tmp_path)
+    places = [data_set.train.place(i) for i in range(data_set.train.num_examples)]
+    names = ["cat/00", "cat/01", "cat/wild/big/00", "cat/wild/big/01", "dog/00"]
+    names += ["dog/01", "dog/02", "dog/more/big/00", "dog/more/big/01"]
+    assert places == [f"{tmp_path}/train/{name}.png" for name in names]
+    images, labels = all_of(data_set.train)
+    assert labels.tolist() == [0] * 4 + [1] * 5 and "; 6 images in" in data_set.origin
+    wild = pixels["cat/wild/big"]
+    expected = [*pixels["cat"], *wild, *pixels["dog"], *wild]
+    np.testing.assert_array_equal(images, expected)
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_images_for_testing_without_labels_are_said_and_not_used(tmp_path, split):
+    write_folder(tmp_path, "train", {"cat": 10, "dog": 10})
+    before = load(tmp_path)
+    (tmp_path / split).mkdir()
+    shutil.copy(tmp_path / "train/cat/00.png", tmp_path / split)
+    data_set = load(tmp_path)
+    assert data_set.test.num_examples == 2 and data_set.validation is None
+    assert f"{split}/ has no class folders" in data_set.origin
+    assert data_set.train.checksum == before.train.checksum
+    again = image_folder.training_images(str(tmp_path), data_set.image_shape)
+    assert again.checksum == before.train.checksum
+
+
+def test_names_of_classes_differ_where_their_folders_do(tmp_path):
+    long = "x" * 210
+    names = [f"a{long}", f"b{long}", "c\\td", "c\td"]
+    write_folder(tmp_path, "train", dict.fromkeys(names, 3))
+    data_set = load(tmp_path)
+    assert len(set(data_set.class_names)) == 4
+    label_of = Labels(data_set.class_names, [str(tmp_path)])
+    for index, label in enumerate(data_set.train.labels):
+        assert label_of(data_set.train.place(index)) == label
+    # The same letters in two forms of Unicode are one name, of one folder.
+    write_folder(tmp_path, "train", {"e\u0301": 3}, seed=1)
+    write_folder(tmp_path, "test", {"\u00e9": 2})
+    assert (load(tmp_path).test.labels == 4).all()
+    write_folder(tmp_path, "train", {"\u00e9": 3}, seed=2)
+    assert "two folders of this name" in message(tmp_path)
+
+
+def test_all_images_of_another_folder_are_evaluated(root, tmp_path, capfd):
+    shutil.rmtree(root / "test")
+    trained = DatasetInfo.of(load(root))
+    root.rename(tmp_path / "moved")
+    moved = image_folder.load(str(tmp_path / "moved"), trained=trained)
+    assert (moved.train.num_examples, moved.test.num_examples) == (9, 3)
+    assert "warning" not in capfd.readouterr().out
+    write_folder(tmp_path, "new", {"dog": 4, "cat/wild": 1}, seed=3)
+    new = image_folder.load(str(tmp_path / "new"), trained=trained)
+    assert new.train is None and new.test.labels.tolist() == [1, 2, 2, 2, 2]
+    assert "all are for testing" in capfd.readouterr().out
 
 
 # In a run.

@@ -13,6 +13,7 @@ from prepared_sets import (
     CLASSES,
     all_of,
     features,
+    message,
     official,
     random_examples,
     shrink_published,
@@ -23,7 +24,7 @@ from test_cached import Files
 
 from towers import data
 from towers.config.choices import DATASETS
-from towers.data import embedded
+from towers.data import arrays, embedded
 from towers.data.cached import CachedSource
 from towers.data.classes import labels_for
 from towers.data.crops import ATTEMPTS
@@ -468,3 +469,9 @@ def test_channel_moments_are_those_of_numpy(channels):
     pixels = images.astype(np.float64)
     np.testing.assert_allclose(mean, pixels.mean((0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(deviation, pixels.std((0, 1, 2)), rtol=1e-12)
+
+
+def test_two_classes_of_one_name_are_refused():
+    images = np.zeros((4, 4, 4, 3), np.uint8)
+    name = arrays.give((images, np.arange(4) % 2), ["crane", "crane"])
+    assert "two classes are called crane" in message(data.load, name)

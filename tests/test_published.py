@@ -10,6 +10,7 @@ import hashlib
 import http.server
 import os
 import pickle
+import shutil
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ import urllib.request
 import numpy as np
 import pytest
 from marks import slow
+from pictures import write_folder
 from prepared_sets import (
     CIFAR,
     IMAGES,
@@ -39,7 +41,9 @@ from processes import Program
 
 from towers import data
 from towers.data import download, tfds
+from towers.data.photos import photo_options
 from towers.data.published import PUBLISHED
+from towers.errors import ConfigError
 
 every_set = pytest.mark.parametrize("name", PUBLISHED)
 each_cifar = pytest.mark.parametrize("name", CIFAR)
@@ -186,6 +190,40 @@ def test_row_22_pickled_layout_is_refused(tmp_path, no_network, name, place):
     assert "pickled layout" in text and f"{PUBLISHED[name].folders[0]}/*.bin" in text
     assert str(tmp_path / place.split("/")[0]) in text
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.row(56)
+def test_row_56_what_is_in_a_folder_decides_where_no_data_set_is_named(
+    tmp_path, no_network
+):
+    for name in ("cifar10", "mnist"):
+        write(tmp_path / name / PUBLISHED[name].folders[-1], official(name)[0])
+        assert photo_options(str(tmp_path / name)) == {"dataset": name}
+    (tmp_path / "set/flowers/1.0.0").mkdir(parents=True)
+    (tmp_path / "set/flowers/1.0.0/dataset_info.json").touch()
+    assert photo_options(str(tmp_path / "set")) == {"dataset": "tfds:flowers"}
+    shutil.copytree(tmp_path / "mnist", tmp_path / "cifar10", dirs_exist_ok=True)
+    with pytest.raises(ConfigError, match="cifar10, mnist: name one"):
+        photo_options(str(tmp_path / "cifar10"))
+
+
+@pytest.mark.row(56)
+def test_row_56_nothing_is_downloaded_into_a_folder_of_other_things(
+    tmp_path, monkeypatch, server
+):
+    """Nor is the data set of another folder taken where it holds images."""
+    splits = put_on(server, monkeypatch, "mnist")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").touch()
+    assert "such as notes.txt" in message(data.load, "mnist", "mine")
+    assert not server.requests and os.listdir("mine") == ["notes.txt"]
+    assert_holds(data.load("mnist"), splits)
+    write_folder(tmp_path / "photos", ".", {"cat": 2, "dog": 2})
+    for folder in ("photos", "photos/cat"):
+        assert "--dataset=image_folder" in message(data.load, "mnist", folder)
+    (tmp_path / "mine/notes.txt").rename(tmp_path / "mine/cifar-10-binary.tar.gz")
+    shutil.rmtree(tmp_path / "keras")
+    assert_holds(data.load("mnist", "mine"), splits)
 
 
 # The archives of CIFAR.

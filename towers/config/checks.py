@@ -67,7 +67,8 @@ def _contradictions(config: "Config") -> Iterator[tuple[tuple[str, ...], str]]:
     if config.warmup_epochs > config.num_epochs:
         yield (
             ("warmup_epochs", "num_epochs"),
-            "the warm-up is longer than the run",
+            "the warm-up is longer than the run; lower --warmup_epochs, to "
+            f"{config.num_epochs / 10:g} for example, or raise --num_epochs",
         )
 
     for name in _read_evaluations(config):

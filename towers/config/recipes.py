@@ -41,14 +41,14 @@ def config_of_flags(
     given: dict[str, Any],
     workdir: str | None = None,
     stored_config: Callable[[pathlib.Path], Config | None] = lambda workdir: None,
-    photo_options: Callable[[str], dict[str, Any] | None] = lambda data_dir: None,
+    photo_options: Callable[[str], dict[str, Any]] = lambda data_dir: {},
 ) -> CommandLine:
     """The Config of a command line.
 
     The flags stand on the recipe; without --config on the config of the run in the
     run's folder, or, where there is none, on the recipe DEFAULT_RECIPE, with a folder
-    of images on PHOTO_RECIPE and `photo_options`, or with flags that name another data
-    set on the defaults.
+    of images on PHOTO_RECIPE, or with another data set on the defaults. Where no data
+    set is named, what is in --data_dir decides.
 
     Args:
         recipe: the value of --config, or None.
@@ -57,29 +57,31 @@ def config_of_flags(
         workdir: the value of --workdir, or None.
         stored_config: the run's folder -> the config of the run there, None without a
             run.
-        photo_options: the value of --data_dir -> options for the images in class
-            folders there, None without such.
+        photo_options: the value of --data_dir -> options for what is there.
 
     Raises:
         ConfigError: there is no such recipe, or the options do not fit.
+        DataError: there is nothing in --data_dir to train on.
     """
     for name, value in given.items():
         check_option(FIELDS[name], value)  # before TensorFlow is imported
-    dataset, data_dir = given.get("dataset"), given.get("data_dir")
-    default, chosen = None, {}
-    if dataset is None and data_dir is None:
-        default = DEFAULT_RECIPE
-    elif not recipe and dataset in (None, "image_folder"):
-        options = photo_options(data_dir or "")
-        if options or dataset:
-            default, chosen = PHOTO_RECIPE, options or {}
-    name = recipe or default
-    stem = pathlib.Path(name).stem if name else "default"
     if workdir == "":
         raise ConfigError("--workdir is empty; give a folder, or leave it away")
     check_path("workdir", workdir or "")
+    dataset, data_dir = given.get("dataset"), given.get("data_dir")
+    stored = stored_config(pathlib.Path(workdir)) if workdir and not recipe else None
+    default, chosen = None, {}
+    if dataset is None and data_dir is None:
+        default = DEFAULT_RECIPE
+    elif not (recipe or stored) and dataset in (None, "image_folder"):
+        chosen = photo_options(data_dir or "")
+        if "image_folder" in (dataset, chosen.get("dataset")):
+            default = PHOTO_RECIPE
+    name = recipe or default
+    stem = pathlib.Path(name).stem if name else "default"
     path = pathlib.Path(workdir or pathlib.Path("runs") / stem)
-    stored = None if recipe else stored_config(path)
+    if not (recipe or workdir):
+        stored = stored_config(path)
     remark = ""
     if stored is not None:
         base, layer = stored, "run folder"
@@ -91,7 +93,7 @@ def config_of_flags(
         if not recipe:
             remark = _remark(name, folder)
     else:
-        base, layer = Config(), "default"
+        base, layer = Config(**chosen), "default"
     origins = dict.fromkeys(non_defaults(base), layer)
     if stored is None:
         origins |= dict.fromkeys(origins.keys() & chosen, "chosen for the images")

@@ -57,8 +57,7 @@ def main(argv: Sequence[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if "dataset" not in given:
         if not folders:
             raise ConfigError("give a folder of images, or --dataset")
-        chosen = {"dataset": "image_folder"} | (photo_options(*folders) or {})
-        given = chosen | given
+        given = photo_options(*folders) | given
     config = Config(**{name: given[name] for name in OPTIONS if name in given})
     with quiet_imports():
         from towers.data import check

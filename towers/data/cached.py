@@ -341,7 +341,9 @@ def leave_out_bad_images(
         good[source] = source if is_all else Subset(source, places)
     survey.close()
     bad = survey.bad_images
-    named = [f"{place} ({words})" for place, words in list(bad.items())[:MOST_NAMED]]
+    named = [
+        f"{shown(place)} ({words})" for place, words in list(bad.items())[:MOST_NAMED]
+    ]
     more = ", ..." if len(bad) > MOST_NAMED else ""
     words = f"; {len(bad)} bad image(s) skipped: {', '.join(named)}{more}"
     return [good[source] for source in sources], words if bad else ""

@@ -202,7 +202,7 @@ def report(
         counts = (f"{x.labels[label]:8,}" for x in statistics.values())
         lines.append(("", f"{name:{longest}} {' '.join(counts)}"))
     faults = survey.bad_images
-    lines += [("fault", f"{place}: {words}") for place, words in faults.items()]
+    lines += [("fault", f"{shown(place)}: {words}") for place, words in faults.items()]
     return [f"{name:11} {text}" for name, text in lines]
 
 

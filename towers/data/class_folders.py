@@ -1,41 +1,182 @@
 """The layout of a folder of images, one folder a class. Imports no TensorFlow."""
 
+import itertools
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
-from towers.data.paths import is_folder, shown
-from towers.errors import DataError
+from towers.data.paths import is_folder, is_image, shown
+from towers.errors import DataError, nearest
 
-TRAIN, VALIDATION, TEST = ("train",), ("val", "valid", "validation"), ("test",)
 LAYOUT = (
     "an image folder has train/CLASS/*.jpg|png|... and, where there are such images, "
     "val/ and test/ alike, or CLASS/* alone; --data_dir names the folder that train/ "
     "or the classes are in"
 )
 
+# What archives leave behind.
+JUNK = ("__macosx", "thumbs.db", "desktop.ini")
 
-def find_folders(root: str) -> dict[str, str]:
-    """Those for training, validation and testing in a folder, named in any case."""
+# A folder with one of these names is taken before one with a longer name.
+_SHORT = ("train", "val", "valid", "validation", "test")
+# Such as Training, val_images, Test-Set or seg_train.
+_SPLIT = re.compile(
+    r"(?P<prefix>.+[ _-])??(?:(?P<train>train(?:ing)?)"
+    r"|(?P<validation>val(?:id(?:ation)?)?|dev|eval)|(?P<test>test(?:ing)?))"
+    r"(?:[ _-]?(?:images?|set|data))?",
+    re.IGNORECASE,
+)
+# Folders inside each other, and files that are inspected to suggest another folder.
+_MOST_LEVELS, _MOST_INSPECTED = 100, 1000
+
+
+def find_folders(root: str) -> tuple[dict[str, str], str]:
+    """The folders for training, validation and testing that have labels.
+
+    Returns:
+        "train", "validation" and "test" -> path, of those that are there. Where no
+        folder has such a name, "train" is the root. And a note about folders for
+        validation or testing whose images are in no class folders, or "".
+
+    Raises:
+        DataError: there is no such folder, or there are two for the same split.
+    """
     if not os.path.isdir(root):
-        raise DataError(f"{root}: there is no such folder; {LAYOUT}")
-    folders = {}
-    for entry in sorted(entries(root), key=lambda entry: entry.name):
-        for names in (TRAIN, VALIDATION, TEST):
-            if entry.name.lower() in names and is_folder(entry):
-                other = folders.setdefault(names[-1], entry.path)
-                if other != entry.path:
-                    raise DataError(
-                        f"{other} and {entry.name}/: two folders for the same; move "
-                        "one of them away"
-                    )
-    return folders
+        above, name = os.path.split(root)
+        others = [x.name for x in folders_in(above)] if os.path.isdir(above) else []
+        raise DataError(
+            f"{root}: there is no such folder; {nearest(name, others)}{LAYOUT}"
+        )
+    by_prefix = {}
+    for entry in folders_in(root):
+        if match := _SPLIT.fullmatch(entry.name):
+            splits = by_prefix.setdefault((match["prefix"] or "").lower(), {})
+            splits.setdefault(match.lastgroup, []).append(entry)
+    splits = by_prefix.pop("", {})
+    if "train" not in splits:  # a prefix needs two, as a class may be steam_train
+        pairs = (x for x in by_prefix.values() if "train" in x and len(x) > 1)
+        splits = next(pairs, splits)
+    folders, notes = {}, []
+    for split, named in splits.items():
+        named = [x for x in named if x.name.lower() in _SHORT] or named
+        if named[1:]:
+            raise DataError(
+                f"{named[0].path} and {named[1].name}/: two folders for the same; move "
+                "one of them away"
+            )
+        folders[split] = _innermost(named[0])
+    for split in ("validation", "test"):
+        if folders.keys() >= {"train", split} and _is_unlabeled(folders[split]):
+            name = os.path.basename(folders.pop(split))
+            notes.append(f"{name}/ has no class folders, so it is not used")
+    return folders or {"train": root}, "; ".join(notes)
+
+
+def is_split(name: str) -> bool:
+    """Whether a folder has the name of one for training, validation or testing."""
+    return _SPLIT.fullmatch(name) is not None
+
+
+def _innermost(entry):
+    """test/test/ in place of test/ where nothing else is in it, as in archives."""
+    inside = list(itertools.islice(entries(entry.path), 2))
+    if len(inside) == 1 and is_folder(inside[0]):
+        if inside[0].name.lower() == entry.name.lower():
+            return _innermost(inside[0])
+    return entry.path
+
+
+def _is_unlabeled(folder):
+    return not folders_in(folder) and any(is_image(x) for x in entries(folder))
 
 
 def training_folder(root: str, folders: dict[str, str]) -> str:
-    """`train/`, or the root where it has the classes; DataError where neither is."""
-    if "train" in folders or not folders:
-        return folders.get("train", root)
-    raise DataError(f"{root} has no folder train/; {LAYOUT}")
+    """The folder of the classes; DataError where there is none."""
+    if "train" in folders:
+        return folders["train"]
+    raise DataError(f"{root} has no folder train/; {suggestion(root)}{LAYOUT}")
+
+
+def misfit(root: str, folder: str, counts: Mapping[str, int]) -> DataError:
+    """The error of fewer than two classes: what was found, the nearest folder that
+    fits, and the layout.
+
+    Args:
+        root: the folder that --data_dir names.
+        folder: where class folders are expected: the root, or one of a split.
+        counts: class -> number of its images.
+    """
+    num_images = sum(is_image(x) for x in entries(folder) if not is_folder(x))
+    files = [os.path.relpath(x.path, folder) for x in files_below(folder)]
+    found = "has no images"
+    if counts:
+        [(name, count)] = counts.items()
+        found = f"{count:,} images in one class folder, {shown(name, 40)}/, and at "
+        found += "least two classes are needed"
+    elif num_images:
+        found = f"{num_images:,} images, but no class folders"
+    elif files:
+        found += f", only {len(files):,} other files, such as {shown(min(files), 40)}"
+    way_out = suggestion(root)
+    if folder != root and num_images and not way_out:
+        name = os.path.basename(folder)
+        way_out = f"if {name} is a class, move all classes to a new folder train/; "
+    return DataError(f"{shown(folder)}: {found}; {way_out}{LAYOUT}")
+
+
+def suggestion(root: str) -> str:
+    """Names the nearest folder with two classes, at most two levels below or one above;
+    empty without one."""
+    below = [x.path for x in folders_in(root) if not is_split(x.name)]
+    deeper = [x.path for path in below for x in folders_in(path)]
+    above = [os.path.dirname(root)] if _is_unlabeled(root) else []
+    for path in (*below, *deeper, *above):
+        if has_classes(path):
+            return f"--data_dir={shown(path)} has class folders; "
+    return ""
+
+
+def has_classes(root: str) -> bool:
+    """Whether two class folders, or more, have images; of large folders the first files
+    are inspected."""
+    try:
+        folders = folders_in(find_folders(root)[0].get("train", ""))
+        files = (
+            itertools.islice(files_below(x.path), _MOST_INSPECTED) for x in folders
+        )
+        return sum(any(is_image(x) for x in some) for some in files) > 1
+    except DataError:
+        return False
+
+
+def folders_in(folder: str) -> list[os.DirEntry]:
+    """The folders in a folder, in the order of their names; none where it cannot be
+    read."""
+    try:
+        found = (x for x in entries(folder) if is_folder(x))
+        return sorted(
+            (x for x in found if x.name.lower() not in JUNK), key=lambda x: x.name
+        )
+    except DataError:
+        return []
+
+
+def files_below(folder: str, above: tuple[str, ...] = ()) -> Iterator[os.DirEntry]:
+    """The files in a folder and in the folders in it, in no order, and such folders
+    that are without images, or links to a folder that they are in."""
+    above = (*above, os.path.realpath(folder))
+    for entry in entries(folder):
+        if not is_folder(entry) or is_without_images(entry):
+            yield entry
+        elif os.path.realpath(entry.path) in above or len(above) > _MOST_LEVELS:
+            yield entry
+        else:
+            yield from files_below(entry.path, above)
+
+
+def is_without_images(entry: os.DirEntry) -> bool:
+    """Whether a folder is empty, or left behind by an archive."""
+    return entry.name.lower() in JUNK or next(entries(entry.path), None) is None
 
 
 def entries(folder: str) -> Iterator[os.DirEntry]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from unicodedata import normalize
 
 import numpy as np
 import tensorflow as tf
@@ -82,6 +83,8 @@ def class_weights(
         ) from None
     if not isinstance(weights, dict):
         raise ConfigError(f"{option}: an object of classes and weights is expected")
+    weights = {normalize("NFC", name): x for name, x in weights.items()}
+    class_names = [normalize("NFC", name) for name in class_names]
     for name, weight in weights.items():
         if name not in class_names:
             message = f"{option}: there is no class {shown(name, 40)!r}"

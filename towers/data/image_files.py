@@ -105,11 +105,10 @@ def refuse(
     files: ImageFiles, index: int, error: Exception, survey: Survey | None
 ) -> None:
     """Records a fault in an open survey, else raises it as a DataError."""
-    place = shown(files.place(index))
-    words = reason(error)
+    place, words = files.place(index), reason(error)
     if survey is None or survey.is_closed:
         raise DataError(
-            f"{place}: {words}; --bad_images=skip leaves such out, `python -m "
+            f"{shown(place)}: {words}; --bad_images=skip leaves such out, `python -m "
             "towers.data` finds all"
         )
     survey.add_fault(place, words)

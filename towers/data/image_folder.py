@@ -1,4 +1,5 @@
-"""A folder of image files, one folder a class: `train/CLASS/*` or `CLASS/*`.
+"""A folder of image files, one folder a class: `train/CLASS/*` or `CLASS/*`; folders in
+that of a class are read as well.
 
 Names are read at the start, contents when they are needed.
 """
@@ -6,6 +7,7 @@ Names are read at the start, contents when they are needed.
 import dataclasses
 import os
 
+from towers import console
 from towers.data.cached import (
     DEFAULT_IMAGE_SIZE,
     CachedSource,
@@ -14,25 +16,39 @@ from towers.data.cached import (
     sampled_moments,
     settle_size,
 )
-from towers.data.class_folders import LAYOUT, entries, find_folders, training_folder
+from towers.data.class_folders import (
+    LAYOUT,
+    entries,
+    files_below,
+    find_folders,
+    folders_in,
+    is_without_images,
+    misfit,
+    suggestion,
+    training_folder,
+)
 from towers.data.image_files import FolderFiles, ImageOptions, Survey
 from towers.data.paths import (
-    FORMATS_TEXT,
     HEIF_HINT,
     OTHER_IMAGES,
+    class_name,
     data_folder,
     is_file,
     is_folder,
     is_image,
     shown,
 )
-from towers.data.sources import TEST_FRACTION, DataSet, Source, Trained, split_off_test
+from towers.data.sources import (
+    TEST_FRACTION,
+    DataSet,
+    Source,
+    Trained,
+    checksum,
+    split_off_test,
+)
 from towers.errors import DataError
 
 CHANNELS = 3
-
-# What archives leave behind.
-JUNK = ("__macosx", "thumbs.db", "desktop.ini")
 
 
 @dataclasses.dataclass
@@ -43,11 +59,13 @@ class Listing:
         survey: records what cannot be used; without one the first is an error.
         num_skipped: files that are no images, and folders without images.
         first_skipped: path of the first.
+        num_nested: images in folders that are in the folder of a class.
     """
 
     survey: Survey | None
     num_skipped: int = 0
     first_skipped: str = ""
+    num_nested: int = 0
 
     def skip(self, path: str) -> None:
         self.num_skipped += 1
@@ -56,49 +74,66 @@ class Listing:
     def refuse(self, path: str, words: str) -> None:
         if self.survey is None:
             raise DataError(f"{shown(path)}: {words}")
-        self.survey.misplaced[shown(path)] = words
+        self.survey.misplaced[path] = words
 
     @property
     def words(self) -> str:
-        """Follow the origin of the data set; empty where nothing is skipped."""
-        if not self.num_skipped:
-            return ""
-        words = f"{self.num_skipped} other file(s) or empty folder(s)"
-        return f"; {words}, as {shown(self.first_skipped)}, skipped"
+        """Follow the origin of the data set; empty where all is in place."""
+        words = ""
+        if self.num_nested:
+            words += f"; {self.num_nested:,} images in folders inside class folders"
+        if self.num_skipped:
+            words += f"; {self.num_skipped} other file(s) or empty folder(s), as "
+            words += f"{shown(self.first_skipped)}, skipped"
+        return words
 
-    def classes(self, folder: str) -> dict[str, bytes]:
-        """Class -> its image files, as `FolderFiles` takes them; both in the order of
-        the names."""
-        names = {}
-        for entry in entries(folder):
-            if is_folder(entry) and entry.name.lower() not in JUNK:
+    def classes(self, folder: str) -> dict[str, tuple[str, bytes]]:
+        """Class -> its folder, and its image files, as `FolderFiles` takes them; both
+        in the order of the names of folders and files."""
+        found, loose = {}, []
+        for entry in sorted(entries(folder), key=lambda entry: entry.name):
+            if is_folder(entry) and not is_without_images(entry):
                 images = sorted(self._images(entry.path))
-                if images:
-                    files = (os.fsencode(f"{name}\0") for name in images)
-                    names[entry.name] = b"".join(files)
-                else:
+                if not images:
                     self.skip(entry.path)
-            elif is_image(entry):
-                self.refuse(entry.path, f"is an image of no class; {LAYOUT}")
+                    continue
+                if self.num_nested and _is_data_set(entry.path):
+                    raise DataError(
+                        f"{shown(entry.path)}: is no class, as there are folders for "
+                        f"training or testing in it; {suggestion(folder)}{LAYOUT}"
+                    )
+                name = class_name(entry.name)
+                if name in found:
+                    raise DataError(
+                        f"{shown(entry.path)}: there are two folders of this name, "
+                        "whose letters are composed in one (Unicode's NFC) and not in "
+                        "the other (NFD); move their images to one of them"
+                    )
+                files = b"".join(os.fsencode(f"{image}\0") for image in images)
+                found[name] = entry.name, files
+            elif is_image(entry) and not is_folder(entry):
+                loose.append(entry.path)
             else:
                 self.skip(entry.path)
-        return dict(sorted(names.items()))
+        for path in loose if found else ():
+            self.refuse(path, f"is an image of no class; {LAYOUT}")
+        return found
 
     def _images(self, folder):
-        for entry in entries(folder):
+        """Their names, those in folders inside with the path from the folder."""
+        for entry in files_below(folder):
             # The listing has the kind of each entry; few files are opened.
             name = entry.name.lower()
             is_read = is_file(entry) and not name.endswith(OTHER_IMAGES)
             if is_read and is_image(entry):
-                yield entry.name
-            elif name in JUNK or _is_empty_folder(entry):
-                self.skip(entry.path)
+                path = os.path.relpath(entry.path, folder)
+                self.num_nested += path != entry.name
+                yield path
             elif is_folder(entry):
-                self.refuse(
-                    entry.path,
-                    "is a folder in the folder of a class, which holds images only; "
-                    "move them up, or the folder away",
-                )
+                if is_without_images(entry):
+                    self.skip(entry.path)
+                else:
+                    self.refuse(entry.path, "is a link to a folder that it is in")
             elif name.endswith(OTHER_IMAGES):
                 words = "is of a format that is not read; convert it, or move it away"
                 is_heic = name.endswith((".heic", ".heif", ".hif"))
@@ -109,8 +144,12 @@ class Listing:
                 self.skip(entry.path)
 
 
-def _is_empty_folder(entry):
-    return is_folder(entry) and next(entries(entry.path), None) is None
+def _is_data_set(folder):
+    """Whether a folder has folders for training and testing in it, or train/CLASS."""
+    folders, note = find_folders(folder)
+    train = folders.get("train", folder)
+    has_train = train != folder and bool(folders_in(train))
+    return has_train or bool(note) or len(folders) > 1
 
 
 def load(
@@ -123,7 +162,8 @@ def load(
     The classes are the folders in `train/`, or where there is no folder for training,
     validation or testing, those in `data_dir`. Their order is that of the names, and so
     is the order of the files. Names that begin with a dot are skipped, as are files
-    that are no images, and folders without images; `origin` counts the latter two.
+    that are no images, and folders without images; `origin` counts the latter two. The
+    images in folders inside the folder of a class are of that class.
     Without a folder for validation or testing a tenth of each class is held out for
     testing, drawn at random, the same in every run; with one alone it is for both.
 
@@ -134,6 +174,8 @@ def load(
         trained: of a network that is only to be evaluated, whose moments are taken.
             With a folder for testing, that alone is read, and `train/` may be missing:
             classes, their order and the shape of the images are those of the network.
+            Without one, and where these are not the images of the training, all are
+            for testing.
 
     Returns:
         Sources of uint8 [n, height, width, 3]; moments of a sample, `cached.SAMPLE`.
@@ -145,49 +187,54 @@ def load(
     """
     options = (image_options or ImageOptions()).with_survey()
     listing, root = Listing(options.survey), data_folder(data_dir)
-    folders = find_folders(root)
+    folders, unlabeled = find_folders(root)
     validation_folder, test_folder = folders.get("validation"), folders.get("test")
     test_folder = test_folder or validation_folder
+    if trained and not test_folder and not _is_folder_of(trained, root, options):
+        test_folder = training_folder(root, folders)
+        console.warn(
+            f"the images in {shown(root)} are not those that the run has held out, so "
+            "all are for testing; it should not have been trained on them"
+        )
     cache = ImageCache(options.image_cache_mb)
+
+    def files_of(folder, found):
+        return FolderFiles(folder, dict(found.values()), options.max_image_pixels)
 
     # Training images and classes, unless those of a network are known.
     train = None
     if trained is not None and test_folder:
         validation_folder, classes_in, note = None, "the run", ""
-        listed = Listing(options.survey).classes(test_folder)
-        folder_of = {shown(name): name for name in listed}
-        classes = [folder_of.get(name, name) for name in trained.class_names]
+        classes = trained.class_names
         options, image_shape = _trained_size(options, trained)
     else:
         classes_in = "train/"
         folder = training_folder(root, folders)
-        names = listing.classes(folder)
-        if len(names) < 2:
+        found = listing.classes(folder)
+        if len(found) < 2:
+            counts = {name: files.count(0) for name, (_, files) in found.items()}
             misplaced = options.survey.misplaced if options.survey else {}
-            first = [f"; {path} {words}" for path, words in misplaced.items()][:1]
-            raise DataError(
-                f"{folder}: {len(names)} folder(s) with {FORMATS_TEXT} files, and at "
-                f"least two classes are needed; {LAYOUT}{''.join(first)}"
-            )
-        classes = list(names)
-        files = FolderFiles(folder, names, options.max_image_pixels)
+            first = [f"; {shown(x)} {words}" for x, words in misplaced.items()][:1]
+            raise DataError(f"{misfit(root, folder, counts)}{''.join(first)}")
+        classes = tuple(found)
+        files = files_of(folder, found)
         options, image_shape, note = settle_size(files, CHANNELS, options)
         train = CachedSource(files, image_shape, options, cache)
 
     # Images for testing and validation.
     def open_folder(folder):
-        names = listing.classes(folder)
-        unknown = sorted(set(names) - set(classes))
-        if unknown:
+        found = listing.classes(folder)
+        if unknown := found.keys() - set(classes):
+            path = os.path.join(folder, found[min(unknown)][0])
             raise DataError(
-                f"{shown(os.path.join(folder, unknown[0]))}: there is no such class in "
-                f"{classes_in}; that has {shown(', '.join(classes[:20]), 100)}"
+                f"{shown(path)}: there is no such class in {classes_in}; that has "
+                f"{shown(', '.join(classes[:20]), 100)}"
             )
-        names = {name: names.get(name, b"") for name in classes}
-        files = FolderFiles(folder, names, options.max_image_pixels)
-        if not len(files):
-            raise DataError(f"{folder}: holds no images; {LAYOUT}")
-        return CachedSource(files, image_shape, options, cache)
+        if not found:
+            raise misfit(root, folder, {})
+        # No folder has a name with a slash.
+        found = {name: found.get(name, (f"{name}/", b"")) for name in classes}
+        return CachedSource(files_of(folder, found), image_shape, options, cache)
 
     validation = None
     if test_folder:
@@ -199,7 +246,7 @@ def load(
     else:
         train, test = split_off_test(train, files.labels, folder)
         split = f"{TEST_FRACTION:.0%} of each class held out for testing"
-    split += f"; {note}" if note else ""
+    split = "; ".join(filter(None, (split, unlabeled, note)))
 
     sources = train, validation, test
     (train, validation, test), bad_images = leave_out_bad_images(sources, options)
@@ -209,7 +256,7 @@ def load(
         name="image_folder",
         train=train,
         test=test,
-        class_names=tuple(map(shown, dict.fromkeys(classes))),
+        class_names=tuple(classes),
         mean=mean,
         deviation=deviation,
         origin=f"{root} ({split}{listing.words}{bad_images})",
@@ -221,25 +268,35 @@ def training_images(data_dir: str, image_shape: tuple[int, int, int]) -> Source:
     """The training images that `load` gives where all can be read; reads none.
     DataError where the folder is missing or laid out otherwise."""
     root = data_folder(data_dir)
-    folders = find_folders(root)
+    folders, _ = find_folders(root)
     folder = training_folder(root, folders)
-    files = FolderFiles(folder, Listing(None).classes(folder))
+    files = FolderFiles(folder, dict(Listing(None).classes(folder).values()))
     train = CachedSource(files, image_shape, ImageOptions(image_cache_mb=0.0))
     if folders.keys() - {"train"}:
         return train
     return split_off_test(train, files.labels, folder)[0]
 
 
+def _is_folder_of(trained, root, options):
+    """Whether a network was trained on the images of a folder without images for
+    testing; True where that is not known, as bad images may be left out."""
+    try:
+        train = training_images(root, trained.image_shape)
+    except DataError:  # such as a class of one image
+        return False
+    return options.bad_images == "skip" or checksum(train) == trained.checksum
+
+
 def _words_of(folders):
-    named = {use: os.path.basename(path) for use, path in folders.items()}
-    if "test" not in named:
-        return f"{named['validation']}/ for validation and testing"
-    words = f"{named['test']}/ for testing"
-    return (
-        f"{named['validation']}/ for validation, {words}"
-        if "validation" in named
-        else words
-    )
+    names = {split: f"{os.path.basename(path)}/" for split, path in folders.items()}
+    if "test" not in names:
+        if "validation" not in names:
+            return "all for testing"
+        return f"{names['validation']} for validation and testing"
+    words = f"{names['test']} for testing"
+    if "validation" in names:
+        words = f"{names['validation']} for validation, {words}"
+    return words
 
 
 def _trained_size(options, trained):

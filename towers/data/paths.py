@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from PIL import Image
@@ -55,6 +56,13 @@ def shown(text: str, most: int = MOST_SHOWN) -> str:
     show is escaped, and of a long text the end is kept."""
     text = printable(text)
     return text if len(text) <= most else "..." + text[3 - most :]
+
+
+def class_name(text: str) -> str:
+    """The name of a class, by that of its folder: one line, which is the same for the
+    composed and the decomposed form of letters (Unicode's NFC and NFD), as some systems
+    store one and some the other, and else differs where the folders differ."""
+    return printable(unicodedata.normalize("NFC", text).replace("\\", "\\\\"))
 
 
 def data_folder(data_dir: str) -> str:

@@ -1,13 +1,21 @@
 """Options for a folder of photos, from its number of images and their size."""
 
+import os
 import statistics
 from typing import Any
 
 from PIL import Image
 
-from towers.data.class_folders import entries, find_folders, training_folder
-from towers.data.paths import data_folder, is_file, is_folder, is_image
-from towers.errors import DataError
+from towers import quiet_imports
+from towers.data.class_folders import (
+    files_below,
+    find_folders,
+    folders_in,
+    misfit,
+    training_folder,
+)
+from towers.data.paths import data_folder, is_file, is_image
+from towers.errors import ConfigError, DataError
 
 SAMPLE = 100  # images whose size is read
 # Images to train on, all epochs together, and the bounds of the epochs.
@@ -15,26 +23,49 @@ IMAGES_SEEN = 10_000
 EPOCHS = (15, 100)
 
 
-def photo_options(data_dir: str) -> dict[str, Any] | None:
-    """Size of the images, and number of epochs; None where there are not two folders
-    with images, the classes, in the folder or in its `train/`."""
+def photo_options(data_dir: str) -> dict[str, Any]:
+    """Options for what is in a folder: the data set, and of images in class folders
+    their size and the number of epochs.
+
+    Raises:
+        DataError: there is no data set of a known kind; says what there is, and the
+            nearest folder with class folders.
+        ConfigError: there are several data sets.
+    """
+    root, names = data_folder(data_dir), []
     try:
-        root = data_folder(data_dir)
-        train = training_folder(root, find_folders(root))
-        folders = [_images(x.path) for x in entries(train) if is_folder(x)]
-    except DataError:  # loading the data set says it again
-        return None
-    classes = list(filter(None, folders))
-    if len(classes) < 2:
-        return None
-    paths = sorted(sum(classes, []))
+        paths = _image_paths(root)
+    except DataError:
+        if os.path.isdir(root):
+            with quiet_imports():  # of TensorFlow
+                from towers.data.published import data_sets_in
+            names = data_sets_in(root)
+        if not names:
+            raise
+        if names[1:]:
+            raise ConfigError(
+                f"--data_dir={root} holds {', '.join(names)}: name one, as in "
+                f"--dataset={names[0]}"
+            ) from None
+        return {"dataset": names[0]}
     sizes = map(_size, paths[:: len(paths) // SAMPLE + 1])
     sides = [min(size) for size in sizes if size]
     least, most = EPOCHS
     return {
+        "dataset": "image_folder",
         "image_size": _image_size(statistics.median(sides or [64]), len(paths)),
         "num_epochs": float(min(max(IMAGES_SEEN // len(paths), least), most)),
     }
+
+
+def _image_paths(root):
+    """The images of all classes, sorted."""
+    train = training_folder(root, find_folders(root)[0])
+    classes = {x.name: _images(x.path) for x in folders_in(train)}
+    counts = {name: len(paths) for name, paths in classes.items() if paths}
+    if len(counts) < 2:
+        raise misfit(root, train, counts)
+    return sorted(sum(classes.values(), []))
 
 
 def _image_size(side: float, num_images: int) -> int:
@@ -45,7 +76,7 @@ def _image_size(side: float, num_images: int) -> int:
 
 
 def _images(folder):
-    return [x.path for x in entries(folder) if is_file(x) and is_image(x)]
+    return [x.path for x in files_below(folder) if is_file(x) and is_image(x)]
 
 
 def _size(path):

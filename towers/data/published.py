@@ -20,9 +20,10 @@ from typing import BinaryIO
 import numpy as np
 
 from towers.data import tfds
+from towers.data.class_folders import has_classes
 from towers.data.download import fetch, unreachable
 from towers.data.files import open_data_file, open_lock_file, read_data_file
-from towers.data.paths import data_folder, reason, shown
+from towers.data.paths import data_folder, is_image_name, reason, shown
 from towers.data.sources import ArraySource, DataSet, channel_moments
 from towers.errors import DataError
 
@@ -136,8 +137,8 @@ def load(name: str, data_dir: str = "") -> DataSet:
         name: in `PUBLISHED`.
         data_dir: folder that holds the official files, or what tensorflow-datasets
             prepared; empty means `data`. The folder of Keras' downloads and that of
-            tensorflow-datasets come next, and a download last: into `data_dir`, or
-            without one into the folder of Keras' downloads.
+            tensorflow-datasets come next, and a download last: into `data_dir`, where
+            nothing else is in it, or without one into the folder of Keras' downloads.
 
     Returns:
         Sources in memory, in the official order. What tensorflow-datasets prepared
@@ -145,18 +146,31 @@ def load(name: str, data_dir: str = "") -> DataSet:
 
     Raises:
         DataError: nothing was found and nothing can be downloaded (within 2 s where
-            there is no network), or what was found is not what it should be.
+            there is no network), what was found is not what it should be, or
+            `data_dir` has class folders of images.
     """
     published, root = PUBLISHED[name], data_folder(data_dir)
     downloads, shared = downloads_folder(), tfds.default_dir()
     data_set = _read(name, root)
     if data_set is None:
         _refuse_pickled(published, root)
+        names = os.listdir(root) if os.path.isdir(root) else []
+        if data_dir and (has_classes(root) or any(map(is_image_name, names))):
+            raise DataError(
+                f"{root}: holds images, and not {published.title}; set "
+                "--dataset=image_folder, or leave --data_dir away"
+            )
         data_set = _read(name, downloads) or _read(name, shared)
     if data_set is not None:
         return data_set
     folder = root if data_dir else downloads
     address = published.url(next(iter(published.archives)))
+    if data_dir and (others := _other_things(names)):
+        raise DataError(
+            f"{published.title} is not in {root}, and is not downloaded into a folder "
+            f"with other things, such as {shown(others[0], 60)}; name an empty folder, "
+            f"or leave --data_dir away; {published.how_to_get_it}"
+        )
     why = unreachable(address)
     if why:
         read_official(published, folder)  # names what a download lacks
@@ -168,6 +182,30 @@ def load(name: str, data_dir: str = "") -> DataSet:
         )
     download(published, folder)
     return _read(name, folder)
+
+
+def data_sets_in(root: str) -> list[str]:
+    """Names, for --dataset, of the data sets whose files a folder holds. Of files that
+    may be of MNIST or Fashion-MNIST it is the former; loading tells them apart."""
+    found = {}
+    for name, published in PUBLISHED.items():
+        files = [file.name for file in published.record_files("train")]
+        paths = [f"{folder}/{file}" for folder in published.folders for file in files]
+        for path in (*paths, *files, *published.archives, *published.pickled[:2]):
+            if _find(root, path):
+                found.setdefault(path, name)
+    for name in os.listdir(root):
+        if tfds.find_prepared(name, root):
+            found[name] = name if name in PUBLISHED else tfds.PREFIX + name
+    return list(dict.fromkeys(found.values()))
+
+
+def _other_things(names):
+    """Those names in a folder that no download leaves there."""
+    paths = sum(([*x.archives, *x.folders] for x in PUBLISHED.values()), [])
+    ours = {path.split("/")[0] for path in paths}
+    names = (x for x in names if x.removesuffix(".partial") not in ours)
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def downloads_folder() -> str:

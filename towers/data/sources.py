@@ -200,12 +200,14 @@ class Trained(Protocol):
         class_names: in the order of the logits.
         image_shape: height, width, channels of the uint8 images.
         mean, deviation: as in `DataSet`.
+        checksum: of the training images, see `checksum`.
     """
 
     class_names: tuple[str, ...]
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
+    checksum: int | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from towers.data.cached import (
 )
 from towers.data.image import read_image
 from towers.data.image_files import ImageOptions
-from towers.data.paths import data_folder, reason, shown
+from towers.data.paths import class_name, data_folder, reason, shown
 from towers.data.sources import TEST_FRACTION, DataSet, split_off_test
 from towers.errors import DataError, TowersError, one_line
 
@@ -182,7 +182,7 @@ def load(
         name=PREFIX + name,
         train=train,
         test=test,
-        class_names=tuple(map(shown, label.names)),
+        class_names=tuple(map(class_name, label.names)),
         mean=mean,
         deviation=deviation,
         origin=f"tensorflow-datasets {builder.info.full_name} in {folder} ({origin})",

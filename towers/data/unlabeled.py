@@ -9,13 +9,15 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
 from towers.data import streams
+from towers.data.class_folders import is_split
 from towers.data.files import read_image_file
 from towers.data.image import read_image
-from towers.data.paths import reason, shown
+from towers.data.paths import class_name, reason
 from towers.errors import ConfigError
 
 # Images that are read ahead, for each reader.
@@ -84,14 +86,25 @@ def read_files(
 class Labels:
     """The label of a file in a folder that has the name of a class.
 
+    That is the first such folder below the one that was given, where folders inside the
+    folder of a class may have the name of another; else the given one, or that above.
+
     Args:
         class_names: in the order of the labels.
+        paths: that were given, of folders and files.
     """
 
-    def __init__(self, class_names: Sequence[str]):
-        self._labels = {name: label for label, name in enumerate(class_names)}
+    def __init__(self, class_names: Sequence[str], paths: Sequence[str] = ()):
+        self._labels = {normalize("NFC", x): i for i, x in enumerate(class_names)}
+        self._given = [os.path.join(path, "") for path in paths]
 
     def __call__(self, path: str) -> int:
-        """-1 where the folder's name is that of no class."""
-        folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
-        return self._labels.get(shown(folder), -1)
+        """-1 where no such folder has the name of a class."""
+        folder = os.path.join(os.path.dirname(path), "")
+        given = next((x for x in self._given if folder.startswith(x)), folder)
+        below = folder.removeprefix(given).split(os.sep)
+        above = os.path.abspath(given).split(os.sep)[:-3:-1]
+        names = [x for x in map(class_name, (*below, *above)) if x in self._labels]
+        if names[1:] and names[:2] == below[:2] and is_split(below[0]):
+            names = names[1:]  # of classes one of which is called train
+        return self._labels[names[0]] if names else -1

@@ -1,5 +1,6 @@
 """Refusal of data sets whose parts do not fit each other."""
 
+import collections
 import itertools
 import numbers
 from collections.abc import Iterator
@@ -39,6 +40,9 @@ def _problems(data_set: DataSet) -> Iterator[str]:
     is_list = isinstance(names, tuple | list) and names
     if not is_list or not all(isinstance(name, str) for name in names):
         yield f"class_names={names!r:.60} should be texts, in the order of the labels"
+    repeated = [name for name, n in collections.Counter(names).items() if n > 1]
+    if repeated and data_set.train is not None:
+        yield f"two classes are called {shown(repeated[0], 60)}; rename one of them"
     if data_set.test is None:
         yield "it has no test images"
     for split, source in data_set.sources.items():

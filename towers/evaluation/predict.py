@@ -106,7 +106,7 @@ def predict(
     words += f", test-time augmentation {tta}" if tta != "none" else ""
     console.remark(f"predicting with the {words}")
 
-    counts, label_of = collections.Counter(), Labels(run.class_names)
+    counts, label_of = collections.Counter(), Labels(run.class_names, paths)
     is_training_image, failed = _training_images(run), {}
 
     def fail(path, why):
