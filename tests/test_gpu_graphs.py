@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 
 import pytest
 import tensorflow as tf
@@ -215,6 +216,28 @@ def test_the_host_waits_for_no_gpu(strategy, source, options):
         assert len(scalars) == 2 * len(("loss", "correct")), scalars
     else:
         assert not vectors + scalars
+
+
+PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
+
+
+@pytest.mark.parametrize(
+    "model,options,transposes",
+    [
+        ("resnet20", {}, 0),
+        ("resnet20", {"deterministic": True}, 5 * 19),
+        slow("densenet_bc_100_12", {}, 5 * 99),  # 12 channels, 36 and so on
+        slow("resnet20", {"precision": "float32"}, 0),  # Grappler turns it to NCHW
+    ],
+)
+def test_batch_normalization_in_16_bits_does_not_transpose(
+    model, options, transposes, monkeypatch
+):
+    monkeypatch.delenv(PERSISTENT, raising=False)
+    fields = {"model": model, "num_towers": 1, "precision": "bfloat16"}
+    step = optimized.optimized(traced.on_gpus(**fields | options))
+    is_persistent = os.environ.get(PERSISTENT) == "1"
+    assert step.num_hidden_transposes(is_persistent) == transposes
 
 
 POLICIES = [{"policy": name} for name in choices.POLICIES if name != "none"]

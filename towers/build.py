@@ -389,6 +389,9 @@ def create_trainer(
         raise ConfigError(
             "parameter_device=gpu, but the towers run on the CPU; drop one of the two"
         )
+    in_16_bits = config.precision in ("bfloat16", "float16")
+    if devices.kind == "GPU" and in_16_bits and not config.deterministic:
+        parallel_devices.normalize_in_nhwc(parts.model)
     choice, all_options = config.choice_of("strategy"), config.options_of("strategy")
     create_strategy = factories.resolve("strategy", config.strategy)
     options = factories.named_by(create_strategy, all_options)

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 from towers.errors import ConfigError
@@ -80,6 +81,8 @@ def configure(
     if len(gpus) < len(all_gpus):
         why = f"{len(gpus)} of {len(all_gpus)} GPU(s) are visible: {RESTART}"
     if gpus:
+        # A thread of its own launches the kernels of each GPU.
+        os.environ.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
         return _gpu_towers(all_gpus, gpus, order, num_towers, device_memory_mb, why)
     if device == "gpu":
         why = why or "use --device=cpu or --device=auto"
@@ -267,6 +270,19 @@ def to_device(tensor: tf.Tensor, device: str) -> tf.Tensor:
 def share_memory(device: str, other: str) -> bool:
     """Whether a tensor on one device is on the other without being copied."""
     return device == other or ("CPU" in device and "CPU" in other)
+
+
+def normalize_in_nhwc(model: keras.Model) -> None:
+    """Lets the GPU kernels of batch normalization in 16 bits compute in NHWC.
+
+    Without cuDNN's persistent mode they transpose to NCHW and back, five times a layer
+    in a step (TensorFlow 2.21, `fused_batch_norm_op.cc`). The mode takes multiples of
+    four channels, and is read once, before the first of these kernels.
+    """
+    layers = model._flatten_layers()
+    norms = [x for x in layers if isinstance(x, keras.layers.BatchNormalization)]
+    if norms and all(x.moving_mean.shape[0] % 4 == 0 for x in norms):
+        os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
 
 
 def enable_determinism() -> None:
