@@ -1,7 +1,10 @@
 """--compile=xla: the same training, each tower's part compiled as one."""
 
+import keras
 import networks
+import numpy as np
 import pytest
+import tensorflow as tf
 from recipes import (
     Recipe,
     assert_equal_to_oracle,
@@ -10,8 +13,10 @@ from recipes import (
 )
 
 from benchmarks.graphs import placement
+from towers.optim import losses
 from towers.parallel import strategies
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.compilation import why_not_xla
 
 
 @pytest.mark.slow
@@ -54,3 +59,29 @@ def test_what_is_compiled_stays_on_its_tower():
     assert any(p.op.type == "Conv2DBackpropFilter" for p in compiled)
     assert not any("Variable" in p.op.type for p in compiled)
     assert not any("Backprop" in p.op.type for p in every if not p.compiled)
+
+
+class OfPython(keras.layers.Layer):
+    """XLA compiles no Python."""
+
+    def call(self, x):
+        y = tf.numpy_function(np.abs, [x], x.dtype)
+        return tf.ensure_shape(y, x.shape)
+
+
+@pytest.mark.parametrize(
+    "layer,deterministic,why",
+    [
+        (keras.layers.ReLU, False, ""),
+        (keras.layers.MaxPooling2D, False, ""),
+        (keras.layers.MaxPooling2D, True, "max pooling"),
+        (OfPython, False, "PyFunc"),
+    ],
+)
+def test_a_trial_finds_what_xla_does_not_compile(layer, deterministic, why):
+    x = keras.Input((8, 8, 3))
+    y = keras.layers.Flatten()(layer()(keras.layers.Conv2D(4, 3)(x)))
+    model = keras.Model(x, keras.layers.Dense(5)(y))
+    loss_fn, labels = losses.create_loss("cross_entropy"), tf.TensorSpec([], tf.int64)
+    reason = why_not_xla(model, loss_fn, labels, "/CPU:0", deterministic)
+    assert why in reason and bool(why) == bool(reason)

@@ -7,6 +7,7 @@ from towers.config import Config
 from towers.data.batches import EvalBatches
 
 SMALL = {"dataset": "synthetic", "augment": "none", "batch_size": 8, "num_towers": 2}
+SMALL |= {"compile": "none"}
 LOOPS = ("While", "StatelessWhile")
 
 

@@ -32,6 +32,7 @@ from towers.optim.phases import Phase, create_phases
 from towers.optim.update import Update
 from towers.parallel import devices as parallel_devices
 from towers.parallel.asynchronous import AsynchronousTrainer
+from towers.parallel.compilation import why_not_xla
 from towers.parallel.copies import Initial
 from towers.parallel.devices import Devices
 from towers.parallel.feed import Batch, Feed, Streams
@@ -423,6 +424,12 @@ def create_trainer(
         loss_fn = losses.distillation(
             loss_fn, config.distillation_temperature, config.distillation_weight
         )
+    compiles, why_not = config.compile == "xla", ""
+    if devices.kind == "GPU" and batches is not None and config.compile != "none":
+        why_not = _why_not_xla(config, parts, loss_fn, devices.towers[0], teacher)
+        compiles = not why_not
+    if why_not and config.compile == "xla":
+        raise ConfigError(f"compile=xla: {why_not}; set --compile=none")
     task = Task(
         model=parts.model,
         loss_fn=loss_fn,
@@ -432,7 +439,8 @@ def create_trainer(
         accumulate_steps=1 if choice.asynchronous else config.accumulate_steps,
         phases=parts.phases,
         tta=create_tta(config.tta),
-        compile_towers=config.compile == "xla",
+        compile_towers=compiles,
+        not_compiled=why_not,
         sync_batch_norm=config.batch_norm == "sync",
         scale_loss=config.precision == "float16" and not choice.asynchronous,
         skip_not_finite=config.on_nonfinite == "skip",
@@ -446,6 +454,23 @@ def create_trainer(
         return SynchronousTrainer(task, strategy, feed, workers)
     options = {name: all_options[name] for name in choice.trainer_options}
     return AsynchronousTrainer(task, strategy, feed, workers, **options)
+
+
+def _why_not_xla(config, parts, loss_fn, device, teacher):
+    """Why XLA does not compile the towers of GPUs; empty where it does."""
+    if config.choice_of("strategy").sharded or config.batch_norm == "sync":
+        return "layers transfer activations between GPUs"
+    num_classes = len(parts.data.class_names)
+    labels = tf.TensorSpec([], tf.int64)
+    if parts.train_batches.mix is not None:
+        labels = tf.TensorSpec([num_classes], tf.float32)
+    if teacher is not None:  # whose logits are the third argument
+        with_teacher = loss_fn
+
+        def loss_fn(logits, labels):
+            return with_teacher(logits, labels, logits)
+
+    return why_not_xla(parts.model, loss_fn, labels, device, config.deterministic)
 
 
 def automatic_all_reduce(config: Config, devices: Devices) -> str:

@@ -204,10 +204,10 @@ class Config:
         choices=choices.PRECISIONS,
     )
     compile: str = free_option(
-        "none",
+        "auto",
         "xla: the forward and backward part of each tower is compiled as one, and on "
-        "GPUs the update.",
-        choices=("none", "xla"),
+        "GPUs the update; auto: xla on GPUs, for networks that XLA compiles.",
+        choices=("auto", "none", "xla"),
     )
 
     # Optimizer, learning rate, weight decay and moving averages.

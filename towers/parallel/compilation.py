@@ -22,6 +22,8 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.grappler import tf_optimizer
 
+from towers.errors import one_line
+
 CPU = "/device:CPU:0"
 
 OFF = rewriter_config_pb2.RewriterConfig.OFF
@@ -81,6 +83,60 @@ def choose(
     if xla or inspects or not dtypes <= {"float32", "float64"}:
         return dataclasses.replace(CPU_STEP, xla=xla)
     return CPU_TOWERS
+
+
+def why_not_xla(
+    model: keras.Model,
+    loss_fn: Callable[..., tf.Tensor],
+    labels: tf.TensorSpec,
+    device: str,
+    deterministic: bool = False,
+) -> str:
+    """Why XLA cannot compile the forward and backward part of a network, in a line;
+    empty where it can. Found by a trial on two images.
+
+    Args:
+        model: with one input or several.
+        loss_fn: (logits, labels) -> the loss of each image.
+        labels: of one image.
+        device: of a tower.
+        deterministic: whether all operations have to be deterministic.
+    """
+
+    def gradients(params, state, inputs, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(params)
+            logits, _ = model.stateless_call(params, state, inputs, training=True)
+            loss = tf.reduce_mean(loss_fn(logits, labels))
+        return tape.gradient(loss, params)
+
+    def zeros(x, *batch):
+        return tf.zeros([*batch, *x.shape[len(batch) :]], x.dtype)
+
+    trial = tf.function(gradients, jit_compile=True, autograph=False)
+    alone = tf.function(lambda x: x + 1.0, jit_compile=True, autograph=False)
+    kind = tf.DeviceSpec.from_string(device).device_type
+    if not tf.config.list_logical_devices(kind):
+        return f"there is no {kind}"
+    try:
+        with tf.device(device):
+            alone(tf.zeros([])).numpy()  # fails where `ptxas` or `libdevice` is missing
+            inputs = [zeros(x, 2) for x in model.inputs]
+            arguments = (
+                [zeros(x) for x in model.trainable_variables],
+                [zeros(x) for x in model.non_trainable_variables],
+                inputs if len(inputs) > 1 else inputs[0],
+                tf.zeros([2, *labels.shape], labels.dtype),
+            )
+            graph = trial.get_concrete_function(*arguments).graph
+            pools = any(op.type == "MaxPoolGrad" for op in graph.get_operations())
+            if deterministic and pools:
+                return "its gradient of max pooling is not deterministic on GPUs"
+            lower = trial.experimental_get_compiler_ir(*arguments)
+            lower(stage="hlo", platform_name=kind)
+    except (tf.errors.OpError, TypeError, ValueError) as error:
+        return one_line(str(error).split("_JIT: ")[-1], 120)  # the first operation
+    return ""
 
 
 def optimized_for_cpu(

@@ -51,6 +51,7 @@ class Task:
         tta: test-time augmentation of evaluations.
         compile_towers: whether XLA compiles the forward and backward part of each
             tower, and nothing that crosses devices.
+        not_compiled: why XLA does not, for the start banner; may be empty.
         sync_batch_norm: whether the towers share the moments of batch normalization,
             as if one device saw the whole batch.
         scale_loss: whether the loss is scaled dynamically, see `finite`.
@@ -68,6 +69,7 @@ class Task:
     tta: TestTimeAugmentation = TestTimeAugmentation()
     eval_loss_fn: LossFn | None = None
     compile_towers: bool = False
+    not_compiled: str = ""
     sync_batch_norm: bool = False
     scale_loss: bool = False
     skip_not_finite: bool = False
@@ -243,6 +245,10 @@ class Trainer(abc.ABC):
     def describe(self) -> list[str]:
         """Lines for the start banner: what lives where, and the share of each tower."""
         lines = list(self.strategy.description)
+        if self.task.compile_towers:
+            lines.append("XLA compiles each tower")
+        elif self.task.not_compiled:
+            lines.append(f"XLA does not compile the towers: {self.task.not_compiled}")
         if self.strategy.num_shards > 1:
             self.trace()  # only then is it known
             lines.append(
