@@ -155,15 +155,16 @@ os.wait(), os.wait()
 
 
 @pytest.mark.row(45)
-def test_a_launcher_whose_output_nobody_reads_goes_on_and_stops(start, tmp_path):
+def test_a_launcher_whose_output_nobody_reads_restarts_and_stops(start, tmp_path):
     source = """
-print(20000 * ("x" * 100 + "\\n"), flush=True)
-meet()
-if me: time.sleep(1000)
+print(10000 * ("x" * 100 + "\\n"), flush=True)
+meet(f"met{attempt}")
+if attempt == 1: sys.exit(6)
+time.sleep(1000)
 """
-    ends = os.pipe()
-    launcher = start(source, 2, popen={"stdout": ends[1]}, grace_secs=0.1)
-    launcher.wait_until(lambda: len(list(tmp_path.glob("met-*"))) == 2)
+    ends, options = os.pipe(), {"max_restarts": 1, "grace_secs": 0.1}
+    launcher = start(source, 2, popen={"stdout": ends[1]}, **options)
+    launcher.wait_until(lambda: len(list(tmp_path.glob("met2-*"))) == 2)
     launcher.process.terminate()
     assert launcher.wait() == 75
     os.close(ends[0]), os.close(ends[1])
