@@ -1,6 +1,7 @@
 """Shares and means over towers, against NumPy; every device gets the same bits."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from engines import oracle
 from marks import slow
 
 from towers.errors import ConfigError
+from towers.parallel import reduce
 from towers.parallel.reduce import (
     ALGORITHMS,
     all_reduce,
@@ -157,23 +159,23 @@ def test_nccl_is_refused_without_two_gpus_and_in_bfloat16_which_it_does_not_add(
     check_algorithm("ring", ["/CPU:0"], tf.bfloat16)
 
 
-@pytest.mark.parametrize("read", range(3))
-def test_who_reads_one_result_of_nccl_runs_all_of_its_operations(read):
-    """TensorFlow prunes those that nobody reads; the others would wait for ever. A
-    tower that XLA compiles is one operation, whose vectors need names of their own."""
-    devices = [f"/GPU:{i}" for i in range(3)]
+@pytest.mark.parametrize("most_bytes", [0, 100, 700, 10**6])
+def test_vectors_of_a_bucket_are_added_up_at_once(most_bytes, monkeypatch):
+    calls = []
 
-    def first_copy_alone():
-        tensors = [tf.split(tf.ones([4]), 2) for _ in devices]
-        return all_reduce(tensors, devices, algorithm="nccl")[read]
+    def counted(tensors, *args):
+        calls.append(tensors[0].shape.num_elements() * 4)
+        return reduce.star(tensors, *args)
 
-    graph = tf.function(first_copy_alone).get_concrete_function().graph
-    wanted = [output.op.name for output in graph.outputs[:1]]
-    pruned = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), wanted)
-    assert sum(node.op == "NcclAllReduce" for node in pruned.node) == len(devices)
-    every = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
-    names = [op.get_attr("shared_name") for op in every]
-    assert sorted(map(names.count, set(names))) == [3, 3]
+    monkeypatch.setitem(ALGORITHMS, "nccl", counted)
+    monkeypatch.setattr(reduce, "BUCKET_BYTES", most_bytes)
+    values, weights = values_of(3), [0.5, 0.2, 0.3]
+    assert_mean(run(values, algorithm="nccl", weights=weights), values, weights)
+    sizes = [4 * max(1, math.prod(shape)) for shape in SHAPES]  # 720, 28, 4, 572, 4
+    assert sum(calls) == sum(sizes)
+    assert all(size <= most_bytes or size in sizes for size in calls)
+    for one, other in itertools.pairwise(calls):
+        assert one + other > most_bytes
 
 
 # Norms.

@@ -262,3 +262,22 @@ def test_no_gpu_waits_for_the_host(options):
     fields |= {"num_towers": 1}
     step = optimized.optimized(traced.on_gpus(**fields | options))
     assert not step.to_gpu + step.to_host
+
+
+def test_all_operations_of_an_nccl_all_reduce_run():
+    """TensorFlow prunes those that nobody reads, and the others wait for ever; a tower
+    that XLA compiles is one operation, whose vectors need names of their own. In the
+    loop no GPU waits for another but in these."""
+    fields = {"strategy": "replicated", "all_reduce": "nccl", "num_towers": 3}
+    trained = traced.on_gpus(model="resnet18", **fields)
+    body, trainer = traced.loop_body(trained), trained.trainer
+    inspect = trainer._inspect.get_concrete_function(0, trainer._feed.batches_of(0))
+    for graph in (body, inspect.graph):
+        every = [op for op in graph.get_operations() if op.type == "NcclAllReduce"]
+        kept = [op for op in running(graph) if op.type == "NcclAllReduce"]
+        names = [op.get_attr("shared_name") for op in kept]
+        assert len(kept) == len(every)
+        assert set(map(names.count, names)) == {3}
+    # 45 MB of gradients, in buckets of at most 25 MiB.
+    assert len(kept) == 3 * 2
+    assert not [x for x in optimized.optimized(trained).between_gpus if "Nccl" in x]

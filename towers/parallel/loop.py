@@ -177,7 +177,7 @@ class Loop:
         with tf.control_dependencies([secs]):
             computing = self._activity.assign(COMPUTING, read_value=False)
         with tf.control_dependencies([computing]):
-            awaited = tf.nest.map_structure(_colocated_identity, awaited)
+            awaited = tf.nest.map_structure(colocated_identity, awaited)
             return awaited, tf.identity(number), secs
 
 
@@ -235,7 +235,7 @@ def _device_of_identity(op):
     return op.inputs[0].device
 
 
-def _colocated_identity(x):
+def colocated_identity(x):
     """An identity on the device of the tensor; an iterator, which has none, is on the
     host."""
     with tf.device(x.device or HOST):

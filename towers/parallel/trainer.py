@@ -23,7 +23,7 @@ from towers.parallel.devices import HOST
 from towers.parallel.evaluator import Counts, Evaluator
 from towers.parallel.feed import Feed
 from towers.parallel.finite import FiniteGuard, not_finite_error
-from towers.parallel.loop import Loop
+from towers.parallel.loop import Loop, colocated_identity
 from towers.parallel.reduce import shares
 from towers.parallel.sharding.network import ShardedNetwork
 from towers.parallel.step import Step
@@ -375,10 +375,12 @@ class SynchronousTrainer(Trainer):
         """A step that is not taken: (finite per tower, mean gradients per shard)."""
         results, gradients = self._step(phase, batches)
         num_shards = self.strategy.num_shards
+        with tf.control_dependencies(tf.nest.flatten(gradients)):  # see `reduce.nccl`
+            shards = tf.nest.map_structure(colocated_identity, gradients[:num_shards])
         finite = tf.stack([result.is_finite() for result in results])
         finite = tf.reduce_all(tf.reshape(finite, [-1, num_shards]), axis=1)
         finite = self.workers.gather(tf.cast(finite, tf.float64))
-        return tf.cast(finite, tf.bool), gradients[:num_shards]
+        return tf.cast(finite, tf.bool), shards
 
     def _inspect_next_step(self):
         step = self.step
