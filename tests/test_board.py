@@ -1,12 +1,19 @@
 """TensorBoard's files, read back by TensorBoard's own reader."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from small_runs import halt_at, small_config
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator,
+)
 from tensorboard.plugins.hparams import metadata as hparams
 
+from towers.callbacks import Callback
 from towers.run.board import Board, batch_picture
+from towers.training import train
 
 
 def read_board(folder, kind):
@@ -30,6 +37,44 @@ def test_scalars_can_be_read_at_once_and_vectors_have_a_curve_per_tower(tmp_path
         "towers/loss_1": [(10, 0.75)],
     }
     assert read_board(tmp_path, "eval") == {"curves/loss": [(1, 0.75)]}
+
+
+def steps_of(folder, kind):
+    """tag -> steps, of the curves as TensorBoard's slow loader reads them."""
+    curves = read_board(folder, kind).items()
+    return {tag: [s for s, _ in x] for tag, x in curves if tag.startswith("curves")}
+
+
+@pytest.mark.row(57)
+def test_after_a_kill_each_step_is_in_a_curve_once(small, tmp_path):
+    """Killed after the last step, when the last checkpoint was that of step 4."""
+    config = small_config(checkpoint_every_steps=4, eval_every_epochs=0.2)
+    for _ in range(2):
+        train(tmp_path, config)
+        for kind in ("train", "test"):
+            curves = steps_of(tmp_path / "tensorboard", kind)
+            every = [1, *range(2, 11, 2)] if kind == "train" else [*range(1, 11)]
+            assert curves["curves/loss"] == curves.get("curves/accuracy", every)
+            assert curves["curves/loss"] == every
+        for step in (8, 10):
+            shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
+
+
+@pytest.mark.row(57)
+@pytest.mark.parametrize("halt", ["evaluating", "evaluated"])
+def test_a_step_that_is_evaluated_once_more_is_there_once(small, tmp_path, halt):
+    def stop(*_):
+        raise KeyError
+
+    config = small_config(eval_every_epochs=1.0, log_every_steps=5)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyError):
+        if halt == "evaluating":
+            halt_at(patch, halt, stop)
+        stops = type("Stops", (Callback,), {"on_evaluation": stop})()
+        train(tmp_path, config, callbacks=[stops])
+    train(tmp_path, config)
+    for kind in ("train", "test"):
+        assert steps_of(tmp_path / "tensorboard", kind)["curves/loss"][-2:] == [5, 10]
 
 
 def test_histograms_count_every_element_at_once(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
 from tensorboard.plugins.custom_scalar import layout_pb2 as layout
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar
@@ -87,12 +87,14 @@ class Board:
     Args:
         folder: TensorBoard's `--logdir`, in a run's folder.
         kind: the name of the writer.
+        first_step: from which on earlier events of this writer are dropped by readers:
+            a run that is continued writes these steps again. By default none are.
     """
 
-    def __init__(self, folder: pathlib.Path, kind: str):
+    def __init__(self, folder: pathlib.Path, kind: str, first_step: int | None = None):
         name = f"events.out.tfevents.{time.time():.0f}.{platform.node()}.{os.getpid()}"
         self._path = folder / kind / name
-        self._is_new = True
+        self._first_step, self._is_new = first_step, True
 
     def scalars(self, step: int, values: Mapping[str, float | np.ndarray]) -> None:
         """A curve per value that has a tag; a vector gives one per element,
@@ -175,7 +177,12 @@ class Board:
     def _append_event(self, event):
         events = [event]
         if self._is_new:
-            events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            now = time.time()
+            events.insert(0, Event(wall_time=now, file_version="brain.Event:2"))
+            if self._first_step is not None:
+                start = SessionLog(status=SessionLog.START)
+                start = Event(wall_time=now, step=self._first_step, session_log=start)
+                events.insert(1, start)
             # Not with all folders above: a run's folder that was removed stays so.
             for folder in (self._path.parent.parent, self._path.parent):
                 with contextlib.suppress(FileExistsError):

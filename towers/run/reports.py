@@ -38,13 +38,27 @@ class Reports:
         self, folder: RunFolder, writer: str, check: Callable[[], None] = lambda: None
     ):
         self._folder, self._check = folder, check
-        self._board = functools.cache(functools.partial(Board, folder.tensorboard))
+        self._first_step = lambda writer: None
+        self._board = functools.cache(
+            lambda writer: Board(folder.tensorboard, writer, self._first_step(writer))
+        )
         self._writer = writer
         self._num_failed = {}  # name -> number of reports since the last success
         self.metrics: MetricsFile | None = None
 
-    def open_metrics(self, resume_step: int, carried: Sequence[Mapping]) -> None:
-        """Continues `metrics.jsonl`, see `MetricsFile`."""
+    def open_metrics(
+        self, resume_step: int, carried: Sequence[Mapping], step: int | None = None
+    ) -> None:
+        """Continues `metrics.jsonl`, see `MetricsFile`, and the curves.
+
+        Args:
+            step: that the run continues from, by default `resume_step`; a step that is
+                evaluated once more has its training curves already.
+        """
+        step = resume_step if step is None else step
+        self._first_step = lambda writer: (
+            1 + (step if writer == self._writer else resume_step)
+        )
         self.metrics = MetricsFile(self._folder.metrics, resume_step, carried)
         self.attempt(_METRICS, self.metrics.flush)
 

@@ -220,5 +220,5 @@ def open_metrics(session: Session, checkpoint: Checkpoint | None) -> None:
     carried = checkpoint.trainer_state["records"] if checkpoint else []
     # A step whose record is unfinished is evaluated and logged once more.
     resume_step = session.step - bool(session.open_record)
-    session.reports.open_metrics(resume_step, carried)
+    session.reports.open_metrics(resume_step, carried, session.step)
     session.accuracy = last_accuracy(session.folder.metrics, session.step)
