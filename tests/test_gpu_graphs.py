@@ -13,6 +13,7 @@ from benchmarks.graphs import optimized, placement
 from benchmarks.graphs.crossings import HOST_MEMORY, per_step
 from benchmarks.graphs.operations import running
 from towers.config import choices
+from towers.models import cpu_kernels
 
 CONVOLUTIONS = (
     "Conv2D",
@@ -109,9 +110,21 @@ def test_fused_batch_normalization_is_what_cudnn_takes(network):
         assert op.get_attr("data_format") == b"NHWC"
 
 
-def test_nothing_is_compiled_by_xla(network):
-    """For GPUs it needs `ptxas`, which an installation may lack."""
-    assert not {p.where for p in network.every if p.compiled}
+def test_xla_compiles_the_gelu_alone_without_compile_xla(network):
+    """One kernel forward and one back."""
+    compiled = {p.op.type for p in network.every if p.compiled}
+    assert bool(compiled) == bool(network.of_types("Erf"))
+    assert not compiled & {"Conv2D", "MatMul", "FusedBatchNormV3"}
+    assert all(p.compiled for p in network.every if p.op.type == "Erf")
+
+
+def test_without_xla_a_gelu_is_composed(monkeypatch):
+    """Where `ptxas` is missing."""
+    monkeypatch.setattr(cpu_kernels, "xla_fault", lambda kind: f"no ptxas for {kind}")
+    [call] = traced.on_gpus(model="speedrun", num_towers=1, input="stream").calls()
+    every = list(placement.placements(call.graph))
+    assert any(p.op.type == "Erf" for p in every if p.on_gpu)
+    assert not any(p.compiled for p in every)
 
 
 def test_no_update_asks_the_host_for_a_number():

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from towers.config import factories
@@ -259,7 +260,8 @@ def orthogonalized(matrix: tf.Tensor, num_steps: int = 3) -> tf.Tensor:
     # of the two. These commute, so that x itself is needed first and last only, which
     # halves the operations for 3x3 kernels.
     square = tf.matmul(x, x, transpose_a=rows > columns, transpose_b=rows <= columns)
-    total = identity = tf.eye(min(rows, columns), dtype=x.dtype)
+    # A constant: TensorFlow folds no `tf.eye` of this size, and computes it each time.
+    total = identity = tf.constant(np.eye(min(rows, columns)), x.dtype)
     for step in range(num_steps):
         polynomial = a * identity + b * square + c * tf.matmul(square, square)
         total = tf.matmul(polynomial, total) if step else polynomial

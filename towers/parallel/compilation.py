@@ -23,6 +23,7 @@ from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config
 from tensorflow.python.grappler import tf_optimizer
 
 from towers.errors import one_line
+from towers.models.cpu_kernels import xla_fault
 
 CPU = "/device:CPU:0"
 
@@ -114,13 +115,13 @@ def why_not_xla(
         return tf.zeros([*batch, *x.shape[len(batch) :]], x.dtype)
 
     trial = tf.function(gradients, jit_compile=True, autograph=False)
-    alone = tf.function(lambda x: x + 1.0, jit_compile=True, autograph=False)
     kind = tf.DeviceSpec.from_string(device).device_type
     if not tf.config.list_logical_devices(kind):
         return f"there is no {kind}"
+    if fault := xla_fault(kind):
+        return fault
     try:
         with tf.device(device):
-            alone(tf.zeros([])).numpy()  # fails where `ptxas` or `libdevice` is missing
             inputs = [zeros(x, 2) for x in model.inputs]
             arguments = (
                 [zeros(x) for x in model.trainable_variables],
