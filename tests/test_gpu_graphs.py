@@ -1,5 +1,6 @@
 """The graphs of steps on GPUs: what crosses devices, and what cuDNN wants."""
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -177,6 +178,13 @@ def test_a_tower_computes_no_float64_but_single_numbers(network):
         if p.on_gpu and tensor.dtype == tf.float64 and tensor.shape.num_elements() != 1
     }
     assert not large
+
+
+def test_an_evaluation_normalizes_by_the_fused_kernel():
+    trained = traced.on_gpus(num_towers=1, model="resnet20", precision="bfloat16")
+    every = placement.placements(traced.evaluation(trained).graph)
+    types = collections.Counter(p.op.type for p in every if p.on_gpu)
+    assert types["FusedBatchNormV3"] == 19 and not types["Rsqrt"]
 
 
 def test_float64_of_an_evaluation_is_one_number_for_each_image_or_class():

@@ -126,6 +126,22 @@ def trained(layer, x, upstream, params, state):
     ), names
 
 
+@pytest.mark.parametrize("policy,rtol", [("float32", 1e-5), ("mixed_bfloat16", 0.02)])
+@pytest.mark.parametrize("options", [{}, {"scale": False, "center": False}])
+def test_evaluations_of_gpus_normalize_as_keras_does(policy, rtol, options):
+    params, state = params_and_state()
+    params, x = params[: 0 if options else 2], random_images()
+    outputs = []
+    for kind in (BatchNormalization, keras.layers.BatchNormalization):
+        layer = kind(epsilon=EPSILON, dtype=policy, **options)
+        layer.build(x.shape)
+        layer.device_kind = "GPU"
+        y, new = layer.stateless_call(params, state, x, training=False)
+        np.testing.assert_array_equal(new, state)
+        outputs.append(tf.cast(y, tf.float32))
+    np.testing.assert_allclose(*outputs, rtol=rtol, atol=rtol)
+
+
 def params_and_state(dtype=np.float32, channels=SHAPE[-1]):
     rng = np.random.default_rng(3)
     gamma, beta, mean = rng.normal(size=(3, channels)).astype(dtype)

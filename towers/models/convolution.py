@@ -5,7 +5,13 @@ import tensorflow as tf
 
 from towers.models.attention import Attention
 from towers.models.cpu_kernels import conv2d_cpu, strided_pixels
-from towers.models.layers import Conv2D, Dense, FusedLayerNormalization, Gelu
+from towers.models.layers import (
+    BatchNormalization,
+    Conv2D,
+    Dense,
+    FusedLayerNormalization,
+    Gelu,
+)
 from towers.models.winograd import MANY_IMAGES, winograd_conv2d
 
 # With fewer channels, or filters for a kernel's size, the transforms of images cost
@@ -107,7 +113,7 @@ class PointwiseConv2D(Conv2D):
 def set_device_kind(model: keras.Model, device_kind: str) -> None:
     """Has a network compute in the way that suits a kind of device, CPU or GPU."""
     for layer in model._flatten_layers():
-        if isinstance(layer, (SameConv2D, Gelu, Attention)):
+        if isinstance(layer, (SameConv2D, Gelu, Attention, BatchNormalization)):
             layer.device_kind = device_kind
         elif device_kind == "CPU" and _is_pointwise_with_strides(layer):
             # In place: its name, its variables and its users stay.

@@ -133,7 +133,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     Args:
         is_frozen: normalize with the moving averages in training too, and leave them.
+
+    Attributes:
+        device_kind: CPU or GPU; on a GPU an evaluation takes the fused kernel too.
     """
+
+    device_kind = "CPU"
 
     def __init__(self, is_frozen: bool = False, **kwargs):
         super().__init__(**kwargs)
@@ -152,11 +157,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
         return super().get_config() | {"is_frozen": self.is_frozen}
 
     def call(self, inputs, training=None, mask=None):
-        training = training and not self.is_frozen
+        evaluates, training = not training, training and not self.is_frozen
         # The kernel silently raises an epsilon that is smaller than cuDNN's.
         is_fused = (
-            training
-            and self.trainable
+            (training and self.trainable or evaluates and self.device_kind == "GPU")
             and mask is None
             and not (self.synchronized or self.renorm)
             and len(inputs.shape) == 4
@@ -167,13 +171,21 @@ class BatchNormalization(keras.layers.BatchNormalization):
         )
         if not is_fused:
             return super().call(inputs, training=training, mask=mask)
-        shape = inputs.shape[-1:]
+        shape, moving = inputs.shape[-1:], (self.moving_mean, self.moving_variance)
+        mean, variance = (
+            map(tf.convert_to_tensor, moving) if evaluates else (None, None)
+        )
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
             inputs,
             tf.convert_to_tensor(self.gamma) if self.scale else tf.ones(shape),
             tf.convert_to_tensor(self.beta) if self.center else tf.zeros(shape),
+            mean,
+            variance,
             epsilon=self.epsilon,
+            is_training=not evaluates,
         )
+        if evaluates:
+            return outputs
         count = inputs.shape[:-1].num_elements()
         if count is None:
             count = tf.cast(tf.reduce_prod(tf.shape(inputs)[:-1]), variance.dtype)
